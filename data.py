@@ -85,6 +85,8 @@ class Task:
     level: str = ""  # difficulty as the source labels it: easy, medium, hard
     num_docs: int = field(default=0, compare=False)  # documents in `text` as the source counts
     tokens: int = field(default=0, compare=False)  # RULER's own tasks: the target length in tokens
+    sessions = memories = probes = ()  # of a conversation (tasks/episodes.py); here there are none
+    asked, beginning = None, ""  # likewise: the probe that asks, and a fingerprint of the memories
 
     @property
     def document(self) -> str:
@@ -181,6 +183,10 @@ class Task:
     def score(self, prediction: str | None) -> float | None:
         """Return the task's own score of an answer, in [0, 1]; None: `answers` decide."""
         return None
+
+    def beside(self, prediction: str | None) -> dict[str, float]:
+        """Return metrics of an answer beside its score, which replace `grade`'s of that name."""
+        return {}
 
     @property
     def asks_for_all(self) -> bool:

@@ -2,7 +2,7 @@
 
 Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
 `run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
-(tasks/suites.py), the file of rows (report/rows.py), grading (data.py), what the rows say
+(suites/), the file of rows (report/rows.py), grading (data.py), what the rows say
 (report/summary.py).
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
@@ -12,39 +12,46 @@ Failures and empty answers are rows like the others: they score 0 and stay in ev
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import json
-import time
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from itertools import islice
+from dataclasses import asdict, dataclass, field, replace
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.text import Text as Styled
 
+import suites
 from agents import find
 from config.errors import UserError, clean
-from config.options import EvalConfig, settings_of_rows
-from config.terminal import bar, console
+from config.locks import writing
+from config.options import EvalConfig
+from config.terminal import bar, console, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from models.packaged import located
 from models.setup import Setup
-from report.evaluation import begin_evaluation, evaluation_folder
+from report.evaluation import (
+    begin_evaluation,
+    dealt,
+    evaluation_folder,
+    file_of_part,
+    joined,
+    locked,
+)
 from report.live import Live
-from report.reading import EDGE, Reading, row_of, slim, thin
+from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import Cell, Rows, labels_of
+from report.rows import Cell, Rows, files_of, labels_of, read_rows
 from report.summary import Overlap
 from rollout import Sampling, rollout, start
 
 if TYPE_CHECKING:
     from rollout import Engine
 
-POLL_S, PAGE_S = 0.3, 20.0  # between two looks at rows of another process; between two pages
+PAGE_S = 20.0  # between two pages
 
 
 # ---------------------------------------------------------------- one cell
@@ -59,8 +66,8 @@ class Conditions:
     samples: int = 1  # of every task
     in_flight: int = 256
     retries: int = 1  # of a trajectory that failed in the engine, before its failure is written
-    redo_failed: bool = False  # make rows with an error again that the file has
-    wait: bool = True  # for rows that another process is making; else they are missing
+    redo_failed: bool = False  # make rows with an error again that the files have
+    known: Sequence[Path] = ()  # files whose rows are not made again; none: the one that is written
     record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks
     n_records: int = 1
 
@@ -80,121 +87,127 @@ def evaluate(
     A cell without a question is several, one for each kind of the tasks, side by side in the
     engine.
 
-    A row is appended to the file `rows` as soon as its trajectory finishes. A row that the file has
-    already is not made again if everything it depends on is the same: cell, agent, its settings and
-    templates, sampling, seed, model and the task itself. Rows of other settings play no part.
-
-    Several processes may fill the same cell: the one that claims a row makes it. With
-    `conditions.wait` the rows of others are waited for, and made here if their owners end without
-    them.
+    A row is appended to the file `rows`, which nobody else writes, as soon as its trajectory
+    finishes. A row that is there already is not made again if everything it depends on is the same:
+    cell, agent, its settings and templates, sampling, seed, model and the task itself. Rows of
+    other settings play no part.
 
     tasks: with unique ids, taken one by one as the engine gets to them. The engine has its weights.
     progress: called with every row, old or new.
     """
-    return _Filling(engine, agent, cell, sampling, conditions, progress).run(tasks, rows)
+    return Filling(engine, agent, sampling, cell, conditions, progress).run(tasks, rows)
 
 
-class _Filling:
+@dataclass(slots=True)
+class _Place:
+    """Where the row of a task and sample will stand."""
+
+    task: str  # the task's digest
+    recorded: bool  # whether it has a transcript
+    row: dict | None
+    reading: Reading | None = None  # of its trajectory in flight
+    failures: int = 0  # tries that were begun anew
+    spent: Counter[str] = field(default_factory=Counter)  # costs beside those of its last try
+
+
+class Filling:
     """A cell while it is filled."""
 
-    def __init__(self, engine: Engine, agent: Agent, cell: Cell, sampling: Sampling,
+    def __init__(self, engine: Engine, agent: Agent, sampling: Sampling, cell: Cell,
                  conditions: Conditions, progress: Callable[[dict], None]):  # fmt: skip
         self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
         self.cell = replace(cell, temperature=str(float(sampling.temperature)))
         self.sampling, self.conditions, self.progress = sampling, conditions, progress
-        self.settings = self._fingerprint()
-        self.rows: dict[tuple[str, int], dict | None] = {}  # in the order of tasks and samples
-        self.digests: dict[str, str] = {}  # id -> the task's
-        self.readings: dict[tuple[str, int], Reading] = {}
-        self.failures: Counter = Counter()
-        self.made: dict[tuple[str, int], object] = {}  # (source, sample) -> what the agent keeps
-        # (id, sample) of a row -> the making of what it needs, where no earlier row has its costs
-        self.owed: dict[tuple[str, int], Trajectory] = {}
-        self.elsewhere: list[tuple[Task, int]] = []  # claimed by another process
-        self.written: dict[tuple[str, int, str], dict] = {}  # rows of this cell in the file
-
-    def _fingerprint(self) -> str:
-        """Hash everything that the rows depend on beside the task."""
-        agent, c = self.agent, self.conditions
-        own = settings_of_rows(agent.config, self.engine.codec.told_date)
-        if not agent.by_section:  # cut to the engine's window, which therefore counts
-            own["window"] = getattr(agent, "most_tokens", agent.window)
-        templates = [agent.template(name) for name in agent.prompts]
-        return _hash(
-            asdict(self.cell), agent.name, own, templates, asdict(self.sampling), c.seed, c.model
+        self.settings = settings_of_row(
+            *(self.cell, self.agent, engine.codec.told_date),
+            *(sampling, conditions.seed, conditions.model),
         )
+        self.places: dict[tuple[str, int], _Place] = {}  # (id, sample) -> place, in order
+        self.made: dict[tuple[str, int], object] = {}  # (source, sample) -> what the agent keeps
 
-    def run(self, tasks: Iterable[Task], rows: Path) -> list[dict]:
-        with Rows(rows) as file:
-            self._refresh(file, self.conditions.redo_failed)
-            todo: Iterable[tuple[Task, int]] = self._first(tasks)
-            with self.engine.awake():
-                if self.agent.keeps:
-                    todo = [*todo]
-                    self._make(file, todo)
-                    todo = [(task, k) for task, k in todo if self.rows[task.id, k] is None]
-                while True:
-                    self._roll_out(file, todo)
-                    todo = self.elsewhere if self.conditions.wait else ()
-                    if not todo:
-                        break
-                    self.elsewhere = []
-                    time.sleep(POLL_S)
-                    self._refresh(file)
-        return [row for row in self.rows.values() if row is not None]
+    def run(self, tasks: Iterable[Task], path: Path) -> list[dict]:
+        known = {
+            (row["id"], row["sample"], row["task"]): row
+            for row in read_rows(*self.conditions.known or [path], settings=self.settings)
+            if not (self.conditions.redo_failed and row["error"])
+        }
+        jobs: Iterable[tuple[Task, int]] = self._jobs(tasks, known)
+        with Rows(path) as file, self.engine.awake():
+            if self.agent.keeps:
+                jobs = [*jobs]
+                self._make(jobs, file)
+            for trajectory in self._trajectories(job for job in jobs if self._missing(job)):
+                self._write(trajectory, file)
+        return [place.row for place in self.places.values() if place.row]
 
-    def _first(self, tasks: Iterable[Task]) -> Iterator[tuple[Task, int]]:
-        for task in tasks:
-            if task.id in self.digests:
+    def _jobs(self, tasks: Iterable[Task], known: Mapping) -> Iterator[tuple[Task, int]]:
+        """Yield every task with the numbers of its samples, and give each its place."""
+        c = self.conditions
+        for number, task in enumerate(tasks):
+            if (task.id, 0) in self.places:
                 two = f"Two tasks of one evaluation have the id {task.id!r}"
                 raise UserError(f"{two}; ids must be unique.")
-            self.digests[task.id] = task.digest
-            for sample in range(self.conditions.samples):
-                self.rows[task.id, sample] = None
+            digest = task.digest
+            for sample in range(c.samples):
+                row = known.get((task.id, sample, digest))
+                recorded = c.record_to is not None and number < c.n_records and not sample
+                self.places[task.id, sample] = _Place(digest, recorded, row)
+                if row:
+                    self.progress(row)
                 yield task, sample
 
-    def _make(self, file: Rows, jobs: Sequence[tuple[Task, int]]) -> None:
+    def _missing(self, job: tuple[Task, int]) -> bool:
+        task, sample = job
+        return self.places[task.id, sample].row is None
+
+    def _make(self, jobs: Sequence[tuple[Task, int]], file: Rows) -> None:
         """Make what an agent keeps of every source that has rows missing, once for each sample.
 
-        The first question in order makes it, even if its own row is there already or another
-        process's: what is made then depends neither on the rows that are there nor on who asks.
-        That row has the costs; if all rows so far have failed, the next one has those of making it
-        again.
+        The first question in order makes it, even if its row is there already: what is made then
+        depends on no row. What it costs stands in the first row that is made here.
         """
-        first: dict[tuple[str, int], tuple[Task, int]] = {}
-        needed: dict[tuple[str, int], list[tuple[Task, int]]] = {}  # -> whose rows are missing
-        paid: set[tuple[str, int]] = set()
-        for task, k in jobs:
+        groups: dict[tuple[str, int], list[tuple[Task, int]]] = {}
+        for task, sample in jobs:
             if (source := self.agent.source(task)) is not None:
-                first.setdefault((source, k), (task, k))
-                row = self.written.get((task.id, k, task.digest))
-                if row is None:
-                    needed.setdefault((source, k), []).append((task, k))
-                elif not row["error"]:
-                    paid.add((source, k))
-        self._roll_out(file, [first[key] for key in needed])
-        again = [first[key] for key in needed if key not in self.made]
-        payers: dict[tuple[str, int], tuple[str, int]] = {}
-        for task, k in again:
-            failed, key = self.rows[task.id, k], (self.agent.source(task), k)
-            left = [(t.id, k) for t, k in needed[key] if self.rows[t.id, k] is None]
-            if failed and failed["error"] and key not in paid and left:
-                payers[task.id, k] = left[0]
+                groups.setdefault((source, sample), []).append((task, sample))
+        for _ in range(2):  # again where that question has failed
+            left = [key for key in groups if key not in self.made]
+            makers = [groups[key][0] for key in left if any(map(self._missing, groups[key]))]
+            for trajectory in self._trajectories(makers):
+                task, sample = trajectory.task, trajectory.sample
+                if self._missing((task, sample)):
+                    self._write(trajectory, file)
+                    continue
+                group = groups[self.agent.source(task), sample]
+                first, _ = next(filter(self._missing, group))
+                maker, bearer = self.places[task.id, sample], self.places[first.id, sample]
+                bearer.spent.update(maker.spent + maker.reading.costs(trajectory.seconds))
+                maker.spent.clear()
 
-        def keep(trajectory: Trajectory, turn: Turn) -> Turn:
-            return turn if (trajectory.task.id, trajectory.sample) in payers else slim(turn)
-
-        for trajectory in self._trajectories(again, keep):  # its row is not ours to write
-            if payer := payers.get((trajectory.task.id, trajectory.sample)):
-                self.owed[payer] = trajectory
-        self.elsewhere = []  # those are asked for with all others
-
-    def _trajectories(self, jobs: Iterable[tuple[Task, int]], keep) -> Iterator[Trajectory]:
-        c, own = self.conditions, (self.engine, self.agent, jobs, self.sampling)
-        return rollout(*own, c.seed, c.in_flight, keep, self._steps)
+    def _trajectories(self, jobs: Iterable[tuple[Task, int]]) -> Iterator[Trajectory]:
+        """Yield the trajectories of jobs; those that fail in passing are begun anew."""
+        c = self.conditions
+        while jobs:
+            again: list[tuple[Task, int]] = []
+            for trajectory in rollout(
+                *(self.engine, self.agent, jobs, self.sampling, c.seed, c.in_flight),
+                *(self._keep, self._steps),
+            ):
+                place = self.places[trajectory.task.id, trajectory.sample]
+                # what does not fit, and an agent's own mistake, would fail again in the same way
+                passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
+                if passing and place.failures < c.retries:
+                    place.failures += 1
+                    place.spent.update(place.reading.costs(trajectory.seconds))
+                    again.append((trajectory.task, trajectory.sample))
+                else:
+                    yield trajectory
+            jobs = again
 
     def _steps(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
         """Start an agent, whose own exceptions fail the trajectory and not the evaluation."""
+        place = self.places[task.id, sample]
+        place.reading = Reading(task, self.agent, place.spent)
         try:
             if (source := agent.source(task)) is None:
                 yield from start(agent, task)
@@ -208,101 +221,39 @@ class _Filling:
         except Exception as error:
             raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
-    def _roll_out(self, file: Rows, todo: Iterable[tuple[Task, int]]) -> None:
-        """Write the rows of jobs; those that fail in passing are begun anew."""
-        while todo:
-            again: list[tuple[Task, int]] = []
-            for trajectory in self._trajectories(self._unclaimed(file, todo), self._keep):
-                key = trajectory.task.id, trajectory.sample
-                # what does not fit, and an agent's own mistake, would fail again in the same way
-                passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
-                if passing and self.failures[key] < self.conditions.retries:
-                    self.failures[key] += 1
-                    self.readings[key].fail(trajectory.seconds)
-                    again.append((trajectory.task, trajectory.sample))
-                else:
-                    self._finish(file, trajectory)
-            todo = again
-
-    def _unclaimed(
-        self, file: Rows, todo: Iterable[tuple[Task, int]]
-    ) -> Iterator[tuple[Task, int]]:
-        """Yield the jobs that are neither in the file nor claimed by another process, and claim
-        them."""
-        for task, sample in todo:
-            key = task.id, sample, self.digests[task.id]
-            if self._take(self.written.get(key)):
-                continue
-            claim = repr((self.settings, key))
-            if not file.claim(claim):
-                self.elsewhere.append((task, sample))
-                continue
-            self._refresh(file)  # its owner may just have written it
-            if self._take(self.written.get(key)):
-                file.release(claim)
-                continue
-            self.readings[key[:2]] = reading = Reading(task, self.agent, self.readings.get(key[:2]))
-            if owed := self.owed.get((task.id, sample)):
-                for turn in owed.turns:
-                    if not turn.prompt.final:  # that answers another question
-                        reading.add(turn, owed=True)
-            yield task, sample
-
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
         """Count a turn, and drop what a row does not need of it."""
-        task, turns = trajectory.task, trajectory.turns
-        self.readings[task.id, trajectory.sample].add(turn)
-        if not self._recorded(task, trajectory.sample):
+        place, turns = self.places[trajectory.task.id, trajectory.sample], trajectory.turns
+        place.reading.add(turn)
+        if not place.recorded:
             return slim(turn)
         if len(turns) >= 2 * EDGE:
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
         return turn
 
-    def _recorded(self, task: Task, sample: int) -> bool:
-        c = self.conditions
-        return bool(c.record_to) and sample == 0 and task.id in islice(self.digests, c.n_records)
-
-    def _finish(self, file: Rows, trajectory: Trajectory) -> None:
+    def _write(self, trajectory: Trajectory, file: Rows) -> None:
         """Write a trajectory's transcript and row."""
-        task, sample = trajectory.task, trajectory.sample
+        task = trajectory.task
+        place = self.places[task.id, trajectory.sample]
         cell = replace(self.cell, question=self.cell.question or task.kind)
-        if owed := self.owed.get((task.id, sample)):
-            trajectory.seconds += owed.seconds
-        row = row_of(trajectory, cell, self.agent, self.readings.pop((task.id, sample)))
+        row = row_of(trajectory, cell, self.agent, place.reading)
         row |= {
-            "tries": self.failures[task.id, sample] + 1,
+            "tries": place.failures + 1,
             "settings": self.settings,
-            "task": self.digests[task.id],
+            "task": place.task,
             "document": task.document_digest,
         }
         trajectory.reward = row["reward"]
         # the transcript goes first: killed between the two, there is one too many, which the
         # report drops
-        if self._recorded(task, sample):
+        if place.recorded:
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
             with Rows(self.conditions.record_to) as records:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
         file.append(row)
-        file.release(repr((self.settings, (task.id, sample, self.digests[task.id]))))
-        self._take(row)
-
-    def _refresh(self, file: Rows, redo: bool = False) -> None:
-        """Read the rows of this cell that others have written meanwhile."""
-        mark = self.settings.encode()
-        for row in file.new(lambda line: mark in line):
-            if row.get("settings") == self.settings and not (redo and row["error"]):
-                self.written[row["id"], row["sample"], row["task"]] = row
-
-    def _take(self, row: dict | None) -> bool:
-        if row is not None:
-            self.rows[row["id"], row["sample"]] = row
-            self.progress(row)
-        return row is not None
-
-
-def _hash(*parts: object) -> str:
-    text = json.dumps(parts, sort_keys=True)
-    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+        place.row, place.reading = row, None
+        place.spent.clear()
+        self.progress(row)
 
 
 # ---------------------------------------------------------------- all cells
@@ -312,79 +263,89 @@ def _hash(*parts: object) -> str:
 DOCUMENT_CHARACTERS = 1 << 29
 
 
-def run_suite(config: EvalConfig, agents: Mapping[str, Agent]) -> Path:
+def run_suite(
+    config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite | None = None
+) -> Path:
     """Ask every agent at every length and temperature; return the folder with rows, summary and
     report.
 
-    agents: by their names, without @untrained. Several calls may fill one folder at the same time:
-    each row is made by one of them, and each writes the summary when all rows are there.
+    agents: by their names, without @untrained. suite: None: the one that is named, as it is by
+    default. Each of several calls that fill one folder asks a part of the questions (`config.part`)
+    and sums up what all have made so far.
     """
-    suite = _Suite(config, agents)
-    with suite.page:
-        for wait in (False, True):  # first the rows that nobody claims, then other processes'
-            for untrained in suite.groups:
-                suite.ask(untrained, wait)
-    return suite.report()
+    evaluation = _Evaluation(config, agents, suite or suites.of(config))
+    otherwise = "wait for it, or give each process a part of its own by --part K/N"
+    file = evaluation.rows
+    with writing(file, f"The file {file}", otherwise), evaluation.page:
+        for untrained in evaluation.groups:
+            evaluation.ask(untrained)
+        return evaluation.report()
 
 
-class _Suite:
+class _Evaluation:
     """An evaluation while it runs."""
 
-    def __init__(self, config: EvalConfig, agents: Mapping[str, Agent]):
-        from tasks.suites import columns_of
-
-        self.config, self.agents = config, agents
+    def __init__(self, config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite):
+        self.config, self.agents, self.suite = config, agents, suite
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
-        self.folder = evaluation_folder(config)
+        self.folder = evaluation_folder(config, suite)
+        self.rows = file_of_part(self.folder, "rows", config.part)
         self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
-        if config.endpoint and not config.model and config.suite == "ruler":
-            lengths = "The lengths of RULER are tokens of the model that is asked"
+        if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
+            lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
-        setup = Setup.of_evaluation(config, [*agents.values()])
+        setup = located(Setup.of_evaluation(config, [*agents.values()]))
         self.in_flight = most_in_flight(config, setup)
-        self.unit, self.columns = columns_of(config, setup.codec)
+        scope = suites.scope_of(suite, config.data, config, setup.codec)
+        self.columns = suites.columns(suite, scope)
         # generated English is not looked up: its splits share no fact, and all questions have the
         # same words
         self.overlaps = {
-            untrained: Overlap(policy_folder(config, untrained), names, self.unit != "sections")
+            untrained: Overlap(policy_folder(config, untrained), names, suite.unit != "sections")
             for untrained, names in self.groups.items()
         }
         self.labels = labels_of(config.agents)
-        self.done: dict[tuple[str, float, int], list[dict]] = {}  # (agent, temperature, column)
+        # (agent, temperature, column) -> the keys of its rows -> the part that makes each
+        self.asked: dict[tuple[str, float, int], dict[tuple, str]] = {}
 
-    def ask(self, untrained: bool, wait: bool) -> None:
+    def ask(self, untrained: bool) -> None:
         """Ask all agents that answer with one policy."""
         names = self.groups[untrained]
-        if wait and not any(self._left(names, k) for k in range(len(self.columns))):
-            return
-        agents = [self._agent(name) for name in names]
-        engine = open_reader(self.config, agents, untrained)
+        engine = open_reader(self.config, [self._agent(name) for name in names], untrained)
         model = engine_fingerprint(self.config, engine, untrained)
-        self._write_settings({"untrained" if untrained else "model": model})
+        weights = {"untrained" if untrained else "model": model}
+        settings = find.settings_of(self.agents.values())
+        begin_evaluation(self.folder, self.config, self.suite, settings, weights)
         self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
-            if not (wait or self.done):
+            if not self.asked:
                 self._check(engine)
             for k, column in enumerate(self.columns):
-                left = self._left(names, k)
-                tasks = column.make() if left else []
+                tasks = column.make()
                 if warning := self.overlaps[untrained].add(column.question, tasks):
                     progress.console.print(Styled(clean(warning), style="bold red"))
-                for name, sampling in left:
-                    conditions = self._conditions(tasks, sampling, model, wait)
+                parts, ours = dealt(tasks, self.config.part)
+                conditions = self._conditions(ours, model, parts)
+                for name, sampling in product(names, self.samplings):
+                    # greedy answers are all the same
+                    samples = self.config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
-                    n = len(tasks) * conditions.samples
+                    n = len(ours) * samples
                     shown = progress.add_task(escape(title), total=n, note="")
-                    rows = evaluate(
-                        *(engine, self._agent(name), tasks, sampling, cell),
-                        *(self.folder / "rows.jsonl", conditions),
+                    filling = Filling(
+                        *(engine, self._agent(name), sampling, cell),
+                        replace(conditions, samples=samples),
                         lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
                     )
-                    if len(rows) == n:
-                        self.done[name, sampling.temperature, k] = rows
-                tasks = []  # one column's documents at a time
+                    self.asked[name, sampling.temperature, k] = {
+                        (filling.settings, task.id, sample, task.digest): part
+                        for task, part in zip(tasks, parts, strict=True)
+                        for sample in range(samples)
+                    }
+                    filling.run(ours, self.rows)
+                tasks = ours = []  # one column's documents at a time
 
     def _check(self, engine: Engine) -> None:
         """Let every agent refuse tasks, before any row is made."""
@@ -398,54 +359,40 @@ class _Suite:
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
 
-    def _left(self, names: Sequence[str], column: int) -> list[tuple[str, Sampling]]:
-        return [
-            (name, sampling)
-            for name in names
-            for sampling in self.samplings
-            if (name, sampling.temperature, column) not in self.done
-        ]
-
-    def _conditions(self, tasks: Sequence[Task], sampling: Sampling, model: str, wait: bool):
+    def _conditions(self, tasks: Sequence[Task], model: str, parts: Sequence[str]) -> Conditions:
         config = self.config
         longest = max((task.characters for task in tasks), default=1)
         return Conditions(
             model=model,
             seed=config.seed,
-            samples=config.samples if sampling.temperature > 0 else 1,  # greedy: all the same
             in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
             retries=config.retries,
-            redo_failed=config.redo_failed and not wait,
-            wait=wait,
-            record_to=self.folder / "transcripts.jsonl",
-            n_records=config.transcripts,
+            redo_failed=config.redo_failed,
+            known=files_of(self.folder),
+            record_to=file_of_part(self.folder, "transcripts", config.part),
+            n_records=parts[: config.transcripts].count(config.part),
         )
-
-    def _write_settings(self, weights: Mapping[str, str]) -> None:
-        agents = find.settings_of(self.agents.values())
-        begin_evaluation(self.folder, self.config, agents, weights)
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
         from report.summary import overlaps, summarise, table, write_summary
-        from tasks.suites import metric_of
 
-        rows = [
-            row
-            for name in self.config.agents
-            for sampling in self.samplings
-            for k in range(len(self.columns))
-            for row in self.done[name, sampling.temperature, k]
-        ]
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = metric_of(self.unit, [column.question for column in self.columns])
-        summary = summarise(rows, self.unit, metric, agents=agents)
-        summary["altered"] = find.altered(agents, self.config)
-        summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
-        self._write_settings({})  # again: another call may have come in between
-        write_summary(self.folder / "summary.json", summary)
+        metric = self.suite.measured_by([column.question for column in self.columns])
+        order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
+        asked = {key: part for place in order for key, part in self.asked[place].items()}
+        with locked(self.folder):  # so that who sums up last has the rows of all
+            rows, missing = joined(self.folder, asked)
+            summary = summarise(rows, self.suite.unit, metric, agents=agents)
+            summary["altered"] = find.altered(agents, self.config)
+            summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
+            summary |= {"missing": missing} if missing else {}
+            write_summary(self.folder / "summary.json", summary)
         console.print(table(summary, console.width))
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
-        self.page.finish(f"All answers are in {self.folder / 'rows.jsonl'}, summary.json beside")
+        if missing:
+            those = "are not there yet: the same command with that --part makes them"
+            say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
+        self.page.finish(f"All answers are in {self.rows}, summary.json beside")
         return self.folder

@@ -5,28 +5,26 @@ Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; `ReadConfig`, `Wording`, `Agent`
 Leaves out: the other agents (agents/), engines (rollout.py, engines/), losses (grpo.py). No torch.
 Exercise it: `python cli.py ask FILE "question"`. Read next: memory.py.
 
-Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that
-were sampled. Both are `Text`, a string that carries its ids. A memory that is passed on as it came
-is never encoded again; any string operation (`strip`, `+`) gives a plain string, which is encoded
-anew when it stands in a prompt.
+Tokens in, tokens out: a section is a slice of the document's ids, a memory the ids that were
+sampled. Both are `Text`, a string that carries its ids, and never encoded again unless a string
+operation (`strip`, `+`) has made a plain string of them.
 """
 
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from config.errors import AgentError, UserError
 from config.options import COUNT, LIMIT, TemplateConfig, check_fields
 from data import Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
-from tokens.templates import ANSWER_REQUESTS, Wording, read_template, split_template
+from tokens.templates import Wording, read_template, split_template, wording_of
 
 # ---------------------------------------------------------------- what travels
 
@@ -192,24 +190,11 @@ class ReadConfig(TemplateConfig):
         check_fields(self)
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """The most tokens that a turn with a section shows of memories, and that it writes."""
 
     shown: int
     written: int
-
-
-@dataclass(frozen=True, slots=True)
-class Compat:
-    """Settings that imitate a published system where it differs from ours: fields of GRPOConfig
-    and of the agent."""
-
-    grpo: dict
-    agent: dict
-    reading: dict = field(default_factory=dict)  # fields of the agent where nothing is trained
-    rewards: Sequence[str] = ()  # fields of the agent that count in training alone
-    omitted: str = ""  # what the settings cannot imitate
 
 
 @dataclass(frozen=True, slots=True)
@@ -241,7 +226,8 @@ class Agent:
     """by name; a str is a template as it stands, with {slots}"""
     presets: ClassVar[Mapping[str, Mapping[str, dict]]] = {}
     """name -> section (grpo, agent, run) -> fields"""
-    compat: ClassVar[Mapping[str, Compat]] = {}
+    compat: ClassVar[Mapping[str, object]] = {}
+    """name -> which settings imitate a published system (agents/demos.py)"""
     training: ClassVar[dict] = {}
     """fields of GRPOConfig whatever the preset; a flag goes before them"""
     by_section: ClassVar[bool] = True
@@ -265,6 +251,16 @@ class Agent:
     """title of a plot -> prefixes of counts that end in a number: sums, how many were added"""
     demo: ClassVar[object] = None
     """a plan of commands/demo.py as plain data; None: the usual one"""
+    arms: ClassVar[Mapping[str, dict]] = {}
+    """name -> settings that `stream` compares; only an agent that learns from a bank has any"""
+    in_words: ClassVar[str] = ""
+    """how it reads, in a report's sentences; "" = its name"""
+    whole: ClassVar[bool] = False
+    """whether it is shown the whole document at once, to which a report compares first"""
+    embedder: str = ""
+    """what turns texts into vectors for it (models/embedder.py), and is given to it as `embed`"""
+    needs_embedder: bool = False
+    """whether it cannot do without"""
 
     def __init__(self, config: ReadConfig | None = None, codec: Codec | None = None, window=None):
         self.config = self.Config() if config is None else config
@@ -350,6 +346,10 @@ class Agent:
         """Return the memory that a recorded turn leaves, where no later prompt shows it."""
         return strip_thinking(turn["response"])
 
+    def table(self, turn: dict) -> Sequence[Mapping[str, str | Sequence[str]]]:
+        """Return a table to show below a recorded turn: rows of column -> a text or its lines."""
+        return ()
+
     def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
         """Return what `ask` writes beside its recorded turns: name of a file -> its text."""
         return {}
@@ -363,6 +363,12 @@ class Agent:
 
     def load_state(self, state: dict) -> None:
         """Take over what `state` returned."""
+
+    def freeze(self) -> None:
+        """Learn nothing from now on: the agent is only asked."""
+
+    def close(self) -> None:
+        """Release what outlives a task; nothing more will be asked."""
 
     # ---- what it needs
 
@@ -379,6 +385,13 @@ class Agent:
     def window_needed(self) -> int | None:
         """Return the window that a sampler must reserve; None: all that the model has."""
         return self.turn_tokens()
+
+    def grammar(self) -> str | None:
+        """Return what a turn that calls tools may be, for an engine that sees to it.
+
+        "": it calls none; None: it writes nothing but answers.
+        """
+        return "" if self.by_section else None
 
     # ---- prompts
 
@@ -412,46 +425,28 @@ class Agent:
         if name not in self.prompts:
             raise AgentError(f"The agent {self.label} has no prompt {name!r}.")
         if name not in self._templates:
-            path = Path(self.config.templates, f"{name}.txt")
-            own = self.config.templates and path.is_file()
-            every = {slot for prompt in self.prompts for slot in self.slots_of(prompt)}
-            self._templates[name] = (
-                read_template(path, self.slots_of(name), every, self.needs_of(name))
-                if own
-                else split_template(self.wording(name), self.slots_of(name))
-            )
+            c, wording = self.config, self.wording(name)
+            path = Path(c.templates, f"{name}.txt")
+            if c.templates and path.is_file():
+                every = {slot for prompt in self.prompts for slot in self.wording(prompt).slots}
+                pieces = read_template(path, wording.slots, every, wording.needs)
+            else:
+                pieces = split_template(wording.text(c.layout, c.form), wording.slots)
+            self._templates[name] = pieces
         return self._templates[name]
 
-    def wording(self, name: str) -> str:
-        """Return our template of a prompt."""
-        wording = self.prompts[name]
-        if isinstance(wording, str):
-            return wording.replace("{answer}", ANSWER_REQUESTS[self.config.form])
-        return wording.text(self.config.layout, self.config.form)
-
-    def slots_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of a prompt's slots."""
-        wording = self.prompts[name]
-        if isinstance(wording, str):
-            names = re.findall(r"{([a-z_]\w*)}", wording)
-            return tuple(name for name in dict.fromkeys(names) if name != "answer")
-        return wording.slots
-
-    def needs_of(self, name: str) -> Sequence[str]:
-        """Return the slots that a user's template of this prompt must have."""
-        wording = self.prompts[name]
-        return () if isinstance(wording, str) else wording.needs
+    def wording(self, name: str) -> Wording:
+        """Return our wording of a prompt."""
+        return wording_of(self.prompts[name])
 
     def _check_templates(self) -> None:
         """Refuse templates of the user's that cannot be used, before anything is loaded."""
-        folder = self.config.templates
-        if not folder:
+        if not (folder := self.config.templates):
             return
-        if not any(Path(folder, f"{name}.txt").is_file() for name in self.prompts) and (
-            self.by_section or not any(Path(folder).glob("*.txt"))
-        ):
-            names = ", ".join(f"{name}.txt" for name in self.prompts)
-            must = f"it must be a folder with {names}, or some of them"
+        names = [f"{name}.txt" for name in self.prompts]
+        used = any(Path(folder, name).is_file() for name in names)
+        if not used and (self.by_section or not any(Path(folder).glob("*.txt"))):
+            must = f"it must be a folder with {', '.join(names)}, or some of them"
             raise UserError(f"There are no templates in {folder}: {must}.")
         for name in self.prompts:
             self.template(name)

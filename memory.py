@@ -44,9 +44,7 @@ class Recall:
 
     text: str = ""  # the stored memories, "" = nothing was recalled
     query: str = ""  # "" = nothing was asked
-    steps: tuple[
-        int, ...
-    ] = ()  # after which update, from 1, each recalled memory was written, the best one first
+    steps: tuple[int, ...] = ()  # after which update, from 1, each was written, the best one first
     score: float = 0.0  # of the best one
     # updates between the writing of the best one and the query; 1 = it was overwritten just now
     age: int = 0

@@ -3,9 +3,9 @@
     intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
-Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`; `Filter`.
-Leaves out: similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py),
-commands (commands/banks.py). No torch.
+Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`. Leaves
+out: similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
+(commands/banks.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
 
 Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. Everything that a bank knows is in its
@@ -38,7 +38,7 @@ from agents.likeness import Identity, Likeness, Row, likeness_of
 from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.locks import writing
-from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
+from config.options import COUNT, LIMIT, NOT_NEGATIVE, POSITIVE, SHARE
 from data import seed_of
 from memagent import ReadConfig
 
@@ -79,6 +79,17 @@ FITS = {  # declared type -> what a value of a column must be; SQLite itself ask
     "TEXT": "typeof({0}) = 'text'",
     "BLOB": "typeof({0}) = 'blob'",
 }
+MOST_JSON = 1 << 16  # characters of what is kept of an entry as JSON; a bank writes some hundreds
+IS_JSON = (
+    f"CASE WHEN typeof({{0}}) = 'text' AND length({{0}}) <= {MOST_JSON} AND instr({{0}}, char(0)) "
+    "= 0 AND json_valid({0}) THEN json_type({0}) = '{1}' AND NOT EXISTS "
+    "(SELECT 1 FROM json_each({0}) WHERE {2}) ELSE 0 END"
+)
+LARGE = f"type = 'integer' AND value NOT BETWEEN -{WHOLE} AND {WHOLE}"
+HOLDS = {  # column -> of which kind its JSON is, and what it must not hold
+    "parents": ("array", f"type != 'integer' OR {LARGE}"),
+    "meta": ("object", f"type IN ('array', 'object') OR {LARGE}"),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +121,7 @@ class BankConfig(ReadConfig):
     utility's z-score before q_min applies; none = as they are"""
     sim_mean: float = 0.0
     """norm fixed: mean of similarities"""
-    sim_std: float = 1.0
+    sim_std: Annotated[float, POSITIVE] = 1.0
     """norm fixed: their standard deviation"""
     dedup_task: bool = True
     """at most one entry of each task is shown"""
@@ -149,8 +160,6 @@ class BankConfig(ReadConfig):
         ReadConfig.__post_init__(self)
         if self.retrieve != "bm25" and not self.embedder:
             raise UserError(f"retrieve {self.retrieve} compares meanings: name an embedder.")
-        if self.sim_std <= 0:
-            raise UserError("sim_std must be above 0.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,10 +179,6 @@ class Entry:
     created: int  # the batch, from 1
     parents: tuple[int, ...]  # entries that were shown when it was made
     meta: Mapping[str, object]
-
-    @property
-    def share_of_wins(self) -> float | None:
-        return self.wins / self.visits if self.visits else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,53 +216,28 @@ class Update:
     q_after: float
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """Which entries: all conditions that are set must hold."""
-
-    q_below: float | None = None
-    q_above: float | None = None
-    least_visits: int = 0
-    epoch_before: int | None = None
-    task_id: str = ""
-    kind: str = ""
-    success: bool | None = None
-
-    @property
-    def clause(self) -> tuple[str, list]:
-        """Return an SQL condition and its values."""
-        named = {
-            "q < ?": self.q_below,
-            "q > ?": self.q_above,
-            "visits >= ?": self.least_visits or None,
-            "epoch < ?": self.epoch_before,
-            "task_id = ?": self.task_id or None,
-            "kind = ?": self.kind or None,
-            "success = ?": self.success,
-        }
-        used = {words: value for words, value in named.items() if value is not None}
-        return " AND ".join(["NOT dead", *used]), [*used.values()]
-
-
+# what entries may be chosen by -> the condition, with a place for its value
+CONDITIONS = {
+    "q_below": "q < ?",
+    "q_above": "q > ?",
+    "visits": "visits >= ?",
+    "epoch_before": "epoch < ?",
+    "task_id": "task_id = ?",
+    "kind": "kind = ?",
+    "success": "success = ?",
+}
+JOINED = "FROM entry JOIN intent ON intent.id = intent_id WHERE"
+LIVE = f"{JOINED} NOT dead AND ns = ?"  # of a namespace
 COLUMNS = (
     "entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, created, "
     "parents, meta"
 )
-FROM = f"SELECT {COLUMNS} FROM entry JOIN intent ON intent.id = intent_id"
 
 
 def _entry(row: Sequence) -> Entry:
-    *plain, parents, meta = row
-    plain[4] = bool(plain[4])
-    try:
-        parents, meta = json.loads(parents), json.loads(meta)
-        ids = all(type(p) is int and abs(p) <= WHOLE for p in [*parents])
-        flat = not any(isinstance(value, dict | list) for value in meta.values())
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        ids = flat = False
-    if not (ids and flat and isinstance(parents, list)):
-        raise sqlite3.DataError(f"row {plain[0]} of entry: parents or meta are no bank's")
-    return Entry(*plain, tuple(parents), meta)
+    id, intent, kind, experience, success, *numbers, parents, meta = row
+    made_of = tuple(json.loads(parents)), json.loads(meta)
+    return Entry(id, intent, kind, experience, bool(success), *numbers, *made_of)
 
 
 def _whole(text: str) -> int:
@@ -278,7 +258,9 @@ def _ours() -> tuple[list[tuple], dict[str, dict[str, str]]]:
         layout = db.execute(LAYOUT).fetchall()
         return layout, {
             name: {
-                column: f"({FITS[kind].format(column)})"
+                column: f"({IS_JSON.format(column, *HOLDS[column])})"
+                if column in HOLDS
+                else f"({FITS[kind].format(column)})"
                 for _, column, kind, *_ in db.execute(f"PRAGMA table_info({name})")
             }
             for type, name, *_ in layout
@@ -290,28 +272,27 @@ class _Patience:
     """Ends a statement of SQLite on Ctrl-C, whose handler runs where Python does, or after too many
     steps: a damaged tree of pages has no end."""
 
-    def __init__(self):
-        self.ticks, self.most = 0, math.inf
+    ticks, most = 0, math.inf
 
     def __call__(self) -> bool:
         self.ticks += 1
         return self.ticks > self.most
 
 
-def _connected(path: str | Path, patience: _Patience, of: Path | None = None) -> sqlite3.Connection:
-    """Open a database that is not to be trusted. of: the file that it is, if any."""
+def _connected(path: str | Path, patience: _Patience, file: Path | None = None):
+    """Open a database that is not to be trusted. file: where it is kept, if anywhere."""
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=str(path)[:5] == "file:")
     db.execute("PRAGMA trusted_schema = OFF")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
     db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
     db.set_progress_handler(patience, TICK)
-    if of is not None:
+    if file is not None:
         try:
-            there = sum(each.stat().st_size for each in (of, _beside(of, "wal")) if each.exists())
+            kept = sum(f.stat().st_size for f in (file, _beside(file, "wal")) if f.exists())
             (pages,), (size,) = (
                 db.execute(f"PRAGMA page_{what}").fetchone() for what in ("count", "size")
             )
-            if pages * size > min(there, MOST_BYTES):
+            if pages * size > min(kept, MOST_BYTES):
                 raise sqlite3.DataError(f"{pages * size} bytes are too many for it")
         except BaseException:
             db.close()
@@ -362,44 +343,22 @@ class Bank:
     ):
         self.config, self.embedder, self.namespace = config, embedder, namespace
         self.path, self.frozen, self.upkeep = Path(path) if path else None, frozen, upkeep
-        self._depth = 0  # of batches within each other
-        self._new: list[Row] = []  # intents of the batch under way
+        self._writing = False  # a batch is under way
+        self._new: list[Row] = []  # its intents
         self._buried = False  # it has let go of entries
         self._own_delta = -1, 0.0  # batches so far, and delta then
         self.likeness: Likeness = likeness_of(config.retrieve, embedder)
-        self._open_ones, self._patience = ExitStack(), _Patience()
+        self._open_files, self._patience = ExitStack(), _Patience()
         try:
             with self._sentences():
-                self._db = self._open_ones.enter_context(closing(self._open()))
+                self._db = self._open_files.enter_context(closing(self._open()))
                 self._begin()
         except BaseException:
             self.close()
             raise
 
-    def _begin(self) -> None:
-        """Check the file before anything is written to it; make the tables of a new one."""
-        if not (new := self._is_new()):
-            self._check_layout()
-            self._check_pages()
-            if self.frozen:  # neither the file nor what lies beside it is written
-                copy = self._open_ones.enter_context(
-                    closing(_connected(":memory:", self._patience))
-                )
-                self._db.backup(copy)
-                self._db.close()
-                self._db = copy
-            self._check_rows()
-            self._check_embedder()
-        if self.path and not self.frozen:
-            self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
-        self._db.execute("PRAGMA foreign_keys = ON")
-        if new:
-            self._make()
-        self._load()
-        self._patience.most = math.inf  # what is in order is read to its end
-
-    # ---- the file
+    def close(self) -> None:
+        self._open_files.close()
 
     def _open(self) -> sqlite3.Connection:
         if self.path is None:
@@ -414,36 +373,50 @@ class Bank:
             return _connected(uri, self._patience, self.path)
         if not self.path.parent.is_dir():
             raise UserError(f"There is no folder {self.path.parent} for a bank.")
-        self._open_ones.enter_context(writing(self.path, f"The bank {self.path}"))
+        self._open_files.enter_context(writing(self.path, f"The bank {self.path}"))
         _check_journal(self.path)
         return _connected(self.path, self._patience, self.path)
 
-    def _is_new(self) -> bool:
-        one = self._one
-        new = not one("SELECT count(*) FROM sqlite_master") and not one("PRAGMA application_id")
+    def _begin(self) -> None:
+        """Check the file before anything is written to it; make the tables of a new one."""
+        read = self._value
+        new = not read("SELECT count(*) FROM sqlite_master") and not read("PRAGMA application_id")
         if new and self.frozen:
             raise UserError(f"{self.path} holds no bank.")
-        return new
+        if not new:
+            self._check_layout()
+            self._check_pages()
+            if self.frozen:  # neither the file nor what lies beside it is written
+                copy = _connected(":memory:", self._patience)
+                self._open_files.callback(copy.close)
+                self._db.backup(copy)
+                self._db.close()
+                self._db = copy
+            self._check_rows()
+            self._check_embedder()
+        if self.path and not self.frozen:
+            self._db.execute("PRAGMA journal_mode = WAL")
+            self._db.execute("PRAGMA synchronous = FULL")
+        self._db.execute("PRAGMA foreign_keys = ON")
+        if new:
+            self._make()
+        self._load()
+        self._patience.most = math.inf  # what is in order is read to its end
 
     def _make(self) -> None:
         """Make the tables, and note version and embedder, in one transaction."""
         mine = self._identity()
         self._db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}")
-        try:
+        with self._transaction():
             self._set("schema", SCHEMA)
             self._set("embedder", mine.as_json() if mine else {})
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
-                self._db.execute("ROLLBACK")
-            raise
 
     def _identity(self) -> Identity | None:
         return Identity.of(self.embedder) if self.likeness.needs_vectors else None
 
     def _check_layout(self) -> None:
         """Refuse another file and another version; nothing is read from a table before."""
-        if self._one("PRAGMA application_id") != APPLICATION:
+        if self._value("PRAGMA application_id") != APPLICATION:
             raise UserError(f"{self.path} is a database, but no bank.")
         ours, theirs = _ours()[0], self._rows(LAYOUT)
         if theirs != ours:
@@ -460,8 +433,8 @@ class Bank:
         for type, name, table, _ in _ours()[0]:
             how = "NOT INDEXED" if type == "table" else f"INDEXED BY {name}"
             self._rows(f"SELECT total(1) FROM {table} {how}")
-        if (said := self._one("PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DataError(clip(" ".join(said.split()), 200))
+        if (found := self._value("PRAGMA quick_check(1)")) != "ok":
+            raise sqlite3.DataError(clip(" ".join(found.split()), 200))
 
     def _check_rows(self) -> None:
         """Refuse values that no bank writes, with their row."""
@@ -491,43 +464,43 @@ class Bank:
         if made and not (isinstance(made.name, str) and len(made.row) == made.dim):
             raise ValueError("the embedding by which its embedder is told has another size")
         size = 4 * made.dim if made else 0  # bytes
-        for id, n in self._rows(
-            "SELECT id, length(vec) FROM intent WHERE length(vec) != ? LIMIT 1", size
-        ):
+        query = "SELECT id, length(vec) FROM intent WHERE length(vec) != ? LIMIT 1"
+        for id, n in self._rows(query, size):
             raise ValueError(f"the embedding of intent {id} has {n} bytes, not {size}")
         if mine and not made:
-            raise UserError(
-                f"{self.path} was made without an embedder: search it by bm25, or make another."
-            )
+            reason = "was made without an embedder: search it by bm25, or make another"
         elif mine and not mine.same(made):
-            raise UserError(
-                f"{self.path} was made with the embedder {clip(made.name, 80)} ({made.dim} "
-                f"numbers), not with {mine.name} ({mine.dim}): name that one."
+            reason = (
+                f"was made with the embedder {clip(made.name, 80)} ({made.dim} numbers), not with "
+                f"{mine.name} ({mine.dim}): name that one"
             )
-        elif kept and not mine and not (self.frozen or self.upkeep):
-            raise UserError(
-                f"{self.path} holds embeddings of {clip(made.name, 80)}, and new intents need them "
-                "too: name that embedder, or open it frozen."
+        elif made and not mine and not (self.frozen or self.upkeep):
+            reason = (
+                f"holds embeddings of {clip(made.name, 80)}, and new intents need them too: name "
+                "that embedder, or open it frozen"
             )
+        else:
+            return
+        raise UserError(f"{self.path} {reason}.")
 
     def _load(self) -> None:
         """Build the index of the intents that have entries."""
-        rows = self._rows(
-            "SELECT DISTINCT intent.id, text, vec FROM intent JOIN entry ON intent_id = intent.id "
-            "WHERE ns = ? AND NOT dead ORDER BY intent.id",
-            self.namespace,
-        )
+        query = f"SELECT DISTINCT intent.id, text, vec {LIVE} ORDER BY intent.id"
+        rows = self._rows(query, self.namespace)
         self._indexed = {id for id, *_ in rows}
         self.likeness.begin(rows)
 
-    def _one(self, query: str, *values: object) -> object:
-        rows = self._rows(query, *values)
-        return rows[0][0] if rows else None
+    # ---- reading and writing
 
     def _rows(self, query: str, *values: object) -> list[tuple]:
         """Return what a query finds: the one way in which the file is read."""
         with self._sentences():
             return self._db.execute(query, values).fetchall()
+
+    def _value(self, query: str, *values: object) -> object:
+        """Return the first value that a query finds, None if it finds nothing."""
+        rows = self._rows(query, *values)
+        return rows[0][0] if rows else None
 
     def _set(self, key: str, value: object) -> None:
         self._db.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (key, json.dumps(value)))
@@ -539,7 +512,7 @@ class Bank:
 
     def noted(self, key: str, kind: type = object) -> object:
         """Return a value that was kept; None: there is none. UserError: it is of another kind."""
-        text = self._one("SELECT value FROM info WHERE key = ?", key)
+        text = self._value("SELECT value FROM info WHERE key = ?", key)
         value = None if text is None else json.loads(text)
         value = float(value) if kind is float and type(value) is int else value
         if text is not None and not isinstance(value, kind):
@@ -568,40 +541,42 @@ class Bank:
         except OSError as error:
             raise UserError(f"{what} cannot be used: {error.strerror}.") from error
         except DAMAGE as error:
-            if self._depth:
+            if self._writing:
                 raise
             raise UserError(f"{what} is damaged ({first_line(error)}).") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """End the transaction that has begun; an error undoes all of it."""
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
+                self._db.execute("ROLLBACK")
+            raise
 
     @contextmanager
     def batch(self) -> Iterator[None]:
         """Make everything that happens within one transaction; an error undoes all of it.
 
-        Retrievals see what it has written once it has ended.
+        Retrievals see what it has written once it has ended. One within another is a part of it.
         """
         if self.frozen:
             raise UserError(f"{self.path} is frozen: nothing is written to it.")
-        if self._depth:
-            self._depth += 1
-            try:
-                yield
-            finally:
-                self._depth -= 1
+        if self._writing:
+            yield
             return
         with self._sentences():
             self._db.execute("BEGIN IMMEDIATE")
-        self._depth, self._new, self._buried = 1, [], False
+        self._writing, self._new, self._buried = True, [], False
         try:
-            with self._sentences():
+            with self._sentences(), self._transaction():
                 self._set("batches", self.batches + 1)
                 yield
                 self.evict()
-                self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:
-                self._db.execute("ROLLBACK")
-            raise
         finally:
-            self._depth = 0
+            self._writing = False
         if self._buried:  # an intent without entries takes no place among the k1
             self._load()
         else:
@@ -612,14 +587,7 @@ class Bank:
     def batches(self) -> int:
         return self.noted("batches", int) or 0
 
-    def close(self) -> None:
-        self._open_ones.close()
-
     # ---- finding
-
-    def similar(self, intent: str, k: int) -> list[tuple[int, float]]:
-        """Return the k most similar intents with entries, (id, similarity), the best first."""
-        return self.likeness.nearest(intent[:MOST_CHARACTERS], k)
 
     @property
     def delta(self) -> float:
@@ -632,10 +600,13 @@ class Bank:
         if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
-            texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
-            delta = self.likeness.quantile(texts, self.config.delta_quantile)
-            self._own_delta = self.batches, delta
+            self._own_delta = self.batches, self.quantile(self.config.delta_quantile)
         return self._own_delta[1]
+
+    def quantile(self, share: float) -> float:
+        """Return a quantile of the similarities of all pairs of the bank's own intents."""
+        texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
+        return self.likeness.quantile(texts, share)
 
     @property
     def _delta_key(self) -> str:
@@ -654,69 +625,55 @@ class Bank:
 
         ValueError: the intent is empty.
         """
-        if not intent.strip():
-            raise ValueError("an intent must not be empty")
         c = self.config
-        near = self.similar(intent, c.k1)
+        near = self.likeness.nearest(_text(intent), c.k1)
         best = near[0][1] if near else 0.0
         delta = self.delta if near else 0.0
         near = [(i, s) for i, s in near if s > delta or (c.at_delta and s == delta)]
-        pool = self._candidates(dict(near), task_id)
-        if not pool:
-            return Retrieved((), 0, best)
-        scored, pool_size = self._scored(pool)
-        return Retrieved(
-            self._chosen(scored, random.Random(seed_of(seed, task_id))), pool_size, best
-        )
+        scored = self._scored(self._candidates(dict(near), task_id))
+        chosen = self._chosen(scored, random.Random(seed_of(seed, task_id)))
+        return Retrieved(chosen, len(scored), best)
 
     def _candidates(self, near: Mapping[int, float], task_id: str) -> list[tuple[Entry, float]]:
         """Return the entries of intents with their similarity, by id."""
         c, marks = self.config, ", ".join("?" * len(near))
+        texts = self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *near)
+        similarity = {text: near[id] for id, text in texts}
         entries = self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
-        of = {text: near[id] for id, text in self._texts(near)}
-        pool = [(entry, of[entry.intent]) for entry in entries]
-        if c.exclude_same_task and task_id:
-            pool = [(entry, sim) for entry, sim in pool if entry.task_id != task_id]
+        pool = [
+            (entry, similarity[entry.intent])
+            for entry in entries
+            if not (c.exclude_same_task and task_id and entry.task_id == task_id)
+        ]
         if c.rank == "entries":
             pool = sorted(pool, key=lambda hit: (-hit[1], hit[0].id))[: c.k1]
         return pool
 
-    def _texts(self, ids: Mapping[int, float]) -> list[tuple[int, str]]:
-        marks = ", ".join("?" * len(ids))
-        return self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *ids)
-
-    def _scored(self, pool: list[tuple[Entry, float]]) -> tuple[list[Found], int]:
-        """Return the candidates with their scores, the best first (Eq. 7), and their number."""
+    def _scored(self, pool: list[tuple[Entry, float]]) -> list[Found]:
+        """Return the candidates with their scores, the best first (Eq. 7)."""
         c = self.config
-
-        def allowed(hit: tuple[Entry, float]) -> bool:
-            return c.q_min is None or hit[0].q >= c.q_min
-
-        if c.norm == "fixed":  # the utility's statistics are taken before the filter
-            q_of = _fixed_z([entry.q for entry, _ in pool])
-            hits = [
-                (entry, sim, (sim - c.sim_mean) / c.sim_std, q)
-                for (entry, sim), q in zip(pool, q_of, strict=True)
-                if allowed((entry, sim))
-            ]
-        else:
-            pool = [hit for hit in pool if allowed(hit)]
-            sims, qs = [sim for _, sim in pool], [entry.q for entry, _ in pool]
-            if c.norm == "pool":
-                zs, zq = _z(sims), [max(-CLIP, min(CLIP, z)) for z in _z(qs)]
-            else:
-                zs, zq = sims, qs
-            hits = [(*hit, s, q) for hit, s, q in zip(pool, zs, zq, strict=True)]
-        n = self._one(
-            "SELECT coalesce(sum(visits), 0) FROM entry JOIN intent ON intent.id = intent_id "
-            "WHERE NOT dead AND ns = ?", self.namespace,
-        ) if c.ucb else 0  # fmt: skip
+        kept = [hit for hit in pool if c.q_min is None or hit[0].q >= c.q_min]
+        if c.norm != "fixed":  # there the utility's statistics are taken before the filter
+            pool = kept
+        sims, qs = [sim for _, sim in pool], [entry.q for entry, _ in pool]
+        if c.norm == "fixed":
+            sims, qs = [(sim - c.sim_mean) / c.sim_std for sim in sims], _clipped(_fixed_z(qs))
+        elif c.norm == "pool":
+            sims, qs = _z(sims), _clipped(_z(qs))
+        shown = self._total("coalesce(sum(visits), 0)") if c.ucb else 0
         found = []
-        for entry, sim, s, q in hits:
-            bonus = c.ucb * math.sqrt(math.log(max(1, n)) / (1 + entry.visits)) if c.ucb else 0.0
-            score = (1 - c.lam) * s + c.lam * (q + bonus)
-            found.append(Found(entry, sim, s, q + bonus, score))
-        return sorted(found, key=lambda f: (-f.score, -f.sim, f.entry.id)), len(hits)
+        for hit, sim_z, q_z in zip(pool, sims, qs, strict=True):
+            entry, sim = hit
+            if c.ucb:
+                q_z += c.ucb * math.sqrt(math.log(max(1, shown)) / (1 + entry.visits))
+            if hit in kept:
+                score = (1 - c.lam) * sim_z + c.lam * q_z
+                found.append(Found(entry, sim, sim_z, q_z, score))
+        return sorted(found, key=_order)
+
+    def _total(self, what: str) -> float:
+        """Return an aggregate over the namespace's entries."""
+        return self._value(f"SELECT {what} {LIVE}", self.namespace)
 
     def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
         """Return k2 candidates, the best first; with probability epsilon chance has a say."""
@@ -737,7 +694,7 @@ class Bank:
             any_order = rng.sample(scored, len(scored))
             choose(any_order, c.k2 if c.explore == "all" else 1, True)
         choose(scored, c.k2, False)
-        return tuple(sorted(chosen, key=lambda f: (-f.score, -f.sim, f.entry.id)))
+        return tuple(sorted(chosen, key=_order))
 
     # ---- learning
 
@@ -755,8 +712,6 @@ class Bank:
         reward is not a number or out of range, an entry is not in the bank.
         """
         rewards = [reward] * len(shown) if isinstance(reward, int | float) else [*reward]
-        if len(rewards) != len(shown):
-            raise ValueError(f"{len(rewards)} rewards for {len(shown)} entries")
         for r in rewards:
             if not (isinstance(r, int | float) and -1 <= r <= 1):  # NaN compares as False
                 raise ValueError(f"a reward must be a number in [-1, 1], not {r!r}")
@@ -776,7 +731,7 @@ class Bank:
     def _learn(
         self, id: int, reward: float, rate: float, found: Found, task_id: str, epoch: int
     ) -> Update:
-        before = self._one("SELECT q FROM entry WHERE id = ?", id)
+        before = self._value("SELECT q FROM entry WHERE id = ?", id)
         if before is None:
             raise ValueError(f"the bank has no entry {id}")
         after = before + rate * (reward - before)
@@ -804,7 +759,7 @@ class Bank:
             if id in seen or rate < 1e-6:
                 continue
             seen.add(id)
-            parents = self._one("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
+            parents = self._value("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
             if parents is None:  # forgotten
                 continue
             self._learn(id, c.credit_gamma**depth * reward, rate, found, task_id, epoch)
@@ -829,17 +784,13 @@ class Bank:
         retrieved it: of two tasks of one text in a batch it keeps the last.)
         ValueError: the intent is empty, a parent is not in the bank.
         """
-        if not intent.strip() or self.upkeep:
-            why = "the bank was opened for upkeep" if self.upkeep else "an intent must not be empty"
-            raise ValueError(why)
-        c, meta, text = self.config, dict(meta or {}), intent[:MOST_CHARACTERS]
+        c, meta, text = self.config, dict(meta or {}), _text(intent)
         if len(intent) > len(text):
             meta["cut"] = len(intent) - len(text)  # characters
         if self.likeness.cut(text):
             meta["not_read"] = True  # to its end, by the embedder
         for parent in parents:
-            if self._one("SELECT 1 FROM entry WHERE id = ?", parent) is None:
-                raise ValueError(f"the bank has no entry {parent}")
+            self.entry(parent)
         q = c.q_init if success or c.q_init_failure is None else c.q_init_failure
         with self.batch():
             entry = (self._intent_id(text), kind, experience, success, q, 0, 0, task_id, epoch,
@@ -856,58 +807,44 @@ class Bank:
     def prepare(self, intent: str) -> None:
         """Embed an intent that will be written, while no batch is under way: then `write` needs no
         server. ValueError: it is empty. Unreachable: the embedder gives no answer."""
-        if not intent.strip():
-            raise ValueError("an intent must not be empty")
-        self.likeness.vector(intent[:MOST_CHARACTERS])
+        self.likeness.vector(_text(intent))
 
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
-        known = self._rows(
-            "SELECT id, vec FROM intent WHERE ns = ? AND text = ?", self.namespace, text
-        )
-        row = known[0] if known else None
-        if row is None:
-            near = self.similar(text, 1)
+        query = "SELECT id, vec FROM intent WHERE ns = ? AND text = ?"
+        if known := self._rows(query, self.namespace, text):
+            ((id, vec),) = known
+        else:
+            near = self.likeness.nearest(text, 1)
             if near and near[0][1] >= self.config.same_intent:
                 return near[0][0]
-            vec = self.likeness.vector(text)
-            cursor = self._db.execute(
-                "INSERT INTO intent VALUES (NULL, ?, ?, ?)", (self.namespace, text, vec)
-            )
-            row = cursor.lastrowid, vec
-        if row[0] not in self._indexed and all(row[0] != id for id, *_ in self._new):
-            self._new.append((row[0], text, row[1]))
-        return row[0]
+            row = self.namespace, text, (vec := self.likeness.vector(text))
+            id = self._db.execute("INSERT INTO intent VALUES (NULL, ?, ?, ?)", row).lastrowid
+        if id not in self._indexed and all(id != other for other, *_ in self._new):
+            self._new.append((id, text, vec))
+        return id
 
     def evict(self) -> None:
         """Let go of entries beyond `max_entries`, none of those that this batch has written; every
         batch ends with it."""
-        most, now = self.config.max_entries, self.batches
-        if not most:
-            return
-        n = self._one("SELECT count(*) FROM entry JOIN intent ON intent.id = intent_id "
-                      "WHERE NOT dead AND ns = ?", self.namespace)  # fmt: skip
-        if n > most:
-            ids = [id for (id,) in self._rows(
-                "SELECT entry.id FROM entry JOIN intent ON intent.id = intent_id "
-                "WHERE NOT dead AND ns = ? AND created < ? ORDER BY q, visits, entry.id LIMIT ?",
-                self.namespace, now, n - most,
-            )]  # fmt: skip
-            self._bury(ids)
+        most = self.config.max_entries
+        if most and (excess := self._total("count(*)") - most) > 0:
+            query = f"entry.id {LIVE} AND created < ? ORDER BY q, visits, entry.id LIMIT ?"
+            self._bury(self._rows(f"SELECT {query}", self.namespace, self.batches, excess))
 
-    def _bury(self, ids: Sequence[int]) -> None:
-        self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", [(id,) for id in ids])
+    def _bury(self, ids: Sequence[tuple[int]]) -> None:
+        self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", ids)
         self._buried |= bool(ids)
 
     # ---- looking at it
 
-    def entries(self, where: Filter = Filter()) -> list[Entry]:
-        """Return the entries that a filter lets through, by id."""
-        clause, values = where.clause
-        return self._entries(f"ns = ? AND {clause}", self.namespace, *values)
+    def entries(self, **where: object) -> list[Entry]:
+        """Return the entries that all conditions hold for, by id. where: names of CONDITIONS."""
+        clause = " AND ".join(["NOT dead AND ns = ?", *(CONDITIONS[name] for name in where)])
+        return self._entries(clause, self.namespace, *where.values())
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
-        rows = self._rows(f"{FROM} WHERE {clause} ORDER BY entry.id", *values)
+        rows = self._rows(f"SELECT {COLUMNS} {JOINED} {clause} ORDER BY entry.id", *values)
         with self._sentences():
             return [*map(_entry, rows)]
 
@@ -919,11 +856,11 @@ class Bank:
 
     def entries_of(self, task_id: str) -> list[Entry]:
         """Return the entries that a task has left, the oldest first."""
-        return self.entries(Filter(task_id=task_id))
+        return self.entries(task_id=task_id)
 
-    def forget(self, where: Filter) -> int:
-        """Let go of the entries that a filter lets through; return how many they were."""
-        ids = [entry.id for entry in self.entries(where)]
+    def forget(self, **where: object) -> int:
+        """Let go of the entries that all conditions hold for; return how many they were."""
+        ids = [(entry.id,) for entry in self.entries(**where)]
         with self.batch():
             self._bury(ids)
         return len(ids)
@@ -931,41 +868,32 @@ class Bank:
     def stats(self) -> dict[str, float]:
         """Count entries and describe their utilities and how often they were shown."""
         entries = self.entries()
-        qs = sorted(entry.q for entry in entries)
-        visits = sum(entry.visits for entry in entries)
-        n = len(qs)
-
-        def quantile(share: float) -> float:
-            return qs[min(n - 1, int(share * n))] if n else 0.0
-
-        def part(count: int) -> float:
-            return count / n if n else 0.0
-
+        n, qs = len(entries), sorted(entry.q for entry in entries)
+        shares = {
+            "never_shown": sum(not entry.visits for entry in entries),
+            "q_negative": sum(q < 0 for q in qs),
+            "q_zero": sum(q == 0 for q in qs),
+            "q_positive": sum(q > 0 for q in qs),
+        }
+        quantiles = {"q_min": 0.0, "q_10": 0.1, "q_median": 0.5, "q_90": 0.9, "q_max": 1.0}
         return {
             "entries": n,
             "intents": len({entry.intent for entry in entries}),
-            "never_shown": part(sum(not entry.visits for entry in entries)),
-            "q_negative": part(sum(q < 0 for q in qs)),
-            "q_zero": part(sum(q == 0 for q in qs)),
-            "q_positive": part(sum(q > 0 for q in qs)),
+            **{name: count / n if n else 0.0 for name, count in shares.items()},
             "q_mean": fmean(qs) if n else 0.0,
-            "q_min": quantile(0.0),
-            "q_10": quantile(0.1),
-            "q_median": quantile(0.5),
-            "q_90": quantile(0.9),
-            "q_max": qs[-1] if n else 0.0,
-            "visits": visits,
+            **{
+                name: qs[min(n - 1, int(share * n))] if n else 0.0
+                for name, share in quantiles.items()
+            },
+            "visits": sum(entry.visits for entry in entries),
             "wins": sum(entry.wins for entry in entries),
             "cut": sum(not {"cut", "not_read"}.isdisjoint(entry.meta) for entry in entries),
-            "bytes": self._one("PRAGMA page_count") * self._one("PRAGMA page_size"),
+            "bytes": self._value("PRAGMA page_count") * self._value("PRAGMA page_size"),
         }
 
     def events(self) -> list[tuple]:
         """Return (epoch, task id, entry id, similarity, Q before, score, reward, Q after)."""
-        return self._rows(
-            "SELECT epoch, task_id, entry_id, sim, q_before, score, reward, q_after FROM event "
-            "ORDER BY t"
-        )
+        return [row[1:] for row in self._rows("SELECT * FROM event ORDER BY t")]
 
     @property
     def digest(self) -> str:
@@ -977,50 +905,34 @@ class Bank:
         return found.hexdigest()
 
     def check(self) -> list[str]:
-        """Return what is wrong with the file; [] = nothing."""
+        """Return what is wrong with the file beyond what opening it refuses; [] = nothing."""
         wrong = [line for (line,) in self._rows("PRAGMA integrity_check") if line != "ok"]
         broken = self._rows("PRAGMA foreign_key_check")
-        wrong += [f"{table} {row} points to nothing" for table, row, *_ in broken]
-        known = {id for (id,) in self._rows("SELECT id FROM entry")}
-        for entry in self.entries():
-            if not math.isfinite(entry.q):
-                wrong.append(f"entry {entry.id} has the utility {entry.q}")
-            wrong += [f"entry {entry.id} was made from {p}, which is not there"
-                      for p in entry.parents if p not in known]  # fmt: skip
-        return wrong
+        return wrong + [f"{table} {row} points to nothing" for table, row, *_ in broken]
 
     def merge(self, other: Bank) -> int:
         """Take over the entries of another bank with their utilities; return how many they are."""
         ids: dict[int, int] = {}
         with self.batch():
-            for entry in other.entries():
-                parents = [ids[p] for p in entry.parents if p in ids]
-                ids[entry.id] = self.write(
-                    entry.intent,
-                    entry.experience,
-                    success=entry.success,
-                    task_id=entry.task_id,
-                    epoch=entry.epoch,
-                    kind=entry.kind,
-                    parents=parents,
-                    meta=entry.meta,
-                )
-                self._db.execute(
-                    "UPDATE entry SET q = ?, visits = ?, wins = ? WHERE id = ?",
-                    (entry.q, entry.visits, entry.wins, ids[entry.id]),
-                )
+            for e in other.entries():
+                ids[e.id] = self.write(
+                    e.intent, e.experience, success=e.success, task_id=e.task_id, epoch=e.epoch,
+                    kind=e.kind, parents=[ids[p] for p in e.parents if p in ids], meta=e.meta,
+                )  # fmt: skip
+                learnt = e.q, e.visits, e.wins, ids[e.id]
+                query = "UPDATE entry SET q = ?, visits = ?, wins = ? WHERE id = ?"
+                self._db.execute(query, learnt)
         return len(ids)
 
     def dump(self) -> dict:
         """Return all rows as JSON can hold them, for `load`."""
-        found = {}
-        for table in ("info", "intent", "entry", "event"):
-            rows = self._rows(f"SELECT * FROM {table} ORDER BY 1")
-            found[table] = [
+        return {
+            table: [
                 [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in row]
-                for row in rows
+                for row in self._rows(f"SELECT * FROM {table} ORDER BY 1")
             ]
-        return found
+            for table in ("info", "intent", "entry", "event")
+        }
 
     def load(self, dumped: dict) -> None:
         """Become what `dump` returned. UserError: it is of another version or embedder."""
@@ -1043,6 +955,18 @@ class Bank:
             self._buried = True  # the index is built anew
 
 
+def _text(intent: str) -> str:
+    """Return what a bank keeps of an intent. ValueError: it is empty."""
+    if not intent.strip():
+        raise ValueError("an intent must not be empty")
+    return intent[:MOST_CHARACTERS]
+
+
+def _order(found: Found) -> tuple[float, float, int]:
+    """Return the key by which what was found is sorted: equals by similarity, then by id."""
+    return -found.score, -found.sim, found.entry.id
+
+
 def _z(values: Sequence[float]) -> list[float]:
     """Return z-scores by the population's deviation; 0 where there is none.
 
@@ -1060,4 +984,8 @@ def _fixed_z(values: Sequence[float]) -> list[float]:
     """Return the utilities' z-scores as the released code takes them: a deviation of 0 is 1."""
     std = pstdev(values) if len(values) > 1 else 1.0
     mean, std = fmean(values), std if std > 1e-9 else 1.0
-    return [max(-CLIP, min(CLIP, (value - mean) / std)) for value in values]
+    return [(value - mean) / std for value in values]
+
+
+def _clipped(values: Sequence[float]) -> list[float]:
+    return [max(-CLIP, min(CLIP, value)) for value in values]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from agents.full import AtOnce, AtOnceConfig
+from agents.retrieval import Lucene
 from config.options import COUNT
 from data import Task
 from memagent import Prompt, Turn
@@ -51,7 +52,7 @@ class BM25(AtOnce):
         room = self.room(task.question)
         cut = sections.left_out
         kept: dict[int, tuple[int, ...]] = {}
-        plain = getattr(task, "asked", None) or task  # without the answers to choose from
+        plain = task.asked or task  # without the answers to choose from
         for k in self._ranked(plain.question, sections):
             kept[k] = sections[k].ids[:room]
             cut += len(sections[k].ids) - len(kept[k])
@@ -60,13 +61,4 @@ class BM25(AtOnce):
 
     def _ranked(self, question: str, sections: Sequence[str]) -> list[int]:
         """Return the numbers of the best sections, the best first."""
-        import bm25s
-
-        asked, words = words_of(question), [words_of(section) for section in sections]
-        k = self.config.top_k
-        if not (asked and any(words)):  # neither side has a word to match: the beginning
-            return [*range(len(sections))][:k]
-        index = bm25s.BM25()
-        index.index(words, show_progress=False)
-        best, _ = index.retrieve([asked], k=min(k, len(sections)), show_progress=False)
-        return best[0].tolist()
+        return Lucene([*map(words_of, sections)]).best(words_of(question), self.config.top_k)

@@ -124,7 +124,7 @@ def _deeper(value: object, levels: int) -> bool:
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
-    return not levels or any(_deeper(one, levels - 1) for one in inside)
+    return not levels or any(_deeper(item, levels - 1) for item in inside)
 
 
 def _json(text: str) -> object:
@@ -161,15 +161,15 @@ def _call(value: object, text: str) -> Call | Fault:
 
 
 def _fault(reason: str, text: str) -> Fault:
-    said = clip(clean(reason), 200)  # it may quote what the model wrote
-    return Fault("unreadable", f"the call cannot be read: {said}.", text)
+    reason = clip(clean(reason), 200)  # it may quote what the model wrote
+    return Fault("unreadable", f"the call cannot be read: {reason}.", text)
 
 
 def _in_json(body: str) -> list[Call | Fault]:
     """Read an object, or a list of objects."""
     value = _json(body)
     if isinstance(value, list):
-        return [_call(one, _dumps(one)) for one in value]
+        return [_call(item, _dumps(item)) for item in value]
     return [_call(value, body)]
 
 
@@ -304,8 +304,8 @@ def _members(schema: dict) -> dict:
     """Return the members of an object, without its braces."""
     needed = schema.get("required", ())
     members = [
-        (_sequence(f"{_dumps(key)}: ", _in_json_by(one)), key in needed)
-        for key, one in schema["properties"].items()
+        (_sequence(f"{_dumps(key)}: ", _in_json_by(member)), key in needed)
+        for key, member in schema["properties"].items()
     ]
     beginnings = []  # with each member that may be the first one
     for k, (member, is_needed) in enumerate(members, 1):
@@ -319,15 +319,15 @@ def _members(schema: dict) -> dict:
 def _in_xml_by(schema: dict) -> dict:
     """Return the parameters of a function: texts as they are, other values in JSON."""
     parameters = []
-    for key, one in schema.get("properties", {}).items():
-        if _is_free(one):
+    for key, member in schema.get("properties", {}).items():
+        if _is_free(member):
             value = _matching(XML_TEXT)
-        elif one.get("type") != "string":
-            value = _in_json_by(one)
-        elif "pattern" in one:
-            value = _matching(one["pattern"])
+        elif member.get("type") != "string":
+            value = _in_json_by(member)
+        elif "pattern" in member:
+            value = _matching(member["pattern"])
         else:
-            value = _either([_sequence(text) for text in one.get("enum", [one.get("const")])])
+            value = _either([_sequence(text) for text in member.get("enum", [member.get("const")])])
         parts = f"<parameter={key}>\n", value, "\n</parameter>\n"
         parameters.append((_sequence if key in schema.get("required", ()) else _optional)(*parts))
     return _sequence(*parameters)
@@ -385,8 +385,8 @@ class Format:
         from transformers.utils.chat_parsing import ResponseParser
 
         splitter = self.own[0] if self.own else _splitter(self.kind == "bare")
-        for mark, own in zip(THOUGHT, _marks_of_thoughts(splitter), strict=True):
-            response = response.replace(mark, own)
+        for shown, mark in zip(THOUGHT, _marks_of_thoughts(splitter), strict=True):
+            response = response.replace(shown, mark)
         if not before:
             before, response = self._begin(splitter, response)
         try:
@@ -413,15 +413,15 @@ class Format:
     def _begin(self, splitter: ResponseTemplate, response: str) -> tuple[str, str]:
         """Return what the prompt has written of a response, and the response without the mark that
         a codec puts before it if the template began a thought (`Codec.response`)."""
-        always, asked = self.begun
+        always, thinking = self.begun
         opening = _marks_of_thoughts(splitter)[0]
-        if opening in asked and response.startswith(opening):
-            return asked, response.removeprefix(opening)
+        if opening in thinking and response.startswith(opening):
+            return thinking, response.removeprefix(opening)
         marks = splitter.fields.get("thinking")
         if not always and marks and marks.open_re and marks.close_re:
             end, start = marks.close_re.search(response), marks.open_re.search(response)
             if end and not (start and start.start() < end.start()):
-                return asked or (marks.open_literals or ("",))[0], response
+                return thinking or (marks.open_literals or ("",))[0], response
         return always, response
 
     def _read(self, body: str | Mapping[str, str], cut: bool) -> list[Call | Fault]:
@@ -439,10 +439,10 @@ class Format:
             reason = str(error)
         *lost, last = body.split(OPEN)
         if lost:  # calls without an end before this one
-            return [*(_cut(CLOSE, one.strip()) for one in lost), *self._read(last.strip(), cut)]
+            return [*(_cut(CLOSE, call.strip()) for call in lost), *self._read(last.strip(), cut)]
         # An item that is damaged does not spoil the others of its list
         found = [*_objects(body)] if self.kind != "xml" and body.startswith("[") else []
-        noticed = any(isinstance(one, Fault) for one in found)
+        noticed = any(isinstance(call, Fault) for call in found)
         return found if noticed else [*found, _fault(reason, body)]
 
     def _read_own(self, found: Mapping[str, str], cut: bool) -> list[Call | Fault]:
@@ -460,8 +460,8 @@ class Format:
         except (_Unreadable, ValueError, KeyError, TypeError, RecursionError) as error:
             return [_fault(first_line(error), body)]
         calls = []
-        for one in value if isinstance(value, list) else [value]:
-            call = _call(one.get("function", one) if isinstance(one, dict) else one, body)
+        for item in value if isinstance(value, list) else [value]:
+            call = _call(item.get("function", item) if isinstance(item, dict) else item, body)
             if isinstance(call, Call) and isinstance(call.arguments, dict):
                 if field.content != "json":
                     call = Call(call.name, _typed(call.name, call.arguments), body)
@@ -569,9 +569,9 @@ def format_of(tokenizer: object) -> Format:
     """
     template = _chat_template(tokenizer)
     takes_tools = bool(template) and _takes_tools(tokenizer)
-    own = getattr(tokenizer, "response_template", None) or {}
-    if takes_tools and "tool_calls" in own.get("fields", {}):
-        both = _own(own)
+    spec = getattr(tokenizer, "response_template", None) or {}
+    if takes_tools and "tool_calls" in spec.get("fields", {}):
+        both = _own(spec)
         return Format("own", True, begun=_begun(tokenizer, both[0]), own=both)
     kind = next((kind for kind, mark in MARKS if mark.search(template)), None)
     gap = "\n" if GAP.search(template) else ""

@@ -17,6 +17,5 @@ class Evidence(Facts):
     def start(self, task: Task) -> list[Entry]:
         from agents.search import recall
 
-        asked = getattr(task, "asked", None)
-        wanted = asked.evidence if asked else ()
+        wanted = task.asked.evidence if task.asked else ()
         return [e for e in Facts.start(self, task) if wanted and recall([e], wanted)]

@@ -17,4 +17,4 @@ class Facts(MemUpdate):
     edits = keeps = trains = False
 
     def start(self, task: Task) -> list[Entry]:
-        return entries_of(getattr(task, "memories", ()))
+        return entries_of(task.memories)

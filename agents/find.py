@@ -18,8 +18,10 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import suites
 from config import files
 from config.errors import UserError
+from config.flags import Panels, given_in
 from config.foreign import from_json
 from config.options import (
     EMBEDDED,
@@ -32,26 +34,14 @@ from config.options import (
     hints_of,
     without_url,
 )
-from config.plugins import load_file
+from config.plugins import is_path, load_file
 from config.presets import PRESETS
 from config.realmodels import settings_folder
 from memagent import Agent
 
-SHARED = (
-    "__init__",
-    "bank",
-    "calls",
-    "demos",
-    "find",
-    "likeness",
-    "notes",
-    "pay",
-    "retrieval",
-    "rewards",
-    "search",
-    "store",
-    "tools",
-)  # files of this folder that hold no agent
+# files of this folder that hold no agent
+SHARED = {"__init__", "bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval",
+          "rewards", "search", "store", "tools"}  # fmt: skip
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
@@ -65,12 +55,6 @@ MAY_CHANGE = {
     "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }  # fmt: skip
-
-# fields of GRPOConfig in files of earlier versions -> their names today
-RENAMED = {"state_reward_scale": "turn_reward_scale"}
-RENAMED_VALUES = {"state_mean": "trajectory_mean"}
-# fields of GRPOConfig there that are settings of agents today
-MOVED = {"memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words"}
 
 _LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
 
@@ -90,7 +74,7 @@ def find(name: str) -> type[Agent]:
     function (agent, task), which becomes the `run` of an agent. UserError if it is not there or
     holds no agent.
     """
-    if not _is_path(name):
+    if not is_path(name):
         if name not in names():
             known = ", ".join(names())
             raise UserError(
@@ -116,11 +100,7 @@ def known(name: str) -> type[Agent] | None:
 @cache
 def learner() -> type[Agent]:
     """Return the agent that learns at run time, from a bank: the one with `arms`."""
-    return next(kind for kind in map(find, names()) if getattr(kind, "arms", None))
-
-
-def _is_path(name: str) -> bool:
-    return name.endswith(".py") or "/" in name or "\\" in name
+    return next(kind for kind in map(find, names()) if kind.arms)
 
 
 def _agent_in(module: ModuleType, name: str) -> type[Agent]:
@@ -137,33 +117,19 @@ def _agent_in(module: ModuleType, name: str) -> type[Agent]:
         leaves = [kind for kind in classes if kind not in parents and kind.run is not Agent.run]
         found = leaves or functions
         if len(found) != 1:
-            what = (
-                "no agent, neither a subclass of Agent with a method run nor a generator function"
-            )
-            if found:
-                what = (
-                    f"several agents ({', '.join(value.__name__ for value in found)}); say "
-                    "which by AGENT = NAME"
-                )
+            what = "no agent, neither a subclass of Agent with a run nor a generator function"
+            if several := ", ".join(value.__name__ for value in found):
+                what = f"several agents ({several}); say which by AGENT = NAME"
             raise UserError(f"{name} holds {what}.")
         chosen = found[0]
     if inspect.isgeneratorfunction(chosen):
-        chosen = _wrapped(chosen)
+        body = {"run": chosen, "__doc__": chosen.__doc__, "__module__": chosen.__module__}
+        chosen = type(chosen.__name__, (Agent,), body)
     if not (isinstance(chosen, type) and issubclass(chosen, Agent)):
         raise UserError(f"{name}: AGENT is neither a subclass of Agent nor a generator function.")
     chosen.name = name
     _LOADED[name] = chosen
     return chosen
-
-
-def _wrapped(function: Callable) -> type[Agent]:
-    """Make an agent of a generator function (agent, task)."""
-    body = {
-        "run": lambda self, task: function(self, task),
-        "__doc__": function.__doc__,
-        "__module__": function.__module__,
-    }
-    return type(function.__name__, (Agent,), body)
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
@@ -172,7 +138,7 @@ def make(name: str, settings: Mapping[str, object]) -> Agent:
     UserError: they do not fit, or it `needs_embedder` and they name none.
     """
     agent = find(name)(_config(find(name), settings))
-    if getattr(agent, "needs_embedder", False) and not agent.config.embedder:
+    if agent.needs_embedder and not agent.embedder:
         raise UserError(f"The agent {agent.label} compares meanings: name an --embedder.")
     return agent
 
@@ -208,7 +174,7 @@ def presets() -> dict[str, dict[str, dict]]:
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
     known = presets()
-    if agent and _is_path(agent):
+    if agent and is_path(agent):
         known |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
     if name not in known:
         raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(known)}.")
@@ -283,10 +249,16 @@ def reach(fields: Mapping, loaded: bool = False) -> Iterator[tuple[str, str, str
             # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
             names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
             code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
-            if code or any(_is_path(agent) and (loaded or not known(agent)) for agent in names):
+            code = code or (name == "suite" and _is_strange(text, suites.known, loaded))
+            if code or any(_is_strange(agent, known, loaded) for agent in names):
                 yield name, "--trust-remote-code" if one is True else flag, text, True
             if "://" in text or name == "bank":
                 yield name, flag, text, False
+
+
+def _is_strange(name: str, known: Callable, loaded: bool) -> bool:
+    """Whether a file is named, of those that this process has not loaded already."""
+    return is_path(name) and (loaded or not known(name))
 
 
 def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> None:
@@ -312,8 +284,7 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
-    """Read a config.yaml or agent.yaml: section -> fields; what earlier versions wrote is taken
-    over.
+    """Read a config.yaml or agent.yaml: section -> fields.
 
     given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
     No agent is loaded for it: of one in a file that was not loaded before, only those settings are
@@ -326,21 +297,18 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
         used += [str(name).partition("@")[0] for name in evaluation["agents"]]
     hints, own = agent_hints(), raw.get("agent")
-    if isinstance(own, dict) and any(_is_path(name) and not known(name) for name in used):
+    evaluated = hints_of_evaluation() if "eval" in raw else {}
+    if isinstance(evaluation, dict):
+        if _is_strange(str(evaluation.get("suite")), suites.known, loaded=False):
+            raw["eval"] = {name: value for name, value in evaluation.items() if name in evaluated}
+    if isinstance(own, dict) and any(is_path(name) and not known(name) for name in used):
         raw["agent"] = {name: value for name, value in own.items() if name in hints}
-    grpo = raw.get("grpo")
-    if isinstance(grpo, dict):
-        grpo = {RENAMED.get(name, name): value for name, value in grpo.items()}
-        if isinstance(value := grpo.get("aggregation"), str):
-            grpo["aggregation"] = RENAMED_VALUES.get(value, value)
-        own = raw.get("agent") or {}
-        if (moved := MOVED & grpo.keys()) and isinstance(own, dict):
-            raw["agent"] = own | {name: grpo.pop(name) for name in moved}
-        raw["grpo"] = grpo
     if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
         raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
-    kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, eval=EvalConfig, ask=AskConfig)
-    settings = files.typed(raw, path, **kinds, agent=hints)
+    kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
+    settings = files.typed(raw, path, **kinds, eval=evaluated, agent=hints)
+    if "eval" in settings:
+        settings["eval"] = suites.stored(settings["eval"])
     if given is not None:
         for fields in settings.values():  # a run goes on with the bank that it began with
             check_reach(path, fields, {"bank": ""} | given)
@@ -474,9 +442,7 @@ def resumed(
     """
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
-    run = {
-        "runs": RunConfig().runs
-    } | run  # where it lies now: it may have been moved since it began
+    run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved
     stored = begun(Path(run["runs"], run["name"]), run | training | agent)
     if stored and section not in stored:
         raise UserError(
@@ -521,7 +487,7 @@ def resolve(
 def with_state(agent: Agent, model: str | Path | None) -> Agent:
     """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
     where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
-    getattr(agent, "freeze", lambda: None)()
+    agent.freeze()
     path = settings_folder(model or "") / STATE
     if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
         try:
@@ -563,7 +529,11 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 
 # ---------------------------------------------------------------- flags
 
-Panels = list[tuple[str, type]]  # (title, settings class)
+
+def hints_of_evaluation() -> dict[str, object]:
+    """Map the settings of an evaluation, with those of all suites, to their types."""
+    own = {field: kind for field, (kind, _) in hints_of(EvalConfig).items()}
+    return suites.hints() | own
 
 
 def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
@@ -572,12 +542,7 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
     --model.
     """
-    given: dict[str, str] = {}
-    for at, word in enumerate(arguments):
-        name, equals, value = word.partition("=")
-        if name.startswith("--"):
-            value = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
-            given[name[2:].replace("-", "_")] = value
+    given = given_in(arguments)
     path = Path(given.get("config", ""))
     stored = stored_settings(path, None) if "config" in given else {}
     if "resume" in given and "name" in given:
@@ -597,18 +562,42 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     return [plain for name in names if (plain := name.partition("@")[0])]
 
 
-def own_flags(arguments: list[str], flag: str = "agent") -> Panels:
+def _panel(name: str) -> tuple[str, type, int]:
+    return f"The agent {find(name).name}", find(name).Config, -1
+
+
+def own_flags(arguments: Sequence[str], flag: str = "agent") -> Panels:
     """Return the settings classes of the agents of a command line, each with the title of its
     panel."""
-    return [
-        (f"The agent {find(name).name}", find(name).Config) for name in agents_of(arguments, flag)
-    ]
+    return [_panel(name) for name in agents_of(arguments, flag)]
 
 
-def flags_of_evaluation(arguments: list[str]) -> Panels:
-    """Return those of `own_flags`, and of the agents that an evaluation asks unless told
-    otherwise."""
-    named = any(word.partition("=")[0] == "--agents" for word in arguments)
-    defaults = () if named else EvalConfig().agents[1:]
-    titled = [(f"The agent {find(name).name}", find(name).Config) for name in defaults]
-    return [*own_flags(arguments, "agents"), *titled]
+def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
+    """Return the settings of the evaluation that a command line is about, texts as they are given:
+    those of the --config, over them the flags."""
+    given = given_in(arguments)
+    path = Path(given.get("config", ""))
+    stored = stored_settings(path, None).get("eval", {}) if "config" in given else {}
+    check_reach(path, {"suite": stored.get("suite", "")}, given)
+    data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
+    return stored | given | data
+
+
+def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
+    """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
+    of its suite: that of --suite or --data, else of the --config."""
+    suite = suites.name_of(_evaluation_in(arguments))
+    defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
+    return [*own_flags(arguments, "agents"), *map(_panel, defaults), suites.panel(suite)]
+
+
+def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to the evaluation of a command line: those of engines
+    that it does not use, and of frozen questions that no agent asks."""
+    evaluation = _evaluation_in(arguments)
+    used = {
+        "served_as chat": evaluation.get("endpoint"),
+        "kv_gib grammar": evaluation.get("engine") == "vllm",
+        "answerer": any(find(name).frozen_turns for name in agents_of(arguments, "agents")),
+    }
+    return [name for names, use in used.items() if not use for name in names.split()]

@@ -15,6 +15,7 @@ from config.errors import UserError
 from config.options import LIMIT
 from data import Task
 from memagent import Agent, Prompt, ReadConfig, Turn, Wording
+from tokens.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +40,9 @@ class AtOnce(Agent):
         )
     }
 
-    @property
-    def most_tokens(self) -> int | None:
-        """The tokens that prompt and answer may have: of the setting and the engine the smaller."""
-        return min((n for n in (self.config.window, self.window) if n), default=None)
+    def on(self, codec: Codec, window: int | None = None) -> Agent:
+        """Keep of the setting's window and the engine's the smaller one."""
+        return super().on(codec, min(filter(None, (self.config.window, window)), default=None))
 
     def window_needed(self) -> int | None:
         own = self.config.window
@@ -50,16 +50,16 @@ class AtOnce(Agent):
 
     def room(self, question: str) -> int | None:
         """Return the tokens left for the document beside question and answer; None = no limit."""
-        if self.most_tokens is None:
+        if self.window is None:
             return None
         frame = self.prompt("full", 1, problem=question, section="")
         around = len(self.codec.chat(frame.pieces)) + self.config.final_tokens
-        if self.most_tokens <= around:
+        if self.window <= around:
             raise UserError(
-                f"The question alone does not fit a window of {self.most_tokens} tokens; "
+                f"The question alone does not fit a window of {self.window} tokens; "
                 "give a larger --window."
             )
-        return self.most_tokens - around
+        return self.window - around
 
     def read(self, task: Task, text: str) -> Prompt:
         """Make the prompt with a text.
@@ -87,7 +87,7 @@ class Full(AtOnce):
 
     name = "full"
     in_words = "reading everything at once"
-    whole = True  # a report compares with this first
+    whole = True
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         yield self.read(task, task.document)

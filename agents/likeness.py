@@ -1,19 +1,16 @@
 """How alike two intents are: by their words, by their embeddings, or by both.
 
 Holds: `Likeness` and its kinds, `likeness_of`; `Identity`, what is noted of an embedder. Leaves
-out: what is kept of intents (agents/bank.py), embedders (models/embedder.py). No torch, unless
-faiss is missing.
+out: what is kept of intents (agents/bank.py), embedders (models/embedder.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: models/embedder.py.
 
-Embeddings are compared exactly, with all intents: by faiss (flat; from 100,000 intents on in half
-precision), or by torch where faiss is not installed. Similarities are rounded to six digits: in the
-digits beyond, machines and batch sizes differ, and they decide nothing.
+Embeddings are compared exactly, with all intents at once. Similarities are rounded to six digits:
+in the digits beyond, machines and libraries differ, and they decide nothing.
 """
 
 from __future__ import annotations
 
 import base64
-import importlib.util
 import math
 import random
 from collections import Counter
@@ -23,18 +20,14 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 
-from agents.search import tokens
+from agents.retrieval import K1, B, Lucene, tokens
 from config.errors import UserError
-from config.terminal import console
 
 if TYPE_CHECKING:
     from agents.search import Embedder
 
 DIGITS = 6
-HALF_FROM = 100_000  # intents
 MOST_PAIRED = 2000  # intents whose pairs are compared for a quantile
-SPARE = 32  # hits beyond k, so that of equal ones the lower ids are taken
-K1, B = 1.5, 0.75
 PROBE = "the embedding of this sentence tells embedders apart"
 
 Row = tuple[int, str, bytes]  # id, text, float32 vector; b"" without an embedder
@@ -133,12 +126,9 @@ class Words:
 
     def _scores(self, asked: Counter[str]) -> np.ndarray:
         """Return the similarity of every intent to the words of a text. Shape [N]."""
-        import bm25s
-
         if self._index is None:
-            self._index = bm25s.BM25(method="lucene", k1=K1, b=B)
-            self._index.index(self.words, show_progress=False)
-        return self._index.get_scores(sorted(asked)) / self._own(asked)
+            self._index = Lucene(self.words)
+        return self._index.scores(sorted(asked)) / self._own(asked)
 
     def _own(self, asked: Counter[str]) -> float:
         """Return the score of a text against itself, among the intents."""
@@ -168,10 +158,11 @@ class Meanings:
     def __init__(self, embedder: Embedder):
         self.embedder = embedder
         self._known: dict[str, np.ndarray] = {}  # of intents and of texts that were asked for
-        self._index: _Faiss | _Torch = index_of(embedder.dim)
+        self.begin(())
 
     def begin(self, rows: Sequence[Row]) -> None:
-        self._index = index_of(self.embedder.dim, len(rows))
+        self._ids = np.zeros(0, np.int64)
+        self._rows = np.zeros((0, self.embedder.dim), np.float32)  # [N, D]
         self.add(rows)
 
     def add(self, rows: Sequence[Row]) -> None:
@@ -181,12 +172,15 @@ class Meanings:
         matrix = matrix.reshape(len(rows), self.embedder.dim)  # [N, D]
         if not (fits := np.abs(matrix).max(1) <= 2).all():  # NaN is not
             raise ValueError(f"the embedding of intent {rows[fits.argmin()][0]} has no length of 1")
-        self._index.add(np.array([id for id, *_ in rows], np.int64), matrix)
+        self._ids = np.append(self._ids, [id for id, *_ in rows])
+        self._rows = np.concatenate([self._rows, matrix])
         self._known |= {text: row for (_, text, _), row in zip(rows, matrix, strict=True)}
 
     def nearest(self, text: str, k: int) -> list[tuple[int, float]]:
-        hits = self._index.search(self._embedded([text])[0], k + SPARE)
-        return best({id: round(sim, DIGITS) for id, sim in hits}, k)
+        sims = (self._rows @ self._embedded([text])[0]).astype(np.float64).round(DIGITS)
+        least = np.partition(sims, -k)[-k] if k < len(sims) else -math.inf
+        near = np.flatnonzero(sims >= least)  # with all that equal the last one
+        return best(dict(zip(self._ids[near].tolist(), sims[near].tolist(), strict=True)), k)
 
     def vector(self, text: str) -> bytes:
         return self._embedded([text])[0].astype(np.float32).tobytes()
@@ -260,57 +254,6 @@ class Both:
 
 def _quantile(values: np.ndarray, share: float) -> float:
     return round(float(np.quantile(values, share)), DIGITS) if len(values) else 0.0
-
-
-# ---------------------------------------------------------------- exact search
-
-
-def index_of(dim: int, n: int = 0) -> _Faiss | _Torch:
-    """Return an empty index of vectors of length 1, for n of them at first."""
-    if importlib.util.find_spec("faiss") is None:
-        console.print("faiss is not installed (pip install faiss-cpu): torch searches instead.")
-        return _Torch(dim)
-    return _Faiss(dim, n >= HALF_FROM)
-
-
-class _Faiss:
-    def __init__(self, dim: int, half: bool):
-        import faiss
-
-        flat = (
-            faiss.IndexScalarQuantizer(
-                dim, faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
-            )
-            if half
-            else faiss.IndexFlatIP(dim)
-        )
-        self.index = faiss.IndexIDMap2(flat)
-
-    def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        self.index.add_with_ids(np.ascontiguousarray(rows), ids)
-
-    def search(self, row: np.ndarray, k: int) -> list[tuple[int, float]]:
-        if not self.index.ntotal:
-            return []
-        # one query at a time: in a batch faiss computes by blocks, whose last digits differ
-        sims, ids = self.index.search(np.ascontiguousarray(row[None]), min(k, self.index.ntotal))
-        return [*zip(ids[0].tolist(), sims[0].tolist(), strict=True)]
-
-
-class _Torch:
-    def __init__(self, dim: int):
-        self.ids, self.rows = np.zeros(0, np.int64), np.zeros((0, dim), np.float32)
-
-    def add(self, ids: np.ndarray, rows: np.ndarray) -> None:
-        self.ids = np.concatenate([self.ids, ids])
-        self.rows = np.concatenate([self.rows, rows])
-
-    def search(self, row: np.ndarray, k: int) -> list[tuple[int, float]]:
-        import torch
-
-        sims = torch.from_numpy(self.rows) @ torch.from_numpy(row)
-        top = sims.topk(min(k, len(sims)))
-        return [*zip(self.ids[top.indices.numpy()].tolist(), top.values.tolist(), strict=True)]
 
 
 # ---------------------------------------------------------------- which embedder it was

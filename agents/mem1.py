@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 
 import memagent
 from agents.rememr1 import parse_step
-from agents.retrieval import BM25
+from agents.retrieval import Items, Lucene
 from config.options import COUNT, LIMIT
 from data import Task, formed, places
 from memagent import NO_MEMORY, Limits, Line, Prompt, Turn, Wording
@@ -136,17 +136,12 @@ class Mem1(memagent.MemAgent):
         return Limits(shown, c.memory_tokens + c.action_tokens)
 
 
-class DocumentSearch(BM25):
+class DocumentSearch(Items):
     """BM25 in a document: indexed once, for what a word weighs depends on all of it."""
 
     @cached_property
-    def index(self):
-        import bm25s
-
-        index = bm25s.BM25()
-        index.index(self.items, show_progress=False)
-        return index
+    def index(self) -> Lucene:
+        return Lucene(self.items)
 
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        found = self.index.get_scores(list(query)).tolist() if any(self.items) else []
-        return dict(enumerate(found))
+        return dict(enumerate(self.index.scores(query).tolist()))

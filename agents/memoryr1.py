@@ -79,15 +79,14 @@ class MemoryR1(MemUpdate):
     prompts = MemUpdate.prompts | {"build": MANAGE, "answer": DISTIL}
     rates = MemUpdate.rates | {"distilled": ("copied", "shown")}
 
-    def wording(self, name: str) -> str:
+    def wording(self, name: str) -> Wording:
         """Ask for no copies where the whole response is the answer."""
-        c = self.config
-        plain = name == "answer" and c.form == "plain"
-        return ANSWER.text(c.layout, c.form) if plain else super().wording(name)
+        plain = name == "answer" and self.config.form == "plain"
+        return ANSWER if plain else super().wording(name)
 
     def check(self, task: Task) -> None:
         """Refuse to train the answerer on a task without memories too."""
-        if self._answers_train(task) and not getattr(task, "memories", ()):
+        if self._answers_train(task) and not task.memories:
             raise UserError(f"{task.id} gives the answerer no memories: train --stage manager.")
         super().check(task)
 

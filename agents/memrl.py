@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
@@ -40,7 +41,7 @@ from memagent import (
     Turn,
 )
 from memory import overwrite
-from tasks.environments import Step, Work
+from tasks.environments import Work
 from tasks.mentions import count_phrases, phrases
 
 if TYPE_CHECKING:
@@ -232,7 +233,7 @@ class MemRL(Agent):
     }
 
     embed: Embedder | None = None
-    """of the setting `embedder`, given by whoever opens it"""
+    """of the setting `embedder`"""
     bank: Bank | None = None
     """given by whoever drives the agent; None: opened by the settings when it is first needed"""
     frozen: bool = False
@@ -251,6 +252,10 @@ class MemRL(Agent):
         other.frozen, other._rows = self.frozen, self._rows
         return other
 
+    @property
+    def embedder(self) -> str:
+        return self.config.embedder
+
     def freeze(self) -> None:
         """Write no experiences from now on, and nothing to the bank's file."""
         self.frozen = True
@@ -263,15 +268,16 @@ class MemRL(Agent):
                 c = replace(c, exclude_same_task=True)
             path = Path(c.bank) if c.bank and self._rows is None else None
             frozen = self.frozen and first and path is not None
-            own = dict(namespace=c.namespace, frozen=frozen)
-            self.bank = Bank(path if first else None, c, self.embed, **own)
+            file = path if first else None
+            self.bank = Bank(file, c, self.embed, namespace=c.namespace, frozen=frozen)
             if self._rows is not None:
                 self.bank.load(self._rows)
             elif not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
-                there = Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
-                self.bank.load(there.dump())
-                there.close()
+                with closing(
+                    Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
+                ) as written:
+                    self.bank.load(written.dump())
         return self.bank
 
     def close(self) -> None:
@@ -307,9 +313,9 @@ class MemRL(Agent):
             if len(self._retrieved) > 1 << 12:
                 self._retrieved.clear()
             if c.recall == "own":
-                own = [*bank.entries_of(task.id)][-1:]
-                found = tuple(Found(entry, 1.0, 0.0, 0.0, 0.0) for entry in own)
-                self._retrieved[key] = Retrieved(found, len(found), 1.0 if own else 0.0)
+                last = bank.entries_of(task.id)[-1:]
+                found = tuple(Found(entry, 1.0, 0.0, 0.0, 0.0) for entry in last)
+                self._retrieved[key] = Retrieved(found, len(found), 1.0 if last else 0.0)
             else:
                 seed = self.seed * 1_000_003 + self.epoch
                 self._retrieved[key] = bank.retrieve(
@@ -348,8 +354,7 @@ class MemRL(Agent):
                 prompt = replace(prompt, after=turn)
             if step is not None and not step.done:
                 why = "steps" if len(told) > 2 * most else "window"
-                give_up = getattr(episode, "give_up", lambda why: Step("", True, -1.0, why))
-                step = give_up(why)
+                step = episode.give_up(why)
         finally:
             episode.close()
         if turn is None:
@@ -500,15 +505,15 @@ class MemRL(Agent):
 
         The reward is the mean of all; the experience that of the first success, else the first.
         """
-        tried = [one for t in trajectories if (one := self.tried(t)) is not None]
+        tried = [notes for t in trajectories if (notes := self.tried(t)) is not None]
         if not tried:
             return None
         c = self.config
         rewards = [
-            one.reward if c.graded else c.success_reward if one.success else c.failure_reward
-            for one in tried
+            t.reward if c.graded else c.success_reward if t.success else c.failure_reward
+            for t in tried
         ]
-        best = next((one for one in tried if one.success), tried[0])
+        best = next((t for t in tried if t.success), tried[0])
         # as it was noted: the bank may have learnt from another group since, or another rank asked
         shown = tuple(_found(self.opened(), noted) for noted in best.shown)
         return Lesson(trajectories[0].task, best, shown, fmean(rewards))

@@ -18,26 +18,25 @@ the same way. Any other document is read as well: each of its sections is a sess
 from __future__ import annotations
 
 import time
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
+from agents.calls import Call, Fault, Format, format_of
 from agents.demos import Demo, Size
 from agents.notes import OPS, PARTS, Notes, counts_of, edited, lines_of, noted, table_of
-from agents.pay import Scored, compared, gains, parts
+from agents.pay import Editing, Scored, compared, gains, parts
+from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
+from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
 from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
+from tasks.conversations import Probe
 from tokens.codec import Codec
-
-if TYPE_CHECKING:  # pydantic and numpy come with them, which `--help` does not wait for
-    from agents.calls import Call, Fault, Format
-    from agents.search import Embedder, Search
-    from agents.tools import Scope
 
 # ---------------------------------------------------------------- wording and settings
 
@@ -67,16 +66,6 @@ ANSWER = Wording(
     "Solve the problem with the help of the memories alone; they are dated. {answer}",
     ("memory", "problem"),
     needs=("memory",),
-)
-
-
-TOOLS = (
-    "search_memory",
-    "manage_memory",
-    "delete_memory",
-    "sample_memory",
-    "merge_memory",
-    "split_memory",
 )
 
 
@@ -162,8 +151,10 @@ class MemUpdateConfig(ReadConfig):
         if self.search != "bm25" and not self.embedder:
             raise UserError(f"search {self.search} compares meanings: name an embedder.")
         if unknown := {*self.without} - {*TOOLS, "update"}:
-            there = ", ".join(TOOLS)
-            raise UserError(f"without names {sorted(unknown)[0]!r}: choose among {there}, update.")
+            choices = ", ".join(TOOLS)
+            raise UserError(
+                f"without names {sorted(unknown)[0]!r}: choose among {choices}, update."
+            )
 
     @property
     def grows(self) -> bool:
@@ -206,32 +197,6 @@ DEMO = Demo(
 )
 
 # ---------------------------------------------------------------- one episode
-
-
-@dataclass(slots=True)
-class Editing:
-    """An episode while its store is edited."""
-
-    task: Task
-    probes: Sequence
-    store: Store
-    scope: Scope
-    budget: int | None  # in tokens; None: in entries, or none
-    source: int  # tokens of what was read, or of the store at the start
-    turns: list[Turn] = field(default_factory=list)  # that edit
-    states: list[Snapshot] = field(default_factory=list)  # before the first turn, after each
-    calls: Counter[str] = field(default_factory=Counter)  # ok, failed
-    invalid: int = 0  # turns in a row, up to now, without a call of the right form
-    unread: set[int | None] = field(default_factory=set)  # sessions not shown, or not to their end
-
-    @property
-    def last(self) -> Turn | None:
-        return self.turns[-1] if self.turns else None
-
-    @property
-    def asked(self) -> list:
-        """The probes whose evidence was shown, as far as it is known where that stands."""
-        return [p for p in self.probes if not self.unread & {*getattr(p, "sessions", ())}]
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +249,7 @@ class MemUpdate(Agent):
     demo = DEMO
 
     embed: Embedder | None = None
-    """of the setting `embedder`, given by whoever opens it"""
+    """of the setting `embedder`"""
 
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
@@ -332,7 +297,7 @@ class MemUpdate(Agent):
     @staticmethod
     def _fingerprint(task: Task) -> str:
         """Return what tells sources apart: the text, and what a store begins with."""
-        return f"{task.document_digest} {getattr(task, 'beginning', '')}"
+        return f"{task.document_digest} {task.beginning}"
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
@@ -344,7 +309,7 @@ class MemUpdate(Agent):
     def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Read everything and edit the store by it."""
         read = {session.number for session in self._sessions(editing.task)}
-        editing.unread |= {s.number for s in getattr(editing.task, "sessions", ())} - read
+        editing.unread |= {s.number for s in editing.task.sessions} - read
         pieces = iter(self._pieces(editing.task) if self.edits else ())
         for session, date, piece in pieces:
             stop = yield from self._edit(editing, session, date, piece)
@@ -356,8 +321,6 @@ class MemUpdate(Agent):
             editing.last.notes.store = [*editing.store.lines()]
 
     def _begin(self, task: Task) -> Editing:
-        from agents.tools import Scope
-
         c = self.config
         store = Store(self.start(task))
         source, budget = self._measured(task, store)
@@ -365,8 +328,6 @@ class MemUpdate(Agent):
         scope = Scope(
             search=self.searcher(),
             measure=self.measure,
-            session=None,
-            date=None,
             seed=(task.document_digest,),
             budget_tokens=budget if hard else None,
             budget_entries=c.budget_entries or None if hard else None,
@@ -393,10 +354,10 @@ class MemUpdate(Agent):
         """Return what the store holds at first."""
         if self.config.mode == "build":
             return []
-        return entries_of(getattr(task, "memories", ()))
+        return entries_of(task.memories)
 
     def probes_of(self, task: Task) -> Sequence:
-        return getattr(task, "probes", ())
+        return task.probes
 
     def budget_tokens(self, source: int) -> int:
         """Return the tokens that a store may have. source: those of what it is made from."""
@@ -415,7 +376,7 @@ class MemUpdate(Agent):
         if c.mode == "refine":
             yield None, None, ""
             return
-        if not getattr(task, "sessions", ()):
+        if not task.sessions:
             for k, section in enumerate(self.sections(task), 1):
                 yield k, None, section
         for session in self._sessions(task):
@@ -426,7 +387,7 @@ class MemUpdate(Agent):
     def _sessions(self, task: Task) -> Sequence:
         """Return the sessions that are read: of more than `max_sections` those that `over` keeps;
         in `refine`, where none is, all of them."""
-        c, sessions = self.config, getattr(task, "sessions", ())
+        c, sessions = self.config, task.sessions
         if c.mode == "refine" or not c.max_sections or len(sessions) <= c.max_sections:
             return sessions
         last = c.max_sections // 2 if c.over == "center" else 0
@@ -459,13 +420,11 @@ class MemUpdate(Agent):
             turn = yield prompt
             turns += 1
             _, _, calls = self.format.parse(str(turn.response))
-            run = calls[: min(c.max_calls, c.max_ops - ops)]  # the others are not looked at
-            done = self._execute(store, scope, calls, c.max_ops - ops)
+            done, has_form = self._execute(store, scope, calls, c.max_ops - ops)
             ops = min(c.max_ops, ops + len(done))
             valid = sum(op.ok for op in done)
             editing.calls.update(ok=valid, failed=len(done) - valid)
-            malformed = calls and not any(self._has_form(call, scope) for call in run)
-            editing.invalid = editing.invalid + 1 if malformed else 0
+            editing.invalid = editing.invalid + 1 if calls and not has_form else 0
             replies = [op.message for op in done]
             snapshot = store.snapshot()
             editing.turns.append(turn)
@@ -477,17 +436,14 @@ class MemUpdate(Agent):
                 else "turns" if turns >= c.max_turns
                 else ""
             )  # fmt: skip
-            of = [noted(op) for op in done]
             size = len(snapshot), self.tokens_of(snapshot)
-            turn.notes = Notes("edit", session, of, *size, stop=stop)
+            turn.notes = Notes("edit", session, [*map(noted, done)], *size, stop=stop)
             if stop:
                 return stop
 
     def _edit_prompt(
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
     ) -> Prompt:
-        from agents.tools import schemas
-
         c = self.config
         snapshot = editing.store.snapshot()
         state = self._state(editing, ops, turns)
@@ -520,12 +476,13 @@ class MemUpdate(Agent):
         else:
             room = f" of at most {editing.budget} tokens" if editing.budget else ""
         left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
-        said = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
+        sizes = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
         if c.target == "hidden":
-            return said
+            return sizes
         first, *_ = (*self.probes_of(editing.task), editing.task)
-        plain = getattr(first, "asked", None) or first  # without the answers to choose from
-        return f"{said}\n{TARGET}{plain.question}"
+        # without the answers to choose from
+        plain = first if isinstance(first, Probe) else first.asked or first
+        return f"{sizes}\n{TARGET}{plain.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""
@@ -546,42 +503,30 @@ class MemUpdate(Agent):
 
     def _execute(
         self, store: Store, scope: Scope, calls: Sequence[Call | Fault], left: int
-    ) -> list[Op]:
-        """Run the calls of a turn; return a record of each one, run or refused.
+    ) -> tuple[list[Op], bool]:
+        """Run the calls of a turn; return a record of each one, run or refused, and whether any
+        that was looked at can be read, names a tool and has arguments that fit it.
 
         left: operations that may still be done; calls past them, and past `max_calls`, are not run.
         """
-        from agents.calls import Fault
-        from agents.tools import apply, refuse
-
-        c, done = self.config, []
+        c, done, has_form = self.config, [], False
         for k, call in enumerate(calls):
             if k >= min(c.max_calls, left):
                 most = f"{c.max_calls} calls in a turn" if k >= c.max_calls else (
                     f"{c.max_ops} operations"
                 )  # fmt: skip
-                said = f"Error: at most {most}; this one was not run."
-                done.append(refuse(store, scope, "too_many", said))
+                reply = f"Error: at most {most}; this one was not run."
+                done.append(refuse(store, scope, "too_many", reply))
             elif isinstance(call, Fault):
                 done.append(refuse(store, scope, call.code, f"Error: {call.message}"))
             else:
+                has_form |= not isinstance(checked(call.name, call.arguments, scope), tuple)
                 done.append(apply(store, call.name, call.arguments, scope))
-        return done
-
-    def _has_form(self, call: Call | Fault, scope: Scope) -> bool:
-        """Whether a call can be read, names a tool and has arguments that fit it."""
-        from agents.calls import Fault
-        from agents.tools import checked
-
-        if isinstance(call, Fault):
-            return False
-        return not isinstance(checked(call.name, call.arguments, scope), tuple)
+        return done, has_form
 
     # ---- answering
 
     def searcher(self) -> Search:
-        from agents.search import Search
-
         if self._search is None:
             self._search = Search(self.how or self.config.search, self.embed)
         return self._search
@@ -606,12 +551,12 @@ class MemUpdate(Agent):
 
         What is known already is not asked again.
         """
-        from agents.search import recall
 
         begun = time.perf_counter()
-        plain = getattr(about, "asked", None) or about  # without the answers to choose from
-        problem = getattr(plain, "problem", about.question)
-        entries = self.context(snapshot, plain.question)
+        probe = about if isinstance(about, Probe) else about.asked
+        problem = probe.problem if probe else about.question
+        question = (probe or about).question  # without the answers to choose from
+        entries = self.context(snapshot, question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
@@ -621,16 +566,15 @@ class MemUpdate(Agent):
             slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            evidence = getattr(plain, "evidence", None)
             turn.notes = Notes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
                 tokens=self.tokens_of(snapshot),
                 probe=about.id,
                 found=[*lines],
-                recall=recall(entries, evidence) if isinstance(evidence, tuple) else None,
+                recall=recall(entries, probe.evidence) if probe else None,
                 search_s=search_s,
-                search_cut=self.searcher().n_cut(snapshot.entries, plain.question),
+                search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
             score = fmean(turn.logprobs) if target else 0.0
             self._answers[key] = Answered(str(turn.response), lines, score)
@@ -741,13 +685,16 @@ class MemUpdate(Agent):
         return self.config.pay == "likelihood"
 
     @property
+    def embedder(self) -> str:
+        return self.config.embedder
+
+    @property
     def needs_embedder(self) -> bool:
         return (self.how or self.config.search) != "bm25"
 
     @property
     def format(self) -> Format:
         """How the model writes calls."""
-        from agents.calls import format_of
 
         if self._format is None:
             self._format = format_of(getattr(self.codec, "tokenizer", None))
@@ -758,7 +705,6 @@ class MemUpdate(Agent):
 
         None: the store is not edited; "": there is no tool.
         """
-        from agents.tools import schemas
 
         if not self.edits:
             return None

@@ -1,7 +1,8 @@
 """What an episode that edits a store is paid: parts of its reward, and what has changed answers.
 
-Holds: `worth`, `gains`, `parts`, `compared`; the original's formula: `context`, `overlap_score`,
-`sizes`, `efficiency`. Leaves out: who answers the probes (agents/memupdate.py). No torch.
+Holds: `Editing`, an episode under way; `worth`, `gains`, `parts`, `compared`, by the settings of
+MemUpdate, c; the original's formula: `context`, `overlap_score`, `sizes`, `efficiency`. Leaves out:
+who answers the probes (agents/memupdate.py). No torch.
 Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/notes.py.
 
 A state of the store is worth how much better the probes are answered from it than from the first.
@@ -11,15 +12,43 @@ before and after it differ in worth, so that the gains of an episode add up to t
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from agents.store import Entry, Snapshot
+from agents.store import Entry, Snapshot, Store
+from agents.tools import Scope
+from data import Task
+from memagent import ReadConfig, Turn
 
-if TYPE_CHECKING:
-    from agents.memupdate import Editing, MemUpdateConfig
+
+@dataclass(slots=True)
+class Editing:
+    """An episode while its store is edited."""
+
+    task: Task
+    probes: Sequence
+    store: Store
+    scope: Scope
+    budget: int | None  # in tokens; None: in entries, or none
+    source: int  # tokens of what was read, or of the store at the start
+    turns: list[Turn] = field(default_factory=list)  # that edit
+    states: list[Snapshot] = field(default_factory=list)  # before the first turn, after each
+    calls: Counter[str] = field(default_factory=Counter)  # ok, failed
+    invalid: int = 0  # turns in a row, up to now, without a call of the right form
+    unread: set[int | None] = field(default_factory=set)  # sessions not shown, or not to their end
+
+    @property
+    def last(self) -> Turn | None:
+        return self.turns[-1] if self.turns else None
+
+    @property
+    def asked(self) -> list:
+        """The probes whose evidence was shown, as far as it is known where that stands."""
+        return [p for p in self.probes if not self.unread & {*p.sessions}]
 
 
 class Scored(NamedTuple):
@@ -29,7 +58,7 @@ class Scored(NamedTuple):
     scores: Sequence[float]  # of each probe
 
 
-def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> float:
+def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     """Return what a state is worth over the first one; 0 if no probe is asked.
 
     compat: the gain in shared words times the efficiency of getting from the first state to this
@@ -48,18 +77,18 @@ def worth(c: MemUpdateConfig, editing: Editing, first: Scored, now: Scored) -> f
     won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
     if c.target == "hidden":
         return share * fmean(won)
-    own = won[0] if probes[0] is editing.probes[0] else 0.0
-    return own + c.visible_weight * share * fmean(won)
+    visible = won[0] if probes[0] is editing.probes[0] else 0.0
+    return visible + c.visible_weight * share * fmean(won)
 
 
-def gains(c: MemUpdateConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
+def gains(c: ReadConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
     """Return what each turn has added to the worth. states: before the first turn, after each."""
     worths = [worth(c, editing, states[0], state) for state in states]
     return [after - before for before, after in pairwise(worths)]
 
 
 def parts(
-    c: MemUpdateConfig,
+    c: ReadConfig,
     editing: Editing,
     first: Scored,
     last: Scored,
@@ -86,9 +115,9 @@ def parts(
     if known and c.pay == "answer":
         found["retained"] = fmean(known)  # of what could be answered at the start
     for category in sorted({probe.category for probe in probes} - {0}):
-        of = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
+        won = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
               if probe.category == category]  # fmt: skip
-        found[f"delta_{category}"] = fmean(of)
+        found[f"delta_{category}"] = fmean(won)
     won = worth(c, editing, first, last)
     if c.pay == "compat":
         factor = efficiency(sizes(first.snapshot), sizes(last.snapshot), c.size_cap)
@@ -128,8 +157,8 @@ def compared(
     ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
     first, last = editing.states[0], editing.states[-1]
     changed = []
-    for one in dict.fromkeys(ids):  # some were only displaced by others
-        sides = [state.get(one).line if one in state else "" for state in (first, last)]
+    for id in dict.fromkeys(ids):  # some were only displaced by others
+        sides = [state.get(id).line if id in state else "" for state in (first, last)]
         if sides[0] != sides[1]:
             changed += [f"{sign} {line}" for sign, line in zip("-+", sides, strict=True) if line]
     caused = [op["message"] for op in ops if {*ids} & {*op["ids"]}]
@@ -154,11 +183,11 @@ def gained(probes: Sequence, first: Snapshot, now: Snapshot) -> float:
 
 def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
     """Return what the original's keyword search finds: shared words over the longer of both."""
-    asked = {*question.lower().split()}
+    wanted = {*question.lower().split()}
 
     def score(entry: Entry) -> float:
         words = {*entry.text.lower().split()}
-        return len(asked & words) / max(len(asked), len(words), 1)
+        return len(wanted & words) / max(len(wanted), len(words), 1)
 
     best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
     lines = [f"Memory: {entry.text}" for entry in best]
@@ -167,8 +196,8 @@ def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
 
 def overlap_score(answer: str, context: str) -> float:
     """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
-    wanted, there = {*answer.lower().split()}, {*context.lower().split()}
-    return max(0.1, min(1.0, len(wanted & there) / len(wanted))) if wanted else 0.5
+    wanted, found = {*answer.lower().split()}, {*context.lower().split()}
+    return max(0.1, min(1.0, len(wanted & found) / len(wanted))) if wanted else 0.5
 
 
 def sizes(snapshot: Snapshot) -> tuple[int, int]:

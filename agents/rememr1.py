@@ -12,19 +12,18 @@ Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/baselines.p
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from agents.demos import Demo, Size
-from agents.retrieval import RETRIEVERS, Retriever
+from agents.demos import Compat, Demo, Size
+from agents.retrieval import RETRIEVERS, Tfidf
 from config.errors import UserError
 from config.options import COUNT, LIMIT
 from data import Task, extract_answer, normalize_answer, strip_thinking
 from memagent import (
     NO_MEMORY,
     Agent,
-    Compat,
     Finish,
     Limits,
     Line,
@@ -34,9 +33,10 @@ from memagent import (
     Turn,
     Wording,
 )
-from memory import MemoryState, Recall
+from memory import MemoryState, Recall, Retriever
 from tasks.mentions import answer_recall, count_phrases, phrases
 from tokens.codec import Codec
+from tokens.templates import ANSWER_REQUESTS
 
 # ---------------------------------------------------------------- wording and settings
 
@@ -357,14 +357,14 @@ class ReMemR1(Agent):
     splits = ("holds",)
     demo = DEMO
 
-    def wording(self, name: str) -> str:
-        text = super().wording(name).replace("{example}", self.config.example_query)
-        double = name == "recall_final" and self.config.boxed_literal == "double"
-        return text.replace("{}", "{{}}") if double else text
-
-    def needs_of(self, name: str) -> Sequence[str]:
-        off = self.config.callback == "off"
-        return [slot for slot in super().needs_of(name) if not (off and slot == "recalled_memory")]
+    def wording(self, name: str) -> Wording:
+        c, wording = self.config, super().wording(name)
+        head = wording.head.replace("{example}", c.example_query)
+        if name == "recall_final" and c.boxed_literal == "double":
+            head = head.replace("{answer}", ANSWER_REQUESTS[c.form].replace("{}", "{{}}"))
+        hidden = {"recalled_memory"} if c.callback == "off" else {}
+        needs = tuple(slot for slot in wording.needs if slot not in hidden)
+        return replace(wording, head=head, needs=needs)
 
     def limits(self) -> Limits:
         c = self.config
@@ -399,7 +399,7 @@ class ReMemR1(Agent):
                 queries.add(normal)
             state.update(step.memory, query, c.recall_k, c.history_scope, c.recall_at_zero)
             notes.asked = state.recalled.query
-            notes.memory_tokens = len(getattr(state.memory, "ids", ()))
+            notes.memory_tokens = len(state.memory.ids)
         turn = yield prompt("recall_final", c.final_tokens, final=True)
         turn.notes = evidence.notes(state.recalled)
 
@@ -532,7 +532,7 @@ class ReMemR1(Agent):
 def retriever_of(config: ReMemR1Config, codec: Codec) -> Retriever:
     """Make a retriever; every trajectory has its own."""
     if config.retriever == "tfidf_tokens":
-        return RETRIEVERS["tfidf"](tokens=codec.tokens)
+        return Tfidf(tokens=codec.tokens)
     return RETRIEVERS[config.retriever]()
 
 

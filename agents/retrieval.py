@@ -1,22 +1,26 @@
-"""Retrievers: find the stored texts that match a query best.
+"""Retrievers: find the stored texts that match a query best, by their words.
 
-Holds: `Retriever` and its implementations, `RETRIEVERS`. Leaves out: when an agent looks something
-up.
+Holds: `words`, `tokens`; `Lucene`, the BM25 of every other file; `WordRecall`, `Tfidf` and `BM25`,
+each a `Retriever` (memory.py), `RETRIEVERS`. Leaves out: when an agent looks something up.
 Exercise it: `pytest tests/test_memory.py`. Read next: agents/rememr1.py.
 """
 
 from __future__ import annotations
 
+import math
+import re
 import sys
-from abc import ABC, abstractmethod
 from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
 
+import numpy as np
+
 from tasks.mentions import separate_words
 
-# ---------------------------------------------------------------- looking back
+WORD = re.compile(r"[a-z0-9]+")
+K1, B = 1.5, 0.75
 
 
 def words(text: str) -> list[str]:
@@ -24,57 +28,97 @@ def words(text: str) -> list[str]:
     return separate_words(text).split()
 
 
-class Retriever(ABC):
+def tokens(text: str) -> list[str]:
+    """List the words by which entries of a store are compared.
+
+    >>> tokens("On 8 May, Ann's dog")
+    ['on', '8', 'may', 'ann', 's', 'dog']
+    """
+    return WORD.findall(text.lower())
+
+
+class Lucene:
+    """Lucene's BM25 over items that have been taken apart into words, by bm25s."""
+
+    def __init__(self, items: Sequence[Sequence[str]]):
+        self.n, self._index = len(items), None
+        if any(items):  # of nothing bm25s makes no index
+            import bm25s
+
+            self._index = bm25s.BM25(method="lucene", k1=K1, b=B)
+            self._index.index(items, show_progress=False)
+
+    def scores(self, query: Sequence[str]) -> np.ndarray:
+        """Return the score of every item. Shape [N]."""
+        if not (query and self._index):
+            return np.zeros(self.n, np.float32)
+        return self._index.get_scores(list(query))
+
+    def best(self, query: Sequence[str], k: int) -> list[int]:
+        """Return the k best items, the best first; without a word to match, the first ones."""
+        k = min(k, self.n)
+        if not (query and self._index):
+            return [*range(k)]
+        found, _ = self._index.retrieve([list(query)], k=k, show_progress=False)
+        return found[0].tolist()
+
+
+# ---------------------------------------------------------------- looking back
+
+
+class Items:
     """Items in the order in which they were added, and the best of them for a query. One belongs to
     one trajectory.
 
     Ties go to the most recent item, and what shares nothing with the query is not found: nothing
-    depends on hashes or on the order of a set. Each item is taken apart once.
+    depends on hashes or on the order of a set. Each item is taken apart once. What a word weighs
+    depends on all candidates, so that these are scored anew for every query.
     """
 
     def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
         self.tokens, self.n = tokens, 0
+        self.items: list[list[str]] = []
         for item in items:
             self.add(item)
 
     def add(self, item: str) -> int:
-        """Returns its index."""
-        self._index(self.n, self.tokens(item))
+        """Take in an item; return its index."""
+        self._index(self.tokens(item))
         self.n += 1
         return self.n - 1
 
     def top_k(
         self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False
     ) -> list[tuple[int, float]]:
-        """The k best items as (index, score), the best first. without: indices that are no
-        candidates. at_zero: candidates that share nothing with the query follow, the most recent
-        first."""
+        """Return the k best items as (index, score), the best first.
+
+        without: indices that are no candidates. at_zero: candidates that share nothing with the
+        query follow, the most recent first.
+        """
         asked = self.tokens(query)
-        found = (
-            {
-                i: score
-                for i, score in self._scores(asked, without).items()
-                if score > 0 and i not in without
-            }
-            if asked
-            else {}
-        )
+        scores = self._scores(asked, without) if asked else {}
+        found = {i: x for i, x in scores.items() if x > 0 and i not in without}
         best = sorted(found.items(), key=lambda hit: (-hit[1], -hit[0]))[:k]
         if at_zero and len(best) < k:
             rest = (i for i in reversed(range(self.n)) if i not in found and i not in without)
             best += [(i, 0.0) for i in islice(rest, k - len(best))]
         return best
 
-    @abstractmethod
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
-        """Take in the tokens of item i."""
+    def _index(self, tokens: Sequence[str]) -> None:
+        self.items.append([sys.intern(token) for token in tokens])
 
-    @abstractmethod
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        """Index -> score, of those that may score above 0."""
+        """Map the candidates that may score above 0 to their scores."""
+        at = [i for i in range(self.n) if i not in without]
+        items = [self.items[i] for i in at]
+        return dict(zip(at, self._fit(query, items), strict=True)) if any(items) else {}
+
+    def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> Sequence[float]:
+        """Return the score of each item."""
+        raise NotImplementedError
 
 
-class WordRecall(Retriever):
+class WordRecall(Items):
     """The share of the query's different words that an item has (ReMemR1, arXiv 2509.23040, section
     3.1), by an index of words: a query costs what it finds.
 
@@ -86,9 +130,9 @@ class WordRecall(Retriever):
         self.places: dict[str, array] = {}  # word -> items that have it
         super().__init__(items, tokens)
 
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
+    def _index(self, tokens: Sequence[str]) -> None:
         for token in dict.fromkeys(tokens):
-            self.places.setdefault(token, array("I")).append(i)
+            self.places.setdefault(token, array("I")).append(self.n)
 
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
         asked = dict.fromkeys(query)
@@ -96,49 +140,33 @@ class WordRecall(Retriever):
         return {i: n / len(asked) for i, n in shared.items()}
 
 
-class _Fitted(Retriever):
-    """One that is fitted on the candidates at every query: what a word weighs depends on all of
-    them."""
-
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
-        self.items: list[list[str]] = []
-        super().__init__(items, tokens)
-
-    def _index(self, i: int, tokens: Sequence[str]) -> None:
-        self.items.append([sys.intern(token) for token in tokens])
-
-    def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        at = [i for i in range(self.n) if i not in without]
-        items = [self.items[i] for i in at]
-        return dict(zip(at, self._fit(query, items), strict=True)) if any(items) else {}
-
-    @abstractmethod
-    def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        """The score of each item."""
-
-
-class Tfidf(_Fitted):
-    """Cosine of TF-IDF vectors (scikit-learn)."""
+class Tfidf(Items):
+    """The cosine of TF-IDF vectors, with the smoothed weights of scikit-learn: a word's weight is
+    ln((1 + items) / (1 + items with it)) + 1."""
 
     def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        from sklearn.feature_extraction.text import TfidfVectorizer
+        having = Counter(word for item in items for word in dict.fromkeys(item))
+        counts = np.array([*having.values()], float)
+        idf = (np.log((1 + len(items)) / (1 + counts)) + 1).tolist()
+        place = dict(zip(having, range(len(idf)), strict=True))  # sums go in scikit-learn's order
 
-        vectorizer = TfidfVectorizer(analyzer=list)
-        found = (
-            vectorizer.fit_transform(items) @ vectorizer.transform([query]).T
-        )  # rows have length 1: cosines
-        return found.toarray()[:, 0].tolist()
+        def vector(text: Sequence[str], order: Callable | None) -> dict[str, float]:
+            counted = Counter(word for word in text if word in place)
+            weights = {
+                word: counted[word] * idf[place[word]] for word in sorted(counted, key=order)
+            }
+            length = math.sqrt(sum(x * x for x in weights.values()))
+            return {word: x / length for word, x in weights.items()}
+
+        asked, rows = vector(query, None), [vector(item, place.get) for item in items]
+        return [sum(x * asked.get(word, 0.0) for word, x in row.items()) for row in rows]
 
 
-class BM25(_Fitted):
-    """Lucene's BM25 (bm25s)."""
+class BM25(Items):
+    """Lucene's BM25, fitted on the candidates."""
 
     def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
-        import bm25s
-
-        index = bm25s.BM25()
-        index.index(items, show_progress=False)
-        return index.get_scores(list(query)).tolist()
+        return Lucene(items).scores(query).tolist()
 
 
 RETRIEVERS = {"word_recall": WordRecall, "tfidf": Tfidf, "bm25": BM25}

@@ -52,7 +52,8 @@ def reward_of(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> f
 
 def place_of_reward(agent: Agent) -> str:
     """Return what gives the rewards, for a message."""
-    return getattr(agent.reward, "place", f"The reward of the agent {agent.label}")
+    reward = agent.reward
+    return reward.place if isinstance(reward, Reward) else f"The reward of the agent {agent.label}"
 
 
 def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:

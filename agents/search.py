@@ -1,29 +1,25 @@
 """Search in a memory store: BM25, embeddings, or both; always over the entries it is given.
 
-Holds: `Search`, `Embedder`, `tokens`, `recall`. Leaves out: the embedders (models/embedder.py), the
+Holds: `Search`, `Embedder`, `recall`. Leaves out: the embedders (models/embedder.py), the
 retrievers of memories (agents/retrieval.py). No torch.
 Exercise it: `pytest tests/agents/test_search.py`. Read next: models/embedder.py.
 """
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from datetime import date
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
 
+from agents.retrieval import Lucene, tokens
 from agents.store import Entry, number
 from config.errors import UserError
 from tasks.conversations import session_of
 
-if TYPE_CHECKING:
-    import bm25s
-
-WORD = re.compile(r"[a-z0-9]+")
 RRF_K = 60
 """Reciprocal rank fusion adds 1 / (RRF_K + rank), the best rank being 1 (Cormack et al. 2009)."""
 INDEXES = 64
@@ -44,15 +40,6 @@ class Embedder(Protocol):
     def cut(self, texts: Sequence[str], query: bool = False) -> list[bool]:
         """Say of each text whether its end is not read, as far as is known."""
         return [False] * len(texts)
-
-
-def tokens(text: str) -> list[str]:
-    """List the words by which BM25 compares texts.
-
-    >>> tokens("On 8 May, Ann's dog")
-    ['on', '8', 'may', 'ann', 's', 'dog']
-    """
-    return WORD.findall(text.lower())
 
 
 def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
@@ -211,7 +198,7 @@ class _Index:
         self.entries = tuple(entries)
         self.texts = [*map(searched, entries)]
         self.numbers = [number(entry.id) for entry in entries]
-        self.words: bm25s.BM25 | None = None
+        self.words: Lucene | None = None
         self.embedded: np.ndarray | None = None
 
     def ranked(self, scores: Mapping[int, float]) -> list[int]:
@@ -220,12 +207,6 @@ class _Index:
 
     def lexical(self, query: Sequence[str]) -> list[float]:
         """Return the BM25 score of each entry."""
-        import bm25s
-
         if self.words is None:
-            words = [tokens(text) for text in self.texts]
-            if not any(words):  # of nothing bm25s makes no index
-                return [0.0] * len(words)
-            self.words = bm25s.BM25(method="lucene", k1=1.5, b=0.75)
-            self.words.index(words, show_progress=False)
-        return self.words.get_scores(query).tolist() if query else [0.0] * len(self.entries)
+            self.words = Lucene([*map(tokens, self.texts)])
+        return self.words.scores(query).tolist()

@@ -1,13 +1,13 @@
 """The memory store: dated entries, a journal of all operations, snapshots, and files of both.
 
-Holds: `Entry`, `Op`, `Snapshot`, `Store`, `replay`, `Diff`, `diff`, `read_entries`.
+Holds: `Entry`, `Op`, `Snapshot`, `Store`, `Diff`, `diff`, `read_entries`.
 Leaves out: what is no text (tasks/conversations.py), the tools that a policy calls
 (agents/tools.py), search (agents/search.py). No torch.
 Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
 
 Entries are never changed in place: an update writes the next version, a deletion a version that is
 marked as deleted. Every operation is one record of the journal, whether it wrote, only read or
-failed; initial entries and journal together are the store, and `replay` makes it anew from them.
+failed; initial entries and journal together are the store, and reading a file does them again.
 
 A file of a store is a line with its format and two counts, then the initial entries, then the
 operations, one JSON object a line. Own data is one object a line too: `read_entries`.
@@ -16,15 +16,18 @@ operations, one JSON object a line. Own data is one object a line too: `read_ent
 from __future__ import annotations
 
 import codecs
-import copy
 import gzip
 import json
 import zlib
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import cache
 from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file, replacing_output
@@ -42,21 +45,45 @@ GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fiel
 # ---------------------------------------------------------------- entries
 
 
+def _a_text(value: str) -> str:
+    if fault := text_fault(value):
+        raise ValueError(fault)
+    return value
+
+
+def _a_day(value: str) -> str:
+    if not is_day(value):
+        raise ValueError("must be a day such as 2023-05-08")
+    return value
+
+
+Text = Annotated[str, AfterValidator(_a_text)]
+Day = Annotated[str, AfterValidator(_a_day)]
+Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
+IdOrNone = Annotated[str, Field(pattern=f"^({ENTRY_ID.pattern})?$")]
+Flag = Annotated[bool, Field(strict=True)]
+Number = Annotated[int, Field(strict=True, ge=1)]
+Place = Annotated[int, Field(strict=True, ge=0)]
+STRICT = ConfigDict(extra="forbid", revalidate_instances="always")
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """One version of one memory. Its id stays the same through all versions."""
 
-    id: str  # "m17"; "" in an entry that a store has yet to number
-    text: str  # one paragraph
-    kind: str | None = None  # of KINDS
-    speaker: str | None = None
-    date: str | None = None  # ISO day, "2023-05-08"
-    session: int | None = None
-    evidence: tuple[str, ...] = ()  # ids of what it was taken from
-    origin: str = "agent"  # or "init"
-    version: int = 1
-    parents: tuple[str, ...] = ()  # ids of the entries that were merged or split into it
-    deleted: bool = False
+    __pydantic_config__ = STRICT
+
+    id: IdOrNone  # "m17"; "" in an entry that a store has yet to number
+    text: Text  # one paragraph
+    kind: Literal[KINDS] | None = None
+    speaker: Text | None = None
+    date: Day | None = None  # ISO day, "2023-05-08"
+    session: Place | None = None
+    evidence: tuple[Text, ...] = ()  # ids of what it was taken from
+    origin: Literal["agent", "init"] = "agent"
+    version: Number = 1
+    parents: tuple[Id, ...] = ()  # ids of the entries that were merged or split into it
+    deleted: Flag = False
 
     @property
     def shown(self) -> str:
@@ -65,8 +92,8 @@ class Entry:
         >>> Entry("m1", "It rains.", speaker="Ann", date="2023-05-08").shown
         '2023-05-08 Ann: It rains.'
         """
-        said = f"{self.speaker}: {self.text}" if self.speaker else self.text
-        return f"{self.date} {said}" if self.date else said
+        text = f"{self.speaker}: {self.text}" if self.speaker else self.text
+        return f"{self.date} {text}" if self.date else text
 
     @property
     def line(self) -> str:
@@ -83,50 +110,29 @@ def number(entry_id: str) -> int:
     return int(entry_id[1:] or 0)
 
 
-def _brief(value: object) -> str:
-    return clip(repr(value), 80)
+@cache
+def _type(kind: type) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
-def _is_count(value: object, least: int) -> bool:
-    return type(value) is int and value >= least
+def _valid(kind: type, values: object) -> Entry | Op:
+    """Return an entry or an operation that may stand in a store, of an object or of its fields.
 
-
-def _is_id(value: object) -> bool:
-    return isinstance(value, str) and bool(ENTRY_ID.fullmatch(value))
-
-
-# field -> (what it must be, whether it is), for all but the texts
-RULES: dict[str, tuple[str, Callable[[object], bool]]] = {
-    "id": ('an id such as "m17"', lambda v: v == "" or _is_id(v)),
-    "kind": (f"one of {', '.join(KINDS)}", lambda v: v is None or v in KINDS),
-    "date": ("a day such as 2023-05-08", lambda v: v is None or is_day(v)),
-    "session": ("a whole number from 0", lambda v: v is None or _is_count(v, 0)),
-    "evidence": (
-        "a list of texts",
-        lambda v: isinstance(v, tuple) and not any(map(text_fault, v)),
-    ),
-    "origin": ("init or agent", lambda v: v in ("init", "agent")),
-    "version": ("a whole number from 1", lambda v: _is_count(v, 1)),
-    "parents": ("a list of ids", lambda v: isinstance(v, tuple) and all(map(_is_id, v))),
-    "deleted": ("true or false", lambda v: isinstance(v, bool)),
-}
-
-
-def _check(entry: Entry) -> Entry:
-    """Return an entry that may stand in a store; ValueError with the field and the reason."""
-    for name in ("text", "speaker"):
-        value = getattr(entry, name)
-        if (name == "text" or value is not None) and (why := text_fault(value)):
-            raise ValueError(f"'{name}' {why}")
-    for name, (wanted, fits) in RULES.items():
-        if not fits(value := getattr(entry, name)):
-            raise ValueError(f"'{name}' must be {wanted}, not {_brief(value)}")
-    return entry
+    ValueError, with the field and the reason: it may not.
+    """
+    try:
+        return _type(kind).validate_python(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = ".".join(map(str, fault["loc"])) or kind.__name__.lower()
+        raise ValueError(
+            f"{clip(repr(field), 80)}: {fault['msg'].removeprefix('Value error, ')}"
+        ) from None
 
 
 def _numbered(entries: Iterable[Entry]) -> list[Entry]:
     """Check entries, and give those without an id the ids after the highest one, in order."""
-    entries = [_check(entry) for entry in entries]
+    entries = [_valid(Entry, entry) for entry in entries]
     highest = max((number(entry.id) for entry in entries), default=0)
     for k, entry in enumerate(entries):
         if not entry.id:
@@ -142,15 +148,17 @@ def _numbered(entries: Iterable[Entry]) -> list[Entry]:
 class Op:
     """One operation, as it stands in the journal."""
 
-    n: int  # from 1
-    tool: str
+    __pydantic_config__ = STRICT
+
+    n: Number
+    tool: str  # of it and its reply anything, also half of a surrogate pair
     args: dict  # JSON values
-    ok: bool
+    ok: Flag
     code: str  # why it failed, in a word such as "unknown_id"; "" if it did not
     message: str  # the reply
     before: tuple[Entry, ...]  # the versions that were replaced
     after: tuple[Entry, ...]  # the versions that were written
-    session: int | None = None  # the session that was being read
+    session: Place | None = None  # the session that was being read
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -206,7 +214,7 @@ class Store:
 
     def at(self, n: int) -> Snapshot:
         """Return the state after the n-th operation; 0 is the initial one. UserError: no such n."""
-        if not (_is_count(n, 0) and n <= len(self.journal)):
+        if type(n) is not int or not 0 <= n <= len(self.journal):
             last = len(self.journal)
             raise UserError(f"There is no operation {n}: give a number from 0 to {last}.")
         ops = self.journal[:n]
@@ -237,13 +245,13 @@ class Store:
         after: new entries with the next ids in order, and next versions of live ones; a deletion is
         a next version that is marked as deleted. ValueError, and no change: anything else.
         """
-        after = tuple(after)
+        after = tuple(_valid(Entry, entry) for entry in after)
         if after and not ok:
             raise ValueError("an operation that failed writes nothing")
         if ok and tool == RESTORE:
             raise ValueError(f"only Store.restore records a {RESTORE}")
         known, fresh = set[str](), self._next
-        for entry in map(_check, after):
+        for entry in after:
             old = self._latest.get(entry.id)
             if entry.id in known:
                 raise ValueError(f"{entry.id} is written twice")
@@ -283,14 +291,8 @@ class Store:
                 target = entry if entry.deleted else deleted
             if target != entry:
                 after.append(target)
-        said = f"Restored the entries as they were after operation {n}."
-        return self._write(RESTORE, {"n": n}, tuple(after), message=said, ok=True, code="")
-
-    def copy(self) -> Store:
-        """Return an independent store with the same entries and a journal of its own."""
-        twin = copy.copy(self)
-        twin._latest, twin.journal = dict(self._latest), list(self.journal)
-        return twin
+        message = f"Restored the entries as they were after operation {n}."
+        return self._write(RESTORE, {"n": n}, tuple(after), message=message, ok=True, code="")
 
     def _redo(self, op: Op) -> None:
         """Do a recorded operation again; ValueError if what it does is not what the record says."""
@@ -333,38 +335,25 @@ class Store:
 
         UserError: as `from_jsonl`.
         """
-        raws = (line.encode(errors="surrogatepass") for line in lines)
-        return cls._read(where, [(n, _object(where, n, raw)) for n, raw in enumerate(raws, 1)])
+        return cls._read(where, [(n, _object(where, n, line)) for n, line in enumerate(lines, 1)])
 
     @classmethod
     def _read(cls, path: str | Path, objects: list[tuple[int, dict]]) -> Store:
         (_, header), *lines = objects or [(0, {})]
         if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
             raise UserError(f"{path} is no file of a store: its first line must name the format.")
-        n, operations = header.get("entries"), header.get("operations")
-        if not (_is_count(n, 0) and _is_count(operations, 0) and len(lines) == n + operations):
-            counted = f"{_brief(n)} entries and {_brief(operations)} operations"
-            raise UserError(f"{path} is not whole: {counted} must follow the first line.")
-        known = tuple(field.name for field in fields(Entry))
-        store, looked_at = cls(_entries(path, lines[:n], known)), 0
-        for line, values in lines[n:]:
+        counts = header.get("entries"), header.get("operations")
+        if not all(type(n) is int and n >= 0 for n in counts) or len(lines) != sum(counts):
+            follow = f"{_brief(counts[0])} entries and {_brief(counts[1])} operations"
+            raise UserError(f"{path} is not whole: {follow} must follow the first line.")
+        store, looked_at = cls(_entries(path, lines[: counts[0]])), 0
+        for line, values in lines[counts[0] :]:
             with _place(path, line):
-                store._redo(op := _op(values))
+                store._redo(op := _valid(Op, values))
                 looked_at += (len(store._latest) + op.n) * (op.tool == RESTORE)
                 if looked_at > MOST_RESTORED:
                     raise ValueError("restores follow one another that take too long to do again")
         return store
-
-
-def replay(entries: Iterable[Entry], ops: Iterable[Op]) -> Store:
-    """Make a store out of its initial entries and its operations.
-
-    ValueError or UserError: the operations are not those of one store from its beginning.
-    """
-    store = Store(entries)
-    for op in ops:
-        store._redo(op)
-    return store
 
 
 # ---------------------------------------------------------------- what changed
@@ -396,12 +385,12 @@ def diff(a: Snapshot, b: Snapshot) -> Diff:
         found, todo = set[str](), [*entry.parents]
         while todo:
             followed += STEP
-            if (one := todo.pop()) not in found:
-                found.add(one)
-                if end := gone.get(one) or come.get(one):
+            if (id := todo.pop()) not in found:
+                found.add(id)
+                if end := gone.get(id) or come.get(id):
                     followed += LINK + len(end.text)
                 else:
-                    todo += [p for state in (a, b) if (e := state.get(one)) for p in e.parents]
+                    todo += [p for state in (a, b) if (e := state.get(id)) for p in e.parents]
             if followed > MOST_FOLLOWED:
                 raise UserError(
                     "More merges and splits lie between the two states than can be shown: compare "
@@ -430,8 +419,12 @@ def read_entries(path: str | Path) -> list[Entry]:
 
     UserError with file, line and field for anything that is wrong: nothing is half loaded.
     """
-    entries = _entries(path, _objects(path), GIVEN)
-    return _numbered(replace(entry, origin="init") for entry in entries)
+    lines = _objects(path)
+    for line, values in lines:
+        with _place(path, line):
+            if unknown := [name for name in values if name not in GIVEN]:
+                raise ValueError(f"{_brief(unknown[0])} is no field; there are {', '.join(GIVEN)}")
+    return _numbered(replace(entry, origin="init") for entry in _entries(path, lines))
 
 
 def _objects(path: str | Path) -> list[tuple[int, dict]]:
@@ -448,15 +441,19 @@ def _objects(path: str | Path) -> list[tuple[int, dict]]:
     return [(n, _object(path, n, raw)) for n, raw in lines if raw.strip()]
 
 
-def _object(path: str | Path, line: int, raw: bytes) -> dict:
+def _object(path: str | Path, line: int, raw: str | bytes) -> dict:
     with _place(path, line):
         try:
-            value = from_json(raw.decode())
+            value = from_json(raw if isinstance(raw, str) else raw.decode())
         except ValueError as error:
             raise ValueError(f"this is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict):
             raise ValueError(f"a line must be an object with named fields, not {_brief(value)}")
         return value
+
+
+def _brief(value: object) -> str:
+    return clip(repr(value), 80)
 
 
 @contextmanager
@@ -468,43 +465,16 @@ def _place(path: str | Path, line: int) -> Iterator[None]:
         raise UserError(f"{path}, line {line}: {first_line(error)}.") from None
 
 
-def _entries(
-    path: str | Path, lines: Iterable[tuple[int, dict]], known: Sequence[str]
-) -> list[Entry]:
+def _entries(path: str | Path, lines: Iterable[tuple[int, dict]]) -> list[Entry]:
     """Make an entry of each line; no two have the same id."""
     entries, places = [], dict[str, int]()
     for line, values in lines:
         with _place(path, line):
-            entry = _entry(values, known)
+            entry = _valid(Entry, {"id": ""} | values)
             if entry.id and places.setdefault(entry.id, line) != line:
                 raise ValueError(f"'id' is {entry.id}, as in line {places[entry.id]}")
             entries.append(entry)
     return entries
-
-
-def _entry(values: object, known: Sequence[str]) -> Entry:
-    if not isinstance(values, dict):
-        raise ValueError(f"an entry must be an object with named fields, not {_brief(values)}")
-    if unknown := [name for name in values if name not in known]:
-        raise ValueError(f"{_brief(unknown[0])} is no field; there are {', '.join(known)}")
-    if "text" not in values:
-        raise ValueError("'text' is missing")
-    given = {name: tuple(v) if isinstance(v, list) else v for name, v in values.items()}
-    return _check(Entry(**{"id": ""} | given))
-
-
-def _op(values: dict) -> Op:
-    names, known = [field.name for field in fields(Op)], [field.name for field in fields(Entry)]
-    if {*values} != {*names}:
-        raise ValueError(f"an operation has the fields {', '.join(names)}")
-    kinds = {"n": int, "tool": str, "args": dict, "ok": bool, "code": str, "message": str}
-    for name, kind in (kinds | {"before": list, "after": list}).items():
-        if type(values[name]) is not kind:
-            raise ValueError(f"'{name}' must not be {_brief(values[name])}")
-    if not RULES["session"][1](values["session"]):
-        raise ValueError(f"'session' must be {RULES['session'][0]}")
-    sides = {side: tuple(_entry(e, known) for e in values[side]) for side in ("before", "after")}
-    return Op(**values | sides)
 
 
 def _plain(value: object) -> object:

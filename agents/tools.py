@@ -23,7 +23,7 @@ import random
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date
 from functools import lru_cache
 from itertools import pairwise
@@ -77,7 +77,7 @@ class Scope:
     """What a call may depend on besides the store and its own arguments."""
 
     search: Search
-    measure: Callable[[str], int]  # tokens of a text; a function of the text alone
+    measure: Callable[[str], int]  # tokens of a text, which it remembers
     session: int | None = None  # the one being read; a new entry belongs to it
     date: str | None = None  # its day, "2023-05-08": a new entry's, unless the call gives one
     seed: tuple = ()  # sample_memory draws from it and the number of the operation, nothing else
@@ -85,14 +85,7 @@ class Scope:
     budget_tokens: int | None = None  # of the lines of all entries
     budget_entries: int | None = None
     reply_tokens: int = 512  # most tokens of a reply that lists entries
-    tools: tuple[str, ...] = (
-        "search_memory",
-        "manage_memory",
-        "delete_memory",
-        "sample_memory",
-        "merge_memory",
-        "split_memory",
-    )  # those that are there
+    tools: tuple[str, ...] = field(default_factory=lambda: tuple(TOOLS))  # those that are there
     may_update: bool = True  # False: manage_memory creates only
 
 
@@ -173,15 +166,13 @@ class Arguments(BaseModel):
     def run(self, store: Store, scope: Scope) -> Done:
         """Return the reply and the versions to write; raise _Refused if it cannot be done."""
 
-    def _need(self, name: str, what: str) -> None:
-        """Raise unless the argument that something needs is given."""
-        if getattr(self, name) is None:
-            raise PydanticCustomError("missing", f"{name}: required by {what}")
-
-    def _need_no(self, name: str, what: str) -> None:
-        """Raise if the argument that something has no use for is given."""
-        if getattr(self, name) is not None:
-            raise PydanticCustomError("bad_arguments", f"{name}: not taken by {what}")
+    def _check(self, names: Sequence[str], what: str, needed: bool) -> None:
+        """Raise unless the arguments that something needs are given, or the others are not."""
+        for name in names:
+            if needed and getattr(self, name) is None:
+                raise PydanticCustomError("missing", f"{name}: required by {what}")
+            if not needed and getattr(self, name) is not None:
+                raise PydanticCustomError("bad_arguments", f"{name}: not taken by {what}")
 
 
 # ---------------------------------------------------------------- the tools
@@ -241,12 +232,11 @@ class ManageMemory(Arguments):
 
     @model_validator(mode="after")
     def _complete(self) -> ManageMemory:
-        if self.operation == "noop":
-            for name in ("content", "memory_id", "kind", "date"):
-                self._need_no(name, "noop")
-            return self
-        self._need("content", self.operation)
-        (self._need if self.operation == "update" else self._need_no)("memory_id", self.operation)
+        does = self.operation
+        self._check(["content"], does, needed=does != "noop")
+        self._check(["memory_id"], does, needed=does == "update")
+        if does == "noop":
+            self._check(["kind", "date"], does, needed=False)
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
@@ -340,13 +330,12 @@ class MergeMemory(Arguments):
 
     @model_validator(mode="after")
     def _complete(self) -> MergeMemory:
-        concatenate = self.strategy == "concatenate"
-        (self._need_no if concatenate else self._need)("content", self.strategy)
+        self._check(["content"], self.strategy, needed=self.strategy != "concatenate")
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
         snapshot = store.snapshot()
-        old = [_live(snapshot, one, "memory_ids") for one in self.memory_ids]
+        old = [_live(snapshot, id, "memory_ids") for id in self.memory_ids]
         text = self.content or " ".join(entry.text for entry in old)
         _refuse_long("memory_ids", text)
         _refuse_duplicate(snapshot, text, but=self.memory_ids)
@@ -357,7 +346,7 @@ class MergeMemory(Arguments):
             _shared(entry.speaker for entry in old),
             max((entry.date for entry in old if entry.date), default=None),
             _shared(entry.session for entry in old),
-            tuple(dict.fromkeys(one for entry in old for one in entry.evidence)),
+            tuple(dict.fromkeys(source for entry in old for source in entry.evidence)),
             parents=tuple(self.memory_ids),
         )
         after = [new, *map(_deleted, old)]
@@ -387,7 +376,7 @@ class SplitMemory(Arguments):
     @model_validator(mode="after")
     def _complete(self) -> SplitMemory:
         if self.split_criteria == "thematic":
-            self._need("parts", "thematic")
+            self._check(["parts"], "thematic", needed=True)
         if self.parts and len(self.parts) > self.max_parts:
             raise PydanticCustomError("bad_arguments", "parts: there are more than max_parts")
         return self
@@ -402,8 +391,8 @@ class SplitMemory(Arguments):
             _refuse_long("memory_id", text)
             _refuse_duplicate(snapshot, text, but=(old.id,))
         new = [
-            replace(old, id=one, text=text, origin="agent", version=1, parents=(old.id,))
-            for one, text in zip(store.new_ids(len(texts)), texts, strict=True)
+            replace(old, id=id, text=text, origin="agent", version=1, parents=(old.id,))
+            for id, text in zip(store.new_ids(len(texts)), texts, strict=True)
         ]
         if self.split_criteria == "speaker":  # the parts say whose they are
             new = [replace(entry, speaker=None) for entry in new]
@@ -415,7 +404,7 @@ class SplitMemory(Arguments):
         """Cut a text between sentences, at the first places that the criterion finds."""
         sentences = SENTENCE_END.split(text)
         if self.split_criteria == "temporal":
-            places = [i for i, one in enumerate(sentences) if i and TIME.search(one)]
+            places = [i for i, text in enumerate(sentences) if i and TIME.search(text)]
         else:
             places = _new_speakers(sentences, snapshot)
         edges = [0, *places[: self.max_parts - 1], len(sentences)]
@@ -486,24 +475,13 @@ def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> No
         if more > 0 and stored + more > scope.budget_entries:
             raise _Refused("full", f"memory full ({stored} of {scope.budget_entries} memories).")
     if scope.budget_tokens is not None:
-        stored = _stored_tokens(scope.measure, snapshot)
-        more = _sum_tokens(scope.measure, now) - _sum_tokens(scope.measure, before)
+        stored, *sides = (
+            sum(scope.measure(entry.line) for entry in entries)
+            for entries in (snapshot.entries, before, now)
+        )
+        more = sides[1] - sides[0]
         if more > 0 and stored + more > scope.budget_tokens:
             raise _Refused("full", f"memory full ({stored} of {scope.budget_tokens} tokens).")
-
-
-@lru_cache(1 << 14)
-def _line_tokens(measure: Callable[[str], int], line: str) -> int:
-    return measure(line)
-
-
-def _sum_tokens(measure: Callable[[str], int], entries: Iterable[Entry]) -> int:
-    return sum(_line_tokens(measure, entry.line) for entry in entries)
-
-
-@lru_cache(64)  # a store has one snapshot until something is written
-def _stored_tokens(measure: Callable[[str], int], snapshot: Snapshot) -> int:
-    return _sum_tokens(measure, snapshot.entries)
 
 
 def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
@@ -565,8 +543,8 @@ def checked(name: object, arguments: object, scope: Scope) -> Arguments | tuple[
     """
     tool = TOOLS.get(name) if isinstance(name, str) and name in scope.tools else None
     if tool is None:
-        there = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
-        return "unknown_tool", f"Error: name: {_quoted(name)} is no tool; {there}."
+        known = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
+        return "unknown_tool", f"Error: name: {_quoted(name)} is no tool; {known}."
     if not isinstance(arguments, dict):
         fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
         return "bad_arguments", fault
@@ -619,8 +597,8 @@ def _fault(error: ValidationError) -> tuple[str, str]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, *inside = first["loc"] or ("",)
     where = _quoted(field, "") + "".join(f"[{k}]" for k in inside)
-    said = first["msg"][:1].lower() + first["msg"][1:]
-    reply = f"Error: {where}: {said}." if where else f"Error: {said}."
+    reason = first["msg"][:1].lower() + first["msg"][1:]
+    reply = f"Error: {where}: {reason}." if where else f"Error: {reason}."
     return _CODE_OF.get(first["type"], "bad_arguments"), reply
 
 

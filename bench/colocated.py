@@ -31,9 +31,9 @@ import torch
 from bench.common import line, random_qwen3, table
 from bench.parts import Benchmark
 from config.errors import UserError
-from models.plan import KNOWN, Geometry, plan
+from models.plan import KNOWN, Geometry, dense, plan
 
-SMALL = Geometry(4, 256, 8, 4, 32, 512, 512, True)
+SMALL = dense(4, 256, 8, 4, 32, 512, 512, True)
 ENGINE = "vllm"  # of the steps
 LEVELS = [("full", "2"), ("lora", "1"), ("full", "1"), ("full", "never"), ("lora", "never")]
 # mean |log-prob of the sampler - of the trainer|: float32, bfloat16

@@ -40,11 +40,11 @@ from grpo import policy_loss, token_weights
 from models import ranks
 from models.load import inner, optimizer_of, recompute, with_lora
 from models.logprobs import Row, logprobs, pack, policy_logprobs
-from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib
+from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib, dense
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
-TINY_MODEL = Geometry(2, 64, 4, 2, 16, 96, 512, True)
+TINY_MODEL = dense(2, 64, 4, 2, 16, 96, 512, True)
 TARGETS = {
     "lora": {"tokens_per_s": 14_000, "gib": 30},
     "full-4b": {"tokens_per_s": 10_000, "gib": 85},

@@ -77,9 +77,9 @@ def of_store() -> float:
     return seconds(two, 500) / 2
 
 
-def opened(path: Path) -> Bank:
+def opened(path: Path, frozen: bool = False) -> Bank:
     config = BankConfig(retrieve="dense", embedder="hash:8", same_intent=1.1, delta=-1.0)
-    return Bank(path, config, Directions())
+    return Bank(path, config, Directions(), frozen=frozen)
 
 
 def fill(path: Path) -> None:
@@ -101,7 +101,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "bank.db")
         fill(path)
-        bank = opened(path)
+        bank = opened(path, frozen=True)  # a bank has one writer
         bank.likeness._embedded(["query"])  # the embedder's own time is not measured
         measures = (of_help, of_store, lambda: seconds(lambda: opened(path).close()),
                     lambda: seconds(lambda: bank.retrieve("query"), 40))  # fmt: skip

@@ -32,6 +32,7 @@ from agents import find
 from config import files
 from config.errors import UserError, clean, clip
 from config.foreign import from_json
+from config.locks import writing
 from config.options import (
     EMBEDDED,
     AnsweringConfig,
@@ -50,7 +51,8 @@ from engines.replay import Replay
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from report.reading import begins
 from report.records import record, record_turn
-from report.rows import Rows
+from report.rows import Rows, lines_in
+from report.status import hold, release
 from report.summary import write_text
 from rollout import Engine, Sampling, advance, follow, start
 from tasks import documents
@@ -129,8 +131,8 @@ class Reading:
             given["endpoint"] = ",".join(c.endpoint)
         if agent and agent.name != agent.label:
             given["agent"] = agent.name
-        if agent and "://" in (embedder := getattr(agent.config, "embedder", "")):
-            given["embedder"] = embedder
+        if agent and "://" in agent.embedder:
+            given["embedder"] = agent.embedder
         flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         trust = " --trust-remote-code" if c.trust_remote_code else ""
         return f"ask --resume --name {c.name}{''.join(flags)}{trust}"
@@ -205,12 +207,15 @@ def _kept(reading: Reading, engine: Engine, warm: bool) -> dict:
     new = reading.folder is None
     if new:
         reading.folder = _folder(reading)
-    with Rows(reading.folder / "turns.jsonl") as rows:
-        if not rows.claim("reading"):
-            raise UserError(f"{reading.folder} is being read by another process.")
-        if new:
-            _begin(reading)
-        return _read(reading, engine, rows, warm)
+    with writing(reading.folder, f"The reading {reading.folder}"):
+        hold(reading.folder)
+        try:
+            with Rows(reading.folder / "turns.jsonl") as rows:
+                if new:
+                    _begin(reading)
+                return _read(reading, engine, rows, warm)
+        finally:
+            release(reading.folder)
 
 
 def _cost(answer: dict) -> str:
@@ -461,7 +466,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
 
     Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
     """
-    recorded = list(rows.new())
+    recorded = list(lines_in(rows.path))
     if damaged := [k for k, row in enumerate(recorded, 1) if not ROW <= row.keys()]:
         raise UserError(
             f"{rows.path}, line {damaged[0]} is no turn: ask anew under another --name."

@@ -23,7 +23,7 @@ from config.flags import command
 from config.options import NOT_NEGATIVE, check_fields
 
 if TYPE_CHECKING:
-    from agents.bank import Bank, Entry, Filter
+    from agents.bank import Bank, Entry
 
 bank_app = typer.Typer(
     no_args_is_help=True, help="Show, count, export, merge, forget and check experiences."
@@ -59,14 +59,19 @@ class Which:
         check_fields(self)
 
     @property
-    def filter(self) -> Filter:
-        from agents.bank import Filter
-
-        # shown and given from 1 on, kept from 0 on
-        first = None if self.before is None else self.before - 1
-        kind = "" if self.kind == "any" else self.kind
-        solved = None if self.outcome == "any" else self.outcome == "solved"
-        return Filter(self.q_below, self.q_above, self.visits, first, self.task, kind, solved)
+    def conditions(self) -> dict[str, object]:
+        """Return those that are given, as `Bank.entries` takes them."""
+        given = {
+            "q_below": self.q_below,
+            "q_above": self.q_above,
+            "visits": self.visits or None,
+            # shown and given from 1 on, kept from 0 on
+            "epoch_before": None if self.before is None else self.before - 1,
+            "task_id": self.task or None,
+            "kind": None if self.kind == "any" else self.kind,
+            "success": None if self.outcome == "any" else self.outcome == "solved",
+        }
+        return {name: value for name, value in given.items() if value is not None}
 
 
 def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: bool) -> Bank:
@@ -97,7 +102,7 @@ def show(
 ):
     """Print experiences with their utility and where they came from."""
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(Which(**which).filter)
+    entries = bank.entries(**Which(**which).conditions)
     entries.sort(key=lambda entry: (-entry.q, -entry.visits, entry.id))
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
@@ -134,7 +139,7 @@ def export(
     from dataclasses import asdict
 
     bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(Which(**which).filter)
+    entries = bank.entries(**Which(**which).conditions)
     with replacing_output(out) as temporary:
         lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
@@ -165,14 +170,14 @@ def forget(
     which: dict = {},
 ):
     """Let go of the entries that all given conditions hold for."""
-    where = Which(**which).filter
-    if len(where.clause[1]) == 0:
+    where = Which(**which).conditions
+    if not where:
         raise UserError(
             "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind or "
             "--outcome."
         )
     bank = _opened(file, namespace, upkeep=True)
-    n = bank.forget(where)
+    n = bank.forget(**where)
     bank.close()
     _say(f"{n} entries are forgotten.")
 
@@ -188,10 +193,9 @@ def calibrate(
     if not 0 <= quantile <= 1:
         raise UserError("--quantile must lie between 0 and 1.")
     bank = _opened(file, namespace, embedder, frozen=True)
-    texts = [*dict.fromkeys(entry.intent for entry in bank.entries())]
-    if len(texts) < 2:
-        raise UserError(f"{file} has {len(texts)} intents: a pair of them needs two.")
-    typer.echo(f"{bank.likeness.quantile(texts, quantile):.4f}")
+    if (n := bank.stats()["intents"]) < 2:
+        raise UserError(f"{file} has {n} intents: a pair of them needs two.")
+    typer.echo(f"{bank.quantile(quantile):.4f}")
 
 
 @command(bank_app)

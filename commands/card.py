@@ -1,7 +1,7 @@
 """The card of an exported model: README.md as the hub shows it, with what was measured.
 
-Holds: `write_card`, `evaluations_of`. Leaves out: the weights (commands/export.py), uploading
-(commands/push.py).
+Holds: `write_card`, `evaluations_of`. Leaves out: the text (card.md.j2), the weights
+(commands/export.py), uploading (commands/push.py).
 Exercise it: `python cli.py export RUN`. Read next: commands/push.py.
 
 Results are looked for where the run lies: its own validation at the exported step, and every
@@ -24,7 +24,6 @@ from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from config.terminal import say
 from engines.open import fingerprint
-from memagent import Agent
 from models.checkpoints import validations
 from report.runlog import summary as summary_of_run
 from report.summary import wilson, write_text
@@ -33,7 +32,8 @@ MOST_ROWS = 60
 """Cells of evaluations that a card lists; the rest is in their own reports."""
 DTYPES = ("torch.float32", "torch.bfloat16")
 NUMBERS = ("length", "n", "mean", "low", "high")
-HOW = "`FOLDER` is this one: `agent.yaml` says how the agent reads with these weights."
+ALWAYS = ("lr", "group_size", "tasks_per_step", "lora_rank", "seed")  # settings that a card has
+TEMPLATE = Path(__file__).with_name("card.md.j2")
 
 
 def write_card(
@@ -50,40 +50,81 @@ def write_card(
     the folders in which the export's weights lie by now.
     """
     from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from jinja2 import Environment
 
-    run = RunConfig(**stored["run"])
-    base, licence = _base(run.model)
+    run, training = RunConfig(**stored["run"]), find.training_of(stored)
     agent = find.make(run.agent or find.DEFAULT, stored["agent"])
-    name = run.name or run_folder.name
-    results, found = [], [*evaluations_of(run_folder, weights)]
-    for (dataset, metric), (evaluation, cell) in _best(found, agent.label).items():
-        how = f"temperature {cell['temperature']}, 95 % interval {_interval(cell)}, n = {cell['n']}"
-        results.append(
-            EvalResult(
-                task_type="question-answering",
-                dataset_type=_slug(dataset),  # of one type the hub shows one name, the first
-                dataset_name=dataset,
-                metric_type=metric,
-                metric_value=round(cell["mean"], 4),
-                metric_name=f"{metric}, {how}, evaluation {evaluation}",
-            )
+    name, gguf = run.name or run_folder.name, (folder / "model.gguf").exists()
+    (base, licence), of_adapters = _base(run.model), _of_adapters(run)
+    found = [*evaluations_of(run_folder, weights)]
+    results = [
+        EvalResult(
+            task_type="question-answering",
+            dataset_type=_slug(dataset),  # of one type the hub shows one name, the first
+            dataset_name=dataset,
+            metric_type=metric,
+            metric_value=round(cell["mean"], 4),
+            metric_name=f"{metric}, temperature {cell['temperature']}, 95 % interval "
+            f"{cell['low']:.2f}-{cell['high']:.2f}, n = {cell['n']}, evaluation {evaluation}",
         )
+        for (dataset, metric), (evaluation, cell) in _best(found, agent.label).items()
+    ]
+    tags = ["memagent", find.section_of(training), agent.label, "long-context"]
     data = ModelCardData(
         base_model=base or None,
-        datasets=[*_datasets(run.data)] or None,
+        datasets=re.findall(r"(?:^|,)hf:([\w.-]+/[\w.-]+)", run.data) or None,
         eval_results=results or None,
         model_name=name if results else None,
         library_name="peft" if adapter else "transformers",
-        license=_of_adapters(run) or licence or None,
+        license=of_adapters or licence or None,
         pipeline_tag="text-generation",
-        tags=["memagent", find.section_of(find.training_of(stored)), agent.label, "long-context"],
+        tags=tags + ["gguf"] * gguf,
     )
-    text = "\n".join(_lines(name, agent, stored, run_folder, step, adapter, found))
-    if (folder / "model.gguf").exists():
-        data.tags.append("gguf")
-        text = text.replace(HOW, f"{HOW} `model.gguf` is the same model for llama.cpp.")
-    content = f"---\n{data.to_yaml()}\n---\n\n{text}\n"
-    write_text(folder / "README.md", str(ModelCard(content)))
+    # what a run or another's file says is foreign text
+    form = Environment(finalize=clean, trim_blocks=True, lstrip_blocks=True).from_string(
+        TEMPLATE.read_text(encoding="utf-8")
+    )
+    text = form.render(
+        name=name,
+        agent=agent,
+        about=(type(agent).__doc__ or f"The agent {agent.label}.").strip().partition("\n")[0],
+        gguf=gguf,
+        adapter=adapter,
+        step=step,
+        training=training,
+        base=base,
+        licence=licence,
+        adapters_licence=of_adapters,
+        # without the folders of this machine
+        data=",".join(d if d.startswith("hf:") else Path(d).name for d in run.data.split(",")),
+        gain=_gain(run_folder),
+        settings=[
+            *_settings(agent.config),
+            *((name, getattr(training, name)) for name in ALWAYS if hasattr(training, name)),
+        ],
+        scores=[
+            (row, *wilson(row["score"], row["n"]))
+            for row in validations(run_folder)
+            if row["step"] == step
+        ],
+        found=found,
+        most_rows=MOST_ROWS,
+    )
+    write_text(folder / "README.md", str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")))
+
+
+def _settings(config: object) -> list[tuple[str, object]]:
+    """Return an agent's settings that are not as they are by default."""
+    default, names = type(config)(), [field.name for field in fields(config)]
+    each = [(name, getattr(config, name)) for name in names if name != "templates"]
+    return [(name, value) for name, value in each if value != getattr(default, name)]
+
+
+def _gain(run_folder: Path) -> dict | None:
+    try:
+        return summary_of_run(run_folder).get("gain")
+    except (OSError, ValueError, KeyError, IndexError):
+        return None
 
 
 def _best(
@@ -185,118 +226,5 @@ def _licence_in_cache(name: str) -> str:
     return _licence(Path(cached)) if isinstance(cached, str) else ""
 
 
-def _datasets(data: str) -> Iterator[str]:
-    for source in data.split(","):
-        if match := re.match(r"hf:([\w.-]+/[\w.-]+)", source):
-            yield match[1]
-
-
 def _slug(text: str) -> str:
     return re.sub(r"[^\w.-]+", "-", text).strip("-").lower() or "unknown"
-
-
-def _interval(cell: dict) -> str:
-    return f"{cell['low']:.2f}-{cell['high']:.2f}"
-
-
-# ---------------------------------------------------------------- the text
-
-
-def _lines(
-    name: str, agent: Agent, stored: dict, run_folder: Path, step: int, adapter: bool, found: list
-) -> Iterator[str]:
-    run, training = RunConfig(**stored["run"]), find.training_of(stored)
-    base, licence = _base(run.model)
-    doc = (type(agent).__doc__ or "").strip().splitlines()
-    about = doc[0] if doc else f"The agent {agent.label}."
-    yield f"# {clean(name)}"
-    yield ""
-    yield "A policy that reads documents which are longer than its window, trained with memagent."
-    yield f"Its agent is `{agent.label}`: {about}"
-    yield ""
-    yield "```bash"
-    yield 'python cli.py ask FILE "question" --model FOLDER'
-    yield "python cli.py serve --model FOLDER"
-    yield "```"
-    yield ""
-    yield HOW
-    yield ""
-    yield "## How it was made"
-    yield ""
-    way = "adapters (LoRA)" if adapter else "whole weights"
-    yield f"- weights: {way}, step {step} of {training.steps}"
-    yield f"- base: {f'`{base}`' if base else 'a policy without a name on the hub'}"
-    yield f"- licence of the base: {licence or 'not known here; see the card of the base'}"
-    if adapters := _of_adapters(run):
-        yield f"- licence of the adapters that it went on from: {adapters}"
-    yield f"- data: `{clean(_without_folders(run.data))}`"
-    yield from _reward(run_folder)
-    yield ""
-    yield "| setting | value |"
-    yield "|---|---|"
-    yield from _settings(agent.config, type(agent.config)())
-    yield from _settings(
-        training, None, ("lr", "group_size", "tasks_per_step", "lora_rank", "seed")
-    )
-    yield ""
-    yield "## What was measured"
-    yield ""
-    yield from _results(run_folder, step, found)
-
-
-def _without_folders(data: str) -> str:
-    """Return sources of tasks without the folders of this machine."""
-    return ",".join(
-        source if source.startswith("hf:") else Path(source).name for source in data.split(",")
-    )
-
-
-def _settings(config: object, default: object, names: Sequence[str] = ()) -> Iterator[str]:
-    for field in fields(config):
-        value = getattr(config, field.name)
-        shown = field.name in names or (
-            default is not None and value != getattr(default, field.name, None)
-        )
-        if shown and field.name != "templates":
-            yield f"| {field.name} | {clean(value)} |"
-
-
-def _reward(run_folder: Path) -> Iterator[str]:
-    try:
-        summary = summary_of_run(run_folder)
-    except (OSError, ValueError, KeyError, IndexError):
-        return
-    gain = summary.get("gain")
-    if gain:
-        between = "" if gain["low"] is None else (
-            f", difference's 95 % interval {gain['low']:+.3f} to {gain['high']:+.3f}"
-        )  # fmt: skip
-        yield (
-            f"- reward: mean of the first {gain['steps']} steps {gain['first']:.3f}, of the last "
-            f"{gain['last']:.3f}{between}"
-        )
-
-
-def _results(run_folder: Path, step: int, found: list) -> Iterator[str]:
-    scores = [row for row in validations(run_folder) if row["step"] == step]
-    for row in scores:
-        low, high = wilson(row["score"], row["n"])
-        yield (
-            f"Validation at this step, greedy: {row['score']:.3f} "
-            f"({low:.2f}-{high:.2f}, n = {row['n']}; the step may have been chosen by it)."
-        )
-        yield ""
-    if not found and not scores:
-        yield "Nothing: no validation, and no evaluation of this export lies beside the run."
-    for name, unit, metric, cells in found:
-        yield f"Evaluation `{clean(name)}`: {metric} by {unit}, 95 % intervals over questions."
-        yield ""
-        yield f"| agent | question | temperature | {unit} | n | {metric} | interval |"
-        yield "|---|---|---|---|---|---|---|"
-        for cell in cells[:MOST_ROWS]:
-            cellular = (cell["agent"], cell["question"], cell["temperature"], f"{cell['length']:,}")
-            words = " | ".join(clean(word) for word in cellular)
-            yield f"| {words} | {cell['n']} | {cell['mean']:.3f} | {_interval(cell)} |"
-        if len(cells) > MOST_ROWS:
-            yield f"| {len(cells) - MOST_ROWS} more | | | | | | |"
-        yield ""

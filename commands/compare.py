@@ -67,8 +67,9 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:
     """Name each folder once: by its own name, or by its path where two have the same."""
-    own = {folder: folder.name for folder in folders}
-    return own if len({*own.values()}) == len(own) else {folder: str(folder) for folder in own}
+    names = {folder: folder.name for folder in folders}
+    alike = len({*names.values()}) < len(names)
+    return {folder: str(folder) for folder in names} if alike else names
 
 
 def _plain(name: str) -> str:

@@ -31,11 +31,8 @@ from tasks.episodes import conversations_of, is_conversations
 from tasks.sources import GENERATED
 from tokens.codec import Codec
 
-LAYERS, HIDDEN, HEAD = (
-    2,
-    64,
-    32,
-)  # of the model that stands in; vLLM's attention on a CPU knows no smaller heads
+# of the model that stands in; vLLM's attention on a CPU knows no smaller heads
+LAYERS, HIDDEN, HEAD = 2, 64, 32
 TOKENS = 24  # of a response
 
 
@@ -51,58 +48,56 @@ def dry_run(
     from transformers.utils import logging as hf_logging
 
     from commands.train import check, check_folder, train
-    from engines.open import check_answerer
     from tasks.sources import training_tasks
 
     setup = TrainingSetup.of(run, config, agent)
     check(setup, here=False)
-    check_answerer(setup)
     run, config = setup.run, setup.training
-    if run.adapter:
-        say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
-        run = replace(run, adapter="")
-    folder = files.run_path(run.runs, run.name) if run.name else None
-    if folder:
-        check_folder(folder, resume)
+    if run.name:
+        check_folder(files.run_path(run.runs, run.name), resume)
     hf_logging.disable_progress_bar()
-    _say_plan(run, config, agent, say)
+    torch.set_num_threads(1)
+    if run.device != "cpu":
+        _say_plan(setup, say)
+    changes: dict = {}
+    if run.adapter:
+        changes["adapter"] = ""
+        say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
+    if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
+        changes["engine"] = "transformers"
+        say("vLLM is not installed here: the transformers engine stands in.")
+    all_devices = run.devices * run.num_nodes
+    devices = min(all_devices, 2)
+    if devices < all_devices:
+        say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
-        model = _stand_in(run, Path(temporary, "base"), say)
-        tasks, validation = _tasks(run, run.data, say), _tasks(run, run.validation, say)
-        if tasks == run.data:
+        model = str(_stand_in(run, Path(temporary, "base"), say))
+        if run.answerer != "base":
+            changes["answerer"] = f"hf:{model}"
+            say("The model that stands in answers the frozen prompts, too.")
+        data, validation = _tasks(run.data, say), _tasks(run.validation, say)
+        if data == run.data:
             source = training_tasks(run, config)
             for level, n in enumerate(config.tasks_per_step):
                 source.batch(0, min(level, source.levels), n)
-        devices = min(run.devices * run.num_nodes, 2)
-        if devices < run.devices * run.num_nodes:
-            say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
-        answerer = run.answerer
-        if answerer != "base":
-            answerer = f"hf:{model}"
-            say("The model that stands in answers the frozen prompts, too.")
-        engine = run.engine
-        if engine == "vllm" and not importlib.util.find_spec("vllm"):
-            engine = "transformers"
-            say("vLLM is not installed here: the transformers engine stands in.")
-        short = replace(
+        small_run = replace(
             run,
             runs=temporary,
             name="dry",
-            model=str(model),
-            data=tasks,
+            model=model,
+            data=data,
             validation=validation,
             validation_n=2,
             devices=devices,
             num_nodes=1,
             device="cpu",
-            engine=engine,
-            answerer=answerer,
             dtype=_dtype(run, config),
             engine_window=0,
-            kv_gib=0.1 if engine == "vllm" else 0.0,
+            kv_gib=0.1 if changes.get("engine", run.engine) == "vllm" else 0.0,
             save_every=1,
             keep_checkpoints=run.keep_checkpoints or 1,
             logger=(),
+            **changes,
         )
         small = replace(
             config,
@@ -113,25 +108,19 @@ def dry_run(
             rows_per_update=min(4, config.rows_per_update),
             max_mismatch=0.0,
         )
-        brief = _brief(agent)
-        torch.set_num_threads(1)
-        missing = [
-            source
-            for source in (run.data, run.validation)
-            if source not in GENERATED and not _is_here(source)
-        ]
-        _look(train(short, small, brief, reward=made_up), missing, say)
+        say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
+    missing = [source for source in (run.data, run.validation) if not _is_here(source)]
+    once = f" once {' and '.join(missing)} can be read" if missing else ""
+    say(f"The run can begin{once}.")
 
 
 def _brief(agent: Agent) -> Agent:
     """Return the agent with short memories, responses and answers, in two sections."""
-    fields = {
-        name: min(TOKENS, getattr(agent.config, name)) for name in ("memory_tokens", "final_tokens")
-    }
-    for name in vars(type(agent.config)).get("__slots__", ()):
-        if name.endswith("_tokens") and name != "chunk_tokens" and name not in fields:
-            fields[name] = min(2 * TOKENS, getattr(agent.config, name) or 2 * TOKENS)
-    return agent.with_settings(**fields, max_sections=min(2, agent.config.max_sections or 2))
+    config, names = agent.config, vars(type(agent.config)).get("__slots__", ())
+    limits = {n: 2 * TOKENS for n in names if n.endswith("_tokens") and n != "chunk_tokens"}
+    limits |= {"memory_tokens": TOKENS, "final_tokens": TOKENS}
+    brief = {n: min(limit, getattr(config, n) or limit) for n, limit in limits.items()}
+    return agent.with_settings(**brief, max_sections=min(2, config.max_sections or 2))
 
 
 def made_up(trajectory: Trajectory) -> float:
@@ -146,12 +135,11 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
     return "bfloat16" if config.lora_rank else "mixed"
 
 
-def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
-    if run.device == "cpu":
-        return
+def _say_plan(setup: TrainingSetup, say) -> None:
+    """Say on which GPU the run fits, as far as the sizes of its models are known here."""
     from engines.open import gib_of_answerer
 
-    mode, beside = TrainingSetup.of(run, config, agent).mode, 0.0
+    run, config = setup.run, setup.training
     try:
         sizes = geometry(run.model, download=False)
     except UserError:
@@ -160,26 +148,24 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
     try:
         beside = gib_of_answerer(run.answerer, download=False)
     except UserError:
+        beside = 0.0
         say(f"The sizes of {run.answerer} are not known here: the plan has no room for it.")
     devices = run.devices * run.num_nodes
+    what = f"The plan: {setup.mode} of {sizes.weights / 1e9:.3g} billion weights"
     for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent, beside)
+        p = plan(sizes, setup.mode, gib, devices, config, setup.agent, beside)
         if p.fits:
             say(
-                f"The plan, {mode} of {sizes.weights / 1e9:.3g} billion weights: {devices} GPU(s) "
-                f"of {gib} GiB are enough, at most {p.rollout:.0f} GiB "
-                f"of it in the rollout and {p.update:.0f} in the update; {p.turns} turns in the "
-                f"cache, --sleep {p.sleep}."
+                f"{what} fits {devices} GPU(s) of {gib} GiB, at most {p.rollout:.0f} GiB in the "
+                f"rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, --sleep "
+                f"{p.sleep}."
             )
             return
-    say(
-        f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights does not fit {devices} "
-        f"GPU(s) of {SIZES_GIB[-1]} GiB."
-    )
+    say(f"{what} does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB.")
 
 
 def _stand_in(run: RunConfig, folder: Path, say) -> Path:
-    """A folder with a model of the same architecture and its tokenizer, where that is at hand."""
+    """Make a model of the same architecture, with its tokenizer where that is at hand."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -234,26 +220,26 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
 
 
 def _is_here(source: str) -> bool:
-    """Tell whether the file of a `--data` is there."""
+    """Tell whether the tasks of a `--data` can be made or read."""
     file = source.partition(":")[2].partition("#")[0] if is_conversations(source) else source
-    return Path(file).exists()
+    return source in GENERATED or Path(file).exists()
 
 
-def _tasks(run: RunConfig, source: str, say) -> str:
-    if source in GENERATED:
-        return source
-    if is_conversations(source) and _is_here(source):
-        say(f"{len(conversations_of(source).conversations):,} conversations are in {source}.")
-        return source
-    if _is_here(source):
-        say(f"{len(readers.read(source)):,} tasks are in {source}.")
-        return source
-    say(f"{source} is not here: generated English stands in.")
-    return "world"
+def _tasks(source: str, say) -> str:
+    """Say what is in a source; return it, or what stands in where it is not here."""
+    if not _is_here(source):
+        say(f"{source} is not here: generated English stands in.")
+        return "world"
+    if source not in GENERATED:
+        if is_conversations(source):
+            say(f"{len(conversations_of(source).conversations):,} conversations are in {source}.")
+        else:
+            say(f"{len(readers.read(source)):,} tasks are in {source}.")
+    return source
 
 
-def _look(folder: Path, missing: list[str], say) -> None:
-    """Say what the run has left, load its export, and say what is missing."""
+def _outcome(folder: Path) -> str:
+    """Load the export of a run, and say what the run has left."""
     import csv
 
     import torch
@@ -265,14 +251,9 @@ def _look(folder: Path, missing: list[str], say) -> None:
     with torch.no_grad():
         if not torch.isfinite(model(torch.tensor([[2, 3, 4]])).logits).all():
             raise RuntimeError("The export computes no numbers.")
-    say(
-        f"{len(rows)} steps, {int(sum(float(r['written_tokens']) for r in rows))} tokens written, "
-        "sampler and trainer "
-        f"{float(rows[-1]['mismatch_mean']):.1g} apart, {int(float(rows[-1]['trained_rows']))} "
-        "turns trained on in the last, the export loads."
-    )
-    say(
-        f"The run can begin once {' and '.join(missing)} can be read."
-        if missing
-        else "The run can begin."
+    written, last = sum(int(float(row["written_tokens"])) for row in rows), rows[-1]
+    return (
+        f"{len(rows)} steps, {written} tokens written, sampler and trainer "
+        f"{float(last['mismatch_mean']):.1g} apart, {int(float(last['trained_rows']))} turns "
+        "trained on in the last, the export loads."
     )

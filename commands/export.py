@@ -31,6 +31,7 @@ from models.checkpoints import (
     read_state,
 )
 from models.load import inner, load_policy, merge_adapters, stored_dtype
+from models.packaged import located
 from models.setup import TrainingSetup
 from tasks import seen
 from tokens.codec import Codec
@@ -133,7 +134,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    setup = TrainingSetup.of(replace(run, dtype=base_dtype), config, agent)
+    setup = located(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent))
     model = load_policy(setup, device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -153,14 +154,14 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default
-    own = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
-    own |= asdict(agent.config) | {"max_sections": None}
+    reading = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window
+    reading |= asdict(agent.config) | {"max_sections": None}
     if templates := agent.config.templates:
-        own["templates"] = "templates"
+        reading["templates"] = "templates"
         (folder / "templates").mkdir()
         for name in agent.prompts:
             if (path := Path(templates, f"{name}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
     if (state := read_state(checkpoint).get("agent")) is not None:
         (folder / find.STATE).write_text(json.dumps(state), encoding="utf-8")
-    files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=own)
+    files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=reading)

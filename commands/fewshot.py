@@ -33,25 +33,22 @@ def few_shot_command(app: typer.Typer) -> None:
         seed: Annotated[int, typer.Option(help="which games are chosen")] = 0,
     ):
         """Have the package's planner solve games of each kind, and keep the dialogues."""
-        write_few_shot(games, out, per_kind, seed)
+        from tasks.alf import ALFWorld
+        from tasks.alf_examples import KINDS, make_examples
 
-
-def write_few_shot(games: Path, out: Path, per_kind: int, seed: int) -> None:
-    """Write dialogues and print how many. UserError: a package, game or plan is missing."""
-    from tasks.alf import ALFWorld
-    from tasks.alf_examples import KINDS, make_examples
-
-    with replacing_output(out) as temporary:
-        environment = ALFWorld(games)
-        try:
-            examples = make_examples(environment, per_kind, seed)
-        finally:
-            environment.close()
-        if not examples:
-            raise UserError(f"The planner has won no game of {games}.")
-        temporary.write_text(json.dumps(examples, indent=1) + "\n", encoding="utf-8")
-    counts = Counter(example["kind"] for example in examples)
-    typer.echo(f"{len(examples)} dialogues of {len(counts)} kinds are in {out}.")
-    for kind in KINDS.values():
-        if counts[kind] < per_kind:
-            typer.echo(f"{kind}: {counts[kind]} of {per_kind}; there are no more games to take.")
+        with replacing_output(out) as temporary:
+            environment = ALFWorld(games)
+            try:
+                examples = make_examples(environment, per_kind, seed)
+            finally:
+                environment.close()
+            if not examples:
+                raise UserError(f"The planner has won no game of {games}.")
+            temporary.write_text(json.dumps(examples, indent=1) + "\n", encoding="utf-8")
+        counts = Counter(example["kind"] for example in examples)
+        typer.echo(f"{len(examples)} dialogues of {len(counts)} kinds are in {out}.")
+        for kind in KINDS.values():
+            if counts[kind] < per_kind:
+                typer.echo(
+                    f"{kind}: {counts[kind]} of {per_kind}; there are no more games to take."
+                )

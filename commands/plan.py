@@ -83,8 +83,7 @@ def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
     model, devices, sections = machine.model, machine.devices, machine.sections
     gpu_gib, card = card_of(machine.gpu_gib, machine.card)
     g = geometry(model)
-    mixture = g.counts and g.counts.experts
-    passed = f"of which a token passes {g.passed / 1e9:.3g} in the layers, " if mixture else ""
+    passed = f"of which a token passes {g.passed / 1e9:.3g} in the layers, " if g.experts else ""
     console.print(
         f"{model or 'the embedded policy'}: {g.weights / 1e9:.3g} billion weights, {passed}"
         f"{g.kv_bytes / 1024:.0f} KiB of keys and values a token. "

@@ -16,7 +16,6 @@ import typer
 from config.errors import UserError, clean
 from config.flags import command
 from config.foreign import from_json
-from config.options import StreamConfig
 
 
 def report_command(app: typer.Typer) -> None:
@@ -56,17 +55,20 @@ def report(folder: Path) -> Path:
 def _stream(folder: Path, settings: dict) -> Path:
     """Write the page of a stream from the rows and banks of those arms that have begun."""
     from agents.bank import Bank, BankConfig
-    from commands.stream import outcome_of
+    from commands.stream import outcome_of, settings_of_stream
+    from report.folder import reading
     from report.status import is_running
     from report.streams import rewrite_stream_report
 
-    config, outcomes = StreamConfig(**settings["stream"]), []
+    with reading(folder / "config.yaml"):
+        (config, judged_by), outcomes = settings_of_stream(settings["stream"]), []
     namespace = settings.get("agent", {}).get("namespace", "default")
     for arm in config.arms:
         if (path := folder / f"{arm}.db").exists():
             # nothing of another process's bank is written, and no embedder is needed to look at it
             with closing(Bank(path, BankConfig(), namespace=namespace, frozen=True)) as bank:
-                outcomes.append(outcome_of(folder, arm, config, bank))
+                outcome = outcome_of(folder, arm, config, bank)
+                outcomes.append(outcome | {"judged_by": judged_by})
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 

@@ -1,4 +1,4 @@
-"""The body of `stream`: an environment's tasks, epoch by epoch, and a bank that learns of them.
+"""The body of `stream`: a suite's tasks, epoch by epoch, and a bank that learns of them.
 
     epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
 
@@ -29,6 +29,7 @@ from pathlib import Path
 
 import typer
 
+import suites
 from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
@@ -40,51 +41,58 @@ from config.options import EvalConfig, StreamConfig
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
+from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
-from tasks.environments import Environment, Work, open_environment
+from suites import Scope, Suite
+from tasks.environments import Environment, Work
 
 STATE, FROZEN = "stream", "frozen"  # what a bank keeps of a stream: `State`; of a frozen bank
 
 
 def stream_command(app: typer.Typer) -> None:
-    """Register the command with its flags: those of a stream, and of the agent that learns."""
+    """Register the command with its flags: those of a stream, of its suite, and of the agent that
+    learns."""
 
-    @command(app, StreamConfig, find.learner().Config, everyday=EVERYDAY, name="stream")
+    kind, more = find.learner().Config, suites.flags(StreamConfig().suite)
+
+    @command(app, StreamConfig, kind, everyday=EVERYDAY, name="stream", more=more)
     def stream(given: dict = {}, agent: dict = {}):
-        """Work on an environment's tasks again and again, and compare ways of remembering them."""
-        run_stream(StreamConfig(**given), agent)
+        """Work on a suite's tasks again and again, and compare ways of remembering them."""
+        config, suite = suites.chosen(StreamConfig, given)
+        run_stream(config, agent, suite)
 
 
 EVERYDAY = (
-    "name runs environment path judge held_out frozen arms constants epochs batch n model engine "
+    "name runs suite path judge held_out frozen arms constants epochs batch n model engine "
     "endpoint temperature seed"
 ).split()
 
 
-def run_stream(config: StreamConfig, settings: dict) -> Path:
+def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None) -> Path:
     """Do all streams, one for each of `arms`; return the folder with rows, banks and report.
 
-    settings: the fields of the agent that the user gave. UserError: an arm is unknown, the
-    environment or what it needs is missing, the folder is of another stream.
+    settings: the fields of the agent that the user gave. suite: None: the one that is named, as it
+    is by default. UserError: an arm is unknown, the environment or what it needs is missing, the
+    folder is of another stream.
     """
     from report.streams import write_stream_report
 
-    config = _completed(config, settings)
+    config, suite = _completed(config, settings), suite or suites.of(config)
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
     safe = f"All batches before are whole in {folder}; make room and call the same command again."
     with kept(lambda: safe), contextlib.ExitStack() as open_ones:
-        environment = open_environment(config, config.path)
+        environment = _opened_of(suite, config, config.path)
         open_ones.callback(environment.close)
         others = None
         if config.held_out:
-            others = open_environment(config, config.held_out)
+            others = _opened_of(suite, config, config.held_out)
             open_ones.callback(others.close)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
-        _check_folder(folder, config, settings)
+        _check_folder(folder, config, suite, settings)
         engine = _opened(config, [stream.agent for stream in streams], environment, others)
         if config.frozen:
             for stream in streams:
@@ -97,7 +105,7 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
             open_ones.callback(stream.book.close)
         hold(folder)
         open_ones.callback(release, folder)
-        _keep_settings(folder, config, settings)
+        _keep_settings(folder, config, suite, settings)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
@@ -105,8 +113,9 @@ def run_stream(config: StreamConfig, settings: dict) -> Path:
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
                 if others is not None:
                     stream.transfer(engine, others)
-        outcomes = [stream.outcome() for stream in streams]
-        write_stream_report(folder, config, outcomes, getattr(engine, "rule", ""))
+        outcomes = [stream.outcome() | {"judged_by": suite.judged_by} for stream in streams]
+        rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
+        write_stream_report(folder, config, outcomes, rule)
     return folder
 
 
@@ -127,6 +136,12 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
     return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
 
 
+def _opened_of(suite: Suite, config: StreamConfig, path: str) -> Environment:
+    if path and suite.generated:
+        raise UserError(f"The tasks of {suite.label} are generated: leave --path out.")
+    return suite.opened(Scope((path,) if path else (), (), config.n, config.seed))
+
+
 def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
     """Show in minutes, without a model, what utilities are good for; return the first folder.
 
@@ -135,17 +150,17 @@ def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
     kind, begun = find.learner(), time.perf_counter()
     epochs = {"short": 2, "default": 10, "long": 30}[size]
     folders = []
-    for environment in ("bandit", "llb-db"):
-        folder = files.run_path(runs, f"{name}/{environment}")
+    for suite in ("bandit", "llb-db"):
+        folder = files.run_path(runs, f"{name}/{suite}")
         if folder.exists() and not (folder / MARK).exists():
             raise UserError(f"{folder} is no demo's: give another --name.")
         with writing(folder, f"The stream {folder}"):
             shutil.rmtree(folder, ignore_errors=True)
             files.make_folder(folder)
             (folder / MARK).touch()
-        console.print(f"[bold]{environment}[/bold]")
+        console.print(f"[bold]{suite}[/bold]")
         config = StreamConfig(
-            name=f"{name}/{environment}", runs=runs, environment=environment, epochs=epochs,
+            name=f"{name}/{suite}", runs=runs, suite=suite, epochs=epochs,
             seed=seed, engine="rehearsed", arms=(*kind.arms,), batch=4 if folders else 32,
         )  # fmt: skip
         folders.append(run_stream(config, {}))
@@ -156,14 +171,16 @@ def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
 MARK = ".demo"  # a folder with this file is a demo's: the next one of its name replaces it
 
 
-def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
+def _check_folder(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
     """Refuse to go on with a stream that began with other settings; more epochs are none."""
-    path = folder / "config.yaml"
-    said = json.loads(json.dumps({"stream": asdict(config) | {"epochs": 0}, "agent": settings}))
+    path, epochs = folder / "config.yaml", {"epochs": 0}
+    now = asdict(config) | asdict(suite.config) | epochs
+    said = json.loads(json.dumps({"stream": now, "agent": settings}))
     if path.exists():
         before = json.loads(json.dumps(files.read_yaml(path)))
         # settings that an earlier version did not have were as they are by default
-        before["stream"] = asdict(StreamConfig()) | before.get("stream", {}) | {"epochs": 0}
+        usual = json.loads(json.dumps(asdict(StreamConfig()) | asdict(suite.Config())))
+        before["stream"] = usual | suites.stored(before.get("stream", {})) | epochs
         wrong = [
             name
             for section in ("stream", "agent")
@@ -177,9 +194,9 @@ def _check_folder(folder: Path, config: StreamConfig, settings: dict) -> None:
             )
 
 
-def _keep_settings(folder: Path, config: StreamConfig, settings: dict) -> None:
+def _keep_settings(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
     with files.replacing(folder / "config.yaml") as temporary:
-        said = {"stream": asdict(config), "agent": settings}
+        said = {"stream": asdict(config) | asdict(suite.config), "agent": settings}
         temporary.write_text(json.dumps(said, indent=1) + "\n")
 
 
@@ -196,8 +213,6 @@ def _opened(
     from engines.open import give_embedder
 
     if config.engine == "rehearsed" and not config.endpoint:
-        from engines.rehearsed import RehearsedEngine
-
         give_embedder(agents)
         tasks = [*environment.tasks(), *(others.tasks() if others else ())]
         entries = agents[0].opened().entries() if config.frozen else ()
@@ -236,13 +251,13 @@ class Stream:
         self.config, self.arm, self.environment = config, arm, environment
         kind = find.learner()
         own = kind.constants[config.constants]
-        if own and config.environment not in own:
-            raise UserError(f"There are no {config.constants} constants for {config.environment}.")
-        constants = own.get(config.environment, {}) if own else {}
+        if own and config.suite not in own:
+            raise UserError(f"There are no {config.constants} constants for {config.suite}.")
+        constants = own.get(config.suite, {}) if own else {}
         self.book_path = folder / f"{arm}.db"
         path = config.frozen or str(self.book_path)
         fields = constants | settings | kind.arms[arm] | {"bank": path}
-        if config.frozen or getattr(environment, "leaves_nothing", False):
+        if config.frozen or environment.leaves_nothing:
             fields["update"] = "none"
         self.agent = kind(kind.Config(**fields))
         self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
@@ -347,7 +362,7 @@ class Stream:
             return
         if self.agent.config.delta is None:
             bank.calibrate([task.intent for task in self.tasks])
-        for task_id, intent, experience in getattr(self.environment, "experiences", lambda: ())():
+        for task_id, intent, experience in self.environment.experiences():
             bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
 
     def _tried(self, engine: Engine, agent: Agent, batch: Sequence[Work]) -> dict[str, Trajectory]:
@@ -397,6 +412,18 @@ class Stream:
         found = outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
         found["leaks"] += self.leaks
         return found
+
+
+def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
+    """Return the settings of a stream in its folder, and by whose rules its tasks are judged.
+
+    No suite is loaded for it from a file that was not loaded before.
+    """
+    stored = suites.stored(section)
+    kind = suites.known(stored.get("suite") or StreamConfig().suite) or Suite
+    config = {f.name: stored[f.name] for f in fields(StreamConfig) if f.name in stored}
+    own = {f.name: stored[f.name] for f in fields(kind.Config) if f.name in stored}
+    return StreamConfig(**config), kind(kind.Config(**own)).judged_by
 
 
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:

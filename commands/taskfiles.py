@@ -1,6 +1,6 @@
-"""The commands of `cli.py data`: look, build, build-ruler, filter.
+"""The commands of `cli.py data`: look, build, filter.
 
-Holds: `show_tasks`, `build_sets`, `build_ruler`, `ClosedBook`, `filter_questions`.
+Holds: `show_tasks`, `build_sets`, `ClosedBook`, `filter_questions`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
@@ -8,23 +8,28 @@ Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 from __future__ import annotations
 
 import contextlib
+import re
+import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
 
 from rich.text import Text as Styled
 
+import suites
 from agents import find
 from config.errors import UserError, clean
 from config.files import make_folder
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, BuildConfig, EvalConfig
 from config.realmodels import base_of
 from config.terminal import bar, console
 from data import Task
 from engines.open import fingerprint, open_reader
 from models.packaged import ready
-from tasks import episodes, hqa, hub, ledger, readers, suites, worlds, writers
+from suites import Suite
+from tasks import episodes, hub, ledger, readers, worlds, writers
 from tokens.codec import Codec
 
 
@@ -91,75 +96,46 @@ def _print_task(task: Task) -> None:
 # ---------------------------------------------------------------- build
 
 
-def build_sets(file: Path, out: Path, config: EvalConfig) -> None:
-    """Write sets of RULER-HQA, of passages or of facts, one file per length.
+def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite) -> None:
+    """Write the tasks of a suite, one file per column: OUT/NAME_LENGTH.jsonl.gz.
 
-    The questions of all are the same. `config` says which, as for `eval --suite`, except for the
-    file of questions. Nothing is written unless all lengths can be.
+    Tasks that share no pool of passages are written with their texts, as .json. data: the files of
+    questions that the user names. Nothing is written unless all columns can be.
     """
-    if not config.lengths:
-        example = "--documents takes numbers of documents, such as 50,200"
-        raise UserError(f"No length is given: {example}.")
-    file, config = Path(hub.pin(file, _say)), hub.pinned(config, _say)
-    if config.suite in ("passages", "facts"):
-        _build_passages(file, out, config)
-    else:
-        _build_hqa(file, out, config)
+    data = tuple(hub.pin(file, _say) for file in data)
+    suite = suites.pinned(suite, _say)
+    scope = suites.scope_of(suite, data, config, cache(partial(_codec, config)))
+    tokenizer = {"tokenizer": config.tokenizer or "base_policy"} if suite.unit == "tokens" else {}
+    place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    written: list[tuple[Path, str]] = []
+    with tempfile.TemporaryDirectory(dir=place, prefix=".build-") as folder:
+        for column in suites.columns(suite, scope):
+            tasks = column.make()
+            if any(type(task) is not Task for task in tasks):
+                kind = f"the tasks of the suite {suite.label} are judged by code, which no file has"
+                raise UserError(f"No set can be built: {kind}.")
+            name = re.sub(r"[^\w.-]+", "-", suite.file_name or column.question)
+            pool = tasks[0].pool
+            pooled = pool is not None and all(task.pool is pool for task in tasks)
+            path = Path(folder, f"{name}_{column.length}.json{'l.gz' if pooled else ''}")
+            if path.exists():
+                raise UserError(f"Two sets would be {path.name}: build them apart.")
+            if pooled:
+                writers.write_built(path, tasks, **tokenizer, **suite.about(scope, column))
+            else:
+                writers.write_eval_json(path, tasks)
+            at = f"{'at' if suite.unit == 'tokens' else 'among'} {column.length:,} {suite.unit}"
+            size = path.stat().st_size / 2**20
+            written.append((path, f"{len(tasks)} questions {at}, {size:.1f} MiB"))
+        make_folder(out)
+        for path, about in written:
+            path.replace(out / path.name)
+            console.print(f"{out / path.name}: {about}")
 
 
-def _build_passages(file: Path, out: Path, config: EvalConfig) -> None:
-    columns_of = suites.passage_columns if config.suite == "passages" else suites.fact_columns
-    columns = columns_of(replace(config, data=(str(file),)), config.lengths)
-    sets = {column.length: column.make() for column in columns}
-    about = {"source": _source_name(file), "seed": config.seed}
-    if config.source_split:
-        about |= {"split": config.source_split}
-        about |= {"test_articles": config.test_articles} if config.suite == "passages" else {}
-    make_folder(out)
-    for length, tasks in sets.items():
-        path = out / f"{config.suite}_{length}.jsonl.gz"
-        _write_set(path, tasks, about, f"among {length} documents")
-
-
-def _build_hqa(file: Path, out: Path, config: EvalConfig) -> None:
-    questions = suites.select_split(readers.read(file), config.source_split)
-    filler = suites.read_filler(config.filler)
-    evidence = hqa.Evidence(config.evidence_order, config.min_distance)
-    n = min(config.n, len(questions))
-    seed, compat, lengths = config.seed, config.compat_seed4, config.lengths
-    sets = {
-        length: hqa.make_tasks(questions, length, n, filler, seed, compat, evidence, lengths)
-        for length in lengths
-    }
-    about = {"source": _source_name(file), "seed": seed, "compat_seed4": compat}
-    if not evidence.anywhere:
-        about |= {"evidence_order": evidence.order, "min_distance": evidence.min_distance}
-    make_folder(out)
-    for length, tasks in sets.items():
-        _write_set(out / f"hqa_{length}.jsonl.gz", tasks, about, f"among {length} documents")
-
-
-def build_ruler(out: Path, config: EvalConfig, tokenizer: str, trust_remote_code: bool) -> None:
-    """Write RULER's tasks, one file per task and length.
-
-    `config` says which, as for `eval --suite ruler`.
-    """
-    config = hub.pinned(config, _say)
-    codec = Codec.load(ready(base_of(tokenizer or EMBEDDED)), trust_remote_code=trust_remote_code)
-    _, columns = suites.columns_of(config, lambda: codec)
-    make_folder(out)
-    for column in columns:
-        about = {"tokenizer": tokenizer or "base_policy", "seed": config.seed}
-        if column.question in suites.ESSAY:
-            about["haystack"] = suites.haystack_name(config)
-        path = out / f"{column.question}_{column.length}.jsonl.gz"
-        _write_set(path, column.make(), about, f"at {column.length:,} tokens")
-
-
-def _write_set(path: Path, tasks: Sequence[Task], about: dict, what: str) -> None:
-    writers.write_built(path, tasks, **about)
-    size = path.stat().st_size / 2**20
-    console.print(f"{path}: {len(tasks)} questions {what}, {size:.1f} MiB")
+def _codec(config: BuildConfig) -> Codec:
+    model = ready(base_of(config.tokenizer or EMBEDDED))
+    return Codec.load(model, trust_remote_code=config.trust_remote_code)
 
 
 # ---------------------------------------------------------------- filter

@@ -44,7 +44,7 @@ from models import ranks
 from models.checkpoints import checkpoints, newest_whole, set_aside
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
-from models.packaged import ready
+from models.packaged import located, ready
 from models.products import use_products
 from models.setup import TrainingSetup, check_device, check_stored
 from report.live import Live
@@ -112,7 +112,7 @@ def build(
     run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
 ) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
-    return _build(TrainingSetup.of(run, config, agent), reward)
+    return _build(located(TrainingSetup.of(run, config, agent)), reward)
 
 
 def _build(setup: TrainingSetup, reward: RewardFunction | None) -> GRPO:
@@ -234,8 +234,8 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
         return "With --keep-checkpoints 0 nothing is left to go on from."
     if (folder / "metrics.csv").exists():
         return f"The steps before the first checkpoint are lost; {again}"
-    said = "Before the end of the first step nothing is trained yet"
-    return f"{said}; {again}" if (folder / "config.yaml").exists() else f"{said}."
+    nothing = "Before the end of the first step nothing is trained yet"
+    return f"{nothing}; {again}" if (folder / "config.yaml").exists() else f"{nothing}."
 
 
 def train(
@@ -276,7 +276,7 @@ def train(
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)
         return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
-    return _train(TrainingSetup.of(run, config, agent), *rest)
+    return _train(located(TrainingSetup.of(run, config, agent)), *rest)
 
 
 def _now() -> str:
@@ -312,7 +312,8 @@ def _check_same(folder: Path, **now: object) -> None:
 
 def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> Path:
     """Be one of several processes: an agent of the user's file is loaded in each of them."""
-    return _train(TrainingSetup.of(run, config, find.make(run.agent, settings)), *rest)
+    setup = TrainingSetup.of(run, config, find.make(run.agent, settings))
+    return _train(located(setup), *rest)
 
 
 def _train(
@@ -327,7 +328,7 @@ def _train(
         module = _build(setup, reward)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
-            open_ones.callback(getattr(module.agent, "close", lambda: None))
+            open_ones.callback(module.agent.close)
             start, damaged = newest_whole(folder)
             if start > steps:
                 raise UserError(

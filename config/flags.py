@@ -1,7 +1,7 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `AgentGroup`, `AgentName`, `value_of`. Leaves out: the commands (cli.py), the
-settings (config/options.py).
+Holds: `command`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the commands
+(cli.py), the settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 A command's own parameters come first, then the fields of its settings classes: everyday ones in
@@ -32,7 +32,8 @@ from config.stops import Stopped
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
            errno.EROFS)  # fmt: skip
 
-Panels = Sequence[tuple[str, type]]  # (title, settings class)
+# (title, settings class, into which of a command's dicts its fields go: 0 the first, -1 the last)
+Panels = Sequence[tuple[str, type, int]]
 # stands in the help for a value of several: in full they are so wide that in 80 columns the
 # names of the flags beside them are cut
 CHOICE = "<choice>"
@@ -65,26 +66,27 @@ def command(
     name: str | None = None,
     everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
-    unused: Sequence[str] = (),
+    unused: Sequence[str] | Callable[[list[str]], Sequence[str]] = (),
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
     everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here. more: returns further settings classes from the arguments; their
-    fields go into the last dict. A
-    UserError becomes one sentence and exit code 2.
+    fields that are no flags here, or what returns them from the arguments. more: returns further
+    settings classes from the arguments. A UserError becomes one sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        registered = parent.command(name=label)(_runner(function, classes, everyday, (), unused))
+        never = () if callable(unused) else unused
+        registered = parent.command(name=label)(_runner(function, classes, everyday, (), never))
         if more:
 
             def build(arguments: list[str]) -> TyperCommand:
                 app = typer.Typer(add_completion=False)
+                without = unused(arguments) if callable(unused) else unused
                 app.command(name=label)(
-                    _runner(function, classes, everyday, more(arguments), unused)
+                    _runner(function, classes, everyday, more(arguments), without)
                 )
                 return typer.main.get_command(app)
 
@@ -106,18 +108,18 @@ def _runner(
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
     names = {p.name for p in own}  # of all flags; a field that comes again adds none
-    sections: list[dict[str, object]] = []  # per dict of the function: field -> type
-    panels = [(None, cls) for cls in classes]
-    for k, (title, cls) in enumerate([*panels, *more]):
-        if k < len(classes):
-            sections.append({})
+    sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
+    for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
         docs = options.docs(cls)
         for field in fields(cls):
             kind, _ = options.hints_of(cls)[field.name]
             if field.name in names or field.name in unused:
+                if title and at == 0:  # of a suite, and not an agent's that others have too
+                    taken = f"{title} has a setting {field.name}, as the command or an agent has"
+                    raise UserError(f"{taken}: give it another name.")
                 continue
             names.add(field.name)
-            sections[-1][field.name] = kind
+            sections[at][field.name] = kind
             first = everyday is None or field.name in everyday
             panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
@@ -136,6 +138,17 @@ def _runner(
     run.__annotations__ = {p.name: p.annotation for p in parameters}
     del run.__wrapped__  # typer would look through it and see the dicts
     return run
+
+
+def given_in(arguments: Sequence[str]) -> dict[str, str]:
+    """Map the flags of a command line to their values, before it is known which there are."""
+    given: dict[str, str] = {}
+    for at, word in enumerate(arguments):
+        name, equals, value = word.partition("=")
+        if name.startswith("--"):
+            value = value if equals else next(iter(arguments[at + 1 : at + 2]), "")
+            given[name[2:].replace("-", "_")] = value
+    return given
 
 
 def _given(kinds: dict[str, object], values: dict) -> dict[str, object]:
@@ -179,9 +192,10 @@ def errors_shown() -> Iterator[None]:
 def _check_whole(values: dict) -> None:
     """Reject arguments with a NUL byte, at which system calls would cut them off."""
     for name, value in values.items():
-        if isinstance(value, str | Path) and "\0" in str(value):
-            flag = name.upper().replace("_", "-")
-            raise UserError(f"{flag} holds a NUL byte: {clip(str(value), 200)}.")
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str | Path) and "\0" in str(text):
+                flag = name.upper().replace("_", "-")
+                raise UserError(f"{flag} holds a NUL byte: {clip(str(text), 200)}.")
 
 
 def _flag(

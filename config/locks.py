@@ -1,7 +1,6 @@
 """One writer at a time: a lock on a run, a store or a bank, which ends with its process.
 
-Holds: `writing`. Leaves out: whether a run goes on (report/status.py), who makes which row of an
-evaluation, which several processes fill on purpose (report/rows.py).
+Holds: `writing`. Leaves out: whether a run goes on (report/status.py).
 Exercise it: `pytest tests/config/test_locks.py`. Read next: report/status.py.
 
 The lock is flock's, on a file of its own beside what is written: it holds against a second writer
@@ -36,10 +35,11 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 @contextmanager
-def writing(path: Path, what: str) -> Iterator[None]:
+def writing(path: Path, what: str, instead: str = "wait for it, or end it") -> Iterator[None]:
     """Be the only writer of a file or a folder, there already or not, to the end of the block.
 
-    what: its name at the beginning of a sentence, such as "The run runs/a". Where nothing is
+    what: its name at the beginning of a sentence, such as "The run runs/a". instead: what to do if
+    it has a writer. Where nothing is
     written, no folder is left. UserError, with the process and since when: it has a writer.
     OSError: the lock's file cannot be written. Where a file system knows no locks, that is said,
     and the block goes on.
@@ -48,7 +48,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     new = [folder for folder in path.parents if not folder.exists()]
     make_folder(path.parent)
     mark = path.with_name(f".{path.name}.writing")
-    fd = _locked(mark, what)
+    fd = _locked(mark, what, instead)
     try:
         os.ftruncate(fd, 0)
         since = f"{datetime.now():%Y-%m-%d %H:%M}"
@@ -64,7 +64,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
                     folder.rmdir()
 
 
-def _locked(mark: Path, what: str) -> int:
+def _locked(mark: Path, what: str, instead: str) -> int:
     """Open a file and lock it; return its descriptor."""
     while True:
         # no link, which a folder of a stranger may have there
@@ -74,7 +74,7 @@ def _locked(mark: Path, what: str) -> int:
         except BlockingIOError:
             who = clip(os.pread(fd, 1000, 0).decode(errors="replace"), 200) or "another process"
             os.close(fd)
-            raise UserError(f"{what} is being written by {who}: wait for it, or end it.") from None
+            raise UserError(f"{what} is being written by {who}: {instead}.") from None
         except OSError as error:
             why = f"files cannot be locked there ({error.strerror})"
             say(f"{what} may have another writer, for {why}: see that it has none.", "red")

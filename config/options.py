@@ -1,6 +1,6 @@
 """Settings: frozen dataclasses whose field docstrings are the help of the flags.
 
-Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `BaseConfig`, `EvalConfig`,
+Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `EvalConfig`,
 `StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
 `without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of
 agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No
@@ -53,13 +53,16 @@ SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
 NUMBER = Bound(lambda x: x == x, "a number")
 SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
 DAY = Bound(lambda day: _is_day(day), "a day such as 2024-07-26")
-HEADS = Bound(lambda n: n > 0 and n % 32 == 0, "a multiple of 32, the width of a head")
-ENVIRONMENTS = ("bandit", "llb-db", "llb-os", "bcb", "alfworld", "hle")
-SUITES = (
-    *("ruler-hqa", "ruler", "passages", "facts", "locomo", "longmemeval", "own"),
-    *("memoryagentbench", *ENVIRONMENTS),
-)  # fmt: skip
-SUITE = Bound(lambda name: name in ("", *SUITES), f"{', '.join(SUITES)} or empty")
+PART = Bound(
+    lambda part: (
+        not part
+        or (
+            (found := re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", part))
+            and int(found[1]) <= int(found[2])
+        )
+    ),
+    "K/N, such as 2/8, with K from 1 to N",
+)
 ANSWERER = Bound(
     lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
     "base, hf:FOLDER or openai:URL#MODEL",
@@ -394,51 +397,6 @@ class RunConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class BaseConfig:
-    """Settings of the supervised training of the base policy (embedded/tiny.py)."""
-
-    steps: Annotated[int, COUNT] = 8000
-    """optimizer steps with a demonstrator that is always careful"""
-    careless_steps: Annotated[int, NOT_NEGATIVE] = 1600
-    """optimizer steps after these, with a demonstrator that is careful only now and then"""
-    careful: Annotated[float, SHARE] = 0.3
-    """how often that demonstrator keeps exactly the facts that matter; otherwise it keeps the last
-    fact that it read"""
-    dense_steps: Annotated[int, NOT_NEGATIVE] = 120
-    """number of first steps that train mostly on lists of facts given twice"""
-    lr: Annotated[float, NOT_NEGATIVE] = 1.5e-3
-    """peak learning rate of AdamW"""
-    absent: Annotated[float, SHARE] = 0.3
-    """share of questions whose answer is missing; "unknown" is then right"""
-    updates: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns per step"""
-    answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers from a memory per step"""
-    recalls: Annotated[int, NOT_NEGATIVE] = 40
-    """update turns with a look back per step"""
-    recall_answers: Annotated[int, NOT_NEGATIVE] = 12
-    """answers after a look back per step"""
-    full: Annotated[int, NOT_NEGATIVE] = 4
-    """documents read whole per step"""
-    full_sections: Annotated[int, COUNT] = 16
-    """maximum sections of a document that is read whole"""
-    hidden: Annotated[int, HEADS] = 128
-    """width of the model"""
-    layers: Annotated[int, COUNT] = 3
-    """layers of the model"""
-    intermediate: Annotated[int, COUNT] = 256
-    """width of the feed-forward layers"""
-    seed: Annotated[int, SEED] = 0
-    """seed of everything random"""
-    layout: Literal["shared", "paper"] = "shared"
-    """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
-    section"""
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-@dataclass(frozen=True, slots=True)
 class EvalConfig:
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
@@ -457,80 +415,21 @@ class EvalConfig:
     """what answers the frozen questions of agents that have such (the policy before training, where
     all weights were trained): a folder or hub name, also written hf:FOLDER, or openai:URL#MODEL = a
     server; empty = the model itself"""
-    suite: Annotated[str, SUITE] = ""
-    """ruler-hqa = documents made of the questions of --data and --filler at every length; ruler =
-    RULER's tasks, generated; passages = SQuAD's questions, each paragraph among others; facts =
-    likewise the single facts of 2WikiMultiHopQA's or MuSiQue's questions; locomo, longmemeval = the
-    questions of their published files about long conversations; own = conversations of yours
-    (docs/evaluation.md); memoryagentbench = one of its published files; an environment of `stream`,
-    such as llb-db; empty = the files of --data as they are, or generated English"""
+    suite: str = ""
+    """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
+    a file (my_suite.py); each has settings of its own (--suite NAME --help); empty = the files of
+    --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, splits of the hub (hf:ORG/NAME@REVISION:SPLIT), world = generated English, or
-    ledger = generated sessions; for ruler-hqa and ruler: questions with their own paragraphs; for
-    passages: SQuAD's form; for locomo, longmemeval, own, memoryagentbench: their file"""
+    """files of tasks, or what the suite makes tasks of; splits of the hub
+    (hf:ORG/NAME@REVISION:SPLIT); world = generated English; ledger = generated sessions"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
     """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
     prompt; bm25 = the best sections; none = the question alone; oracle = the
     evidence alone. The first one is compared with the others, each other one with itself before
     training"""
     lengths: Annotated[tuple[int, ...], COUNT] = ()
-    """lengths of the documents: sections of generated English, documents of ruler-hqa, passages and
-    facts, or tokens of ruler; 50,...,6400 doubles; empty = 4,16,64 or 50,200,800 or 1,4,16,64 or
-    4096,8192,16384"""
-    filler: tuple[str, ...] = ()
-    """ruler-hqa, ruler, passages, facts: files of further passages {title, text}"""
-    source_split: str = ""
-    """ruler-hqa, ruler: use only questions of this split of the source: train or validation;
-    passages: train or test, as --test-articles divides them; facts: train if none is given and the
-    file names splits; locomo: RULE/PART/adversarial/START, each of which may be left
-    out: RULE/PART = seven-three (also named memupdate) or memory-r1, and train, validation or test;
-    adversarial = with category 5; START = what a store may begin with, such as observations"""
-    metric: Literal["official", "mem0"] = "official"
-    """locomo: how answers are graded: official = LoCoMo's own score; mem0 = Mem0's F1,
-    without stemming, category 5 not asked. The figures of one cannot be compared with the other's,
-    and tables name it"""
-    rules: Literal["own", "released"] = "own"
-    """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
-    LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
-    db_backend: str = "sqlite"
-    """llb-db: sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
-    interpreter: str = ""
-    """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
-    leave_out: bool = False
-    """bcb: leave out the tasks whose libraries that Python lacks, instead of refusing them all"""
-    few_shot: str = ""
-    """alfworld: file of dialogues, one of which or more precedes a task of the same kind; `data
-    few-shot` makes one"""
-    judge: str = ""
-    """hle: the model that judges responses, openai:URL#MODEL; the key is read from
-    OPENAI_API_KEY"""
-    test_articles: str = "4/5"
-    """passages: articles of the split test, all others are train: K/M = those whose number in the
-    file, from 0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
-    together: Annotated[int, COUNT] = 1
-    """passages, facts: at most so many questions share one document, which is then computed once
-    for all of them"""
-    evidence_order: Literal["any", "forward", "reverse"] = "any"
-    """ruler-hqa: order of the evidence in the document: any; forward = in hop order; reverse = last
-    hop first"""
-    min_distance: Annotated[float, NOT_NEGATIVE] = 0.0
-    """ruler-hqa: distance between pieces of evidence: below 1, a share of the documents that it
-    must exceed; otherwise a minimum number of documents. ReMemR1's distant evidence is reverse with
-    0.5 in its paper, reverse with 100 ... 1600 in its code"""
-    compat_seed4: bool = False
-    """ruler-hqa: use the original's constant shuffle, which always puts the evidence in the same
-    places"""
-    ruler_tasks: tuple[str, ...] = ()
-    """ruler: names of tasks, or all; empty = those whose sources are given"""
-    haystack: tuple[str, ...] = ()
-    """ruler: files of essays or other running text (.txt, .json with a text, passages); empty = the
-    passages of --data and --filler"""
-    squad: str = ""
-    """ruler: SQuAD file, for the task qa_1"""
-    kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
-    """world: kinds of question"""
-    split: str = "dev"
-    """world: split of the facts: dev to choose settings, test to report"""
+    """lengths of the documents in what the suite counts: sections, documents or tokens;
+    50,...,6400 doubles; empty = the suite's own"""
     n: Annotated[int, COUNT] = 64
     """questions per length and kind"""
     samples: Annotated[int, COUNT] = 1
@@ -549,6 +448,11 @@ class EvalConfig:
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
+    part: Annotated[str, PART] = ""
+    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill
+    one folder; documents are dealt out in turn, so that all questions about one are in one part.
+    Each writes a file of rows of its own; the summary is of all that are there. Without it, all
+    that is missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
@@ -583,7 +487,7 @@ class EvalConfig:
 
     def __post_init__(self):
         check_fields(self)
-        for name in ("agents", "temperatures", "lengths", "kinds"):
+        for name in ("agents", "temperatures", "lengths"):
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
                 raise UserError(f"{name} has {twice[0]!r} twice.")
@@ -599,36 +503,6 @@ class EvalConfig:
             )
         if self.dtype != "auto" and (self.endpoint or self.engine == "extractive"):
             raise UserError("dtype is of weights that are loaded in this process: leave it out.")
-        used = SUITE_SETTINGS.get(self.suite, ())
-        for name in {
-            name for names in SUITE_SETTINGS.values() for name in names if name not in used
-        }:
-            if getattr(self, name) != type(self).__dataclass_fields__[name].default:
-                without = f"to the suite {self.suite}" if self.suite else "without --suite"
-                raise UserError(f"{name} means nothing {without}: leave it out.")
-        if not self.suite and self.data not in (("world",), ("ledger",)) and self.lengths:
-            raise UserError(
-                "lengths mean nothing to files as they are, which have their own: leave them out, "
-                "or give --suite ruler-hqa."
-            )
-
-
-# suite -> the settings of EvalConfig that it uses and generated English and plain files do not
-SUITE_SETTINGS = {
-    "ruler-hqa": "evidence_order min_distance compat_seed4 filler source_split".split(),
-    "ruler": "ruler_tasks haystack squad filler source_split".split(),
-    "passages": "filler source_split test_articles together".split(),
-    "facts": "filler source_split together".split(),
-    "locomo": ["source_split", "metric"],
-    "longmemeval": ["source_split"],
-    "own": ["source_split"],
-    "memoryagentbench": ["source_split"],
-    "llb-db": ["rules", "db_backend"],
-    "llb-os": ["rules"],
-    "bcb": ["interpreter", "leave_out"],
-    "alfworld": ["few_shot"],
-    "hle": ["judge"],
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -727,35 +601,14 @@ class StreamConfig:
     """name of the stream; results go to RUNS/NAME; a second call continues it"""
     runs: str = "runs"
     """folder of all runs"""
-    environment: str = "bandit"
-    """where the tasks are worked on: bandit = generated, needs nothing; llb-db, llb-os =
-    LifelongAgentBench's databases and shells; bcb = BigCodeBench; alfworld = household tasks in
-    text; hle = questions that a judge grades"""
+    suite: str = "bandit"
+    """whose tasks are worked on, a suite whose tasks answer back (docs/streams.md): bandit =
+    generated, needs nothing; others by name, such as llb-db, or as a file (my_suite.py); each has
+    settings of its own (--suite NAME --help)"""
     path: str = ""
-    """file of the environment's tasks, a folder for alfworld; empty = its own few, where it has
-    some"""
-    hints: Annotated[int, COUNT] = 10
-    """bandit: experiences of a task, half of them wrong"""
-    rules: Literal["own", "released"] = "own"
-    """llb-db, llb-os: how episodes are judged and end: by rules of ours, or as in the code that
-    LifelongAgentBench has released, after 3 and 5 responses instead of 15 (docs/streams.md)"""
-    db_backend: str = "sqlite"
-    """llb-db: sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
-    interpreter: str = ""
-    """bcb: the Python that runs the programs, with the libraries they need; empty = this one"""
-    leave_out: bool = False
-    """bcb: leave out the tasks whose libraries that Python lacks, instead of refusing them all"""
-    few_shot: str = ""
-    """alfworld: file of dialogues, one of which or more precedes a task of the same kind; `data
-    few-shot` makes one"""
-    judge: str = ""
-    """hle: the model that judges responses, openai:URL#MODEL; the key is read from
-    OPENAI_API_KEY"""
-    images: bool = False
-    """hle: send pictures as data URLs, to an --endpoint with --chat whose model sees them; without,
-    questions with a picture are left out"""
+    """file of the tasks, a folder for alfworld; empty = the suite's own few, where it has some"""
     held_out: str = ""
-    """file of other tasks of the environment, worked on at the end with a bank that is not
+    """file of other tasks of the suite, worked on at the end with a bank that is not
     written"""
     frozen: str = ""
     """a bank that was learnt elsewhere: the tasks are worked on once with it; it is opened to be
@@ -764,7 +617,7 @@ class StreamConfig:
     """ways of remembering that are compared: none, reflection, rag, memp, memrl; empty = all but
     reflection; with a frozen bank none, rag (by similarity alone) and memrl"""
     constants: Literal["default", "paper", "released"] = "default"
-    """settings by environment: of the paper, or what its released code comes to; flags go on top"""
+    """settings by suite: of the paper, or what its released code comes to; flags go on top"""
     epochs: Annotated[int | None, COUNT] = None
     """how often the tasks are worked on; by default 10, with a frozen bank 1"""
     batch: Annotated[int, COUNT] = 32
@@ -806,8 +659,6 @@ class StreamConfig:
             raise UserError(f"arms has {twice[0]!r} twice.")
         if self.frozen and self.held_out:
             raise UserError("With --frozen all tasks are held out: give them as --path alone.")
-        if self.images and not (self.endpoint and self.chat):
-            raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
         if self.model and self.engine == "rehearsed" and not self.endpoint:
             raise UserError(
                 f"The engine rehearsed asks no model: leave --model {self.model} out, or give "
@@ -845,81 +696,26 @@ class PlanConfig:
 class BuildConfig:
     """The sets of `data build`."""
 
-    suite: Literal["ruler-hqa", "passages", "facts"] = "ruler-hqa"
-    """ruler-hqa = questions with several paragraphs of their own, all kept; passages = those of
-    SQuAD's form, with one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions"""
-    documents: tuple[int, ...] = (50, 200, 800)
-    """documents of a task; passages are few: 1,4,16,64"""
-    n: int = 128
-    """questions"""
-    extra: tuple[str, ...] = ()
-    """files of further passages as filler"""
-    split: str = ""
-    """only questions of this split of the source: train or validation; passages: train or test;
-    facts: train if none is given and the file names splits"""
-    test_articles: str = "4/5"
-    """passages: articles of the split test: K/M, by their number in the file; hash:K/M, by title"""
-    together: Annotated[int, COUNT] = 1
-    """passages, facts: at most so many questions share one document"""
-    seed: int = 0
+    suite: str = "ruler-hqa"
+    """whose tasks are written, each with settings of its own (--suite NAME --help): ruler-hqa =
+    questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
+    one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions; ruler = RULER's
+    tasks; or a file (my_suite.py)"""
+    lengths: Annotated[tuple[int, ...], COUNT] = ()
+    """of a task in what the suite counts: documents or tokens; 50,...,6400 doubles; empty = the
+    suite's own"""
+    n: Annotated[int, COUNT] = 128
+    """questions per length and kind"""
+    seed: Annotated[int, SEED] = 0
     """of the draws"""
-    compat_seed4: bool = False
-    """upstream's constant shuffle: evidence always in the same places"""
-    evidence_order: Literal["any", "forward", "reverse"] = "any"
-    """of the evidence: any, forward, or reverse = the last hop first"""
-    min_distance: float = 0.0
-    """between pieces of evidence: below 1 the share of the documents it exceeds, else documents"""
-
-    def evaluation(self) -> EvalConfig:
-        """Return the settings of an evaluation on the same sets."""
-        names = {"documents": "lengths", "extra": "filler", "split": "source_split"}
-        return EvalConfig(
-            **{names.get(f.name, f.name): getattr(self, f.name) for f in fields(self)}
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class BuildRulerConfig:
-    """The tasks of `data build-ruler`."""
-
-    tokens: tuple[int, ...] = (4096,)
-    """of a task, e.g. 4096,...,131072 (each twice the one before)"""
-    tasks: tuple[str, ...] = ()
-    """all, or some, such as niah_single_1,vt; empty = those whose sources are given"""
     tokenizer: str = ""
     """folder or hub name of the model whose tokens count, a GGUF file, or smollm2; empty = the
     embedded policy's"""
-    n: int = 128
-    """questions per task and length"""
-    haystack: tuple[str, ...] = ()
-    """essays: text files, or files of passages"""
-    squad: str = ""
-    """file of SQuAD's form, for qa_1"""
-    questions: tuple[str, ...] = ()
-    """HotpotQA's questions with their paragraphs, for qa_2"""
-    extra: tuple[str, ...] = ()
-    """files of further passages as filler"""
-    split: str = ""
-    """only questions of this split of the source"""
-    seed: int = 0
-    """of the draws"""
     trust_remote_code: bool = False
     """run code that comes with the tokenizer"""
 
-    def evaluation(self) -> EvalConfig:
-        """Return the settings of an evaluation on the same tasks."""
-        return EvalConfig(
-            suite="ruler",
-            lengths=self.tokens,
-            n=self.n,
-            squad=self.squad,
-            source_split=self.split,
-            seed=self.seed,
-            data=self.questions or ("world",),
-            ruler_tasks=self.tasks,
-            haystack=self.haystack,
-            filler=self.extra,
-        )
+    def __post_init__(self):
+        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -980,12 +776,9 @@ PANELS: dict[str, str] = {
     "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
     "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
     "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
-    "redo_failed",
+    "redo_failed part",
     "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
-    "Which questions": "filler source_split together evidence_order min_distance compat_seed4 "
-    "ruler_tasks haystack squad split test_articles metric rules db_backend interpreter leave_out "
-    "few_shot judge",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
     "thinking template_date templates",
 }

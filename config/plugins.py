@@ -1,6 +1,7 @@
 """Python files of the user's: an agent, a reward, tasks.
 
-Holds: `load_file`, `load_function`. Leaves out: finding the agent in a file (agents/find.py).
+Holds: `is_path`, `load_file`, `load_function`, `told`. Leaves out: finding the agent or suite in
+a file (agents/find.py, suites/).
 Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
 Read next: agents/find.py.
 """
@@ -10,13 +11,19 @@ from __future__ import annotations
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
 from config.errors import UserError
 from config.files import is_file
+
+
+def is_path(name: str) -> bool:
+    """Tell whether a name, of an agent or a suite, is that of a file."""
+    return name.endswith(".py") or "/" in name or "\\" in name
 
 
 def load_file(path: Path) -> ModuleType:
@@ -37,6 +44,17 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise UserError(f"{path} cannot be imported: {_one_line(error, path)}.") from error
     return module
+
+
+@contextmanager
+def told(path: Path) -> Iterator[None]:
+    """Turn an exception in a file of the user's into one sentence, with the line."""
+    try:
+        yield
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(f"{path} fails: {_one_line(error, path)}.") from error
 
 
 def _one_line(error: BaseException, path: Path) -> str:

@@ -139,8 +139,8 @@ def cache_folder() -> Path:
     $MEMAGENT_CACHE, else $XDG_CACHE_HOME/memagent, else ~/.cache/memagent.
     UserError: none of them is set, and the user has no home.
     """
-    if own := os.environ.get("MEMAGENT_CACHE"):
-        return Path(own).expanduser().absolute()
+    if folder := os.environ.get("MEMAGENT_CACHE"):
+        return Path(folder).expanduser().absolute()
     if shared := os.environ.get("XDG_CACHE_HOME"):
         return Path(shared, "memagent").absolute()
     try:

@@ -1,6 +1,6 @@
 """Progress in the terminal: bars with rate and remaining time; plain lines where there is none.
 
-Holds: `bar`, `say`, `fitting`, `SupervisedProgress`, the console. Leaves out: GRPO's progress
+Holds: `bar`, `say`, `fitting`, the console. Leaves out: GRPO's progress
 (commands/train.py).
 No torch. Exercise it: `pytest tests/config/test_terminal.py`. Read next: config/options.py.
 """
@@ -137,23 +137,3 @@ def say(text: str | Text, style: str = "", to: Console = console) -> None:
     """Print a sentence: a terminal's lines break between words, a pipe gets one line."""
     line = text if isinstance(text, Text) else Text(clean(text), style=style)
     to.print(line, soft_wrap=not to.is_terminal)
-
-
-class SupervisedProgress:
-    """Show supervised training; call it with (step, mean loss)."""
-
-    def __init__(self, steps: int):
-        self.progress = bar("steps")
-        self.task = self.progress.add_task("base policy", total=steps, note="")
-
-    def __enter__(self) -> SupervisedProgress:
-        self.progress.start()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.progress.stop()
-
-    def __call__(self, step: int, loss: float) -> None:
-        self.progress.update(self.task, completed=step, note=f"loss {loss:.4f}")
-        if step % 200 == 0:
-            self.progress.print(f"step {step:>5}  loss {loss:.4f}")

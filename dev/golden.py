@@ -126,7 +126,10 @@ def write_sources(folder: Path) -> None:
             for n in (1, 2, 3)
         },
         "session_summary": {f"session_{n}_summary": f"They met, {n}." for n in (1, 2, 3)},
-        "event_summary": {},
+        "event_summary": {
+            f"events_session_{n}": {"Ada": ["It rains."], "Bo": [], "date": "3 January, 2024"}
+            for n in (1, 2, 3)
+        },
         "qa": [
             {
                 "question": f"Where was {names[k]} born?",

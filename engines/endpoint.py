@@ -33,7 +33,7 @@ from urllib.parse import urlsplit
 
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from rollout import Sampling, refusal
+from rollout import Engine, Sampling, refusal
 from tokens.codec import Codec, Text
 
 BACKOFF_S = (0.5, 15.0)
@@ -145,7 +145,7 @@ class Terms:
     """called, in the thread of a request, when it has failed once and will be tried again"""
 
 
-class EndpointEngine:
+class EndpointEngine(Engine):
     """An engine that sends its prompts to servers which speak OpenAI's protocol.
 
     A failure becomes a turn. Log-probs are empty: nothing is trained from it.

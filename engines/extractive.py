@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import date
 
-from agents.search import tokens
+from agents.retrieval import tokens
 from data import formed
 from engines.scripted import ScriptedEngine
 from memagent import Prompt

@@ -30,7 +30,7 @@ MOMENT_S = 0.02
 """Longest wait for one server while another one may answer, too."""
 
 
-class WithFrozen:
+class WithFrozen(Engine):
     """An engine that passes `frozen` prompts on to a second one.
 
     without_adapters: the context in which the second engine computes, where it shares the model.
@@ -46,8 +46,7 @@ class WithFrozen:
         self.codec, self.window = engine.codec, engine.window
         self._same_ids = _same_ids(engine.codec, frozen.codec)
         # how long to wait for a server while the other engine has turns in flight
-        both_wait = hasattr(engine, "poll") and hasattr(frozen, "poll")
-        self._moment_s = MOMENT_S if both_wait else 0.0
+        self._moment_s = MOMENT_S if engine.poll and frozen.poll else 0.0
         # in flight, of each engine: key -> the agent's own prompt
         self._sampled: dict[int, Prompt] = {}
         self._asked: dict[int, Prompt] = {}
@@ -114,7 +113,7 @@ class WithFrozen:
 
     def _step(self, engine: Engine, other_works: bool) -> list[tuple[int, Turn]]:
         """Step one engine. A server is not waited for while the other one has something to do."""
-        if other_works and hasattr(engine, "poll"):
+        if other_works and engine.poll:
             return engine.poll(self._moment_s)
         return engine.step()
 

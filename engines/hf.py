@@ -52,7 +52,7 @@ from models.load import check_architecture, inner, longest_context
 from models.logprobs import logits_of, mask_head, masked_ids, without
 from models.products import linear, use_products
 from models.ranks import full_tensor
-from rollout import Sampling, refusal
+from rollout import Engine, Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
 from tokens.codec import Codec, Text
 from tokens.trie import (
@@ -377,7 +377,7 @@ def misfit(prompt: Prompt, ids: list[int], codec: Codec, masked: Collection[int]
 # ---------------------------------------------------------------- the engine
 
 
-class TransformersEngine:
+class TransformersEngine(Engine):
     """Samples from a causal LM of transformers with a slot cache and continuous batching.
 
     It calls `model.model` and `model.lm_head` themselves, as the trainer does; only tokens that are

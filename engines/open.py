@@ -19,7 +19,7 @@ from config.errors import UserError
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, without_url
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
-from models.packaged import ready
+from models.packaged import located, ready
 from models.plan import (
     ANSWERER_TOKENS,
     GIB,
@@ -46,7 +46,7 @@ def give_embedder(agents: Sequence[Agent]) -> None:
 
     opened: dict[str, object] = {}
     for agent in agents:
-        if spec := getattr(agent.config, "embedder", ""):
+        if spec := agent.embedder:
             agent.embed = opened.get(spec) or opened.setdefault(spec, embedder_of(spec))
 
 
@@ -72,7 +72,7 @@ def open_engine(
     import torch
 
     from engines.hf import TransformersEngine
-    from models.load import load_model, settle_threads, window_of_model
+    from models.load import config_of, load_model, settle_threads, window_for_vllm
 
     codec = setup.codec()
     if name == "vllm":
@@ -85,7 +85,7 @@ def open_engine(
             )
         if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
             raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-        most = window_of_model(setup.folder, setup.trust_remote_code)
+        most = window_for_vllm(config_of(setup.folder, setup.trust_remote_code))
         share = _share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9
         return ColocatedEngine(
             setup.folder,
@@ -100,7 +100,12 @@ def open_engine(
             grammar=grammar_of(constrained, codec) if constrained else "",
         )
     model = load_model(
-        setup.folder, setup.dtype, setup.device, setup.trust_remote_code, setup.quantise
+        setup.folder,
+        setup.dtype,
+        setup.device,
+        setup.trust_remote_code,
+        setup.quantise,
+        setup.base_folder,
     )
     settle_threads(model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
@@ -108,17 +113,14 @@ def open_engine(
 
 
 def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
-    """Return what all of some agents may write where they call tools (`grammar` of an agent).
+    """Return what all of some agents may write where they call tools (`Agent.grammar`).
 
-    An agent says "" if it calls none, and None if it writes nothing but answers. UserError: none
-    calls a tool, or not all write alike, for an engine cannot tell whose a prompt is.
+    UserError: none calls a tool, or not all write alike, for an engine cannot tell whose a prompt
+    is.
     """
     labels: dict[str, str] = {}  # grammar -> an agent that has it
     for agent in agents:
-        if hasattr(agent, "grammar"):
-            grammar = agent.on(codec).grammar()
-        else:
-            grammar = "" if agent.by_section else None
+        grammar = agent.on(codec).grammar()
         if grammar is not None:
             labels.setdefault(grammar, agent.label)
     if not any(labels):
@@ -174,7 +176,7 @@ def open_endpoint(
     from tokens.codec import Characters
 
     setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code, date=date)
-    codec: Codec = setup.codec() if config.model else Characters()
+    codec: Codec = located(setup).codec() if config.model else Characters()
     chat = config.chat or not config.model
     urls, terms = config.endpoint, terms or Terms()
     return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
@@ -206,8 +208,11 @@ def open_answerer(
     other = Setup(
         what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code, date=setup.date
     )
+    other = located(other)
     codec = other.codec()
-    model = load_model(other.folder, dtype, other.device, other.trust_remote_code)
+    model = load_model(
+        other.folder, dtype, other.device, other.trust_remote_code, base=other.base_folder
+    )
     room = {"max_cache_tokens": ANSWERER_TOKENS} if beside_vllm and other.on_gpu else {}
     return TransformersEngine(model.requires_grad_(False), codec, max_rows=rows, **room)
 
@@ -321,13 +326,13 @@ def _open_reader(
         if not untrained:
             return by_words
         # a model edits, and its store is read by the same rule as what all others have found
-        setup = Setup.of_evaluation(config, agents, untrained)
+        setup = located(Setup.of_evaluation(config, agents, untrained))
         return _beside(open_engine(setup, "transformers", config.in_flight), by_words)
     if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
         return open_endpoint(config, name, thinking, window, terms, date_of(agents))
-    setup = Setup.of_evaluation(config, agents, untrained)
+    setup = located(Setup.of_evaluation(config, agents, untrained))
     on_card = config.engine == "vllm" and setup.on_gpu
     beside = gib_of_answerer(config.answerer) if on_card else 0.0
     constrained = agents if config.grammar else ()
@@ -419,7 +424,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, grpo.in_flight
     if setup.on_gpu:
         gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
-        sizes = geometry(run.model)
+        sizes = geometry(str(setup.folder))
         p = plan(sizes, setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(

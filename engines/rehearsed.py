@@ -1,7 +1,7 @@
 """An engine without a model that works on tasks by a rule: its skill depends on what it is shown.
 
 Holds: `RehearsedEngine`, `RULES`. Leaves out: any model.
-Exercise it: `python cli.py stream --environment bandit --engine rehearsed`. Read next:
+Exercise it: `python cli.py stream --suite bandit --engine rehearsed`. Read next:
 commands/stream.py.
 
 For comparing ways of remembering in seconds. How well a policy solves a task here is a rule that is

@@ -16,7 +16,7 @@ from rollout import Engine, Sampling
 from tokens.codec import Text
 
 
-class Replay:
+class Replay(Engine):
     """An engine that answers the first prompts with recorded turns (`report.records`).
 
     An agent is a generator and cannot be stored, so it is fed the very tokens of its turns once

@@ -12,11 +12,11 @@ from contextlib import AbstractContextManager, nullcontext
 
 from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from rollout import Sampling
+from rollout import Engine, Sampling
 from tokens.codec import Codec
 
 
-class ScriptedEngine:
+class ScriptedEngine(Engine):
     """Answers every prompt with `script(prompt)`, a string, for tests.
 
     Log-probs are 0. per_step: turns that a call of `step` answers.

@@ -272,8 +272,8 @@ class Service:
 
     def _step(self) -> None:
         # a server is not waited for, or nothing else would begin meanwhile
-        polls = hasattr(type(self.engine), "poll")
-        for key, turn in self.engine.poll(MOMENT_S) if polls else self.engine.step():
+        engine = self.engine
+        for key, turn in engine.poll(MOMENT_S) if engine.poll else engine.step():
             reading = self._running.pop(key)
             reading.key, reading.n_turns = None, reading.n_turns + 1
             if turn.finish in (Finish.FULL, Finish.ERROR):

@@ -21,7 +21,7 @@ class _Stopped(BaseException):
     """Ends a function because another one that shares the engine has failed."""
 
 
-class _Seat:
+class _Seat(Engine):
     """One function's view of a shared engine.
 
     The function has a thread of its own, which runs only between `turn` and its next `step`:

@@ -44,7 +44,7 @@ from engines.hf import misfit
 from memagent import Finish, Prompt, Turn
 from models.logprobs import without
 from models.ranks import full_tensor, world
-from rollout import Sampling, refusal
+from rollout import Engine, Sampling, refusal
 from tokens.codec import Codec, Text
 
 SLEEP = ("never", "1", "2")
@@ -191,7 +191,7 @@ def _logprobs_of(scores, ids: list[int], first: int = 0) -> list[float]:
     return [scores.logprobs[i] for i in starts]
 
 
-class ColocatedEngine:
+class ColocatedEngine(Engine):
     """A vLLM engine in this process.
 
     It has the weights of `model` until `awake(policy)` loads others.

@@ -39,7 +39,7 @@ class Settings:
     chunk_tokens: int = 24  # of a section: six sentences
     memory_tokens: int = 13  # most tokens of a memory, its end included: three sentences
     answer_tokens: int = 24
-    # (steps, sections, temperature): failures, which are the signal, get rare; heat brings them back
+    # (steps, sections, temperature): failures are the signal, and heat brings them back
     stages: tuple[tuple[int, int, float], ...] = ((25, 2, 1.3), (20, 4, 1.6), (10, 8, 1.9))
     tasks_per_step: int = 8
     group_size: int = 16  # readings of one document

@@ -1,6 +1,6 @@
 """A GGUF file as a model folder: bfloat16 weights and tokenizer, mended and checked.
 
-Holds: `read_header`, `sizes_of`, `pre_tokenizer`, `convert`. Leaves out: where the file comes from
+Holds: `read_header`, `config_of`, `pre_tokenizer`, `convert`. Leaves out: where the file comes from
 and where the folder lies (models/packaged.py), writing such files (models/to_gguf.py). No torch
 until something is converted.
 Exercise it: `pytest tests/models/test_convert.py`. Read next: models/packaged.py.
@@ -135,28 +135,14 @@ def read_header(path: Path) -> Header:
     return Header(fields, elements)
 
 
-def sizes_of(path: Path) -> dict:
-    """Return the sizes of a GGUF file's decoder by the names of config.json."""
-    header = read_header(path)
-    heads = header.get("attention.head_count")
-    sizes = {
-        "num_hidden_layers": header.get("block_count"),
-        "hidden_size": header.get("embedding_length"),
-        "num_attention_heads": heads,
-        "num_key_value_heads": header.get("attention.head_count_kv", heads),
-        "head_dim": header.get("attention.key_length"),
-        "intermediate_size": header.get("feed_forward_length"),
-        "vocab_size": header.get("vocab_size", len(header.tokens)),
-        "tie_word_embeddings": "output.weight" not in header.elements,
-    }
-    if header.get("expert_count"):
-        sizes["num_experts"] = header.get("expert_count")
-    if wrong := [n for n, v in sizes.items() if n != "head_dim" and not isinstance(v, int)]:
-        raise ValueError(f"{path} says no single {wrong[0]}")
-    return sizes
-
-
 # ---------------------------------------------------------------- conversion
+
+
+def config_of(path: Path):
+    """Return transformers' config of a GGUF file's model; UserError as of `convert`."""
+    header = read_header(path)
+    with _by_itself(path) as alone:
+        return _config_of(path, header, alone)
 
 
 def convert(path: Path, folder: Path) -> None:
@@ -169,18 +155,17 @@ def convert(path: Path, folder: Path) -> None:
     """
     header = read_header(path)
     with _by_itself(path) as alone, _quiet():
-        _check_architecture(path, header, alone)
+        _config_of(path, header, alone)
         with loading(f"The tokenizer of {path}"):
             tokenizer = _tokenizer(path, header, alone)
             ends = _end_ids(path, header, tokenizer)
         with loading(f"The GGUF file {path}"):
             model = _weights(path, header, alone, len(tokenizer))
-    pad = tokenizer.convert_tokens_to_ids(tokenizer.pad_token)
-    expected = _logprobs(model, tokenizer)
-    with _quiet(), loading(f"The GGUF file {path}"):
-        _save(model, tokenizer, ends, pad, folder)
-    del model  # one copy at a time
-    with _quiet():
+        pad = tokenizer.convert_tokens_to_ids(tokenizer.pad_token)
+        expected = _logprobs(model, tokenizer)
+        with loading(f"The GGUF file {path}"):
+            _save(model, tokenizer, ends, pad, folder)
+        del model  # one copy at a time
         _check(path, folder, tokenizer, ends, expected)
 
 
@@ -201,8 +186,11 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _check_architecture(path: Path, header: Header, alone: Path) -> None:
-    """Refuse an architecture that transformers cannot read, or positions it would not stretch."""
+def _config_of(path: Path, header: Header, alone: Path):
+    """Return transformers' config of the model.
+
+    UserError: an architecture that it cannot read from GGUF, or positions it would not stretch.
+    """
     import transformers
     from transformers import AutoConfig
     from transformers.modeling_gguf_pytorch_utils import GGUF_SUPPORTED_ARCHITECTURES as KNOWN
@@ -225,6 +213,7 @@ def _check_architecture(path: Path, header: Header, alone: Path) -> None:
             f"{path} stretches its positions ({scaling}), which transformers does not read from "
             "GGUF: take the model's safetensors."
         )
+    return config
 
 
 def _tokenizer(path: Path, header: Header, alone: Path):
@@ -298,9 +287,9 @@ def _end_ids(path: Path, header: Header, tokenizer) -> list[int]:
     ends = [header.token("eos"), header.token("eot")]
     if tokenizer.chat_template:
         mark = "MEMAGENT-ANSWER"
-        said = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
+        messages = [{"role": "user", "content": "-"}, {"role": "assistant", "content": mark}]
         try:
-            tail = rendered(tokenizer, said).rpartition(mark)[2]
+            tail = rendered(tokenizer, messages).rpartition(mark)[2]
         except TemplateError as error:
             raise UserError(f"The chat template of {path} cannot be rendered: {error}.") from error
         control = {*header.tokens_of_type(SPECIAL), *header.tokens_of_type(USER_DEFINED)}

@@ -1,8 +1,9 @@
 """Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
 
-Holds: `load_model`, `with_lora`, `load_adapter`, `inner`, `merge_adapters`, `check_export`,
-`check_architecture`, `longest_context`, `settle_threads`, `keep_freed_memory`, `optimizer_of`,
-`recompute`, `load_policy`. Leaves out: training (grpo.py), the files of a run (commands/train.py).
+Holds: `load_model`, `from_safetensors`, `config_of`, `with_lora`, `load_adapter`, `inner`,
+`merge_adapters`, `check_export`, `check_architecture`, `longest_context`, `settle_threads`,
+`keep_freed_memory`, `optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the
+files of a run (commands/train.py).
 Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
 """
 
@@ -23,12 +24,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from config.errors import UserError, first_line, loading
 from config.options import TrainConfig
-from config.realmodels import base_of, is_adapter, named_folder
-from models.packaged import ready
+from config.realmodels import base_of, is_adapter, is_gguf, named_folder
 from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -42,10 +43,11 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     quantise: bool = False,
+    base: str | Path = "",
 ):
     """Load a causal LM from safetensors onto a device; UserError where that fails.
 
-    A folder of adapters is loaded with their base model.
+    A folder of adapters is loaded with their base model: base, or the one that they name.
 
     device: cpu, cuda, mps, auto, or "unset": the model is built in uninitialised host memory, which
     is committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
@@ -53,36 +55,31 @@ def load_model(
     scales, computing in `dtype` (arXiv 2305.14314). Weights that are stored in 4 bits stay as they
     are, quantise or not.
     """
-    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
-    from transformers.utils import logging as hf_logging
 
-    hf_logging.disable_progress_bar()
     if is_adapter(path):
-        return _with_its_base(path, dtype, device, trust_remote_code, quantise)
-    _config_of(path, trust_remote_code)  # checked before anything is built
+        named = base or base_of(path)
+        policy = with_lora(
+            load_model(named, dtype, device, trust_remote_code, quantise),
+            with_adapter(TrainConfig(), path),
+        )
+        load_adapter(policy, path)
+        return inner(policy.requires_grad_(False))
     if device == "unset":
         return _uninitialised_model(path, dtype, trust_remote_code)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     check_device(device)
     stored = stored_as(path) == FOUR_BITS
     quantisation = _four_bits(dtype, device, stored) if quantise or stored else {}
+    model = from_safetensors(
+        AutoModelForCausalLM,
+        path,
+        dtype,
+        trust_remote_code=trust_remote_code,
+        attn_implementation="sdpa",
+        **quantisation,
+    )
     with loading(f"The model {path}"):
-        try:
-            model, report = AutoModelForCausalLM.from_pretrained(
-                path,
-                dtype=getattr(torch, dtype),
-                use_safetensors=True,
-                trust_remote_code=trust_remote_code,
-                attn_implementation="sdpa",
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **quantisation,
-            )
-        except SafetensorError as error:
-            raise UserError(
-                f"The weights of {path} are no valid safetensors file: {error}."
-            ) from error
         model = model if quantisation else model.to(device)
     for module in model.modules():
         if quantisation and hasattr(module, "compute_dtype"):  # stored with another one
@@ -91,9 +88,35 @@ def load_model(
         # neither what is trained nor what can be saved.
         if hasattr(module, "support_avx512bf16_for_cpu"):
             module.support_avx512bf16_for_cpu = False
-    # transformers initialises missing weights at random
-    wrong = sorted({*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])})
-    if wrong:
+    return model
+
+
+def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = None, **settings):
+    """Load a model by a class of transformers (`AutoModel`, ...); UserError where that fails.
+
+    Weights that are missing or of another shape are refused: transformers would initialise them at
+    random. unread: beginning of the names of those that nothing is computed with.
+    """
+    from transformers.utils import logging as hf_logging
+
+    hf_logging.disable_progress_bar()
+    config_of(path, settings["trust_remote_code"])  # checked before anything is built
+    with loading(f"The model {path}"):
+        try:
+            model, report = kind.from_pretrained(
+                path,
+                dtype=getattr(torch, dtype),
+                use_safetensors=True,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,
+                **settings,
+            )
+        except SafetensorError as error:
+            raise UserError(
+                f"The weights of {path} are no valid safetensors file: {error}."
+            ) from error
+    wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
+    if wrong := sorted(key for key in wrong if not (unread and key.startswith(unread))):
         raise UserError(
             f"The weights of {path} do not fit its config.json: {wrong[0]} ({len(wrong)} in all) "
             f"is missing or of another shape."
@@ -101,23 +124,13 @@ def load_model(
     return model
 
 
-def _with_its_base(
-    folder: str | Path, dtype: str, device: str, trust_remote_code: bool, quantise: bool
-):
-    """Load the adapters in a folder around their base model, as they were trained: not merged."""
-    base = load_model(ready(base_of(folder)), dtype, device, trust_remote_code, quantise)
-    policy = with_lora(base, with_adapter(TrainConfig(), folder))
-    load_adapter(policy, folder)
-    return inner(policy.requires_grad_(False))
-
-
 def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
     """Build a model in uninitialised host memory, with its buffers, from its config alone."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
+    config = config_of(path, trust_remote_code)
     with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
-        config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
         model = AutoModelForCausalLM.from_config(
             config,
             dtype=getattr(torch, dtype),
@@ -133,12 +146,20 @@ def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
 
 
 def meta_model(path: str, download: bool = True):
-    """Build a model on the meta device, which has names and shapes alone, from its config."""
+    """Build a model on the meta device, which has names and shapes alone, from its config.
+
+    path: a folder, a GGUF file, or a name on the hub.
+    """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = AutoConfig.from_pretrained(
-        path, local_files_only=not download, trust_remote_code=False
-    )
+    if is_gguf(path):
+        from models import convert
+
+        config = convert.config_of(Path(path))
+    else:
+        config = AutoConfig.from_pretrained(
+            path, local_files_only=not download, trust_remote_code=False
+        )
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(_checked(path, config))
 
@@ -159,7 +180,8 @@ def _four_bits(dtype: str, device: str, stored: bool) -> dict:
     return {"quantization_config": config, "device_map": {"": device}}
 
 
-def _config_of(path: str | Path, trust_remote_code: bool):
+def config_of(path: str | Path, trust_remote_code: bool = False):
+    """Return a model's config by transformers; UserError: it cannot be read, or cannot be true."""
     from transformers import AutoConfig
 
     with loading(f"The model {path}"):
@@ -190,11 +212,6 @@ def _checked(path: str | Path, config):
             f"model's, have {held:,} bytes."
         )
     return config
-
-
-def window_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
-    """Return the longest context in tokens that vLLM serves a model with; see `window_for_vllm`."""
-    return window_for_vllm(_config_of(path, trust_remote_code))
 
 
 def longest_context(config) -> int:
@@ -274,17 +291,12 @@ def check_architecture(model) -> None:
     use_our_attention(model)
 
 
-def vocabulary_of_model(path: str | Path, trust_remote_code: bool = False) -> int:
-    """Return the rows of a model's embedding, by its config."""
-    return _config_of(path, trust_remote_code).get_text_config().vocab_size
-
-
 def stored_dtype(path: str | Path, trust_remote_code: bool = False) -> str:
     """Return the type of a model's stored weights, by its config.
 
     float32 or bfloat16; float16 counts as bfloat16.
     """
-    dtype = _config_of(path, trust_remote_code).dtype
+    dtype = config_of(path, trust_remote_code).dtype
     return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else "float32"
 
 

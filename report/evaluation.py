@@ -1,6 +1,7 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `begin_evaluation`. Leaves out: its rows (report/rows.py), what a folder
+Holds: `evaluation_folder`, `begin_evaluation`, `locked`; `dealt`, `file_of_part`, `joined` of an
+evaluation in parts. Leaves out: its rows (report/rows.py), what a folder
 holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
@@ -10,40 +11,53 @@ questions of another kind may not, for the page sums up and compares all that li
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from filelock import FileLock
 
+import suites
 from config import files
 from config.errors import UserError, clean, clip
 from config.options import EvalConfig, without_url
+from data import Task
+from report.rows import files_of, read_rows
 from report.status import hold, is_running
+from suites import Suite
 
 # settings of `EvalConfig` that may differ between calls that fill one folder. Which weights answer
 # at an endpoint is in their fingerprint, not in its address
 MAY_DIFFER = {
-    "name", "runs", "agents", "lengths", "kinds", "ruler_tasks", "n", "leave_out", "samples",
-    "temperatures", "transcripts", "in_flight", "retries", "redo_failed", "kv_gib", "endpoint",
-    "device", "trust_remote_code", "metric", "rules",  # the last two: each has rows of its own
+    "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
+    "retries", "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
+    "part",
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
 
 
-def evaluation_folder(config: EvalConfig) -> Path:
+def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     """Return the folder of an evaluation.
 
     UserError: it holds another run, or an evaluation of another model or suite, so far as the
     settings tell.
     """
     folder = files.run_path(config.runs, config.name)
-    _known_weights(folder, config, {})
+    _known_weights(folder, config, suite, {})
     return folder
 
 
+def locked(folder: Path) -> FileLock:
+    """Keep other processes from writing the settings and the summary of a folder."""
+    return FileLock(folder / ".config.lock")
+
+
 def begin_evaluation(
-    folder: Path, config: EvalConfig, agents: Mapping[str, object], weights: Mapping[str, str]
+    folder: Path,
+    config: EvalConfig,
+    suite: Suite,
+    agents: Mapping[str, object],
+    weights: Mapping[str, str],
 ) -> None:
     """Write config.yaml, and mark the folder as filled by this process.
 
@@ -51,15 +65,16 @@ def begin_evaluation(
     begun an evaluation of another model or suite, or the weights are not those of the rows there.
     """
     files.make_folder(folder)
-    with FileLock(folder / ".config.lock"):
-        known = _known_weights(folder, config, weights)
+    with locked(folder):
+        known = _known_weights(folder, config, suite, weights)
         hold(folder)
-        sections = {"eval": config, "agent": agents, WEIGHTS: {**known, **weights}}
+        settings = asdict(config) | asdict(suite.config)
+        sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
         files.dump(folder / "config.yaml", **sections)
 
 
 def _known_weights(
-    folder: Path, config: EvalConfig, weights: Mapping[str, str]
+    folder: Path, config: EvalConfig, suite: Suite, weights: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the fingerprints that the folder has, {} if its rows are still to come."""
     path = folder / "config.yaml"
@@ -74,12 +89,11 @@ def _known_weights(
         )
     if not there:
         return {}
-    others = [*_differences(there, asdict(config))]
+    others = [*_differences(suites.stored(there), config, suite)]
     changed = [name for name in weights if known.get(name, weights[name]) != weights[name]]
     if not (others := others or [f"{name}: its weights have changed since" for name in changed]):
         return known
-    rows = folder / "rows.jsonl"
-    if is_running(folder) or (rows.exists() and rows.stat().st_size):
+    if is_running(folder) or any(path.stat().st_size for path in files_of(folder)):
         raise UserError(
             f"{folder} holds an evaluation of another model or suite ({'; '.join(others)}): give "
             "this one another --name."
@@ -87,11 +101,15 @@ def _known_weights(
     return {}
 
 
-def _differences(there: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+def _differences(there: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
     """Yield the settings that may not differ and do, as "model 'a', not 'b'"."""
-    for name, value in now.items():
-        old = there.get(name, EvalConfig.__dataclass_fields__[name].default)
-        if name in MAY_DIFFER or (name == "untrained" and "" in (old, value)):
+    usual = asdict(EvalConfig()) | asdict(suite.Config())
+    for name, value in (asdict(config) | asdict(suite.config)).items():
+        old = there.get(name, usual[name])
+        if name == "suite":  # which --data may name as well
+            old, value = suites.name_of(there), suite.name
+        added = name == "untrained" and "" in (old, value)
+        if name in MAY_DIFFER or name in suite.may_differ or added:
             continue  # the latter: agents that it answers for are added
         if _plain(old) != _plain(value):
             yield clip(clean(f"{name} {old!r}, not {value!r}"), 200)
@@ -102,3 +120,35 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [*map(_plain, value)]
     return Path(without_url(value)).absolute() if isinstance(value, str) and value else value
+
+
+# ---------------------------------------------------------------- parts
+
+
+def file_of_part(folder: Path, name: str, part: str) -> Path:
+    """Return the file of rows or transcripts that one part writes; part: as K/N, "" = all."""
+    return folder / f"{name}{part and '-'}{part.replace('/', '-of-')}.jsonl"
+
+
+def dealt(tasks: Sequence[Task], part: str) -> tuple[list[str], list[Task]]:
+    """Deal out documents in turn, each with all its questions; return the part of each task, as K/N
+    ("" where there is one part alone), and the tasks of the part that is named."""
+    if not part:
+        return [""] * len(tasks), [*tasks]
+    n = int(part.partition("/")[2])
+    documents: dict[str, int] = {}
+    numbers = [documents.setdefault(task.document_digest, len(documents)) for task in tasks]
+    parts = [f"{number % n + 1}/{n}" for number in numbers]
+    return parts, [task for task, dealt in zip(tasks, parts, strict=True) if dealt == part]
+
+
+def joined(folder: Path, asked: Mapping[tuple, str]) -> tuple[list[dict], list[str]]:
+    """Return the rows that are asked for from all files, in order, and the parts that have not made
+    all of theirs.
+
+    asked: (settings, id, sample, digest of the task) -> the part that makes it.
+    """
+    names = ("settings", "id", "sample", "task")
+    found = {tuple(map(row.get, names)): row for row in read_rows(*files_of(folder))}
+    missing = {part: None for key, part in asked.items() if key not in found}
+    return [found[key] for key in asked if key in found], [*missing]

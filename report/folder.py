@@ -23,10 +23,10 @@ from config.files import settings_in
 from config.foreign import from_json
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
-from report.rows import Cell, labels_of, latest, read_rows
+from report.rows import Cell, files_of, labels_of, latest, read_rows
 from report.summary import cells, summarise
 from report.training import whole_rows
-from tasks.suites import metric_of, unit_of
+from suites import Suite, known, name_of
 
 OF_TRAINING = 4  # transcripts of the last recorded step, where nothing has been evaluated
 
@@ -52,14 +52,12 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    path = folder / "rows.jsonl"
-    with reading(path):
-        rows = read_rows(path)
-        latest_rows = latest(rows)
+    rows = read_rows(*files_of(folder))
+    latest_rows = latest(rows)
     summary, how_far, progress = _summed_up(folder, settings, latest_rows)
     for name, default in (("metric", "reward"), ("paired", [])):
         summary.setdefault(name, default)  # absent from the summary of a training
-    records = _transcripts(folder / "transcripts.jsonl", summary)
+    records = _transcripts(folder, summary)
     if not summary["cells"]:
         records += _of_training(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
@@ -84,11 +82,12 @@ def _summed_up(folder: Path, settings: dict, rows: Sequence[dict]) -> tuple[dict
     when it last went on."""
     summary = _stored(folder / "summary.json")
     if "eval" in settings:
-        path = folder / "rows.jsonl"
+        path = [folder / "rows.jsonl", *files_of(folder)][-1]
         if summary is None or _says_less(summary, rows):
             asked = settings["eval"]
             return _of_rows(rows, asked), _answered(rows, asked), path
-        return summary, "", path
+        missing = ", ".join(summary.get("missing", []))
+        return summary, f"without part {missing}" if missing else "", path
     path = folder / "metrics.csv"
     steps = whole_rows(path)
     section = next((name for name in ("grpo", "sft") if name in settings), "")
@@ -158,10 +157,11 @@ def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
 
     asked: the settings of the evaluation. What agents of a user's own file count is left out.
     """
-    unit = unit_of(asked)
+    suite = (known(name_of(asked)) or Suite)()
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     agents = {name: kind() for name, kind in kinds.items() if kind is not None}
-    return summarise(rows, unit, metric_of(unit, {row["question"] for row in rows}), agents=agents)
+    metric = suite.measured_by([*{row["question"] for row in rows}])
+    return summarise(rows, suite.unit, metric, agents=agents)
 
 
 def _answered(rows: Sequence[dict], asked: dict) -> str:
@@ -196,11 +196,13 @@ def _status(how_far: str, running: bool, progress: Path) -> str:
     )
 
 
-def _transcripts(path: Path, summary: dict) -> list[dict]:
+def _transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
-    lines = lines_of(path)
-    with reading(path):
-        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    records = {}
+    for path in files_of(folder, "transcripts"):
+        lines = lines_of(path)
+        with reading(path):
+            records |= {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]

@@ -3,9 +3,6 @@
 Holds: `headline`, `reader`, `temperatures_of`. Leaves out: the numbers (report/summary.py), the
 page (report/page.py), words for kinds of questions (tasks/words.py). No torch.
 Exercise it: `pytest tests/report/test_page.py -k headline`. Read next: report/page.py.
-
-An agent may have attributes `in_words`, how it reads, for those who do not know its name, and
-`whole`, that it reads the whole document at once.
 """
 
 from __future__ import annotations
@@ -16,8 +13,9 @@ from functools import cache
 from statistics import fmean
 
 from agents import find
+from memagent import Agent
 from report.rows import Cell
-from report.summary import cells
+from report.summary import cells, span
 from tasks.words import in_words
 
 
@@ -42,24 +40,24 @@ def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
 
     If other agents share kinds of question with it, only those kinds.
     """
-    own = [cell for cell in records if cell.agent == agent]
-    shared = {cell.question for cell in own} & {
+    ours = [cell for cell in records if cell.agent == agent]
+    shared = {cell.question for cell in ours} & {
         cell.question for cell in records if cell.agent != agent
     }
-    longest, temperatures = [], temperatures_of(own)
-    for question in dict.fromkeys(cell.question for cell in own):
+    longest, temperatures = [], temperatures_of(ours)
+    for question in dict.fromkeys(cell.question for cell in ours):
         if shared and question not in shared:
             continue
         temperature = temperatures[agent, question]
-        same = [c for c in own if (c.question, c.temperature) == (question, temperature)]
+        same = [c for c in ours if (c.question, c.temperature) == (question, temperature)]
         longest.append(max(same, key=lambda cell: cell.length))
     return longest
 
 
 @cache
 def reads_all(agent: str) -> bool:
-    """Whether an agent is shown the whole document at once: one with `whole`."""
-    return getattr(find.known(agent), "whole", False)
+    """Whether an agent is shown the whole document at once; of one that is not known it is not."""
+    return (find.known(agent) or Agent).whole
 
 
 @cache
@@ -70,7 +68,7 @@ def reader(agent: str) -> str:
     ('reading everything at once', 'memagent before training', 'mine')
     """
     name, at, weights = agent.partition("@")
-    words = getattr(find.known(name), "in_words", name)
+    words = (find.known(name) or Agent).in_words or name
     return f"{words} before training" if weights == "untrained" else words + at + weights
 
 
@@ -92,13 +90,8 @@ def _of_others(agents: Sequence[str], records: dict, places: Sequence[Cell]) -> 
         found = [records.get(replace(cell, agent=agent)) for cell in places]
         return _percent(fmean(r["mean"] for r in found)) if all(found) else "not asked"
 
-    said = ", ".join(f"{reader(agent)} {share(agent)}" for agent in agents)
-    return f" ({said})" if said else ""
-
-
-def _n(numbers: Iterable[int]) -> str:
-    sizes = sorted({*numbers})
-    return f"n = {sizes[0]:,}" if len(sizes) == 1 else f"n = {sizes[0]:,} to {sizes[-1]:,}"
+    words = ", ".join(f"{reader(agent)} {share(agent)}" for agent in agents)
+    return f" ({words})" if words else ""
 
 
 def _of_training(summary: dict) -> str:
@@ -153,22 +146,18 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
     else:
         parts = []
         for cell in places:
-            said = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
+            where = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
             share = "{mean:.0f} % [{low:.0f}, {high:.0f}]".format(
                 **{name: 100 * records[cell][name] for name in ("mean", "low", "high")}
             )
             against = _of_others(others, records, [cell])
-            parts.append(f"{share} of {in_words(cell.question)}{said}{against}")
-    greedy = {cell.temperature for cell in places} == {"0.0"}
-    asked = [records.get(replace(c, agent=agent)) for c in places for agent in (lead, *others)]
+            parts.append(f"{share} of {in_words(cell.question)}{where}{against}")
+    temperatures = [*dict.fromkeys(cell.temperature for cell in places)]
+    compared = [records.get(replace(c, agent=agent)) for c in places for agent in (lead, *others)]
     remarks = [
-        _n(record["n"] for record in asked if record),
+        f"n = {span(record['n'] for record in compared if record)}",
         "" if averaged else "95 % intervals in brackets",
-        "greedy" if greedy else f"temperature {_joined(cell.temperature for cell in places)}",
+        "greedy" if temperatures == ["0.0"] else f"temperature {' and '.join(temperatures)}",
         f"training saw at most {trained_on:,} {unit}" if trained_on and lead == "trained" else "",
     ]
     return f"{_answers(summary, lead)} {' and '.join(parts)}. ({'; '.join(filter(None, remarks))})"
-
-
-def _joined(values: Iterable[str]) -> str:
-    return " and ".join(dict.fromkeys(values))

@@ -35,8 +35,8 @@ class Live:
         """Mark the folder as filled by this process, and say once where the page will be."""
         hold(self.folder)
         if not self.begun:
-            said = f"The page, as it comes: {self.folder / 'report.html'}"
-            console.print(said, soft_wrap=True, markup=False)
+            words = f"The page, as it comes: {self.folder / 'report.html'}"
+            console.print(words, soft_wrap=True, markup=False)
             self.next = time.monotonic() + SOON
         self.begun = True
 

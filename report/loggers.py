@@ -12,7 +12,6 @@ it does not know, such as those before it was added, are told when it is opened.
 
 from __future__ import annotations
 
-import csv
 import importlib
 import inspect
 import json
@@ -27,6 +26,7 @@ from config.options import without_url
 from config.plugins import load_function
 from config.terminal import say
 from models.checkpoints import validations
+from report.training import whole_rows
 
 FLAG, MARKS = "--logger", "loggers.json"
 
@@ -66,30 +66,23 @@ def metrics_of(validation: Mapping[str, float]) -> dict[str, float]:
 class Guarded(Logger):
     """A logger of the user's: told every step once, and left out once it has raised."""
 
+    name, version = property(lambda self: self.place), 0
+
     def __init__(self, place: str, folder: Path):
         super().__init__()
-        self.place, self.folder = place, folder
-        self.told: dict[str, int] = self._marks().get(place, {})  # kind -> its last step
-        make = logger_class(place)
+        self.place, self.folder, make = place, folder, logger_class(place)
+        self.told: dict[str, int] = self._marks().get(place, {})  # first metric -> last step
+        inner_folder = folder / "loggers" / make.__name__  # MLflow takes all in it for experiments
+        given = {"save_dir": str(inner_folder), "name": folder.name, "run_name": folder.name}
         try:
-            taken = inspect.signature(make).parameters
-            own = folder / "loggers" / make.__name__  # MLflow takes all in it for experiments
-            given = {"save_dir": str(own), "name": folder.name, "run_name": folder.name}
-            self.inner = make(**{name: given[name] for name in given if name in taken})
+            taken = given.keys() & inspect.signature(make).parameters.keys()
+            self.inner = make(**{name: given[name] for name in taken})
         except Exception as error:  # a package that is missing, a server that is down, ...
-            raise UserError(f"{FLAG} {place} cannot be made: {_said(error)}.") from error
+            raise UserError(f"{FLAG} {place} cannot be made: {_words(error)}.") from error
         if not isinstance(self.inner, Logger):
             raise UserError(f"{FLAG} {place} is no logger of Lightning's.")
         if "save_dir" in taken:
-            own.mkdir(parents=True, exist_ok=True)
-
-    @property
-    def name(self) -> str:
-        return self.place
-
-    @property
-    def version(self) -> int:
-        return 0
+            inner_folder.mkdir(parents=True, exist_ok=True)
 
     def log_hyperparams(self, params, *args, **kwargs) -> None:
         self._call("log_hyperparams", params)
@@ -112,29 +105,25 @@ class Guarded(Logger):
 
     def catch_up(self) -> None:
         """Tell what metrics.csv and validation.csv have and this logger was never told."""
-        path = self.folder / "metrics.csv"
-        if path.exists():
-            with path.open(newline="") as file:
-                for row in csv.DictReader(file):
-                    self.log_metrics({k: float(v) for k, v in row.items() if v}, int(row["step"]))
+        for row in whole_rows(self.folder / "metrics.csv"):
+            self.log_metrics({k: float(v) for k, v in row.items() if v}, int(row["step"]))
         for row in validations(self.folder):
             self.log_metrics(metrics_of(row), row["step"] - 1)
 
     def _call(self, method: str, *args) -> None:
-        if self.inner is None:
-            return
         try:
-            getattr(self.inner, method)(*args)
+            if self.inner is not None:
+                getattr(self.inner, method)(*args)
         except Exception as error:
             self.inner = None
-            said = f"{FLAG} {self.place} has failed and is told nothing more: {_said(error)}."
-            say(said, "bold red")
+            end = f"has failed and is told nothing more: {_words(error)}."
+            say(f"{FLAG} {self.place} {end}", "bold red")
 
     def _marks(self) -> dict[str, dict[str, int]]:
         path = self.folder / MARKS
         return json.loads(path.read_text()) if path.exists() else {}
 
 
-def _said(error: Exception) -> str:
-    said = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(". ")
-    return clip(said, 300)
+def _words(error: Exception) -> str:
+    words = " ".join(clean(f"{type(error).__name__}: {error}").split())
+    return clip(words.rstrip(". "), 300)

@@ -72,6 +72,28 @@ def joined(parts: Iterable[Text], between: str = "") -> Markup:
     return Markup(between).join(map(_finished, parts))
 
 
+# ---------------------------------------------------------------- transcripts
+
+Node = list  # [tag, class, *children]; a child is a text, cleaned, or a node
+
+
+def node(tag: str, *children: str | Node, style: str = "") -> Node:
+    """Return an element as plain data, which a page's script can build without parsing HTML."""
+    return [tag, style, *(clean(x) if isinstance(x, str) else x for x in children)]
+
+
+def html(tree: Node) -> Markup:
+    """Write a node as HTML.
+
+    >>> html(node("p", node("b", "1 < 2"), " or", style="memory"))
+    Markup('<p class="memory"><b>1 &lt; 2</b> or</p>')
+    """
+    tag, style, *children = tree
+    content = joined(html(child) if isinstance(child, list) else child for child in children)
+    attribute = fill(' class="{}"', style) if style else ""
+    return fill("<{}{}>{}</{}>", Markup(tag), attribute, content, Markup(tag))
+
+
 # ---------------------------------------------------------------- parts of a page
 
 
@@ -87,18 +109,28 @@ class Section:
         return macro("section", self, anchor)
 
 
-def as_table(
-    caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]], fold: bool = False
-) -> Markup:
-    """Return a table, "" without rows; folded away if it is long, or if `fold`.
+def as_table(caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Markup:
+    """Return a table, "" without rows; folded away if it is long.
 
     rows: the first two cells of each name it.
     """
     rows = list(rows)
     made = macro("as_table", caption, head, rows) if rows else Markup()
-    if rows and (fold or len(rows) > LONG):
-        return folded(f"{caption} ({len(rows):,} row{'s' * (len(rows) > 1)})", made)
-    return made
+    return folded(f"{caption} ({len(rows):,} rows)", made) if len(rows) > LONG else made
+
+
+def by_length(
+    rows: Mapping[tuple, Mapping[int, object]], empty: object = ""
+) -> tuple[list[int], list[list]]:
+    """Return the lengths in ascending order and, of each row, its names and a cell for each length.
+
+    rows: names -> length -> cell; a cell that is missing is `empty`. Every table with a column for
+    each length is made here, for the terminal, for Markdown and for the page.
+    """
+    lengths = sorted({length for cells_ in rows.values() for length in cells_})
+    return lengths, [
+        [*names, *(cells_.get(n, empty) for n in lengths)] for names, cells_ in rows.items()
+    ]
 
 
 def table_by_length(
@@ -108,8 +140,7 @@ def table_by_length(
 
     rows: leading cells -> length -> cell; a cell that is missing stays empty.
     """
-    lengths = sorted({length for by_length in rows.values() for length in by_length})
-    body = [[*first, *(by_length.get(n, "") for n in lengths)] for first, by_length in rows.items()]
+    lengths, body = by_length(rows)
     return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
 
 

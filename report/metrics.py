@@ -38,9 +38,9 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     trajectories = [t for group in groups for t in group.sampled]
     rewarded = [[t.reward for t in group.trajectories] for group in groups]
     # what a frozen policy answers is no part of the policy that is trained
-    own = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
-    updates = [turn for turn in own if not turn.prompt.final]
-    sampled = [lp for turn in own for lp in turn.logprobs]
+    unfrozen = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
+    updates = [turn for turn in unfrozen if not turn.prompt.final]
+    sampled = [lp for turn in unfrozen for lp in turn.logprobs]
     means = [fmean(rewards) for rewards in rewarded if rewards]
     n = ranks.all_reduce_sum(
         {

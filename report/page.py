@@ -13,14 +13,14 @@ the page.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, pairwise
+from itertools import chain, count, pairwise
 from pathlib import Path
 from statistics import fmean
 
 from report import plots
-from report.counted import pooled
+from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
 from report.headline import headline, lead_of, reader, reads_all
 from report.markup import (
@@ -40,14 +40,12 @@ from report.markup import (
 )
 from report.plots import FEW
 from report.published import TABLES, TEN, Published
-from report.rows import FATES
+from report.rows import FATES, Cell
 from report.status import hold, is_running, release
 from report.summary import (
     COSTS,
     DEPTHS,
-    METRICS,
     OF_SEARCHES,
-    PAYS,
     SEARCH,
     cells,
     costs,
@@ -56,8 +54,6 @@ from report.summary import (
     markdown_of,
     of_searches,
     overlaps,
-    shares,
-    together,
     with_pooled,
     write_text,
 )
@@ -65,15 +61,20 @@ from report.training import Training, amiss, read_training, rewards_section, ste
 from report.transcripts import transcript
 from report.viewer import viewer_section
 from tasks.ruler import KINDS as RULER
-from tasks.seen import TRAINED_ON, trained_on
 from tasks.words import title_of
 
 TRANSCRIPTS = 10  # shown on the page, at most
-QUESTIONS = 2000  # named on the page, at most
 
 FIRST = 2  # plots on the first screen
 FIRST_STEPS, FIRST_CHARACTERS = 4, 400  # sections of the transcript there, characters of each
 
+# below the first plots
+HOW_TO_READ = (
+    "Bars are 95 % intervals (bootstrap over questions, or over documents that several share; "
+    "Wilson's where all agree). Failures, and answers that are empty or without the form that was "
+    f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Of several agents "
+    "one line each: sampled at temperature 1 where that was asked, else the first temperature."
+)
 CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
 
 # (agent, temperature) -> length -> share of right answers
@@ -93,21 +94,17 @@ def named(agent: str, label: str = "") -> Text:
     return label if words == agent else label + fill("<small>{}</small>", words)
 
 
-def _pivots(summary: dict, show: Callable[[dict], Markup]) -> Markup:
-    """Return one table a question: a row per agent and temperature, a column per length.
+def _tables(
+    head: Sequence[str], entries: Iterable[tuple[str, tuple[Text, ...], int, Text]]
+) -> Markup:
+    """Return a table for each caption, with a row for each leading cells and a column per length.
 
-    show: the cell of a record of `summary["cells"]`.
+    head: names of the leading columns. entries: (caption, leading cells, length, cell).
     """
-    tables: dict[str, dict[tuple[str, str], dict[int, Text]]] = {}
-    for cell, record in cells(summary):
-        rows = tables.setdefault(cell.question, {})
-        first = named(cell.agent, labelled(summary, cell.agent)), cell.temperature
-        rows.setdefault(first, {})[cell.length] = show(record)
-    unit = summary["unit"]
-    return joined(
-        table_by_length(f"{title_of(question)}, by {unit}", ["agent", "temp."], rows)
-        for question, rows in tables.items()
-    )
+    tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
+    for caption, first, length, cell in entries:
+        tables.setdefault(caption, {}).setdefault(first, {})[length] = cell
+    return joined(table_by_length(caption, head, rows) for caption, rows in tables.items())
 
 
 # ---------------------------------------------------------------- accuracy and reward
@@ -121,31 +118,24 @@ def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Sectio
     return Section("", macro("first", joined(panels), readings, note) if panels or shown else "")
 
 
-def _more_accuracy(panels: Sequence[Markup]) -> Section:
-    return Section("Other kinds of questions", figures(joined(panels)))
-
-
-def _how_to_read(summary: dict) -> str:
-    """Say below the first plots what is drawn in them."""
-    return (
-        "Bars are 95 % intervals (bootstrap over "
-        "questions, or over documents that several share; Wilson's where all agree). Failures, and "
-        "answers that are empty or without the form that was asked for, count as wrong. What fewer "
-        f"than {FEW} questions say is faint. Of several agents one line each: sampled at "
-        "temperature 1 where that was asked, else the first temperature."
-    )
-
-
 def every_cell(summary: dict) -> Section:
     def show(record: dict) -> Markup:
-        interval = f"{record['low']:.2f}–{record['high']:.2f}"
-        note = f"{interval}, n {record['n']:,}"
+        note = "{low:.2f}–{high:.2f}, n {n:,}".format(**record)
         cell = fill("<b>{}</b><small>{}</small>", f"{record['mean']:.3f}", note)
         return faint(cell, record["n"])
 
+    entries = (
+        (
+            f"{title_of(cell.question)}, by {summary['unit']}",
+            (named(cell.agent, labelled(summary, cell.agent)), cell.temperature),
+            cell.length,
+            show(record),
+        )
+        for cell, record in cells(with_pooled(summary))
+    )
     return Section(
         "Every cell",
-        _pivots(with_pooled(summary), show),
+        _tables(["agent", "temp."], entries),
         f"Mean ({summary['metric']}), 95 % interval, number of questions; faint: fewer than {FEW}.",
     )
 
@@ -166,27 +156,22 @@ def _mean_of_ten(summary: dict) -> Curves:
 
 def _ruler(summary: dict) -> Section:
     """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
-    maps: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
-    for cell, record in cells(summary):
-        if cell.question.partition(",")[0] in RULER:  # others count tokens too
-            tasks = maps.setdefault((cell.agent, cell.temperature), {})
-            tasks.setdefault(cell.question, {})[cell.length] = record["mean"]
-    for name, mean in _mean_of_ten(summary).items():
-        maps[name]["mean of the paper's ten"] = mean
-    tables = [
-        table_by_length(
-            f"{agent}, temperature {temperature}, by tokens",
-            ["task", ""],
-            {
-                (task, ""): {n: heat(share) for n, share in by_length.items()}
-                for task, by_length in tasks.items()
-            },
-        )
-        for (agent, temperature), tasks in maps.items()
-    ]
+    caption, body = "{}, temperature {}, by tokens".format, Markup()
+    if summary["unit"] == "tokens":
+        entries = [
+            (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
+            for c, record in cells(summary)
+            if c.question.partition(",")[0] in RULER  # others count tokens too
+        ]
+        entries += [
+            (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
+            for name, mean in _mean_of_ten(summary).items()
+            for n, share in mean.items()
+        ]
+        body = _tables(["task", ""], entries)
     return Section(
         "RULER, task by length",
-        joined(tables) if summary["unit"] == "tokens" else "",
+        body,
         "The share of the answers asked for that were given; questions (qa) by sub_em.",
     )
 
@@ -229,28 +214,27 @@ def _ours(summary: dict, table: Published) -> Curves:
 
 def _published(summary: dict) -> Section:
     """Show our agents beside each published table about the same question, whose rows are grey."""
-    parts = []
+    entries, grey = [], '<span class="pub">{}</span>'
     for table in TABLES:
         if not (ours := _ours(summary, table)):
             continue
-        curves: dict[tuple, dict[int, float]] = {**ours}
-        for model, by_length in table.rows.items():
-            grey = (fill('<span class="pub">{}</span>', text) for text in (model, "published"))
-            curves[tuple(grey)] = by_length
-        source = table.source
-        source += " (second-hand, as others quote it)" if table.second_hand else ""
+        theirs = {
+            (fill(grey, model), fill(grey, "published")): by_length
+            for model, by_length in table.rows.items()
+        }
+        second_hand = " (second-hand, as others quote it)" * table.second_hand
         caption = (
             f"{table.question}, {table.metric}, by {table.unit}; "
-            f"grey: {source}: other model, other questions"
+            f"grey: {table.source}{second_hand}: other model, other questions"
         )
-        rows = {
-            first: {n: f"{share:.3f}" for n, share in by_length.items()}
-            for first, by_length in curves.items()
-        }
-        parts.append(table_by_length(caption, ["", "temp."], rows))
+        entries += [
+            (caption, first, n, f"{share:.3f}")
+            for first, by_length in (ours | theirs).items()
+            for n, share in by_length.items()
+        ]
     return Section(
         "Beside published numbers",
-        joined(parts),
+        _tables(["", "temp."], entries),
         "Published: other model, other questions. "
         "Marks to look at, no lines of the same experiment.",
     )
@@ -276,22 +260,17 @@ def _matters(pair: dict) -> int:
 
 
 def comparisons(summary: dict) -> Section:
-    tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
+    entries = []
     for pair in sorted(summary["paired"], key=_matters):
         words = reader(pair["b"])
         against = f"{pair['a']} minus {pair['b']}" + f" ({words})" * (words != pair["b"])
-        rows = tables.setdefault(against, {})
         first = title_of(pair["question"]), pair["temperature"]
-        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
+        caption = f"{against}, by {summary['unit']}"
+        entries.append((caption, first, pair["length"], _difference(pair)))
     several = len({cell.agent for cell, _ in cells(summary)}) > 1
     return Section(
         "Comparisons",
-        joined(
-            table_by_length(f"{against}, by {summary['unit']}", ["", "temp."], rows)
-            for against, rows in tables.items()
-        )
-        if several
-        else "",
+        _tables(["", "temp."], entries) if several else "",
         "The trained agent, or the first, against every other one, and each against itself before "
         "training: differences on the same questions, with 95 % intervals; bold where these leave "
         "out 0.",
@@ -299,15 +278,15 @@ def comparisons(summary: dict) -> Section:
 
 
 def _seeds(summary: dict) -> Section:
-    rows: dict[tuple[Text, ...], dict[int, Text]] = {}
+    entries = []
     for pair in summary.get("seeds", ()):
         seed = "all" if pair["seed"] is None else f"seed {pair['seed']}"
         first = pair.get("against", "the second"), seed, pair["temperature"]
-        rows.setdefault(first, {})[pair["length"]] = _difference(pair)
-    caption = f"difference, by {summary['unit']}"
+        caption = f"difference, by {summary['unit']}"
+        entries.append((caption, first, pair["length"], _difference(pair)))
     return Section(
         "Seed by seed",
-        table_by_length(caption, ["minus", "", "temp."], rows),
+        _tables(["minus", "", "temp."], entries),
         "The first agent minus another on the same questions; "
         "all: the seeds of a question averaged first.",
     )
@@ -318,31 +297,38 @@ def _seeds(summary: dict) -> Section:
 
 def _depths(summary: dict) -> Section:
     """Show a table per kind of question: agents by tenths of the document, lengths pooled."""
-    tables: dict[str, dict[tuple[str, str], list[list[float]]]] = {}
+    tables: dict[str, dict[tuple[str, str], list[tuple]]] = {}
     for cell, depths in cells(summary, "depths"):
         rows = tables.setdefault(cell.question, {})
-        tenths = rows.setdefault((cell.agent, cell.temperature), [[0, 0.0] for _ in depths["n"]])
-        for tenth, n, mean in zip(tenths, depths["n"], depths["mean"], strict=True):
-            tenth[0] += n
-            tenth[1] += n * (mean or 0.0)
+        tenths = [*zip(depths["n"], depths["mean"], strict=True)]
+        rows.setdefault((cell.agent, cell.temperature), []).append(tenths)
+
+    def pooled_tenth(tenth: Sequence[tuple[int, float | None]]) -> Text:
+        n = sum(n for n, _ in tenth)
+        total = sum(n * (mean or 0.0) for n, mean in tenth)
+        return faint(heat(total / n, f"n {n}"), n) if n else ""
+
     head = ["agent", "temp.", *(f"{10 * k}–{10 * k + 10} %" for k in range(DEPTHS))]
-    parts = []
-    for question, rows in tables.items():
-        body = [
-            [*name, *(faint(heat(total / n, f"n {n}"), n) if n else "" for n, total in tenths)]
-            for name, tenths in rows.items()
-        ]
-        caption = f"{title_of(question)}, by where the first piece of evidence stands"
-        parts.append(as_table(caption, head, body))
     return Section(
         "By depth of the evidence",
-        joined(parts),
+        joined(
+            as_table(
+                f"{title_of(question)}, by where the first piece of evidence stands",
+                head,
+                [
+                    [*name, *map(pooled_tenth, zip(*lengths, strict=True))]
+                    for name, lengths in rows.items()
+                ],
+            )
+            for question, rows in tables.items()
+        ),
         "All lengths together; of several pieces of evidence the first one read counts.",
     )
 
 
-def _occupancy(summary: dict) -> Section:
-    return Section("Memory along the document", figures(plots.occupancy(summary)))
+def _place(cell: Cell) -> list[str]:
+    """Return the cells that name a cell of the evaluation in a table with a line for each."""
+    return [f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature]
 
 
 def _fates(summary: dict) -> Section:
@@ -351,10 +337,9 @@ def _fates(summary: dict) -> Section:
     head += [*names, "not looked for", "lost in tenth 1 … 10"]
     rows = []
     for cell, fates in cells(summary, "fates"):
-        lost = " ".join(str(n) for n in fates["left"]) if any(fates["left"]) else ""
-        row = [f"{cell.agent}, {cell.question}", f"{cell.length:,}"]
-        row += [cell.temperature, str(fates["wrong"])]
-        rows.append([*row, *(str(fates[name]) for name in (*names, "unknown")), lost])
+        lost = " ".join(map(str, fates["left"])) if any(fates["left"]) else ""
+        counts = (str(fates[name]) for name in ("wrong", *names, "unknown"))
+        rows.append([*_place(cell), *counts, lost])
     return Section(
         "What was lost where",
         as_table("trajectories that were not wholly right", head, rows),
@@ -375,8 +360,8 @@ def _counted(summary: dict) -> Section:
         "the line, the most frequent first. An episode is a trajectory that has read its document "
         "itself.": tallies,
     }
-    said = " ".join(note for note, part in notes.items() if part)
-    return Section("What the agents did", rates + tallies, said + _about_ends(summary))
+    note = " ".join(note for note, part in notes.items() if part)
+    return Section("What the agents did", rates + tallies, note + _about_ends(summary))
 
 
 def _rated(summary: dict) -> Markup:
@@ -384,20 +369,25 @@ def _rated(summary: dict) -> Markup:
     # what is of a search stands with what a question costs
     rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - SEARCH]
     splits = dict(cells(summary, "splits"))
-    columns = dict.fromkeys(column for _, rates in rated for column in rates)
-    columns = [column for column in columns if column not in SEARCH]
-    names = dict.fromkeys(name for split in splits.values() for name in split)
-    sides = [(name, side) for name in names for side in ("with", "without")]
-    body = []
-    for cell, rates in rated:
-        row = [
-            f"{cell.agent}, {cell.question}",
-            f"{cell.length:,}",
-            cell.temperature,
+    columns = [name for name in dict.fromkeys(chain(*(r for _, r in rated))) if name not in SEARCH]
+    sides = [
+        (name, side) for name in dict.fromkeys(chain(*splits.values()))
+        for side in ("with", "without")
+    ]  # fmt: skip
+
+    def mean(part: dict | None) -> Text:
+        if not part or not part["n"]:
+            return ""
+        return f"{part['mean']:.2f}" + fill("<small>{}</small>", f"n {part['n']:,}")
+
+    body = [
+        [
+            *_place(cell),
+            *("" if rates.get(name) is None else f"{rates[name]:.2f}" for name in columns),
+            *(mean(splits.get(cell, {}).get(name, {}).get(side)) for name, side in sides),
         ]
-        row += ["" if rates.get(column) is None else f"{rates[column]:.2f}" for column in columns]
-        row += [_side(splits.get(cell, {}).get(name, {}).get(side)) for name, side in sides]
-        body.append(row)
+        for cell, rates in rated
+    ]
     head = ["agent, question", summary["unit"], "temp."]
     head += [column.replace("_", " ") for column in columns]
     head += [f"{summary['metric']} {side} {name}" for name, side in sides]
@@ -414,45 +404,42 @@ def _ends(summary: dict) -> list[tuple[str, dict]]:
 def _about_ends(summary: dict) -> str:
     """Say what steps these are; "" without any."""
     levels = {end.get("level") for _, end in _ends(summary)}
-    said = "The first and the last step of which trajectories were recorded; those of step 0 were "
-    said += "sampled before training."
     longer = " Training went on to longer documents between the two." * (len(levels) > 1)
-    return f" {said}{longer}" if levels else ""
+    return (
+        " The first and the last step of which trajectories were recorded; those of step 0 were "
+        f"sampled before training.{longer}"
+        if levels
+        else ""
+    )
 
 
 def _tallies(summary: dict) -> Markup:
     """Return a table for each title of `Agent.tallies`: counts by episode, and their shares."""
     head = ["agent, question", summary["unit"], "temp."]
-    listed = [
-        ([f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature], r)
-        for cell, r in cells(summary)
-        if "tallies" in r
-    ]
+    listed = [(_place(cell), record) for cell, record in cells(summary)]
     if ends := _ends(summary):
-        head = ["", ""]
-        listed = [([name, ""], end) for name, end in ends if "tallies" in end]
-    tables = []
-    for title in dict.fromkeys(title for _, record in listed for title in record["tallies"]):
-        rows = [(first, r["episodes"], r["tallies"].get(title)) for first, r in listed]
-        total: Counter[str] = Counter()
-        for _, _, tally in rows:
-            total.update(tally or {})
-        names = [name for name, _ in total.most_common()]
-        body = [
-            [*first, f"{n:,}", *(_per_episode(tally, name, n) for name in names)]
-            for first, n, tally in rows
-            if tally
-        ]
+        head, listed = ["", ""], [([name, ""], end) for name, end in ends]
+    tables: dict[str, list[tuple[list[str], int, dict]]] = {}
+    for first, record in listed:
+        for title, tally in record.get("tallies", {}).items():
+            tables.setdefault(title, []).append((first, record["episodes"], tally))
+
+    def per_episode(tally: Mapping[str, float], name: str, episodes: int) -> Text:
+        if name not in tally:
+            return "0"
+        share = 100 * tally[name] / sum(tally.values())
+        return f"{tally[name] / episodes:,.2f}" + fill("<small>{}</small>", f"{share:.0f} %")
+
+    made = []
+    for title, rows in tables.items():
+        names = [*dict(Counter(total(tally for _, _, tally in rows)).most_common())]
         columns = (name.replace("_", " ") for name in names)
-        tables.append(as_table(title, [*head, "episodes", *columns], body))
-    return joined(tables)
-
-
-def _per_episode(tally: Mapping[str, float], name: str, episodes: int) -> Text:
-    if name not in tally:
-        return "0"
-    share = 100 * tally[name] / sum(tally.values())
-    return f"{tally[name] / episodes:,.2f}" + fill("<small>{}</small>", f"{share:.0f} %")
+        body = [
+            [*first, f"{episodes:,}", *(per_episode(tally, name, episodes) for name in names)]
+            for first, episodes, tally in rows
+        ]
+        made.append(as_table(title, [*head, "episodes", *columns], body))
+    return joined(made)
 
 
 def _curves(summary: dict) -> Section:
@@ -462,26 +449,17 @@ def _curves(summary: dict) -> Section:
     if found := dict(cells(summary, "curves")):
         temperatures = list(dict.fromkeys(cell.temperature for cell in found))
         at = "1.0" if "1.0" in temperatures else temperatures[0], max(c.length for c in found)
-        chosen = {cell: of for cell, of in found.items() if (cell.temperature, cell.length) == at}
-        lines = [(cell.agent, of) for cell, of in chosen.items()]
+        lines = [(c.agent, x) for c, x in found.items() if (c.temperature, c.length) == at]
         note += f" {at[1]:,} {summary['unit']}, temperature {at[0]}."
     panels: dict[str, dict[str, list[dict]]] = {}  # title -> line -> of each kind of question
     for name, curves in lines:
         for title, curve in curves.items():
             panels.setdefault(title, {}).setdefault(name, []).append(curve)
-    drawn = plots.curves(
-        {
-            title: {name: pooled(of) for name, of in by_name.items()}
-            for title, by_name in panels.items()
-        }
-    )
-    return Section("Along an episode", figures(drawn), note)
-
-
-def _side(part: dict | None) -> Text:
-    if not part or not part["n"]:
-        return ""
-    return f"{part['mean']:.2f}" + fill("<small>{}</small>", f"n {part['n']:,}")
+    points = {
+        title: {name: pooled(kinds) for name, kinds in panel.items()}
+        for title, panel in panels.items()
+    }
+    return Section("Along an episode", figures(plots.curves(points)), note)
 
 
 # ---------------------------------------------------------------- transcripts
@@ -506,70 +484,46 @@ def _choose(records: Sequence[dict], most: int) -> list[dict]:
 def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
     """Return the records beside the first plot, of the leading agent: one that was right and one
     that was not, whose memory changes a few times."""
-    own = [
-        r
-        for r in records
-        if r.get("cell", {}).get("agent", lead) == lead and r["reward"] is not None
-    ]
 
     def fitness(record: dict) -> tuple:
         memories = [turn["memory"] for turn in record["turns"]]
         changes = sum(before != after for before, after in pairwise(memories))
         return record["step"] or 0, min(changes, 3), -len(memories)
 
-    kinds = ([r for r in own if (r["reward"] > 0) == right] for right in (True, False))
-    return [max(of_kind, key=fitness) for of_kind in kinds if of_kind]
-
-
-def _transcripts(records: Sequence[dict]) -> Section:
-    return Section(
-        "Transcripts",
-        joined(transcript(record, False) for record in records),
-        fill("What was read, and what became of the memory: {}", CHANGES),
-    )
+    kinds: dict[bool, list[dict]] = {True: [], False: []}
+    for record in records:
+        if record.get("cell", {}).get("agent", lead) == lead and record["reward"] is not None:
+            kinds[record["reward"] > 0].append(record)
+    return [max(kind, key=fitness) for kind in kinds.values() if kind]
 
 
 # ---------------------------------------------------------------- cost
 
 
 def _cost(summary: dict) -> Section:
-    """Show a line for each cell, and for what of it paid for reading and what did not."""
-    records = [*cells(summary | {"cells": summary["cells"] + together(summary)})]
-    several = any(shares(record) for _, record in records)
-    searched = of_searches(summary)
-    tables: dict[str, list[list[Text]]] = {}
-    for cell, record in records:
-        lines = tables.setdefault(cell.question, [])
-        of_search = (f"{record[name]:.2f}" if name in record else "" for name in searched)
-        own = _per_right(record), *of_search
-        first = cell.agent, cell.temperature, f"{cell.length:,}"
-        lines.append([*first, f"{record['n']:,}", *costs(record), *own])
-        lines += (
-            [
-                f"{cell.agent}, {name}",
-                *first[1:],
-                f"{part['n']:,}",
-                *costs(part),
-                *("" for _ in own),
-            ]
-            for name, part in shares(record)
-        )
+    """Show a line for each cell."""
+    searches = of_searches(summary)
+    tables: dict[str, list[list[str]]] = {}
+    for cell, record in cells(summary):
+        costs_, rates = costs(record), costs(record, searches)[len(COSTS) :]
+        first = [cell.agent, cell.temperature, f"{cell.length:,}", f"{record['n']:,}"]
+        line = [*first, *costs_, _per_right(record), *rates]
+        tables.setdefault(cell.question, []).append(line)
     head = ["agent", "temp.", summary["unit"], "n", "tokens read", "written", "model calls"]
-    head += ["seconds", "seconds a right answer", *(OF_SEARCHES[name] for name in searched)]
+    head += ["seconds", "seconds a right answer", *(OF_SEARCHES[name] for name in searches)]
     return Section(
         "Cost of one question",
         joined(as_table(title_of(kind), head, lines) for kind, lines in tables.items()),
         "Means: tokens read and written, calls of the model, and seconds from first prompt to "
-        f"answer with others in flight beside it.{f' {PAYS}' if several else ''}",
+        "answer with others in flight beside it.",
     )
 
 
 def _per_right(record: dict) -> str:
     """Return the seconds that a right answer costs; "" where reading serves several questions."""
-    right = record.get("mean")  # None: of all kinds
-    if right is None or shares(record):
+    if "later" in record:
         return ""
-    return f"{record['seconds'] / right:,.2f}" if right > 0 else "none right"
+    return f"{record['seconds'] / record['mean']:,.2f}" if record["mean"] > 0 else "none right"
 
 
 def _growth(summary: dict) -> Section:
@@ -586,62 +540,8 @@ def _growth(summary: dict) -> Section:
 # ---------------------------------------------------------------- numbers to copy
 
 
-def _all_metrics(summary: dict) -> Section:
-    records = dict(cells(summary))
-    metrics = [
-        metric
-        for metric in METRICS
-        if metric not in COSTS and any(metric in record for record in records.values())
-    ]
-    rows = [
-        [
-            *(cell.question, cell.agent, cell.temperature, f"{cell.length:,}"),
-            *(f"{record.get(metric, 0.0):.3f}" for metric in metrics),
-        ]
-        for cell, record in records.items()
-    ]
-    head = ["question", "agent", "temp.", summary["unit"], *metrics]
-    return Section(
-        "All metrics",
-        as_table("every metric", head, rows, fold=True),
-        "failed, unformed, empty: shares of the trajectories (unformed: a response without the "
-        "form that was asked for; empty: none at all); memory_cut, memory_empty: turns of a "
-        "trajectory; cut: tokens never read.",
-    )
-
-
-def _for_papers(summary: dict) -> Section:
-    return Section(
-        "For papers",
-        folded("Markdown", fill("<pre>{}</pre>", markdown_of(summary))) if summary["cells"] else "",
-        "table.md and table.csv beside this page.",
-    )
-
-
-def _settings(config: str) -> Section:
-    return Section("Settings", config and folded("config.yaml", fill("<pre>{}</pre>", config)))
-
-
-def _questions(known: Mapping[str, tuple[int, str]]) -> Section:
-    """Name the questions that a run was trained on, by the step that was the first to use them.
-
-    known: as `tasks.seen.trained_on` returns it.
-    """
-    by_step: dict[int, list[str]] = {}
-    for step, name in sorted(known.values())[:QUESTIONS]:
-        by_step.setdefault(step, []).append(name)
-    rows = [[str(step), f"{len(ids):,}", ", ".join(ids)] for step, ids in by_step.items()]
-    left_out = len(known) - QUESTIONS
-    if left_out > 0:
-        rows.append(["…", f"{left_out:,}", f"are in {TRAINED_ON} beside this page"])
-    shown = as_table(
-        "step, and the questions that it was the first to use", ["step", "n", "id"], rows, True
-    )
-    return Section(
-        f"{len(known):,} questions trained on",
-        shown,
-        "An evaluation of the exported policy warns of them, by their wording.",
-    )
+def _preformatted(label: str, text: str) -> Markup:
+    return folded(label, fill("<pre>{}</pre>", text)) if text else Markup()
 
 
 # ---------------------------------------------------------------- above the sections
@@ -667,9 +567,7 @@ def _warnings(summary: dict) -> Markup:
 # ---------------------------------------------------------------- the page
 
 
-def _sections(
-    run: Run, training: Training, known: Mapping[str, tuple[int, str]], rows: Section
-) -> Iterator[Section]:
+def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     """Yield the sections of the page in their order; one without a body is left out of it."""
     summary = run.summary
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
@@ -677,23 +575,34 @@ def _sections(
     chosen = _choose(run.records, TRANSCRIPTS)
     shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
     if panels:
-        yield _first(panels[:FIRST], shown, _how_to_read(summary))
+        yield _first(panels[:FIRST], shown, HOW_TO_READ)
     else:
         yield _first([drawn] if drawn else [], shown, training.note)
     yield comparisons(summary)
-    yield _more_accuracy(panels[FIRST:])
+    yield Section("Other kinds of questions", figures(joined(panels[FIRST:])))
     yield _ruler(summary)
     yield rewards_section(training, drawn if panels else Markup())
     yield steps_section(training)
-    for section in (every_cell, _seeds, _published, _depths, _occupancy, _curves, _fates):
-        yield section(summary)
+    yield every_cell(summary)
+    yield _seeds(summary)
+    yield _published(summary)
+    yield _depths(summary)
+    yield Section("Memory along the document", figures(plots.occupancy(summary)))
+    yield _curves(summary)
+    yield _fates(summary)
     yield _counted(summary)
     yield rows
-    yield _transcripts([record for record in chosen if record not in shown])
-    for section in (_cost, _growth, _all_metrics, _for_papers):
-        yield section(summary)
-    yield _questions(known)
-    yield _settings(run.config)
+    yield Section(
+        "Transcripts",
+        joined(transcript(record, False) for record in chosen if record not in shown),
+        fill("What was read, and what became of the memory: {}", CHANGES),
+    )
+    yield _cost(summary)
+    yield _growth(summary)
+    markdown = markdown_of(summary) if summary["cells"] else ""
+    note = "table.md and table.csv beside this page."
+    yield Section("For papers", _preformatted("Markdown", markdown), note)
+    yield Section("Settings", _preformatted("config.yaml", run.config))
 
 
 def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
@@ -716,24 +625,17 @@ def rewrite_report(folder: Path) -> Path:
 def _write(folder: Path, title: str, running: bool) -> Path:
     run = read_run(folder, running)
     summary = run.summary
-    measure = "loss" if "loss" in summary else "reward"
-    training = read_training(folder, settings_of(run.config), measure)
+    settings, measure = settings_of(run.config), "loss" if "loss" in summary else "reward"
+    training = read_training(folder, settings, measure)
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
-    rows, script = (
-        (Section("", ""), "") if running else viewer_section(run.rows, summary, run.records)
-    )
+    rows, script = viewer_section([] if running else run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    made = page(
-        title or run.title,
-        lead,
-        _sections(run, training, trained_on(folder), rows),
-        script,
-        refresh=REFRESH if running else 0,
-    )
+    sections = _sections(run, training, rows)
+    made = page(title or run.title, lead, sections, script, REFRESH if running else 0)
     write_text(folder / "report.html", made)
     return folder / "report.html"
 
@@ -755,13 +657,6 @@ def write_reading(
         transcript(record, True, most=None, characters=1 << 60),
         fill("Every section, and what became of the memory: {}", CHANGES),
     )
-    write_text(
-        folder / "report.html",
-        page(
-            record["question"],
-            macro("about", status, facts),
-            [trace],
-            refresh=REFRESH if running else 0,
-        ),
-    )
+    lead, refresh = macro("about", status, facts), REFRESH if running else 0
+    write_text(folder / "report.html", page(record["question"], lead, [trace], refresh=refresh))
     return folder / "report.html"

@@ -113,14 +113,38 @@ def _legend(axes, entries: Entries, columns: int) -> None:
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _line_style(colour: int, marker: int, greedy: bool) -> dict:
-    """Return the style of a line: greedy ones are dashed and hollow."""
+def _line_style(k: int, greedy: bool = False) -> dict:
+    """Return the style of the k-th line: greedy ones are dashed and hollow."""
+    colour = SERIES[k % len(SERIES)]
     return {
-        "color": SERIES[colour % len(SERIES)],
-        "marker": MARKERS[marker % len(MARKERS)],
+        "color": colour,
+        "marker": MARKERS[k % len(MARKERS)],
         "linestyle": "--" if greedy else "-",
-        "markerfacecolor": PAGE if greedy else SERIES[colour % len(SERIES)],
+        "markerfacecolor": PAGE if greedy else colour,
     }
+
+
+def _draw_lines(
+    axes, lines: Mapping[str, Points], names: Sequence[str], label: Callable = clean, **style
+) -> Entries:
+    """Draw lines by name, with bands where points have them; return their legend entries.
+
+    names: of all lines, also those without points, whose place decides the colour.
+    """
+    entries: Entries = []
+    for name, points in lines.items():
+        if points:
+            look = _line_style(names.index(name)) | style
+            x, y, *band = zip(*points, strict=True)
+            (line,) = axes.plot(x, y, **look)
+            if band:
+                axes.fill_between(x, *band, color=look["color"], alpha=0.06, linewidth=0)
+            entries.append((line, label(name)))
+    return entries
+
+
+def _reader(agent: str) -> str:
+    return clean(reader(agent))[:40]
 
 
 GREEDY = {"color": INK, "linestyle": "--", "marker": "o", "markerfacecolor": PAGE}
@@ -195,7 +219,7 @@ def _draw_intervals(
     axes, by_length: Mapping[int, dict], shift: float, colour: int, greedy: bool
 ) -> None:
     """Draw one line with its error bars. shift: factor of the lengths."""
-    lengths, style = sorted(by_length), _line_style(colour, colour, greedy)
+    lengths, style = sorted(by_length), _line_style(colour, greedy)
     means = [by_length[n]["mean"] for n in lengths]
     axes.plot([n * shift for n in lengths], means, **style | {"marker": ""}, linewidth=1.8)
     for few, alpha in ((False, 1.0), (True, 0.35)):
@@ -235,9 +259,7 @@ def _accuracy_entries(
     """Return a legend entry per agent, and those of what else is in the plot."""
     entries: Entries = []
     for agent in dict.fromkeys(agent for agent, _ in lines):
-        i = colours[agent]
-        sample = _sample(color=SERIES[i % len(SERIES)], marker=MARKERS[i % len(MARKERS)])
-        entries.append((sample, clean(reader(agent))[:40]))
+        entries.append((_sample(**_line_style(colours[agent])), _reader(agent)))
     if len({temperature for _, temperature in lines}) > 1:
         entries += [(_sample(color=INK), "sampled"), (_sample(**GREEDY), "greedy")]
     if published:
@@ -348,20 +370,15 @@ def occupancy(summary: dict) -> Markup:
             by_length.setdefault(cell.length, []).append(record["mean"])
     panels = []
     for agent, by_length in curves.items():
+        lines = {}
+        for length, kinds in sorted(by_length.items()):
+            means = [fmean(part) for part in zip(*kinds, strict=False)]  # as long as the shortest
+            lines[f"{length:,}"] = [
+                (100 * (k + 0.5) / len(means), mean) for k, mean in enumerate(means)
+            ]
 
-        def draw(axes, by_length=by_length, agent=agent):
-            for i, (length, of_questions) in enumerate(sorted(by_length.items())):
-                size = min(map(len, of_questions))
-                parts = zip(*(curve[:size] for curve in of_questions), strict=True)
-                axes.plot(
-                    [100 * (k + 0.5) / size for k in range(size)],
-                    [fmean(part) for part in parts],
-                    color=SERIES[i % len(SERIES)],
-                    marker=MARKERS[i % len(MARKERS)],
-                    markersize=4,
-                    linewidth=1.5,
-                    label=f"{length:,}",
-                )
+        def draw(axes, lines=lines, agent=agent):
+            entries = _draw_lines(axes, lines, [*lines], markersize=4, linewidth=1.5)
             axes.set(
                 xlim=(0, 100),
                 ylim=(0, None),
@@ -369,7 +386,7 @@ def occupancy(summary: dict) -> Markup:
                 ylabel="tokens in the memory",
                 title=_title(reader(agent)),
             )
-            axes.figure.legend(loc="outside lower center", ncols=5)
+            _legend(axes, entries, columns=5)
 
         panels.append(_svg(draw, f"occupancy{len(panels)}", f"Tokens in the memory of {agent}"))
     return _figures(panels)
@@ -388,16 +405,8 @@ def curves(panels: Mapping[str, Mapping[str, Points]]) -> Markup:
     for title, lines in panels.items():
 
         def draw(axes, title=title, lines=lines):
-            entries: Entries = []
-            for name, points in lines.items():
-                if not points:  # its colour is still its own
-                    continue
-                style = _line_style(names.index(name), names.index(name), greedy=False)
-                x, y, *band = zip(*points, strict=True)
-                (line,) = axes.plot(x, y, **style, markersize=4, linewidth=1.5)
-                if band:
-                    axes.fill_between(x, *band, color=style["color"], alpha=0.06, linewidth=0)
-                entries.append((line, clean(name)[:32]))
+            style = dict(markersize=4, linewidth=1.5)
+            entries = _draw_lines(axes, lines, names, lambda name: clean(name)[:32], **style)
             below = any(point[1] < 0 for points in lines.values() for point in points)
             axes.set(ylim=(None if below else 0, None), title=clean(title)[:48])
             axes.xaxis.get_major_locator().set_params(integer=True)
@@ -430,11 +439,7 @@ def growth(summary: dict) -> Markup:
             continue
 
         def draw(axes, metric=metric, label=label, lines=lines):
-            entries: Entries = []
-            for agent, points in lines.items():
-                style = _line_style(agents.index(agent), agents.index(agent), greedy=False)
-                (line,) = axes.plot(*zip(*points, strict=True), **style, markersize=5)
-                entries.append((line, clean(reader(agent))[:40]))
+            entries = _draw_lines(axes, lines, agents, _reader, markersize=5)
             lengths = sorted({x for points in lines.values() for x, _ in points})
             if metric == "seconds" and lengths[-1] > 2 * lengths[0]:
                 entries.append(_draw_proportional(axes, lines.values(), lengths))

@@ -1,12 +1,14 @@
 """Keep of a trajectory what its row and its transcript need, turn by turn.
 
-Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`. Leaves out: the file of rows (report/rows.py),
-the evaluation (eval.py).
+Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`, `settings_of_row`. Leaves out: the
+file of rows (report/rows.py), the evaluation (eval.py).
 Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import resource
 import sys
 from collections import Counter
@@ -17,9 +19,11 @@ from statistics import fmean
 
 from agents.rewards import reward_of
 from config.errors import clip
+from config.options import settings_of_rows
 from data import Task, grade, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
+from rollout import Sampling
 from tasks.mentions import count_phrases, phrases
 
 # ---------------------------------------------------------------- while it reads
@@ -35,14 +39,16 @@ def resident_mib() -> float:
     Where the system does not tell the current memory of the process, its peak so far counts.
     """
     try:
-        own = int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+        in_use = (
+            int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+        )
     except (OSError, ValueError):
-        own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
+        in_use = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
             2**20 if sys.platform == "darwin" else 2**10
         )
     torch = sys.modules.get("torch")
     on_gpu = torch and torch.cuda.is_initialized()
-    return own + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
+    return in_use + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
 
 
 def begins(turn: Turn, section: str | None) -> bool:
@@ -60,11 +66,10 @@ class Reading:
     the next prompt shows. Answers such as yes and no, which occur everywhere, are not searched.
     """
 
-    def __init__(self, task: Task, agent: Agent, failed: Reading | None = None):
-        """failed: the reading of an earlier try, which has failed (`fail`)."""
-        self.task, self.agent = task, agent
-        self.lost: Counter[str] = failed.lost if failed else Counter()  # costs of earlier tries
-        self.owed: Counter[str] = Counter()  # costs of another trajectory that this one bears
+    def __init__(self, task: Task, agent: Agent, spent: Counter[str] | None = None):
+        """spent: costs that the row has beside its own (`costs`): of tries that failed, and of what
+        it needed made again."""
+        self.task, self.agent, self.spent = task, agent, spent or Counter()
         self.counts: Counter[str] = Counter()  # of `Agent.count`
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
         self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
@@ -83,13 +88,12 @@ class Reading:
         n = count_phrases(self.answers, text)
         return n if self.all_asked else min(1, n)
 
-    def fail(self, seconds: float) -> None:
-        """Note what a try has cost that is begun anew, for the row of the next one."""
-        self.lost.update({name: getattr(self, name) - self.owed[name] for name in COUNTED})
-        self.lost.update(seconds=seconds)
+    def costs(self, seconds: float) -> Counter[str]:
+        """Return what the trajectory has cost, for the row of another one that bears it."""
+        return Counter({name: getattr(self, name) for name in COUNTED}, seconds=seconds)
 
-    def add(self, turn: Turn, owed: bool = False) -> None:
-        """Count a turn. owed: it is of another trajectory, whose costs this one bears."""
+    def add(self, turn: Turn) -> None:
+        """Count a turn."""
         prompt = turn.prompt
         # asking the system every time would cost a tenth of a turn
         if prompt.final or not self.sections % 16:
@@ -100,12 +104,6 @@ class Reading:
         self.model_calls += 1
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
-        if owed:
-            self.owed.update(
-                model_calls=1,
-                tokens_read=len(turn.prompt_ids),
-                tokens_written=len(turn.response_ids),
-            )
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
             self._add_memory(prompt.memory, counted=not prompt.frozen)
@@ -144,7 +142,7 @@ class Reading:
         return (
             {
                 "sections": self.sections,
-                **{name: getattr(self, name) + self.lost[name] for name in COUNTED},
+                **{name: getattr(self, name) + self.spent[name] for name in COUNTED},
                 "document_tokens": self.document_tokens,  # read by the agent
                 "cut": self.cut,  # tokens of the document that it never read
                 "memory_cut": self.memory_cut,
@@ -236,10 +234,26 @@ def row_of(
             "sub_em": scores.sub_em,
             "sub_em_upstream": scores.sub_em_upstream,
             # from first prompt to answer, beside the others in flight
-            "seconds": round(trajectory.seconds + reading.lost["seconds"], 4),
+            "seconds": round(trajectory.seconds + reading.spent["seconds"], 4),
             "gold": list(task.gold),
             "depths": [round(depth, 4) for depth in task.depths],
         }
-        | (task.beside(scores.pred) if hasattr(task, "beside") else {})
+        | task.beside(scores.pred)
         | reading.row()
     )
+
+
+def settings_of_row(
+    cell: Cell, agent: Agent, told_date: str, sampling: Sampling, seed: int, model: str
+) -> str:
+    """Hash everything that a row depends on beside the task.
+
+    told_date: what the codec tells the model. model: a fingerprint of what answers.
+    """
+    reading = settings_of_rows(agent.config, told_date)
+    if not agent.by_section:  # cut to the engine's window, which therefore counts
+        reading["window"] = agent.window
+    templates = [agent.template(name) for name in agent.prompts]
+    parts = asdict(cell), agent.name, reading, templates, asdict(sampling), seed, model
+    text = json.dumps(parts, sort_keys=True)
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -11,9 +11,10 @@ import io
 import mmap
 import zlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import asdict, is_dataclass
+from itertools import islice
 from pathlib import Path
-from typing import BinaryIO
 
 from config.errors import UserError
 from config.foreign import from_json, unpacked
@@ -127,6 +128,8 @@ def read_records(path: Path) -> list[dict]:
 
 MEMBER = b"\x1f\x8b\x08\0\0\0\0\0"  # how a gzip member without a time begins
 BROKEN = (EOFError, OSError, ValueError, zlib.error)  # of a member that is torn, or is none
+LOOKED_AT = 200  # starts of gzip members, true or by chance, at which `newest` looks
+LOOKED_THROUGH = 1 << 23  # bytes of them, after which it begins no other
 
 
 def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
@@ -135,12 +138,16 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
     Only these are read, however many lie between: each step is some gzip members. A file that is
     missing, empty or damaged gives what can be read.
     """
-    path = folder / "trajectories.jsonl.gz"
-    if not path.exists() or not path.stat().st_size:
-        return
-    with path.open("rb") as raw:
-        raw.seek(_last_step(raw) if last else 0)
-        try:
+    path, found = folder / "trajectories.jsonl.gz", []
+    if last:
+        for _, records in _backwards(path):
+            step = (found or records)[0]["step"]
+            found += [record for record in records if record["step"] == step]
+            if records[-1]["step"] != step:
+                break
+        yield from reversed(found)
+    elif path.exists():
+        with path.open("rb") as raw, suppress(*BROKEN):
             step = None
             for line in unpacked(raw, path):
                 record = from_json(line)
@@ -148,12 +155,6 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
                     return
                 step = record["step"]
                 yield record
-        except BROKEN:
-            return
-
-
-LOOKED_AT = 200  # gzip members in which `newest` searches
-LOOKED_THROUGH = 1 << 23  # bytes of them, after which it begins no other
 
 
 def newest(folder: Path) -> list[dict]:
@@ -162,49 +163,37 @@ def newest(folder: Path) -> list[dict]:
     Found from the end of the file backwards, through `LOOKED_AT` members or `LOOKED_THROUGH` bytes;
     what is damaged is passed over.
     """
-    path = folder / "trajectories.jsonl.gz"
-    if not path.exists() or not path.stat().st_size:
-        return []
     found: dict[bool, dict] = {}
-    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        end = len(data)
-        for _ in range(LOOKED_AT):
-            at = data.rfind(MEMBER, 0, end)
-            if at < 0 or len(found) == 2 or len(data) - end > LOOKED_THROUGH:
-                break
-            for record in _of_member(data[at:end], path):
-                reward = record["reward"]
-                if reward is not None and (reward >= 1 or reward <= 0):
-                    found.setdefault(reward > 0, record)
-            end = at
+    for looked_through, records in islice(_backwards(folder / "trajectories.jsonl.gz"), LOOKED_AT):
+        for record in records:
+            reward = record["reward"]
+            if reward is not None and (reward >= 1 or reward <= 0):
+                found.setdefault(reward > 0, record)
+        if len(found) == 2 or looked_through > LOOKED_THROUGH:
+            break
     return [found[right] for right in (True, False) if right in found]
 
 
-def _of_member(data: bytes, name: Path) -> list[dict]:
-    """Return the records of a gzip member, as far as they can be read, the last one first."""
-    records = []
-    try:
-        records.extend(map(from_json, unpacked(io.BytesIO(data), name)))
-    except BROKEN:  # chance, or torn
-        pass
-    return [record for record in reversed(records) if is_record(record)]
+def _backwards(path: Path) -> Iterator[tuple[int, list[dict]]]:
+    """Yield of a file of gzip members, from its end: how many bytes have been looked through, and
+    the records of a member as far as they can be read, the last one first.
 
-
-def _last_step(raw: BinaryIO) -> int:
-    """Return where the last step begins in a file of gzip members."""
-    with mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        start, step, at, chances = 0, None, len(data), LOOKED_AT
-        while chances and (at := data.rfind(MEMBER, 0, at)) >= 0:
-            raw.seek(at)
-            try:
-                found = from_json(unpacked(raw, raw.name).readline())["step"]
-            except (*BROKEN, KeyError, TypeError):  # chance, or torn
-                chances -= 1
-                continue
-            if step not in (None, found):
-                break
-            start, step = at, found
-        return start
+    What cannot be read, torn or the start of a member by chance, is passed over.
+    """
+    if not path.exists() or not path.stat().st_size:
+        return
+    with path.open("rb") as raw, mmap.mmap(raw.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = end = len(data)
+        unread = 0
+        while unread < LOOKED_AT and (at := data.rfind(MEMBER, 0, at)) >= 0:
+            records = []
+            with suppress(*BROKEN):
+                records.extend(map(from_json, unpacked(io.BytesIO(data[at:end]), path)))
+            if records := [record for record in reversed(records) if is_record(record)]:
+                end, unread = at, 0
+                yield len(data) - at, records
+            else:
+                unread += 1
 
 
 def _file_in(folder: Path) -> Path:
@@ -212,4 +201,7 @@ def _file_in(folder: Path) -> Path:
     for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
         if (folder / name).exists():
             return folder / name
-    raise UserError(f"{folder} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
+    parts = ", ".join(sorted(path.name for path in folder.glob("transcripts-*-of-*.jsonl")))
+    files = f"transcripts of several parts, name one of them: {parts}"
+    nothing = "neither trajectories.jsonl.gz nor transcripts.jsonl"
+    raise UserError(f"{folder} has {files if parts else nothing}.")

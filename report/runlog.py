@@ -290,11 +290,11 @@ class RunRecorder(lightning.Callback):
 
     def _write_questions(self, module) -> None:
         """Add the step's new questions to trained_on.csv."""
-        own = seen.questions_of(group.task for group in module.groups)
-        by_rank = ranks.all_gather_object(own)
+        questions = seen.questions_of(group.task for group in module.groups)
+        by_rank = ranks.all_gather_object(questions)
         if self.writer:
-            asked = chain.from_iterable(by_rank)
-            seen.add_trained_on(self.folder, self.trained_on, module.done_steps - 1, asked)
+            questions = chain.from_iterable(by_rank)
+            seen.add_trained_on(self.folder, self.trained_on, module.done_steps - 1, questions)
 
     def _validate(self, trainer, module) -> None:
         """Score the validation tasks on all ranks, and log the score to all but metrics.csv."""
@@ -311,8 +311,8 @@ class RunRecorder(lightning.Callback):
         path = self.folder / "checkpoints" / f"step-{module.done_steps}"
         position = self.writer.position if self.writer else 0
         state = module.counters | {"position": position, "dtype": self.dtype}
-        if (own := module.agent.state()) is not None:
-            state["agent"] = own
+        if (known := module.agent.state()) is not None:
+            state["agent"] = known
         if ranks.rank() == 0:
             # it relies on them; the mark is no such file, and would be given up
             for written in filter(Path.is_file, self.folder.glob("[!.]*")):

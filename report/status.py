@@ -3,9 +3,7 @@
 Holds: `hold`, `release`, `is_running`. Leaves out: how far a run has come (report/folder.py).
 No torch. Exercise it: `pytest tests/report/test_status.py`. Read next: report/folder.py.
 
-    FOLDER/.running             held, shared, by each process that fills a run's folder
-           rows.jsonl.claims    a byte is locked for each row in the making (report/rows.py)
-           turns.jsonl.claims   likewise, of a reading
+    FOLDER/.running   held, shared, by each process that fills a run's folder
 
 Whether another process may fill it too is asked elsewhere (config/locks.py).
 POSIX locks are of a process: a child does not inherit them, and closing any descriptor of the file
@@ -20,7 +18,6 @@ from contextlib import suppress
 from pathlib import Path
 
 MARK = ".running"
-CLAIMS = ("rows.jsonl.claims", "turns.jsonl.claims")
 
 _held: dict[Path, int] = {}  # folder -> descriptor of its mark
 
@@ -46,11 +43,8 @@ def release(folder: Path) -> None:
 
 
 def is_running(folder: Path) -> bool:
-    """Whether a process fills a folder. Not for a process that itself makes rows in it: looking at
-    its claims would give them up."""
-    if folder.resolve() in _held:
-        return True
-    return any(_is_locked(folder / name) for name in (MARK, *CLAIMS))
+    """Tell whether a process fills a folder."""
+    return folder.resolve() in _held or _is_locked(folder / MARK)
 
 
 def _is_locked(path: Path) -> bool:

@@ -14,8 +14,9 @@ Where responses say how sure they are, SR has the calibration error of report/su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
@@ -38,7 +39,6 @@ from report.markup import (
     page,
 )
 from report.summary import calibration, difference_interval, wilson, write_summary, write_text
-from tasks.environments import OPTIONS, RULES
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
@@ -47,23 +47,33 @@ FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
-    """Return {environment, epochs, rule, cells, differences, held_out, leaks, digests, frozen}.
+    """Return {environment, epochs, rule, cells, held_out, leaks, digests, frozen, differences}.
 
     outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did. frozen: the
     bank that was read alone, {} where every arm has its own.
     """
-    found = {
-        "environment": config.environment,
+    return {
+        "environment": config.suite,
         "epochs": config.epochs,
         "rule": rule,
         "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
-        "held_out": [_held_out(outcome) for outcome in outcomes if outcome["held_out"]],
+        "held_out": [
+            {"arm": o["arm"]} | _success(o["held_out"]) for o in outcomes if o["held_out"]
+        ],
         "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
         "digests": {o["arm"]: o["digest"] for o in outcomes},
         "frozen": next((o["frozen"] for o in outcomes if o["frozen"]), {}),
+        "differences": _differences(outcomes, config.epochs - 1),
     }
-    found["differences"] = _differences(outcomes, config.epochs)
-    return found
+
+
+def _success(rows: Collection[dict]) -> dict:
+    """Return n, the share solved with its interval, and how far off responses are that say how sure
+    they are (None: none of them does)."""
+    sr = sum(row["success"] for row in rows) / len(rows)
+    low, high = wilson(sr, len(rows))
+    error = calibration((row["confidence"], row["success"]) for row in rows).error
+    return {"n": len(rows), "sr": sr, "low": low, "high": high, "calibration_error": error}
 
 
 def epochs_of(outcome: dict) -> list[dict]:
@@ -77,75 +87,49 @@ def epochs_of(outcome: dict) -> list[dict]:
     for row in outcome["rows"]:
         by_epoch.setdefault(row["epoch"], {})[row["id"]] = row
     cells, ever, before = [], set(), set()
-    for epoch, rows in sorted(by_epoch.items()):
-        n, solved = len(rows), {id for id, row in rows.items() if row["success"]}
+    for epoch, by_id in sorted(by_epoch.items()):
+        rows, solved = [*by_id.values()], {id for id, row in by_id.items() if row["success"]}
         ever |= solved
-        lost, failed = len(before - solved), n - len(solved)
-        low, high = wilson(len(solved) / n, n)
-        stats = outcome["stats"][epoch] if epoch < len(outcome["stats"]) else None
-        cells.append({
-            "arm": outcome["arm"],
-            "epoch": epoch + 1,
-            "n": n,
-            "sr": len(solved) / n,
-            "low": low,
-            "high": high,
-            "csr": len(ever) / n,
-            "fr": lost / failed if failed else 0.0,
-            "fr_p1": lost / len(before) if before else 0.0,
-            "crashed": sum(
-                bool(row["error"] or row["failure"] not in ("", *LIMITS)) for row in rows.values()
-            ),
-            "ran_out": sum(row["failure"] in LIMITS for row in rows.values()),
-            "cut": sum(row.get("cut", False) for row in rows.values()),
-            "steps": fmean(row["steps"] for row in rows.values()),
-            "shown": fmean(len(row["shown"]) for row in rows.values()),
-            "read_tokens": fmean(row["read_tokens"] for row in rows.values()),
-            "written_tokens": fmean(row["written_tokens"] for row in rows.values()),
-            "seconds": (outcome["seconds"][epoch] or 0.0) / n if epoch < len(outcome["seconds"])
-            else 0.0,
-            "calibration_error": _calibration_error(rows.values()),
-            "bank": stats or {},
-        })  # fmt: skip
+        n, lost, failed = len(rows), len(before - solved), len(rows) - len(solved)
+        stats, seconds = (dict(enumerate(outcome[name])) for name in ("stats", "seconds"))
+        success = _success(rows)
+        error = success.pop("calibration_error")
+        cells.append(
+            {"arm": outcome["arm"], "epoch": epoch + 1}
+            | success
+            | {
+                "csr": len(ever) / n,
+                "fr": lost / failed if failed else 0.0,
+                "fr_p1": lost / len(before) if before else 0.0,
+                "crashed": sum(bool(r["error"] or r["failure"] not in ("", *LIMITS)) for r in rows),
+                "ran_out": sum(row["failure"] in LIMITS for row in rows),
+                "cut": sum(row.get("cut", False) for row in rows),
+                "steps": fmean(row["steps"] for row in rows),
+                "shown": fmean(len(row["shown"]) for row in rows),
+                "read_tokens": fmean(row["read_tokens"] for row in rows),
+                "written_tokens": fmean(row["written_tokens"] for row in rows),
+                "seconds": (seconds.get(epoch) or 0.0) / n,
+                "calibration_error": error,
+                "bank": stats.get(epoch) or {},
+            }
+        )
         before = solved
     return cells
 
 
-def _calibration_error(rows: Iterable[dict]) -> float | None:
-    """Return how far off responses are that say how sure they are; None: none of them does."""
-    return calibration((row["confidence"], row["success"]) for row in rows).error
-
-
-def _held_out(outcome: dict) -> dict:
-    rows = outcome["held_out"]
-    sr = fmean(row["success"] for row in rows)
-    low, high = wilson(sr, len(rows))
-    return {"arm": outcome["arm"], "n": len(rows), "sr": sr, "low": low, "high": high,
-            "calibration_error": _calibration_error(rows)}  # fmt: skip
-
-
-def _differences(outcomes: Sequence[dict], epochs: int) -> list[dict]:
-    """Compare every arm with those before it, task by task, in the last epoch."""
-    last = {
-        outcome["arm"]: {
-            row["id"]: float(row["success"])
-            for row in outcome["rows"]
-            if row["epoch"] == epochs - 1
-        }
-        for outcome in outcomes
+def _differences(outcomes: Sequence[dict], epoch: int) -> list[dict]:
+    """Compare every arm with those before it, task by task, in one epoch."""
+    solved = {
+        o["arm"]: {r["id"]: float(r["success"]) for r in o["rows"] if r["epoch"] == epoch}
+        for o in outcomes
     }
     found = []
-    arms = [*last]
-    for k, arm in enumerate(arms):
-        for other in arms[:k]:
-            common = [id for id in last[arm] if id in last[other]]
-            if common:
-                values = [last[arm][id] - last[other][id] for id in common]
-                low, high = difference_interval(values, common)
-                found.append(
-                    {"arm": arm, "than": other, "n": len(common), "mean": fmean(values),
-                     "low": low, "high": high}
-                )  # fmt: skip
+    for arm, other in ((arm, other) for k, arm in enumerate(solved) for other in [*solved][:k]):
+        if common := [id for id in solved[arm] if id in solved[other]]:
+            values = [solved[arm][id] - solved[other][id] for id in common]
+            low, high = difference_interval(values, common)
+            about = {"arm": arm, "than": other, "n": len(common)}
+            found.append(about | {"mean": fmean(values), "low": low, "high": high})
     return found
 
 
@@ -156,14 +140,21 @@ def write_stream_report(
     folder: Path, config: StreamConfig, outcomes: Sequence[dict], rule: str = ""
 ) -> None:
     """Write summary.json and report.html into a stream's folder, and print the table."""
+    from rich.table import Table
+
     summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
     if summary["rule"]:
         say(f"No model: the policy {summary['rule']}.")
-    console.print(_printed(summary))
-    for difference in summary["differences"]:
-        say(_said(difference))
-    for sentence in filter(None, (_frozen(summary), *_leaks(summary))):
+    columns = _known(LAST, summary["cells"])
+    table = Table(*columns)
+    for epochs in _by_arm(summary).values():
+        table.add_row(*(show(epochs[0], epochs[-1]) for show in columns.values()))
+    console.print(table)
+    for d in summary["differences"]:
+        interval = f"{_difference(d)[:-1]}, n {d['n']})"
+        say(f"{d['arm']} - {d['than']}, last epoch: {interval}")
+    for sentence in _remarks(summary):
         say(sentence)
     write_text(folder / "report.html", _page(summary, config, outcomes))
     say(f"Rows, banks and report.html are in {folder}.")
@@ -173,17 +164,21 @@ def rewrite_stream_report(
     folder: Path, config: StreamConfig, outcomes: Sequence[dict], running: bool
 ) -> Path:
     """Write report.html from outside, of a stream at any time; return its path."""
-    path = folder / "summary.json"
-    stored = read_summary(folder) if path.exists() else {}
+    path = folder / "report.html"
+    stored = read_summary(folder) if (folder / "summary.json").exists() else {}
     begun = [outcome for outcome in outcomes if outcome["rows"]]
     if not begun:
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
     summary = summarise_stream(config, begun, stored.get("rule", ""))
     summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
-    refresh = REFRESH if running else 0
-    write_text(folder / "report.html", _page(summary, config, begun, status, refresh))
-    return folder / "report.html"
+    write_text(path, _page(summary, config, begun, status, REFRESH if running else 0))
+    return path
+
+
+def read_summary(folder: Path) -> dict:
+    """Return a stream's summary."""
+    return from_json((folder / "summary.json").read_text(encoding="utf-8"))
 
 
 def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
@@ -196,16 +191,11 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
     )
 
 
-def _frozen(summary: dict) -> str:
-    """Say which bank was read and never written; "" if every arm has its own."""
-    if not (bank := summary["frozen"]):
-        return ""
-    return f"Frozen: {bank['entries']:,} entries of {bank['path']}; nothing was learnt."
-
-
-def _leaks(summary: dict) -> list[str]:
-    """Say of how many tasks that it should not know a bank holds the solution."""
-    return [
+def _remarks(summary: dict) -> list[str]:
+    """Say which bank was read and never written, if there is one, and of how many tasks that it
+    should not know a bank holds the solution."""
+    told = "Frozen: {entries:,} entries of {path}; nothing was learnt."
+    return [told.format(**bank) for bank in (summary["frozen"],) if bank] + [
         f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
         for arm, ids in summary["leaks"].items()
     ]
@@ -215,12 +205,8 @@ def _difference(d: dict) -> str:
     return f"{d['mean']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
 
 
-def _said(d: dict) -> str:
-    return f"{d['arm']} - {d['than']}, last epoch: {_difference(d)[:-1]}, n {d['n']})"
-
-
-def _share(cell: dict) -> str:
-    return f"{cell['sr']:.2f} ({cell['low']:.2f}-{cell['high']:.2f})"
+def _share(record: dict) -> str:
+    return f"{record['sr']:.2f} ({record['low']:.2f}-{record['high']:.2f})"
 
 
 def _error(record: dict) -> str:
@@ -228,50 +214,115 @@ def _error(record: dict) -> str:
     return "" if error is None else f"{error:.2f}"
 
 
-def _printed(summary: dict):
-    from rich.table import Table
+# ---------------------------------------------------------------- tables: column -> what it shows
 
-    sure = [c["calibration_error"] for c in summary["cells"] if c["calibration_error"] is not None]
-    more = ["calibration error"] if sure else []
-    shown = Table("arm", "n", "SR first epoch", "SR last epoch", "CSR", "FR", *more, "entries")
-    for first, last in _first_and_last(summary):
-        shown.add_row(
-            last["arm"],
-            str(last["n"]),
-            _share(first),
-            _share(last),
-            f"{last['csr']:.2f}",
-            f"{last['fr']:.2f}",
-            *([_error(last)] if sure else []),
-            f"{last['bank'].get('entries', 0):,}",
-        )
-    return shown
+SURE = "calibration error"  # a column where responses say how sure they are
+LAST = {  # of the first and the last epoch of an arm, for the terminal
+    "arm": lambda first, last: last["arm"],
+    "n": lambda first, last: str(last["n"]),
+    "SR first epoch": lambda first, last: _share(first),
+    "SR last epoch": lambda first, last: _share(last),
+    "CSR": lambda first, last: f"{last['csr']:.2f}",
+    "FR": lambda first, last: f"{last['fr']:.2f}",
+    SURE: lambda first, last: _error(last),
+    "entries": lambda first, last: f"{last['bank'].get('entries', 0):,}",
+}
+EPOCH = {
+    "arm": lambda c: c["arm"],
+    "epoch": lambda c: str(c["epoch"]),
+    "SR": _share,
+    **{name.upper(): lambda c, name=name: f"{c[name]:.2f}" for name in ("csr", "fr")},
+    **{
+        name: lambda c, key=name.replace(" ", "_"): f"{c[key]:,}" for name in ("crashed", "ran out")
+    },
+    **{name: lambda c, name=name: f"{c[name]:.1f}" for name in ("steps", "shown")},
+    **{name: lambda c, key=f"{name}_tokens": f"{c[key]:,.0f}" for name in ("read", "written")},
+    "seconds": lambda c: f"{c['seconds']:.3g}",
+    "cut": lambda c: f"{c['cut']:,}",
+    SURE: _error,
+}
+STATS = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min", "q_10",
+         "q_median", "q_90", "q_max")  # fmt: skip
+UTILITIES = {name: EPOCH[name] for name in ("arm", "epoch")} | {
+    name.replace("_", " "): lambda c, name=name: f"{c['bank'][name]:.4g}" for name in STATS
+}
+COUNT = {"n": lambda record: f"{record['n']:,}"}
+DIFFERENCE = {
+    "": lambda d: f"{d['arm']} - {d['than']}", " ": lambda d: "", "difference": _difference, **COUNT
+}  # fmt: skip
+HELD_OUT = {"": lambda h: h["arm"], " ": lambda h: "", "solved": _share, **COUNT, SURE: _error}
+WORTH = {
+    "entry": lambda e: str(e["id"]),
+    "of task": lambda e: e["task"],
+    "succeeded": lambda e: f"{e['wins']} of {e['visits']}",
+    "Q": lambda e: f"{e['q']:.2f}",
+    "experience": lambda e: _long(e["experience"]),
+}
+TASK = {
+    "epoch": lambda row: str(row["epoch"] + 1),
+    "it was": lambda row: "solved" if row["success"] else "failed",
+    "shown": lambda row: joined(map(_shown, row["shown"])) or "nothing",
+    "last action": lambda row: _begin(row["action"], 2 * EXCERPT),
+}
 
 
-def _first_and_last(summary: dict) -> list[tuple[dict, dict]]:
+def _known(columns: Mapping[str, Callable], cells: Iterable[dict]) -> dict[str, Callable]:
+    """Return the columns without `SURE` where no response says how sure it is."""
+    sure = any(cell["calibration_error"] is not None for cell in cells)
+    return {name: show for name, show in columns.items() if sure or name != SURE}
+
+
+def _table(caption: str, columns: Mapping[str, Callable], records: Iterable[dict]) -> Markup:
+    """Return a table of records, a line each."""
+    rows = [[show(record) for show in columns.values()] for record in records]
+    return as_table(caption, [name.strip() for name in columns], rows)
+
+
+def _long(text: str) -> Text:
+    """Return a text whose end is folded away."""
+    begin, rest = text[:FOLDED], text[FOLDED:]
+    return folded(f"{begin} ...", rest) if rest else text
+
+
+def _begin(text: str, most: int) -> str:
+    """Return the beginning of a text, in one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]} ..."
+
+
+def _shown(found: dict) -> Markup:
+    text = _begin(found["experience"], EXCERPT)
+    why = f"Q {found['q']:.2f}, similarity {found['sim']:.2f}"
+    return fill("<div>{}</div>", f"{found['id']} ({why}): {text}")
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _by_arm(summary: dict) -> dict[str, list[dict]]:
+    """Return the records of the epochs of each arm."""
     by_arm: dict[str, list[dict]] = {}
     for cell in summary["cells"]:
         by_arm.setdefault(cell["arm"], []).append(cell)
-    return [(cells[0], cells[-1]) for cells in by_arm.values()]
+    return by_arm
 
 
-def _lines(
-    summary: dict, *values: Callable[[dict], float | None]
-) -> dict[str, list[tuple[float, ...]]]:
-    """Return the points of every arm; a value of None has none."""
-    lines: dict[str, list[tuple[float, ...]]] = {}
-    for cell in summary["cells"]:
-        points = lines.setdefault(cell["arm"], [])
-        point = (cell["epoch"], *(value(cell) for value in values))
-        points += [point] if None not in point else []
-    return lines
-
-
-def _curves(summary: dict, panels: dict[str, tuple[Callable[[dict], float | None], ...]]) -> Markup:
-    """Draw the values of cells by epoch; "" of a single epoch, which the tables tell of."""
+def _curves(summary: dict, panels: dict[str, Sequence[Callable[[dict], float | None]]]) -> Markup:
+    """Draw values of cells by epoch, of a value and the ends of its interval; a value of None is
+    left out, and all of a single epoch, which the tables tell of."""
+    arms = _by_arm(summary)
     if len({cell["epoch"] for cell in summary["cells"]}) < 2:
         return Markup()
-    return figures(plots.curves({title: _lines(summary, *of) for title, of in panels.items()}))
+
+    def points(cells: Iterable[dict], values: Sequence[Callable]) -> list[tuple]:
+        found = [(cell["epoch"], *(value(cell) for value in values)) for cell in cells]
+        return [point for point in found if None not in point]
+
+    lines = {
+        title: {arm: points(cells, values) for arm, cells in arms.items()}
+        for title, values in panels.items()
+    }
+    return figures(plots.curves(lines))
 
 
 def _of_bank(name: str) -> Callable[[dict], float | None]:
@@ -286,68 +337,52 @@ def _page(
     status: str = "",
     refresh: int = 0,
 ) -> str:
-    best = max((last for _, last in _first_and_last(summary)), key=lambda cell: cell["sr"])
+    best = max((cells[-1] for cells in _by_arm(summary).values()), key=itemgetter("sr"))
     rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    more = " ".join(filter(None, (rule, _frozen(summary), *_leaks(summary))))
-    by_rules = config.environment in OPTIONS["rules"].split()
-    judged = f", judged by {RULES[config.rules]}," if by_rules else ""
-    lead = macro(
-        "lead",
-        status,
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.environment}"
-        f"{judged} in epoch {best['epoch']}. {more}",
-        "",
+    rules = outcomes[0].get("judged_by", "")
+    judged = f", judged by {rules}," if rules else ""
+    lead = (
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
+        f"{judged} in epoch {best['epoch']}. {' '.join(filter(None, (rule, *_remarks(summary))))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes}
     learning = [o for o in outcomes if o["bank"]]
+    banks = [cell for cell in summary["cells"] if cell["bank"].get("entries")]
+    success = {
+        "tasks solved in an epoch": [itemgetter(name) for name in ("sr", "low", "high")],
+        "tasks solved so far": [itemgetter("csr")],
+    }
+    utilities = {
+        "mean utility": [_of_bank("q_mean")],
+        "never shown, share of entries": [_of_bank("never_shown")],
+    }
+    cells, each = summary["cells"], "Means of a task; tokens read and written"
+    against = "Share solved in the last epoch, minus that of another arm"
     sections = [
-        Section(
-            "Success by epoch",
-            _curves(summary, {
-                "tasks solved in an epoch": (
-                    lambda c: c["sr"], lambda c: c["low"], lambda c: c["high"]
-                ),
-                "tasks solved so far": (lambda c: c["csr"],),
-            }),
+        Section("Success by epoch", _curves(summary, success), (
             "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
-            "intervals; lines that are alike lie on each other.",
-        ),
+            "intervals; lines that are alike lie on each other."
+        )),
         Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
-        Section(
-            "Every epoch",
-            _epochs(summary),
+        Section("Every epoch", _table(each, _known(EPOCH, cells), cells), (
             "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
             "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
             "tasks that used up their steps or the model's window; cut: tasks whose intent is "
-            "longer than what similarity takes in.",
-        ),
-        Section("Compared task by task", as_table(
-            "Share solved in the last epoch, minus that of another arm",
-            ["", "", "difference", "n"],
-            [[f"{d['arm']} - {d['than']}", "", _difference(d), f"{d['n']:,}"]
-             for d in summary["differences"]],
-        ), "95 % intervals by bootstrap over the tasks."),
-        Section("Other tasks, with the bank as it was", as_table(
-            "Held-out tasks", ["", "", "solved", "n", "calibration error"],
-            [[h["arm"], "", _share(h), f"{h['n']:,}", _error(h)]
-             for h in summary["held_out"]],
+            "longer than what similarity takes in."
         )),
-        Section("Utilities", _curves(summary, {
-            "mean utility": (_of_bank("q_mean"),),
-            "never shown, share of entries": (_of_bank("never_shown"),),
-        }) + _utilities(summary) if _utilities(summary) else "", "At the end of each epoch."),
+        Section("Compared task by task", _table(against, DIFFERENCE, summary["differences"]),
+                "95 % intervals by bootstrap over the tasks."),
+        Section("Other tasks, with the bank as it was",
+                _table("Held-out tasks", HELD_OUT, summary["held_out"])),
+        Section("Utilities",
+                _curves(summary, utilities) + _table("The bank", UTILITIES, banks) if banks else "",
+                "At the end of each epoch."),
         *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),
         Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
     ]  # fmt: skip
-    return page(f"Stream {config.name}", lead, sections, refresh=refresh)
-
-
-def _long(text: str) -> Text:
-    """Return a text whose end is folded away."""
-    begin, rest = text[:FOLDED], text[FOLDED:]
-    return folded(f"{begin} ...", rest) if rest else text
+    return page(f"Stream {config.name}", macro("lead", status, lead, ""), sections, refresh=refresh)
 
 
 def _texts(tables: Markup) -> Markup:
@@ -355,64 +390,18 @@ def _texts(tables: Markup) -> Markup:
     return tables and fill('<div class="texts">{}</div>', tables)
 
 
-def _epochs(summary: dict) -> Markup:
-    sure = any(c["calibration_error"] is not None for c in summary["cells"])
-    rows = [
-        [c["arm"], str(c["epoch"]), _share(c), f"{c['csr']:.2f}", f"{c['fr']:.2f}",
-         f"{c['crashed']:,}", f"{c['ran_out']:,}", f"{c['steps']:.1f}", f"{c['shown']:.1f}",
-         f"{c['read_tokens']:,.0f}", f"{c['written_tokens']:,.0f}", f"{c['seconds']:.3g}",
-         f"{c['cut']:,}", *([_error(c)] if sure else [])]
-        for c in summary["cells"]
-    ]  # fmt: skip
-    head = ["arm", "epoch", "SR", "CSR", "FR", "crashed", "ran out", "steps", "shown", "read",
-            "written", "seconds", "cut", *(["calibration error"] if sure else [])]  # fmt: skip
-    return as_table("Means of a task; tokens read and written", head, rows)
-
-
-def _utilities(summary: dict) -> Markup:
-    names = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min",
-             "q_10", "q_median", "q_90", "q_max")  # fmt: skip
-    rows = [
-        [c["arm"], str(c["epoch"]), *(f"{c['bank'][name]:.4g}" for name in names)]
-        for c in summary["cells"]
-        if c["bank"].get("entries")
-    ]
-    head = ["arm", "epoch", *(name.replace("_", " ") for name in names)]
-    return as_table("The bank", head, rows)
-
-
 def _worth(outcome: dict) -> Markup:
     """List the experiences that were shown most often with success, and with failure."""
 
-    def share(entry: dict) -> float:
-        return entry["wins"] / entry["visits"]
+    def ranked(sign: int) -> list[dict]:
+        return sorted(
+            outcome["bank"], key=lambda e: (sign * e["wins"] / e["visits"], -e["visits"], e["id"])
+        )
 
-    shown = outcome["bank"]
-    helped = [e for e in shown if e["wins"]]
-    hurt = [e for e in shown if e["wins"] < e["visits"]]
-    helped.sort(key=lambda e: (-share(e), -e["visits"], e["id"]))
-    hurt.sort(key=lambda e: (share(e), -e["visits"], e["id"]))
-    parts = []
-    for title, chosen in (("Helped", helped), ("Hurt", hurt)):
-        rows = [
-            [str(e["id"]), e["task"], f"{e['wins']} of {e['visits']}", f"{e['q']:.2f}",
-             _long(e["experience"])]
-            for e in chosen[:MOST_SHOWN]
-        ]  # fmt: skip
-        parts.append(as_table(title, ["entry", "of task", "succeeded", "Q", "experience"], rows))
-    return joined(parts)
-
-
-def _begin(text: str, most: int) -> str:
-    """Return the beginning of a text, in one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]} ..."
-
-
-def _shown(found: dict) -> Markup:
-    said = _begin(found["experience"], EXCERPT)
-    why = f"Q {found['q']:.2f}, similarity {found['sim']:.2f}"
-    return fill("<div>{}</div>", f"{found['id']} ({why}): {said}")
+    helped = [entry for entry in ranked(-1) if entry["wins"]]
+    hurt = [entry for entry in ranked(1) if entry["wins"] < entry["visits"]]
+    tables = {"Helped": helped[:MOST_SHOWN], "Hurt": hurt[:MOST_SHOWN]}
+    return joined(_table(title, WORTH, entries) for title, entries in tables.items())
 
 
 def _one_task(outcome: dict) -> Markup:
@@ -425,16 +414,4 @@ def _one_task(outcome: dict) -> Markup:
         return sum(a["success"] != b["success"] for a, b in pairwise(rows))
 
     rows = max(by_task.values(), key=changes, default=[])
-    lines = [
-        [str(row["epoch"] + 1), "solved" if row["success"] else "failed",
-         joined(_shown(found) for found in row["shown"]) or "nothing",
-         _begin(row["action"], 2 * EXCERPT)]
-        for row in rows
-    ]  # fmt: skip
-    head = ["epoch", "it was", "shown", "last action"]
-    return as_table(f"{outcome['arm']}, task {rows[0]['id']}", head, lines) if rows else ""
-
-
-def read_summary(folder: Path) -> dict:
-    """Return a stream's summary."""
-    return from_json((folder / "summary.json").read_text(encoding="utf-8"))
+    return _table(f"{outcome['arm']}, task {rows[0]['id']}", TASK, rows) if rows else Markup()

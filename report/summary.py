@@ -9,10 +9,13 @@ Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,7 +25,8 @@ from config.files import replacing
 from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
-from report.counted import counted
+from report.counted import counted, total
+from report.markup import by_length
 from report.rows import FATES, Cell, fate
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
@@ -101,8 +105,8 @@ def bootstrap(
         return wilson(float(values[0]), len(values))
     sums, sizes = values, np.ones(len(values))
     if 1 < len({*documents}) < len(values):
-        _, of = np.unique(np.asarray(documents), return_inverse=True)
-        sums, sizes = np.bincount(of, weights=values), np.bincount(of)
+        _, groups = np.unique(np.asarray(documents), return_inverse=True)
+        sums, sizes = np.bincount(groups, weights=values), np.bincount(groups)
     # not all draws at once: a set may have thousands of questions
     at_once = max(1, 2**20 // len(sums))
     rng, means = np.random.default_rng(seed), []
@@ -118,7 +122,7 @@ METRICS = (
     "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
-COSTS = ("tokens_read", "tokens_written", "model_calls", "seconds")
+COSTS = {"tokens_read": 0, "tokens_written": 0, "model_calls": 1, "seconds": 2}  # their digits
 # rates of an agent that are of one search: its seconds, and texts that an embedder has cut
 SEARCH = {"search_s", "search_cut"}
 OF_SEARCHES = {"search_ms": "ms a search", "search_cut": "texts cut a search"}
@@ -134,7 +138,7 @@ def summarise(
     paired: bool = True,
     agents: Mapping[str, Agent] | None = None,
 ) -> dict:
-    """Return {unit, metric, cells, paired, settings} of the rows that `evaluate` returned.
+    """Return {unit, metric, cells, pooled, paired, settings} of the rows that `evaluate` returned.
 
     unit: what lengths count: sections, documents or tokens. agents: by name, for their rates and
     splits. cells is a flat list, one record per cell, as `pandas.DataFrame(summary["cells"])`
@@ -144,10 +148,8 @@ def summarise(
         the cell
     n, mean, low, high
         questions; the mean of `metric` over them, the samples of a question averaged first; its
-        95 % interval by bootstrap over the questions, or over their documents, see `bootstrap`
-    documents, low_questions, high_questions
-        where several questions share a document: how many these are, and the interval over the
-        questions, as if these were independent
+        95 % interval by `bootstrap`. Where several questions share a document: documents, how
+        many these are, and low_questions, high_questions, as if questions were independent
     each of `METRICS`
         the mean over the same questions, where all rows have it. failed: the trajectory has an
         error. Of the others, unformed: the response lacks the required form; empty: nothing
@@ -155,22 +157,14 @@ def summarise(
         trajectory. cut: tokens of the document that a cap or a window kept from the agent. mib:
         the maximum instead of the mean
     depths, fates, occupancy
-        where there are any. {n, mean}: trajectories and their mean by tenths of the document, by
-        the depth of the first piece of evidence. {wrong, one count for each of `rows.FATES`, left}:
-        of the trajectories that are not entirely right; left: where answers were lost, by tenths.
-        {mean, most}: tokens of the memory by parts of the document, and the maximum
-    counts, rates, splits
-        of agents that count something: sums over the trajectories; the agent's own rates of them;
-        {count: {with, without: {n, mean}}}, the trajectories with and without any
-    episodes, tallies, curves
-        of agents that list counts: see `counted.counted`. Of an agent that keeps what it makes of
-        a document, the trajectories that have read one
+        see `_depths`, `_fates`, `_occupancy`, where there are any
+    counts, rates, splits, search_ms, search_cut, episodes, tallies, curves
+        of agents that count something: sums over the trajectories, the agent's own rates of them,
+        `_splits`, milliseconds and cut texts of one search, and what is `counted`. Of an agent
+        that keeps what it makes of a document, the trajectories that have read one
     first, later
         of such an agent, if some of its trajectories found their document read: {n, each of
         `COSTS`}, means over the trajectories that paid for reading it, and over the others
-    search_ms, search_cut
-        of one search, of agents with the rates `SEARCH`: milliseconds; texts that the embedder did
-        not read to their end, if there were any
 
     pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell, n,
     mean, and the intervals as above.
@@ -195,13 +189,13 @@ def summarise(
         cell = Cell.of(row)
         groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
-    by_length = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
-    agents = agents or {}
+    ordered = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
     return {
         "unit": unit,
         "metric": metric,
         "cells": [
-            _cell_record(cell, groups[cell], metric, agents.get(cell.agent)) for cell in by_length
+            _cell_record(cell, groups[cell], metric, (agents or {}).get(cell.agent, Agent))
+            for cell in ordered
         ],
         "pooled": _pooled(groups, metric),
         "paired": _paired(groups, metric) if paired else [],
@@ -209,31 +203,34 @@ def summarise(
     }
 
 
-def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | None) -> dict:
+def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | type[Agent]) -> dict:
     """Return the record of one cell; parts without content are left out."""
     samples = questions.values()
     record = asdict(cell) | _mean(samples, metric)
-    rows = [row for of_question in samples for row in of_question]
+    rows = [*chain.from_iterable(samples)]
     for name in METRICS:
         average = max if name == "mib" else fmean
         # rows of an earlier version lack some, and an agent may give none of its own
         if all(row.get(name) is not None for row in rows):
             record[name] = average(average(row[name] for row in rows) for rows in samples)
-    counts = _counts(rows)
-    keeps = agent is not None and agent.keeps
-    reading = [row for row in rows if row.get("sections")] if keeps else rows
-    later = [row for row in rows if not (row.get("sections") or row["error"])] if keeps else []
+    counts = total(row.get("counts") or {} for row in rows)
+    reading, later = rows, []
+    if agent.keeps:
+        reading = [row for row in rows if row.get("sections")]
+        later = [row for row in rows if not (row.get("sections") or row["error"])]
     parts = {
-        "depths": _by_depth(rows, metric),
+        "depths": _depths(rows, metric),
         "fates": _fates(rows, metric),
         "occupancy": _occupancy(rows),
         "counts": counts,
-        "rates": _rates(counts, agent),
+        "rates": {
+            name: _share(counts, *pair) for name, pair in agent.rates.items() if {*pair} & {*counts}
+        },
         "splits": _splits(rows, agent, metric),
-        "first": _paid(reading) if later else {},
-        "later": _paid(later),
-        "search_ms": _of_search(counts, agent, "search_s", 1000),
-        "search_cut": _of_search(counts, agent, "search_cut"),
+        "first": _costs(reading) if later else {},
+        "later": _costs(later),
+        "search_ms": _share(counts, *agent.rates.get("search_s", ("", "")), 1000),
+        "search_cut": _share(counts, *agent.rates.get("search_cut", ("", ""))),
     } | counted([row.get("counts") or {} for row in reading], agent)
     return record | {name: part for name, part in parts.items() if part}
 
@@ -257,9 +254,9 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
         if name := pool_of(cell.question):
             pools.setdefault(replace(cell, question=name), []).append(questions)
     return [
-        asdict(cell) | _mean([rows for questions in of for rows in questions.values()], metric)
-        for cell, of in pools.items()
-        if len(of) > 1
+        asdict(cell) | _mean([rows for questions in kinds for rows in questions.values()], metric)
+        for cell, kinds in pools.items()
+        if len(kinds) > 1
     ]
 
 
@@ -283,8 +280,9 @@ def _document(row: dict) -> str:
     return row.get("document") or f"{row['id']} {row['task']}"
 
 
-def _by_depth(rows: Sequence[dict], metric: str) -> dict:
-    """Return trajectories and their mean by the depth of their first piece of evidence."""
+def _depths(rows: Sequence[dict], metric: str) -> dict:
+    """Return {n, mean}: trajectories and their mean by tenths of the document, by the depth of the
+    first piece of evidence."""
     bins: list[list[float]] = [[] for _ in range(DEPTHS)]
     for row in rows:
         if row.get("depths"):
@@ -295,7 +293,8 @@ def _by_depth(rows: Sequence[dict], metric: str) -> dict:
 
 
 def _fates(rows: Sequence[dict], metric: str) -> dict:
-    """Count what became of the answers of the trajectories that are not entirely right."""
+    """Return {wrong, a count for each of `FATES`, left} of the trajectories that are not entirely
+    right; left: where answers were lost, by tenths of the document."""
     wrong = [row for row in rows if row[metric] < 1 and not row["error"] and row.get("sections")]
     if not wrong:
         return {}
@@ -309,7 +308,8 @@ def _fates(rows: Sequence[dict], metric: str) -> dict:
 
 
 def _occupancy(rows: Sequence[dict]) -> dict:
-    """Average the memory's tokens by parts of the document, over curves of the usual length."""
+    """Return {mean, most}: the memory's tokens by parts of the document, over curves of the usual
+    length, and the maximum."""
     curves = [row["occupancy"] for row in rows if row.get("occupancy")]
     if not curves:
         return {}
@@ -321,37 +321,16 @@ def _occupancy(rows: Sequence[dict]) -> dict:
     }
 
 
-def _counts(rows: Sequence[dict]) -> dict:
-    """Sum what the agent counted (`Agent.count`)."""
-    counts: Counter[str] = Counter()
-    for row in rows:
-        counts.update(row.get("counts") or {})
-    return dict(counts)
-
-
-def _rates(counts: dict, agent: Agent | None) -> dict:
-    """Return the agent's rates of its counts; None where there is nothing to divide by."""
-    if not counts or agent is None:
-        return {}
-    return {
-        column: round(counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
-        for column, (above, below) in agent.rates.items()
-        if above in counts or below in counts
-    }
-
-
-def _paid(rows: Sequence[dict]) -> dict:
-    """Return how many rows there are and the means of what they cost; {} without any."""
-    if not rows:
-        return {}
-    known = (name for name in COSTS if all(name in row for row in rows))
-    return {"n": len(rows)} | {name: fmean(row[name] for row in rows) for name in known}
-
-
-def _of_search(counts: dict, agent: Agent | None, rate: str, times: int = 1) -> float | None:
-    """Return a rate of one search, so many times; None for an agent that does not count it."""
-    above, below = agent.rates.get(rate, ("", "")) if agent else ("", "")
+def _share(counts: Mapping[str, float], above: str, below: str, times: int = 1) -> float | None:
+    """Return the quotient of two counts; None where there is nothing to divide by."""
     return round(times * counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+
+
+def _costs(rows: Sequence[dict]) -> dict:
+    """Return how many rows there are and the means of what they cost; {} without any."""
+    known = [name for name in COSTS if all(name in row for row in rows)]
+    costs = {name: fmean(row[name] for row in rows) for name in known} if rows else {}
+    return {"n": len(rows)} | costs if rows else {}
 
 
 def of_searches(summary: dict) -> list[str]:
@@ -359,18 +338,21 @@ def of_searches(summary: dict) -> list[str]:
     return [name for name in OF_SEARCHES if any(True for _ in cells(summary, name))]
 
 
-def _splits(rows: Sequence[dict], agent: Agent | None, metric: str) -> dict:
-    """Return, for each of the agent's `splits`, the means of trajectories with and without any."""
+def _splits(rows: Sequence[dict], agent: Agent | type[Agent], metric: str) -> dict:
+    """Return {count: {with, without: {n, mean}}} for each of the agent's `splits`: trajectories
+    that have any of the count, and those that have none."""
     rows = [row for row in rows if row.get("counts") and row.get("needed", 1)]
-    if not rows or agent is None:
-        return {}
-    splits = {}
-    for name in agent.splits:
-        for side, wanted in (("with", True), ("without", False)):
-            values = [row[metric] for row in rows if (row["counts"].get(name, 0) > 0) == wanted]
-            mean = fmean(values) if values else None
-            splits.setdefault(name, {})[side] = {"n": len(values), "mean": mean}
-    return splits
+    splits = {name: {"with": [], "without": []} for name in agent.splits if rows}
+    for name, sides in splits.items():
+        for row in rows:
+            sides["with" if row["counts"].get(name, 0) > 0 else "without"].append(row[metric])
+    return {
+        name: {
+            side: {"n": len(values), "mean": fmean(values) if values else None}
+            for side, values in sides.items()
+        }
+        for name, sides in splits.items()
+    }
 
 
 def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
@@ -383,18 +365,15 @@ def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
     lead = "trained" if "trained" in agents else agents[0] if agents else ""
     differences = []
     for cell, questions in groups.items():
-        rivals = [agent for agent in agents if agent != lead]
-        if cell.agent != lead:
-            before_training = (f"{cell.agent}@untrained", f"untrained {cell.agent}")
-            rivals = [agent for agent in rivals if agent in before_training]
-        place = {name: value for name, value in asdict(cell).items() if name != "agent"}
-        for rival in rivals:
-            if against := groups.get(replace(cell, agent=rival)):
-                a, b = (
-                    [row for rows in side.values() for row in rows] for side in (questions, against)
-                )
-                if difference := compare(a, b, metric=metric, fail=False):
-                    differences.append({"a": cell.agent, "b": rival} | place | difference)
+        before_training = (f"{cell.agent}@untrained", f"untrained {cell.agent}")
+        for rival in agents:
+            against = groups.get(replace(cell, agent=rival), {})
+            if rival != lead and (cell.agent == lead or rival in before_training):
+                sides = (chain.from_iterable(side.values()) for side in (questions, against))
+                place = {"a": cell.agent, "b": rival} | asdict(cell)
+                del place["agent"]
+                if difference := compare(*sides, metric=metric, fail=False):
+                    differences.append(place | difference)
     return differences
 
 
@@ -429,33 +408,34 @@ def compare(
     """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
 
     Each side has rows of one agent and one temperature. The difference is taken question by
-    question (kind, length, id, task), samples averaged first, with a 95 % interval by bootstrap
-    over the questions, or their documents. Without a common question: {}, or a `UserError` if
-    `fail`.
+    question (`question_key`), samples averaged first, with a 95 % interval by bootstrap over the
+    questions, or their documents. Without a common question: {}, or a `UserError` if `fail`.
     """
-    a = list(a)
-    left, right = _values_by_question(a, metric), _values_by_question(b, metric)
+    left, right = _by_question(a), _by_question(b)
     if not (common := [key for key in left if key in right]):
         if fail:
             raise UserError(
                 "The two sides have no question in common, there is nothing to compare."
             )
         return {}
-    differences = [fmean(left[key]) - fmean(right[key]) for key in common]
-    document = {question_key(row): _document(row) for row in a}
-    low, high = difference_interval(differences, [document[key] for key in common])
+    differences = [
+        fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
+        for key in common
+    ]
+    low, high = difference_interval(differences, [_document(left[key][-1]) for key in common])
     return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
 
 
-def _values_by_question(rows: Iterable[dict], metric: str) -> dict[tuple, list[float]]:
-    """Map (kind, length, id, task) to the metric of each sample."""
-    values: dict[tuple, list[float]] = {}
+def _by_question(rows: Iterable[dict]) -> dict[tuple, list[dict]]:
+    """Return the rows of each question, one per sample."""
+    by_question: dict[tuple, list[dict]] = {}
     for row in rows:
-        values.setdefault(question_key(row), []).append(row[metric])
-    return values
+        by_question.setdefault(question_key(row), []).append(row)
+    return by_question
 
 
 def question_key(row: dict) -> tuple:
+    """Return what tells a question from others: kind, length, id, task."""
     return row["question"], row["length"], row["id"], row["task"]
 
 
@@ -495,9 +475,10 @@ class Overlap:
         """Count the questions of a column; return a warning when the first of them was seen."""
         if not self.known or not tasks:
             return ""
-        before = self.summary()["questions"].get(question, {"seen": 0})["seen"]
-        self.asked.setdefault(question, set()).update(task.question_digest for task in tasks)
-        return "" if before else _warning(self.summary(), question)
+        asked = self.asked.setdefault(question, set())
+        warned = bool(asked & self.known.keys())
+        asked.update(task.question_digest for task in tasks)
+        return "" if warned else _warning(self.summary(), question)
 
     def summary(self) -> dict:
         """Return {policy, agents, known, questions: {name: {asked, seen}}}.
@@ -532,165 +513,120 @@ def _warning(policy: dict, question: str) -> str:
 
 def overlaps(summary: dict) -> list[str]:
     """Return the warnings on questions seen in training, of a whole evaluation."""
-    warnings = (
-        _warning(policy, question)
-        for policy in summary.get("trained_on", ())
-        for question in policy["questions"]
-    )
-    return [warning for warning in warnings if warning]
+    policies = summary.get("trained_on", ())
+    warnings = (_warning(policy, name) for policy in policies for name in policy["questions"])
+    return [*filter(None, warnings)]
 
 
 # ---------------------------------------------------------------- tables
 
 UNFORMED = "answers without the form asked for, counted as wrong"
-PAYS = (
-    "Where what an agent makes of a document serves all questions about it, the first of them that "
-    "is asked pays for reading it: these and the later ones are also shown apart."
-)
+
+
+def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """Return the lines of a Markdown table; no text leaves its cell."""
+    lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows))
+    first, *others = (f"| {' | '.join(line)} |" for line in lines)
+    return [first, "|" + "---|" * len(head), *others]
 
 
 def labelled(summary: dict, agent: str) -> str:
     """Return an agent's name with its settings that are not the usual ones: "bm25 (top_k 2)"."""
-    own = summary.get("altered", {}).get(agent)
-    return f"{agent} ({own})" if own else agent
+    altered = summary.get("altered", {}).get(agent)
+    return f"{agent} ({altered})" if altered else agent
+
+
+def shown_cells(
+    summary: dict, show: Callable[[dict], object]
+) -> dict[tuple[str, str, str], dict[int, object]]:
+    """Return (question, agent, temperature) -> length -> what `show` makes of a record, pooled
+    records too."""
+    rows: dict[tuple[str, str, str], dict[int, object]] = {}
+    for cell, record in cells(with_pooled(summary)):
+        names = cell.question, cell.agent, cell.temperature
+        rows.setdefault(names, {})[cell.length] = show(record)
+    return rows
 
 
 def markdown_of(summary: dict) -> str:
-    """Return the table for a paper, in percent with 95 % intervals.
+    """Return table.md: accuracy in percent with 95 % intervals by length, and what questions cost.
 
-    A row per kind of question, agent and temperature, a column per length.
+    A row per kind of question, agent and temperature.
     """
-    records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
-    lengths = sorted({cell.length for cell in records})
-    lines = [
-        f"| question | agent | T | {' | '.join(f'{n:,}' for n in lengths)} |",
-        "|---|---|---|" + "---|" * len(lengths),
-    ]
-    for question, agent, temperature in dict.fromkeys(
-        (cell.question, cell.agent, cell.temperature) for cell in shown
-    ):
-        row = [shown.get(Cell(agent, question, temperature, n)) for n in lengths]
-        first = _plain(question), _plain(labelled(summary, agent)), temperature
-        lines.append(f"| {' | '.join((*first, *map(_percent, row)))} |")
-    with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
+
+    def percent(record: dict) -> str:
+        return "{:.1f} [{:.1f}, {:.1f}]".format(
+            *(100 * record[name] for name in ("mean", "low", "high"))
+        )
+
+    records = dict(cells(summary))
+    accuracy = {
+        (question, labelled(summary, agent), temperature): row
+        for (question, agent, temperature), row in shown_cells(summary, percent).items()
+    }
+    lengths, rows = by_length(accuracy)
+    n_failed, n_unformed = (
+        sum(share > 0 for _, share in cells(summary, name)) for name in ("failed", "unformed")
+    )
     caption = (
         f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over "
-        f"{_drawn(records)}; n = {_n_questions(records)} questions a cell; failures count as wrong "
-        f"(there are some in {with_failures} of {len(records)} cells)."
+        f"{_drawn(records)}; n = {span(r['n'] for r in records.values())} questions a cell; "
+        f"failures count as wrong (there are some in {n_failed} of {len(records)} cells)."
     )
-    if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
-        caption += f" {UNFORMED.capitalize()}, in {with_unformed} of {len(records)} cells."
-    caption = " ".join([caption, *overlaps(summary)])
-    return clean("\n".join([*lines, "", caption, "", *_cost_lines(summary), ""]))
-
-
-def _cost_lines(summary: dict) -> list[str]:
-    """Return the lines of a second table, of what the questions of each cell cost."""
-    searched = of_searches(summary)
+    if n_unformed:
+        caption += f" {UNFORMED.capitalize()}, in {n_unformed} of {len(records)} cells."
+    searches = of_searches(summary)
     head = ["question", "agent", "T", summary["unit"], f"{summary['metric']} %", "n"]
-    head += ["tokens read", "tokens written", "model calls", "seconds"]
-    head += [OF_SEARCHES[name] for name in searched]
-    body = []
-    for cell, record in cells(summary | {"cells": summary["cells"] + together(summary)}):
-        own = [f"{record[name]:.2f}" if name in record else "" for name in searched]
-        lines = [("", f"{100 * record['mean']:.1f}" if "mean" in record else "", record, own)]
-        lines += [(f", {name}", "", part, [""] * len(own)) for name, part in shares(record)]
-        for name, score, of, more in lines:
-            about = [_plain(cell.question), _plain(cell.agent) + name, cell.temperature]
-            about += [f"{cell.length:,}", score, f"{of['n']:,}"]
-            body.append([*about, *costs(of), *more])
-    said = "What a question costs, on average."
-    if any(shares(record) for _, record in cells(summary)):
-        said += f" {PAYS}"
-    first, *rows = (f"| {' | '.join(row)} |" for row in (head, *body))
-    return [said, "", first, "|" + "---|" * len(head), *rows] if body else []
+    head += [name.replace("_", " ") for name in COSTS]
+    head += [OF_SEARCHES[name] for name in searches]
+    body = [
+        [cell.question, cell.agent, cell.temperature, f"{cell.length:,}",
+         f"{100 * record['mean']:.1f}", f"{record['n']:,}", *costs(record, searches)]
+        for cell, record in records.items()
+    ]  # fmt: skip
+    cost = ["What a question costs, on average.", "", *markdown_table(head, body), ""]
+    lines = markdown_table(["question", "agent", "T", *(f"{n:,}" for n in lengths)], rows)
+    return clean(
+        "\n".join([*lines, "", " ".join([caption, *overlaps(summary)]), "", *cost * bool(body)])
+    )
 
 
-def shares(record: dict) -> list[tuple[str, dict]]:
-    """Return (name, means of `COSTS`) of a cell's trajectories that read their document, and of
-    those that found it read; [] where all read it."""
-    names = {"first": "first of a document", "later": "later ones"}
-    return [(name, record[part]) for part, name in names.items() if part in record]
+def costs(record: dict, searches: Iterable[str] = ()) -> list[str]:
+    """Format each of `COSTS`, and of `OF_SEARCHES` those that are asked for; "" for an unknown one.
 
-
-def together(summary: dict) -> list[dict]:
-    """Return a record for each agent, temperature and length with `COSTS` of all kinds of question.
-
-    Only where a document that was read for a question of one kind serves those of others: no kind
-    by itself says what a question costs. [] else.
+    searches: as `of_searches` returns them.
     """
-    groups: dict[Cell, list[dict]] = {}
-    for cell, record in cells(summary):
-        groups.setdefault(replace(cell, question="all kinds together"), []).append(record)
-    if not any(shares(record) for _, record in cells(summary)):
-        return []
-    return [
-        asdict(cell)
-        | {"n": (n := sum(record["n"] for record in of))}
-        | {
-            name: sum(record[name] * record["n"] for record in of) / n
-            for name in COSTS
-            if all(name in record for record in of)
-        }
-        for cell, of in groups.items()
-        if len(of) > 1
-    ]
+    digits = COSTS | dict.fromkeys(searches, 2)
+    return [f"{record[name]:,.{n}f}" if name in record else "" for name, n in digits.items()]
 
 
-def costs(record: dict) -> list[str]:
-    """Format each of `COSTS`; "" for one that is not known."""
-    digits = dict(zip(COSTS, (0, 0, 1, 2), strict=True))
-    return [f"{record[name]:,.{digits[name]}f}" if name in record else "" for name in COSTS]
-
-
-def _plain(name: str) -> str:
-    """Return a name as a cell of a Markdown table may hold it."""
-    return name.replace("|", "\\|").replace("\n", " ")
-
-
-def _percent(record: dict | None) -> str:
-    """Format a mean and its interval in percent, as 97.0 [95.1, 98.2]; "" for an empty cell."""
-    if not record:
-        return ""
-    return f"{100 * record['mean']:.1f} [{100 * record['low']:.1f}, {100 * record['high']:.1f}]"
+def span(numbers: Iterable[int]) -> str:
+    """Return the least and the greatest number, as "64" or "64 to 128"."""
+    sizes = sorted({*numbers}) or [0]
+    return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
 
 
 def _drawn(records: Mapping[Cell, dict]) -> str:
     """Say what intervals are a bootstrap over."""
-    numbers = sorted({record["documents"] for record in records.values() if "documents" in record})
-    if not numbers:
-        return "questions"
-    few = f"{numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else str(numbers[0])
-    return f"documents where questions share one ({few} a cell)"
-
-
-def _n_questions(records: Mapping[Cell, dict]) -> str:
-    """Return the number of questions of a cell, as "64" or "64 to 128"."""
-    sizes = sorted({record["n"] for record in records.values()}) or [0]
-    return str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
+    documents = {record["documents"] for record in records.values() if "documents" in record}
+    shared = f"documents where questions share one ({span(documents)} a cell)"
+    return shared if documents else "questions"
 
 
 def csv_of(summary: dict) -> str:
-    """Return one line per cell, pooled ones too: the cell, n, mean, low, high, all other metrics
-    and, of agents that have such, `OF_SEARCHES` and the costs of the `first` and `later`
-    trajectories."""
-    import csv
-    import io
+    """Return table.csv: a line per cell, pooled ones too, with all metrics.
 
+    The columns are the cell, n, mean, low, high, the other metrics and, of agents that search,
+    `OF_SEARCHES`; a metric that an earlier version's summary lacks stays empty.
+    """
     file = io.StringIO()
     writer = csv.writer(file)
-    others = [name for name in METRICS if name != summary["metric"]]
-    cell_columns = ["agent", "question", "temperature", summary["unit"]]
-    others += of_searches(summary)
-    parts = [part for part in ("first", "later") if any(True for _ in cells(summary, part))]
-    of_parts = [(part, name) for part in parts for name in ("n", *COSTS)]
-    apart = [f"{part}_{name}" for part, name in of_parts]
-    writer.writerow([*cell_columns, "n", summary["metric"], "low", "high", *others, *apart])
+    others = [name for name in METRICS if name != summary["metric"]] + of_searches(summary)
+    head = ["agent", "question", "temperature", summary["unit"], "n", summary["metric"]]
+    writer.writerow([*head, "low", "high", *others])
     for cell, record in cells(with_pooled(summary)):
-        columns = ("n", "mean", "low", "high", *others)
-        # an earlier version's summary lacks a metric
-        line = [*astuple(cell), *(record.get(name, "") for name in columns)]
-        writer.writerow([*line, *(record.get(part, {}).get(name, "") for part, name in of_parts)])
+        values = (record.get(name, "") for name in ("n", "mean", "low", "high", *others))
+        writer.writerow([*astuple(cell), *values])
     return clean(file.getvalue())
 
 
@@ -698,19 +634,23 @@ def table(summary: dict, width: int = 80) -> Table:
     """Build the table of accuracy by length for a terminal of `width` columns.
 
     A line per question, agent and temperature. Where intervals do not fit (five lengths in 80
-    columns), it shows means alone.
+    columns), it shows means alone; where the settings of agents do not, it shows names alone.
     """
     from rich.table import Table
     from rich.text import Text
 
+    def text(record: dict) -> Text:
+        low, high = _short(record["low"]), _short(record["high"])
+        return Text.assemble(_short(record["mean"]), (f" {low}-{high}" * intervals, "dim"))
+
     records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
-    lengths = sorted({cell.length for cell in records})
+    room = max(width, 80) - 12 * len({cell.length for cell in records})
     names = {cell.agent: labelled(summary, cell.agent) for cell in shown}
-    if max(map(len, names.values()), default=0) + 6 + 12 * len(lengths) > max(width, 80):
-        names = {agent: agent for agent in names}  # settings stand in table.md then
+    if max(map(len, names.values()), default=0) + 6 > room:
+        names = {agent: agent for agent in names}
     longest = max((max(len(c.question), len(names[c.agent]) + 1) for c in shown), default=0)
-    names_and_temperature = longest + 5
-    intervals = names_and_temperature + 12 * len(lengths) <= max(width, 80)
+    intervals = longest + 5 <= room
+    lengths, rows = by_length(shown_cells(summary, text))
     result = Table(
         title=f"{summary['metric']} by {summary['unit']}",
         box=None,
@@ -721,45 +661,28 @@ def table(summary: dict, width: int = 80) -> Table:
     result.add_column("T", no_wrap=True)
     for length in lengths:
         result.add_column(f"{length:,}", justify="right", no_wrap=True)
-    for question in dict.fromkeys(cell.question for cell in shown):
+    for question in dict.fromkeys(question for question, *_ in rows):
         result.add_row(Text(clean(question), "bold"))
-        for agent, temperature in dict.fromkeys(
-            (cell.agent, cell.temperature) for cell in shown if cell.question == question
-        ):
-            row = [shown.get(Cell(agent, question, temperature, length)) for length in lengths]
-            texts = [_table_cell(record, intervals) for record in row]
-            result.add_row(Text(f" {clean(names[agent])}"), Text(clean(temperature)), *texts)
+        for other, agent, temperature, *texts in rows:
+            if other == question:
+                result.add_row(Text(f" {clean(names[agent])}"), Text(clean(temperature)), *texts)
     return result
 
 
 def _caption(summary: dict, records: Mapping[Cell, dict], intervals: bool) -> str:
     """Say below the table what its cells are, and in how many of them something went wrong."""
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    caption = f"mean{about}, n = {_n_questions(records)} questions a cell"
+    caption = f"mean{about}, n = {span(r['n'] for r in records.values())} questions a cell"
     if (drawn := _drawn(records)) != "questions":
         caption += f"; intervals over {drawn}"
-    with_failures = sum(share > 0 for _, share in cells(summary, "failed"))
-    if with_failures:
-        caption += f"; failures, counted as wrong, in {with_failures} of {len(records)} cells"
-    if with_unformed := sum(share > 0 for _, share in cells(summary, "unformed")):
-        caption += f"; {UNFORMED}, in {with_unformed} of {len(records)} cells"
-    with_cuts = sum(tokens > 0 for _, tokens in cells(summary, "cut"))
-    if with_cuts:
-        caption += (
-            f"; documents not read whole, by a cap or a window, in {with_cuts} of {len(records)} "
-            "cells"
-        )
+    for name, words in (
+        ("failed", "failures, counted as wrong,"),
+        ("unformed", f"{UNFORMED},"),
+        ("cut", "documents not read whole, by a cap or a window,"),
+    ):
+        if n := sum(value > 0 for _, value in cells(summary, name)):
+            caption += f"; {words} in {n} of {len(records)} cells"
     return caption
-
-
-def _table_cell(record: dict | None, interval: bool) -> Text | str:
-    """Format a mean and, if `interval`, its interval, as .97 .95-.98; "" for an empty cell."""
-    from rich.text import Text
-
-    if not record:
-        return ""
-    low_to_high = f" {_short(record['low'])}-{_short(record['high'])}" if interval else ""
-    return Text.assemble(_short(record["mean"]), (low_to_high, "dim"))
 
 
 def _short(share: float) -> str:

@@ -16,17 +16,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
-from itertools import groupby, takewhile
+from functools import partial
+from itertools import chain, groupby, takewhile
 from typing import TYPE_CHECKING
 
 from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
 from memagent import Agent, Line
-from report.markup import Markup, fill, macro
+from report.markup import Markup, Node, fill, html, joined, node
 from report.records import WITHOUT_RESPONSE
 from tasks.words import title_of
 
@@ -76,18 +77,18 @@ def marked(pieces: Sequence[tuple[str, str]]) -> str:
     >>> marked(diff("Anna met Otto.", "Anna met Boris."))
     'Anna met [-Otto.-] {+Boris.+}'
     """
-    marks, said = {"same": "{}{}", "out": "[-{}-]{}", "in": "{{+{}+}}{}"}, ""
-    for kind, text in pieces:
-        words = text.rstrip()
-        said += marks[kind].format(words, text[len(words) :])
-    return said.rstrip()
+    marks, text = {"same": "{}{}", "out": "[-{}-]{}", "in": "{{+{}+}}{}"}, ""
+    for kind, piece in pieces:
+        words = piece.rstrip()
+        text += marks[kind].format(words, piece[len(words) :])
+    return text.rstrip()
 
 
-Row = dict[str, list[str]]  # of an agent's table: column -> lines of the cell
+TableRow = dict[str, list[str]]  # of an agent's table: column -> lines of the cell
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class SectionStep:
     """One section, with the memory before and after it."""
 
     number: int  # from 1
@@ -97,7 +98,19 @@ class Step:
     remark: str  # on an unusual end of the turn, else ""
     lines: tuple[Line, ...] = ()  # of the agent
     where: str = ""  # the pages that the section stands on, where they are known
-    table: tuple[Row, ...] = ()  # of the agent
+    table: tuple[TableRow, ...] = ()  # of the agent
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What is shown of a record, in the order of its reading."""
+
+    steps: list[SectionStep | str]  # `steps_of`
+    sections: int
+    lines: list[Line]  # of the agent on the turn that answers, and on those aside after it
+    table: list[TableRow]  # of the agent on the turn that answers
+    text: str  # that the turn that answers reads itself, of agents that read in one prompt
+    where: str  # the pages that this text stands on
 
 
 # finish reason -> remark
@@ -108,6 +121,10 @@ REMARKS = {
 }
 
 
+# notes of another agent, or from a damaged file
+UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+
+
 def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
     """Return the agent whose `lines` show a record: the one given, else the record's, if known."""
     kind = agent or find.known(record.get("agent", "")) or Agent
@@ -115,43 +132,55 @@ def agent_of(record: dict, agent: type[Agent] | None = None) -> Agent:
 
 
 def lines_of(agent: Agent, turn: dict) -> list[Line]:
-    """Return the agent's lines on a recorded turn.
-
-    Notes of another agent or from a damaged file give one line that says so.
-    """
+    """Return the agent's lines on a recorded turn; notes that cannot be read give one that says
+    so."""
     try:
         return list(agent.lines(turn))
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+    except UNREADABLE:
         return [Line("notes", "cannot be read")]
 
 
-def table_of(agent: Agent, turn: dict) -> list[Row]:
+def table_of(agent: Agent, turn: dict) -> list[TableRow]:
     """Return the agent's table on a recorded turn; [] if it has none, or cannot read the notes."""
-    make = getattr(agent, "table", None)
     try:
         return [
             {
-                str(name): [cell] if isinstance(cell, str) else [str(line) for line in cell]
+                str(name): [cell] if isinstance(cell, str) else [*map(str, cell)]
                 for name, cell in row.items()
             }
-            for row in (make(turn) if make else ())
+            for row in agent.table(turn)
         ]
-    except (KeyError, IndexError, TypeError, ValueError, AttributeError):
+    except UNREADABLE:
         return []
+
+
+def view_of(record: dict, most: int | None, agent: type[Agent] | None = None) -> View:
+    """Return what is shown of a record; most: sections, as in `steps_of`."""
+    reader, turns = agent_of(record, agent), record["turns"]
+    last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
+    final = next(iter(turns[last:]), {"section": ""})
+    return View(
+        steps_of(record, most, agent),
+        n_sections(record),
+        [line for turn in turns[last:] for line in lines_of(reader, turn)],
+        table_of(reader, final) if turns[last:] else [],
+        final["section"].strip(),
+        str(final.get("where", "")),
+    )
 
 
 def steps_of(
     record: dict, most: int | None = 24, agent: type[Agent] | None = None
-) -> list[Step | str]:
+) -> list[SectionStep | str]:
     """List the sections of a record in reading order, with a text for each run of omitted ones.
 
     The first and the last section are never omitted. The others are if they left the memory as it
     was and have no lines; of more than `most` remaining sections the middle is omitted too. None
     omits nothing. Questions to the policy as it was before training are no sections.
     """
-    steps, asked = _all_steps(record, agent), sum(map(_is_question, record["turns"]))
-    questions = f"{asked:,} question{'s' * (asked > 1)}"
-    end = [f"{questions} to the policy as it was before training left out"] * (asked > 0)
+    steps, n_asked = _all_steps(record, agent), sum(map(_is_question, record["turns"]))
+    questions = f"{n_asked:,} question{'s' * (n_asked > 1)}"
+    end = [f"{questions} to the policy as it was before training left out"] * (n_asked > 0)
     if most is None:
         return [*steps, *end]
     ends = (1, len(steps))
@@ -166,7 +195,7 @@ def steps_of(
     visible = {*changed}
     if len(changed) > most:
         visible = {*changed[: most - most // 2], *changed[len(changed) - most // 2 :]}
-    result: list[Step | str] = []
+    result: list[SectionStep | str] = []
     for keep, run in groupby(steps, lambda step: step.number in visible):
         run = list(run)
         result += run if keep else [_omission([step.number in changed for step in run])]
@@ -180,7 +209,7 @@ def _omission(changed: list[bool]) -> str:
     return f"{n:,} {'section' if n == 1 else 'sections'} left out{why}"
 
 
-def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
+def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[SectionStep]:
     """List all sections of a record. Lines of a turn aside, such as a plan, stand with the next."""
     reader, steps, ahead = agent_of(record, agent), [], ()
     turns = [turn for turn in record["turns"] if not _is_question(turn)]
@@ -200,7 +229,9 @@ def _all_steps(record: dict, agent: type[Agent] | None = None) -> list[Step]:
         remark = REMARKS.get(turn["finish"], "")
         lines, table = (*ahead, *lines_of(reader, turn)), tuple(table_of(reader, turn))
         where, number, ahead = str(turn.get("where", "")), len(steps) + 1, ()
-        step = Step(number, turn["section"], turn["memory"], after, remark, lines, where, table)
+        step = SectionStep(
+            number, turn["section"], turn["memory"], after, remark, lines, where, table
+        )
         steps.append(step)
     return steps
 
@@ -269,32 +300,6 @@ def _facts(record: dict) -> dict[str, str]:
     }
 
 
-def _comma(text: str) -> str:
-    return f", {text}" if text else ""
-
-
-def _text_read(record: dict) -> str:
-    """Return the text that the final turn itself read, for agents that read in one prompt."""
-    turn = _final_turn(record)
-    return turn["section"].strip() if turn else ""
-
-
-def _final_lines(record: dict, agent: type[Agent] | None = None) -> list[Line]:
-    """Return the agent's lines on the turn that answers, and on those aside after it."""
-    turns = record["turns"]
-    k = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
-    return [line for turn in turns[k:] for line in lines_of(agent_of(record, agent), turn)]
-
-
-def _final_table(record: dict, agent: type[Agent] | None = None) -> list[Row]:
-    turn = _final_turn(record)
-    return table_of(agent_of(record, agent), turn) if turn else []
-
-
-def _final_turn(record: dict) -> dict | None:
-    return next((turn for turn in reversed(record["turns"]) if turn["final"]), None)
-
-
 # ---------------------------------------------------------------- in the terminal
 
 
@@ -306,17 +311,15 @@ def styled(line: Line) -> Text:
     return Text.assemble((f"{clean(line.label)} ", "magenta"), clean(line.text), note)
 
 
-def _plain(table: Sequence[Row]) -> list[Text]:
+def _plain(table: Iterable[TableRow]) -> Iterator[Text]:
     """Render an agent's table for the terminal: a line per cell, since its texts are long."""
     from rich.text import Text
 
-    lines = []
     for row in table:
-        lines.append(Text())
+        yield Text()
         for name, cell in row.items():
             words = "\n    ".join(map(clean, cell)) or "-"
-            lines.append(Text.assemble((f"{clean(name)}  ", "magenta"), words))
-    return lines
+            yield Text.assemble((f"{clean(name)}  ", "magenta"), words)
 
 
 def render_trajectory(
@@ -330,38 +333,36 @@ def render_trajectory(
     from rich.text import Text
 
     styles = {"same": "", "out": "red strike", "in": "green underline"}
-    n = n_sections(record)
+    view = view_of(record, most, agent)
     origin = f"task {record['id']}, sample {record['sample']}"
     about = ", ".join(filter(None, (origin, sampled(record))))
     lines = [Text(clean(_title(record)), "bold"), Text(clean(about), "dim")]
-    for step in steps_of(record, most, agent):
+    for step in view.steps:
         if isinstance(step, str):
             lines.append(Text(f"\n… {step}", "italic"))
             continue
-        pieces = diff(clean(step.before), clean(step.after))
-        heading = f"\nsection {step.number} of {n}{_comma(step.where)}  "
+        where = f", {step.where}" * bool(step.where)
+        heading = f"\nsection {step.number} of {view.sections}{where}  "
         lines.append(Text.assemble((heading, "cyan"), (step.remark, "yellow")))
         lines.append(Text(clip(clean(step.section.strip()), characters), "dim"))
-        for name, kinds in (("before  ", ("same", "out")), ("after   ", ("same", "in"))):
-            words = [(text, styles[kind]) for kind, text in pieces if kind in kinds]
+        pieces = diff(clean(step.before), clean(step.after))
+        for name, gone in (("before  ", "in"), ("after   ", "out")):
+            words = [(text, styles[kind]) for kind, text in pieces if kind != gone]
             lines.append(Text.assemble((name, "cyan"), *words))
-            before = name == "before  "
-            lines += [styled(line) for line in step.lines if line.before == before]
+            lines += [styled(line) for line in step.lines if line.before == (gone == "in")]
         lines += _plain(step.table)
-    if final_lines := _final_lines(record, agent):
-        lines += [Text("\nfor the answer", "cyan"), *map(styled, final_lines)]
-    lines += _plain(_final_table(record, agent))
-    if text := _text_read(record):
-        lines += [Text("\nread at once", "cyan"), Text(clip(clean(text), characters), "dim")]
-    facts = {name: (clean(text), "") for name, text in _facts(record).items()}
-    if "reward" in facts:
-        colour = "bold green" if (record["reward"] or 0) >= 1 else "bold red"
-        facts["reward"] = facts["reward"][0], colour
-    return Group(
-        *lines,
-        Text(),
-        *(Text.assemble((f"{name:8}", "cyan"), fact) for name, fact in facts.items()),
-    )
+    if view.lines:
+        lines += [Text("\nfor the answer", "cyan"), *map(styled, view.lines)]
+    lines += _plain(view.table)
+    if view.text:
+        text = Text(clip(clean(view.text), characters), "dim")
+        lines += [Text("\nread at once", "cyan"), text]
+    lines.append(Text())
+    for name, fact in _facts(record).items():
+        good = "bold green" if (record["reward"] or 0) >= 1 else "bold red"
+        style = good if name == "reward" else ""
+        lines.append(Text.assemble((f"{name:8}", "cyan"), (clean(fact), style)))
+    return Group(*lines)
 
 
 # ---------------------------------------------------------------- on the page
@@ -372,35 +373,64 @@ def transcript(
 ) -> Markup:
     """Return a record as a <details> element, open if `unfolded`. The rest: see `trace`."""
     verdict, style = _verdict(record)
-    return macro(
-        "transcript",
-        _title(record),
-        _origin(record),
-        {"verdict": verdict, "style": style},
-        trace(record, most, characters),
-        _facts(record),
-        unfolded,
-    )
+    tag = html(node("span", verdict, style=f"tag {style}"))
+    summary = fill("{} {} <small>{}</small>", tag, _title(record), _origin(record))
+    pattern = '<details class="box"{}><summary>{}</summary>{}</details>'
+    parts = joined(map(html, trace(record, most, characters)))
+    return fill(pattern, Markup(" open" * unfolded), summary, parts)
 
 
-def trace(record: dict, most: int | None, characters: int) -> list[Markup]:
-    """Return what was read of a record and what became of the memory, part by part.
+def trace(record: dict, most: int | None = 24, characters: int = 3000) -> list[Node]:
+    """Return what was read of a record, what became of the memory, and how it ended.
 
     most: sections (`steps_of`). characters: of a section.
     """
-    n, parts = n_sections(record), []
-    for step in steps_of(record, most):
+    view, parts = view_of(record, most), []
+    for step in view.steps:
         if isinstance(step, str):
-            parts.append(fill('<p class="gap">… {} …</p>', step))
+            parts.append(node("p", f"… {step} …", style="gap"))
             continue
-        section = clip(step.section.strip(), characters)
-        parts.append(macro("step", step, n, section, diff(step.before, step.after)))
-    parts += (macro("line", line) for line in _final_lines(record))
-    parts.append(macro("words", _final_table(record)))
-    if text := _text_read(record):
-        where = str(_final_turn(record).get("where", ""))
-        parts.append(macro("read_at_once", where, clip(text, characters)))
-    return parts
+        where = f", {step.where}" * bool(step.where)
+        remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
+        changes = [MARKS[kind](text) for kind, text in diff(step.before, step.after)]
+        memory = [node("b", "memory"), *remark, " ", *(changes or ["(empty)"])]
+        parts += [
+            node("h3", f"Section {step.number:,} of {view.sections:,}{where}"),
+            node("p", clip(step.section.strip(), characters), style="section"),
+            *(_line(line) for line in step.lines if line.before),
+            node("p", *memory, style="memory"),
+            *(_line(line) for line in step.lines if not line.before),
+            *_table(step.table),
+        ]
+    parts += [*map(_line, view.lines), *_table(view.table)]
+    if view.text:
+        parts.append(node("h3", "Read at once" + f", {view.where}" * bool(view.where)))
+        parts.append(node("p", clip(view.text, characters), style="section"))
+    facts = ((node("dt", name), node("dd", fact)) for name, fact in _facts(record).items())
+    return [*parts, node("dl", *chain.from_iterable(facts))]
+
+
+MARKS = {"same": str, "in": partial(node, "ins"), "out": partial(node, "del")}
+
+
+def _line(line: Line) -> Node:
+    note = [" ", node("small", line.note)] if line.note else []
+    return node("p", node("b", line.label), " ", line.text, *note, style="recall")
+
+
+def _table(rows: Sequence[TableRow]) -> list[Node]:
+    """Return an agent's own table, [] without rows; columns in the order in which rows name
+    them."""
+    if not rows:
+        return []
+    names = dict.fromkeys(name for row in rows for name in row)
+    head = node("thead", node("tr", *(node("th", name) for name in names)))
+    lines = (
+        (node("td", *(node("div", text) for text in row.get(name, ()))) for name in names)
+        for row in rows
+    )
+    body = node("tbody", *(node("tr", *line) for line in lines))
+    return [node("div", node("table", head, body, style="words"), style="scroll")]
 
 
 def _verdict(record: dict) -> tuple[str, str]:

@@ -22,15 +22,14 @@ import base64
 import gzip
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from html.parser import HTMLParser
 from pathlib import Path
 
 from markupsafe import Markup
 
 from config.errors import clean, clip
-from report.markup import Section, fill, joined
+from report.markup import Section, fill, joined, node
 from report.rows import Cell, fate
-from report.transcripts import transcript, unformed
+from report.transcripts import trace, unformed
 from tasks.words import in_words
 
 MOST = 20_000  # rows on a page: the first ones of every cell
@@ -63,12 +62,12 @@ def _beside(kind: str) -> str:
 def _blocks(rows: Sequence[dict], metric: str, records: Sequence[dict]) -> Iterator[Markup]:
     """Yield the blocks of the page."""
     place = {_key(record): k for k, record in enumerate(records)}
-    asked = {record["id"]: record["question"] for record in records}
-    shown = [_shown(row, metric, asked) | {"record": place.get(_key(row))} for row in rows]
+    questions = {record["id"]: record["question"] for record in records}
+    shown = [_shown(row, metric, questions) | {"record": place.get(_key(row))} for row in rows]
     yield block("list", _columns(shown))
     yield block("memories", _columns([{"memory": clean(row.get("memory", ""))} for row in rows]))
     for k in range(0, len(records), TOGETHER):
-        trees = [tree_of(transcript(record, True)) for record in records[k : k + TOGETHER]]
+        trees = [node("div", *trace(record)) for record in records[k : k + TOGETHER]]
         yield block(f"transcripts-{k // TOGETHER}", trees)
 
 
@@ -79,7 +78,7 @@ def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
         by_cell.setdefault(Cell.of(row), []).append(row)
     each = most // max(1, len(by_cell))
     few = sum(map(len, by_cell.values())) <= most
-    return [row for of in by_cell.values() for row in (of if few else of[:each])]
+    return [row for group in by_cell.values() for row in (group if few else group[:each])]
 
 
 def _key(row: dict) -> tuple:
@@ -87,7 +86,7 @@ def _key(row: dict) -> tuple:
     return row.get("settings"), row["id"], row["sample"]
 
 
-def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int]:
+def _shown(row: dict, metric: str, questions: dict[str, str]) -> dict[str, str | int]:
     """Return what the list shows of a row. Rows of earlier versions lack the question's words."""
     return {
         "agent": clean(row["agent"]),
@@ -96,7 +95,7 @@ def _shown(row: dict, metric: str, asked: dict[str, str]) -> dict[str, str | int
         "sampling": "greedy" if row["temperature"] == "0.0" else clean(f"T {row['temperature']}"),
         "result": _result(row, metric),
         "kept": fate(row) if "needed" in row else "unknown",
-        "question": clean(row.get("wording") or asked.get(row["id"], "") or row["id"]),
+        "question": clean(row.get("wording") or questions.get(row["id"], "") or row["id"]),
         "answer": clean(_answer(row, metric)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
         "origin": clean(f"{row['id']}, sample {row['sample']}"),
@@ -108,8 +107,8 @@ def _answer(row: dict, metric: str) -> str:
     """Return a row's answer, marked where it lacks the form that was asked for."""
     if row["prediction"] is not None:
         return clip(row["prediction"], ANSWER_CHARACTERS)
-    said = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
-    return f"{said} {unformed('', row[metric] <= 0)}" if said else ""
+    text = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
+    return f"{text} {unformed('', row[metric] <= 0)}" if text else ""
 
 
 def _result(row: dict, metric: str) -> str:
@@ -133,38 +132,3 @@ def block(name: str, value: object) -> Markup:
     raw = json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
     text = base64.b64encode(gzip.compress(raw, 5, mtime=0)).decode()
     return fill('<script type="application/gzip" id="rows-{}">{}</script>\n', name, text)
-
-
-class _Tree(HTMLParser):
-    """Read HTML as nodes [tag, class, *children]; a child is a text or a node."""
-
-    def __init__(self):
-        super().__init__(convert_charrefs=True)
-        self.open: list[list] = [["div", ""]]
-
-    def handle_starttag(self, tag: str, attrs: list) -> None:
-        node = [tag, dict(attrs).get("class") or ""]
-        self.open[-1].append(node)
-        self.open.append(node)
-
-    def handle_endtag(self, tag: str) -> None:
-        self.open.pop()
-
-    def handle_data(self, data: str) -> None:
-        self.open[-1].append(data)
-
-
-def tree_of(markup: str) -> list:
-    """Return a transcript's HTML as nodes that a script can build without parsing HTML.
-
-    Its summary, which the viewer shows itself, is left out.
-
-    >>> tree_of("<details><summary>Who?</summary><p class=memory>a &lt;b&gt; c</p></details>")
-    ['div', '', ['p', 'memory', 'a <b> c']]
-    """
-    tree = _Tree()
-    tree.feed(str(markup))
-    tree.close()
-    (details,) = tree.open[0][2:]
-    _, *parts = (node for node in details[2:] if isinstance(node, list))
-    return ["div", "", *parts]

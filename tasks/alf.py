@@ -31,7 +31,7 @@ from typing import Literal
 
 from config.errors import UserError, clean, clip
 from tasks.alf_examples import read_examples, shown_examples
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tasks.readers import Record, read_json
 
 SECONDS = 120.0  # to open a game (its rules are compiled), and of a step
@@ -167,7 +167,7 @@ def possible(commands: Sequence[str]) -> str:
 # ---------------------------------------------------------------- the environment
 
 
-class ALFWorld:
+class ALFWorld(Environment):
     """Tasks in households. path: a folder of games; "" = our own six.
 
     few_shot: a file of dialogues (tasks/alf_examples.py); "" = none. UserError: the packages are
@@ -276,7 +276,7 @@ class _Lost(Exception):
     """The process of a game has ended, or does not answer: the reason."""
 
 
-class Playing:
+class Playing(Episode):
     """One try of a game. UserError: it cannot be opened."""
 
     def __init__(self, game: Game, connection: socket.socket):

@@ -1,7 +1,7 @@
 """A generated world for episodic memory: which of two doors, and experiences of which half mislead.
 
 Holds: `Bandit`, `HINTS`. Leaves out: the policy that acts in it (engines/rehearsed.py).
-Exercise it: `python cli.py stream --environment bandit`. Read next: tasks/llb_db.py.
+Exercise it: `python cli.py stream --suite bandit`. Read next: tasks/llb_db.py.
 
 Every task is known from `HINTS` experiences of its own intent, which name a door, half of them the
 wrong one: similarity cannot tell them apart, their utility can. No model is needed, and chance is
@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from data import seed_of
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 
 HINTS = 10  # experiences of a task
 DOORS = ("left", "right")
@@ -25,7 +25,7 @@ WORDS = (
 ).split()
 
 
-class Bandit:
+class Bandit(Environment):
     """Tasks of one step: name a door.
 
     n_tasks: how many; hints: experiences of each, half of them wrong; seed: of the world.
@@ -88,7 +88,7 @@ class Bandit:
 
 
 @dataclass(slots=True)
-class _Try:
+class _Try(Episode):
     observation: str
     door: str
 

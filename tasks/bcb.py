@@ -31,7 +31,7 @@ from typing import Literal
 
 from config.errors import UserError, clean, clip
 from config.foreign import from_json, read_data
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tasks.sandbox import confine, fence, fenced, lacking, require
 
 SECONDS = 60.0  # of a task
@@ -125,7 +125,7 @@ def search() -> None:
     print(json.dumps(missing))
 
 
-class BCB:
+class BCB(Environment):
     """Tasks of BigCodeBench's form. UserError: the file, the interpreter or a part is missing.
 
     python: the interpreter that runs the code. prompt: which text of a task is shown. skip: leave
@@ -193,7 +193,7 @@ class BCB:
 
 
 @dataclass(slots=True)
-class Coding:
+class Coding(Episode):
     """One try of a task: one response."""
 
     environment: BCB

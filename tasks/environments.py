@@ -1,7 +1,7 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `open_environment`. Leaves out: each
-environment's own file (tasks/llb_db.py and others), who acts in them (agents/).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`. Leaves out: each environment's own file
+(tasks/llb_db.py and others), which suite has it (suites/), who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
 An environment gives its tasks one after the other; an episode is one try of one of them. Several
@@ -13,15 +13,11 @@ is an observation, never an exception; what ends an episode is its last step, wi
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Literal, Protocol
+from typing import Literal
 
-from config.errors import UserError
-from config.options import StreamConfig
-from config.terminal import say
 from data import Task
 
 
@@ -56,7 +52,7 @@ class Late(Sequence[str]):
         return len(self.found)
 
 
-class Episode(Protocol):
+class Episode:
     """One try of a task. It has its own state, and is closed whether it ended or not."""
 
     observation: str
@@ -64,15 +60,20 @@ class Episode(Protocol):
 
     def step(self, action: str) -> Step:
         """Carry out an action: the model's whole response, without thoughts."""
+        raise NotImplementedError
 
-    # where something can be right without a last word: def give_up(self, failure) -> Step, which
-    # ends the episode and judges what was done; `failure` is why, unless that is right
+    def give_up(self, failure: str) -> Step:
+        """End the episode without a last word and judge what was done; failure: why it ends.
+
+        By default it has failed.
+        """
+        return Step("", True, -1.0, failure)
 
     def close(self) -> None:
         """Release what the episode holds; again is harmless."""
 
 
-class Environment(Protocol):
+class Environment:
     """A set of tasks and the world in which they are worked on."""
 
     name: str
@@ -82,15 +83,31 @@ class Environment(Protocol):
     """what every task has in common: which actions there are and how they are written"""
     most_steps: int
     """actions of an episode, after which it has failed"""
+    leaves_nothing: bool = False
+    """whether tries are no experiences"""
+    skipped: int = 0
+    """tasks of the source that are left out"""
+    skipped_because: str = "have a picture"
 
     def tasks(self) -> Sequence[Work]:
         """Return all tasks, in a fixed order."""
+        raise NotImplementedError
 
     def intent(self, id: str) -> str:
         """Return the text by which experiences of similar tasks are found."""
+        raise NotImplementedError
 
     def reset(self, id: str) -> Episode:
         """Begin a task. UserError: it cannot be begun; it counts as failed."""
+        raise NotImplementedError
+
+    def experiences(self) -> Iterable[tuple[str, str, str]]:
+        """Return (task id, intent, experience) of what is known at first."""
+        return ()
+
+    def skip_list(self) -> list[str]:
+        """Return the ids of tasks that are not right by their own solution here."""
+        return []
 
     def close(self) -> None:
         """Release what all episodes share."""
@@ -130,102 +147,3 @@ class Work(Task):
         """Return the text by which experiences of similar tasks are found."""
         assert self.environment is not None, f"task {self.id} has no environment"
         return self.environment.intent(self.id)
-
-
-# ---------------------------------------------------------------- by name
-
-
-def open_environment(config: StreamConfig, path: str) -> Environment:
-    """Open the environment that the settings name, and say what of it cannot be solved here.
-
-    path: of its tasks, a file or a folder; "" = its own few. UserError: there is none of this name,
-    or what it needs is missing.
-    """
-    name = config.environment
-    if name not in ENVIRONMENTS:
-        raise UserError(f"Unknown environment {name!r}: choose one of {', '.join(ENVIRONMENTS)}.")
-    for option, of in (*OPTIONS.items(), ("hints", "bandit"), ("images", "hle")):
-        default = StreamConfig.__dataclass_fields__[option].default
-        if name not in of.split() and getattr(config, option) != default:
-            of = of.replace(" ", " and ")
-            raise UserError(f"--{option.replace('_', '-')} is for {of} alone: leave it out.")
-    if name == "bandit" and path:
-        raise UserError("The tasks of the bandit are generated: leave --path out.")
-    environment = ENVIRONMENTS[name](config, path)
-    if name in OPTIONS["rules"].split():
-        rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
-        say(f"{name}: judged by {RULES[config.rules]}, in {rounds}.")
-    if skipped := getattr(environment, "skipped", 0):
-        why = getattr(environment, "skipped_because", "have a picture")
-        say(f"{name}: {skipped:,} tasks are left out, which {why}.")
-    if missed := getattr(environment, "skip_list", list)():
-        said = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
-        say(f"{name}: {said} solution here: {' '.join(missed)}.")
-    return environment
-
-
-def _given(config: StreamConfig, path: str) -> str:
-    if not path:
-        raise UserError(f"{config.environment} has no tasks of its own: give --path FILE.")
-    return path
-
-
-def _bandit(config: StreamConfig, path: str) -> Environment:
-    from tasks.bandit import Bandit
-
-    return Bandit(hints=config.hints, seed=config.seed)
-
-
-def _llb_db(config: StreamConfig, path: str) -> Environment:
-    from tasks.llb_db import LLBDB
-
-    return LLBDB(path or None, config.db_backend, config.rules)
-
-
-def _llb_os(config: StreamConfig, path: str) -> Environment:
-    from tasks.llb_os import LLBOS
-
-    return LLBOS(_given(config, path), config.rules)
-
-
-def _bcb(config: StreamConfig, path: str) -> Environment:
-    from tasks.bcb import BCB
-
-    python = config.interpreter or sys.executable
-    return BCB(_given(config, path), python, skip=config.leave_out)
-
-
-def _alfworld(config: StreamConfig, path: str) -> Environment:
-    from tasks.alf import ALFWorld
-
-    return ALFWorld(path, config.few_shot)
-
-
-def _hle(config: StreamConfig, path: str) -> Environment:
-    from tasks.hle import HLE
-
-    return HLE(path, config.judge, config.images)
-
-
-# name -> what opens it; imports are late, for some of them need much
-ENVIRONMENTS: dict[str, Callable[[StreamConfig, str], Environment]] = {
-    "bandit": _bandit,
-    "llb-db": _llb_db,
-    "llb-os": _llb_os,
-    "bcb": _bcb,
-    "alfworld": _alfworld,
-    "hle": _hle,
-}
-RULES = {
-    "own": "rules of ours, which are not those of its release",
-    "released": "the rules of its release",
-}
-# setting -> the environments that it is for
-OPTIONS = {
-    "rules": "llb-db llb-os",
-    "db_backend": "llb-db",
-    "interpreter": "bcb",
-    "leave_out": "bcb",
-    "few_shot": "alfworld",
-    "judge": "hle",
-}

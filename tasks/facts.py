@@ -2,7 +2,7 @@
 
 Holds: `read`, `WORDINGS`, `wording`. Leaves out: the paragraph among others (tasks/passages.py),
 the forms of files (tasks/readers.py). No torch.
-Exercise it: `python cli.py data build FILE OUT --suite facts --documents 1,4`.
+Exercise it: `python cli.py data build FILE OUT --suite facts --lengths 1,4`.
 Read next: tasks/passages.py.
 
 2WikiMultiHopQA gives the evidence of a question as triples, MuSiQue as sub-questions:

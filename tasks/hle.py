@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Literal
 
 from config.errors import UserError, clean, clip
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tasks.judge import Judge, Unreadable, Verdict, judge_of
 from tasks.readers import Record, records_of
 
@@ -99,7 +99,7 @@ def _image(record: Record) -> str:
     raise record.error("'image' must be empty or a picture as a data URL, data:image/...;base64,")
 
 
-class HLE:
+class HLE(Environment):
     """Questions with one response each, which a judge calls right or wrong.
 
     path: "" = our own six. judge: openai:URL#MODEL, or a function. images: keep the questions with
@@ -160,7 +160,7 @@ class HLE:
 
 
 @dataclass(slots=True)
-class Answering:
+class Answering(Episode):
     """One try of a question: one response."""
 
     item: Item

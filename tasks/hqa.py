@@ -2,7 +2,7 @@
 
 Holds: `Evidence` (where it may stand), `make_tasks`. Leaves out: RULER's own thirteen tasks
 (tasks/ruler.py), files (tasks/readers.py, tasks/writers.py). No torch.
-Exercise it: `python cli.py data build FILE OUT --documents 50,200`. Read next: tasks/ruler.py.
+Exercise it: `python cli.py data build FILE OUT --lengths 50,200`. Read next: tasks/ruler.py.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from config.errors import UserError, first_line
-from tasks.environments import Late, Step, Work
+from tasks.environments import Environment, Episode, Late, Step, Work
 from tasks.readers import Record, read_json
 
 Cell = int | float | str | bytes | None
@@ -589,7 +589,7 @@ def done_or_rows(text: str, width: int) -> list[Row] | None:
 # ---------------------------------------------------------------- episodes
 
 
-class LLBEpisode:
+class LLBEpisode(Episode):
     """One try of one item, with a database of its own; see `tasks.environments.Episode`."""
 
     def __init__(self, item: Item, database: Database, most_steps: int, released: bool) -> None:
@@ -709,7 +709,7 @@ RELEASED_RULES = dict(
 )
 
 
-class LLBDB:
+class LLBDB(Environment):
     """Work on LifelongAgentBench's database tasks; see `tasks.environments.Environment`."""
 
     name, style = "llb-db", "agent"

@@ -23,7 +23,7 @@ from typing import Literal
 
 from config.errors import UserError, clean, clip
 from config.foreign import from_json, read_data
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tasks.sandbox import BLOCK, Ran, System, fence, fenced, lacking, require
 
 SCRIPT_SECONDS, ITEM_SECONDS = 25, 120
@@ -39,7 +39,7 @@ You have {steps} responses, after which it is checked as it is{ends}."""
 STEPS = {"own": 15, "released": 5}  # max_round of configs/components/tasks/os_interaction.yaml
 
 
-class LLBOS:
+class LLBOS(Environment):
     """Tasks of a Debian system. UserError: the file is not as it must be, or a part is missing."""
 
     name = "llb-os"
@@ -86,7 +86,7 @@ class LLBOS:
         """Do nothing: episodes share nothing."""
 
 
-class Shell:
+class Shell(Episode):
     """One try of a task, in a system of its own."""
 
     def __init__(self, id: str, item: dict, most_steps: int, released: bool):

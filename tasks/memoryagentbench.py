@@ -1,8 +1,8 @@
 """MemoryAgentBench (arXiv 2507.05257): long texts, each with many questions, from several sources.
 
 Holds: `load`, `choose`, `check_metric`, `some`, `EXACT`. Leaves out: the columns of an evaluation
-(tasks/suites.py), scores (data.py). No torch.
-Exercise it: `pytest tests/tasks/test_memoryagentbench.py`. Read next: tasks/suites.py.
+(suites/), scores (data.py). No torch.
+Exercise it: `pytest tests/tasks/test_memoryagentbench.py`. Read next: suites/__init__.py.
 
 The files of the data set ai-hyz/MemoryAgentBench, one for each competence, are read from the user's
 path: a record is a context, its questions, the accepted answers of each, and metadata that name the

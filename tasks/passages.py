@@ -2,8 +2,8 @@
 
 Holds: `article_rule`, `split_by_article`, `make_tasks`. Leaves out: reading files
 (tasks/readers.py), RULER-HQA with its several pieces of evidence (tasks/hqa.py). No torch.
-Exercise it: `python cli.py data build SQUAD.json OUT --suite passages --documents 1,4,16`.
-Read next: tasks/suites.py.
+Exercise it: `python cli.py data build SQUAD.json OUT --suite passages --lengths 1,4,16`.
+Read next: suites/__init__.py.
 
 The other passages are paragraphs of the same file, of the same article or of others, and those of
 further files. None contains an accepted answer of the question, in any case or within a longer

@@ -2,7 +2,7 @@
 
 Holds: `questions_of`, `add_trained_on` (while training), `pass_on` (to what is exported),
 `trained_on` (read it back). Leaves out: the warning itself (report/summary.py).
-Exercise it: `pytest tests/commands/test_commands.py -k trained_on`. Read next: tasks/suites.py.
+Exercise it: `pytest tests/commands/test_commands.py -k trained_on`. Read next: suites/__init__.py.
 """
 
 from __future__ import annotations

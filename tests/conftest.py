@@ -123,6 +123,34 @@ def killed_in_child(function: Callable[[], object], at: int) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
+def asked_of(codec=None, **settings) -> tuple[str, list]:
+    """Return the unit and the columns of an evaluation with these settings, its suite's too."""
+    import suites
+    from config.options import EvalConfig
+
+    config, suite = suites.chosen(EvalConfig, settings)
+    columns = suites.columns(suite, suites.scope_of(suite, config.data, config, codec))
+    return suite.unit, columns
+
+
+def streamed(agent: dict | None = None, **settings) -> Path:
+    """Do a stream with these settings, its suite's too; return its folder."""
+    import suites
+    from commands.stream import run_stream
+    from config.options import StreamConfig
+
+    config, suite = suites.chosen(StreamConfig, settings)
+    return run_stream(config, agent or {}, suite)
+
+
+def opened(name: str, path: str = "", **settings):
+    """Open the environment of a suite."""
+    import suites
+
+    scope = suites.Scope((path,) if path else ())
+    return suites.make(name, settings).opened(scope)
+
+
 def cell_of(summary: dict, agent: str, question: str, temperature: str, length: int) -> dict:
     """Return the record of one cell of a summary."""
     names = ("agent", "question", "temperature", "length")

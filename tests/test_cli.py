@@ -63,7 +63,7 @@ def own(tmp_path):
     return path
 
 
-HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "base", "demo", "data",
+HELPED = ("", "train", "eval", "ask", "show", "plan", "doctor", "demo", "data",
           "data build")  # fmt: skip
 
 
@@ -167,9 +167,6 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("demo", "--short", "--name", ""), "--name"),
         (("demo", "--short", "--name", "."), "--name"),
         (("demo", "--short", "--name", "../other"), "--name"),
-        (("base", "--steps", "0"), "steps"),
-        (("base", "--hidden", "100"), "hidden"),
-        (("base", "--out", f"{__file__}/base"), "test_cli.py"),
     ],
 )
 def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
@@ -211,7 +208,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, argu
     assert "Traceback" not in result.output and list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "base", "data"])
+@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
 def test_no_flag_is_cut_in_80_columns(words):
     names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
     assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
@@ -252,7 +249,6 @@ ask OWN why? --templates P
 show P
 show RUN --agent P
 plan --model P
-base --out P
 demo --short --name P
 demo --short --runs P
 data look P
@@ -260,14 +256,16 @@ data look OWN --form eval --pool P
 data convert P o.json --to eval
 data convert OWN P --to eval
 data build P out
-data build SET P --documents 12 --n 1
-data build SET out --documents 12 --n 1 --extra P
-data build-ruler P --tasks vt --n 1
-data build-ruler out --haystack P
-data build-ruler out --squad P
-data build-ruler out --questions P
-data build-ruler out --extra P
-data build-ruler out --tokenizer P --tasks vt
+data build SET P --lengths 12 --n 1
+data build SET out --lengths 12 --n 1 --filler P
+data build P --suite ruler --ruler-tasks vt --n 1
+data build out --suite ruler --haystack P
+data build out --suite ruler --squad P
+data build P out --suite ruler
+data build out --suite ruler --filler P
+data build out --suite P
+eval --suite P
+data build out --suite ruler --tokenizer P --ruler-tasks vt
 data filter P out.jsonl
 data filter SET P
 data filter SET out.jsonl --model P
@@ -490,11 +488,11 @@ def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
         "build",
         SHARED / "hotpotqa_tiny.jsonl.gz",
         "hqa",
-        "--documents",
+        "--lengths",
         "12,20",
         "--n",
         4,
-        "--extra",
+        "--filler",
         SHARED / "passages_extra.jsonl.gz",
     )
     run(
@@ -535,7 +533,7 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     monkeypatch.chdir(tmp_path)
     few = {2: 3, 4: 3}
     few = dict(sampled=few, greedy=few, untrained=few, full_context=few, reverse={2: 3})
-    monkeypatch.setitem(demo.PLANS, "short", replace(demo.PLANS["short"], steps=2, **few))
+    monkeypatch.setitem(demo.AMOUNTS, "short", replace(demo.AMOUNTS["short"], steps=2, **few))
     Path("runs/d").mkdir(parents=True)
     Path("runs/d/.demo").touch()
     Path("runs/d/old").touch()  # an earlier demo is replaced
@@ -556,18 +554,6 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     assert not Path("runs/d/old").exists()
 
 
-def test_the_demo_says_what_to_expect_from_a_rate_that_it_measures():
-    plan = demo.PLANS["default"]
-    quick, slow = (demo.expected(plan, rate, 2, 2) for rate in (200_000, 100_000))
-    assert 120 < quick < slow < 360 and slow - demo.START == pytest.approx(2 * (quick - demo.START))
-    assert demo.expected(plan, 100_000, 1, 1) - demo.START == pytest.approx(2 * (slow - demo.START))
-    assert (
-        demo.expected(plan, 100_000, 2, 16) < slow
-        and demo.expected(demo.PLANS["short"], 100_000, 2, 2) == 0
-    )
-    assert demo.speed() > 1000
-
-
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
     assert size < 10 * 2**20
@@ -581,7 +567,7 @@ TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
 SMALL = {
     "data look": "--n 1",
     "data get": "",
-    "data build": "--documents 50,200 --n 2",
+    "data build": "--lengths 50,200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
     "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
@@ -648,61 +634,36 @@ def test_ablations_are_trained_where_a_size_says_so_with_the_first_seed(tmp_path
     about = find.find("memupdate").demo
     runs = {}
     for size in ("default", "long"):
-        comparison = demo.Comparison("memupdate", about, about.sizes[size], 3)
-        runs[size] = [*comparison.trainings(tmp_path)]
-        assert (about.ablations.keys() <= comparison.agents().keys()) == (size == "long")
+        runs[size] = demo.compared("memupdate", about, size, 3, tmp_path).trainings
     assert [t.run.name for t in runs["default"]] == ["memupdate-3", "memupdate-4", "memupdate-5"]
     first, *others = runs["long"]
-    for training, (label, fields_of) in zip(others[-2:], about.ablations.items(), strict=True):
+    for training, (label, changed) in zip(others[-2:], about.ablations.items(), strict=True):
         assert training.grpo == first.grpo and training.settings != first.settings
-        assert training.settings == first.settings | fields_of
-        assert {job.agent for job in training.then} == {label}
-        assert all(job.settings == training.settings for job in training.then)
+        assert training.settings == first.settings | changed
+        assert {part.label for part in training.then} == {label}
+        assert all(part.settings == training.settings for part in training.then)
 
 
 def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
-    about = find.find("rememr1").demo
-    work = demo.Comparison("rememr1", about, about.sizes["default"], 3).trainings(tmp_path)
-    shared = {field.name for field in fields(ReadConfig)}
+    work = demo.compared("rememr1", find.find("rememr1").demo, "default", 3, tmp_path).trainings
     assert [(t.run.agent, t.grpo.seed) for t in work] == [
         (arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")
     ]
-    assert (
-        len(
-            {
-                (
-                    t.grpo.steps,
-                    t.grpo.tasks_per_step,
-                    t.grpo.group_size,
-                    t.grpo.lr,
-                    t.run.model,
-                    *(t.settings[name] for name in sorted(shared)),
-                )
-                for t in work
-            }
-        )
-        == 1
-    )
-    asked = [
-        {
-            (j.agent, j.kinds, j.seed, j.sections, j.asks)
-            for j in t.then
-            if j.settings.get("callback") != "off"
-        }
-        for t in work
-    ]
-    assert all(
-        {q[1:] for q in questions} == {q[1:] for q in asked[0]} and len(questions) == 3
-        for questions in asked
-    )
-    assert all(
-        j.trained == t.grpo.seed and Path(j.model).parent.name == t.run.name
-        for t in work
-        for j in t.then
-    )
-    assert {j.agent for t in work for j in t.then if j.settings.get("callback") == "off"} == {
-        "rememr1, not looking back"
-    }
+    alike = ("steps", "tasks_per_step", "group_size", "lr")
+    shared = [field.name for field in fields(ReadConfig)]
+    for t in work:
+        assert [getattr(t.grpo, name) for name in alike] == [
+            getattr(work[0].grpo, name) for name in alike
+        ]
+        assert [t.settings[name] for name in shared] == [work[0].settings[name] for name in shared]
+        asked, *variants = zip(*[iter(t.then)] * 3, strict=True)  # three lengths each
+        assert [(q.kinds, q.seed, q.sections, q.asks) for q in asked] == [
+            (q.kinds, q.seed, q.sections, q.asks) for q in work[0].then[:3]
+        ]
+        assert all(q.trained == t.grpo.seed for q in t.then)
+        assert {Path(q.model).parent.name for q in t.then} == {t.run.name}
+        labels = {(q.label, q.settings["callback"]) for each in variants for q in each}
+        assert labels == ({("rememr1, not looking back", "off")} if t is work[0] else set())
 
 
 def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):
@@ -862,6 +823,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
 
     monkeypatch.setattr(downloads, "get", get)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
+    shutil.copytree(ROOT / "examples", "examples")
     shutil.copytree(
         EMBEDDED, "runs/demo/model"
     )  # the demo's policy; `make demo` has a test of its own
@@ -949,36 +911,34 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
 
 
-def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
+def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
     tmp_path, monkeypatch
 ):
-    """And one is killed: the third finishes what they left, every row once.
+    """And one is killed: a call without a part finishes what they left, every row once.
 
     The one that is stopped is a process as a user starts it, traps of signals included. The other
-    one halts with rows that are its own: without it there is no end that the first could come to.
+    one halts with rows of its own.
     """
     monkeypatch.chdir(tmp_path)
     small = "--lengths 8 --kinds one_fact --n 50 --agents memagent --in-flight 2"
     words = ["eval", *small.split(), "--name", "shared"]
-    rows = Path("runs/shared/rows.jsonl")
+    first, second = (Path(f"runs/shared/rows-{k}-of-2.jsonl") for k in (1, 2))
 
-    def lines():
-        return rows.read_bytes().count(b"\n") if rows.exists() else 0
+    def lines(path):
+        return path.read_bytes().count(b"\n") if path.exists() else 0
 
     with pytest.MonkeyPatch.context() as patch:
-        append = Rows.append
-        patch.setattr(
-            Rows, "append", lambda *row: append(*row) if lines() < 5 else threading.Event().wait()
-        )
-        killed = forked(words)
-    until(lambda: lines() >= 5)
+        append, wait = Rows.append, threading.Event().wait
+        patch.setattr(Rows, "append", lambda *row: append(*row) if lines(first) < 5 else wait())
+        killed = forked([*words, "--part", "1/2"])
+    until(lambda: lines(first) >= 5)
     stopped = subprocess.Popen(
-        [sys.executable, ROOT / "cli.py", *words],
+        [sys.executable, ROOT / "cli.py", *words, "--part", "2/2"],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: lines() >= 20)
+    until(lambda: lines(second) >= 10)
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate()
     assert stopped.returncode == 130
@@ -986,9 +946,13 @@ def test_two_evaluations_share_a_name_one_is_stopped_by_ctrl_c_and_nothing_is_lo
     assert killed.exitcode is None
     killed.kill()
     killed.join()
-    assert 20 <= lines() < 100
+    assert lines(first) == 5 and 10 <= lines(second) < 50
     run(*words)
-    made = [json.loads(line) for line in rows.read_text().splitlines()]
+    made = [
+        json.loads(line)
+        for path in Path("runs/shared").glob("rows*.jsonl")
+        for line in path.read_text().splitlines()
+    ]
     assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
     summary = json.loads(Path("runs/shared/summary.json").read_text())
     assert [cell_of(summary, "memagent", "one_fact", t, 8)["n"] for t in ("1.0", "0.0")] == [50, 50]

@@ -1,10 +1,8 @@
 import io
 import json
-import os
 import random
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -17,20 +15,24 @@ import eval
 import rollout
 from agents import find
 from config.errors import UserError
+from config.locks import writing
 from config.options import EvalConfig
 from data import Task
-from embedded import keeper, tiny
+from dev import keeper
+from embedded import tiny
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from memagent import Finish, MemAgent, Prompt, Trajectory, Turn
+from memagent import Finish, MemAgent, Trajectory, Turn
 from report import rows as report_rows
-from report.reading import EDGE, Reading, row_of
-from report.rows import Cell, Rows, fate
+from report.evaluation import dealt
+from report.folder import read_run
+from report.reading import EDGE, row_of
+from report.rows import Cell, fate
 from report.summary import cells, summarise, table
 from rollout import Sampling
 from tasks import ledger, worlds
 from tasks.episodes import questions_of
-from tokens.codec import Codec, Text
+from tokens.codec import Codec
 
 CELL = {"name": "trained", "question": "one_fact", "length": 2}
 FULL = tiny.agent("full")
@@ -357,6 +359,13 @@ class Seeded(ScriptedEngine):
         return super().step()
 
 
+COSTS = ("model_calls", "tokens_read", "tokens_written")
+
+
+def costless(rows):
+    return [row | dict.fromkeys(COSTS) for row in rows]
+
+
 @pytest.fixture(scope="module")
 def stores():
     """Fill a cell by an agent that keeps stores, at temperature 1, with two samples a question."""
@@ -390,7 +399,7 @@ def test_rows_from_kept_stores_are_the_same_wherever_an_evaluation_was_killed(st
     for k in range(12):
         kept = [line for line in content if rng.random() < 0.7] if k else content[:1]
         path.write_bytes(b"".join(kept))
-        assert stores(path) == whole
+        assert costless(stores(path)) == costless(whole)
         lines_now = path.read_bytes().splitlines(keepends=True)
         assert lines_now[: len(kept)] == kept and len(lines_now) == len(content)
 
@@ -399,27 +408,10 @@ def test_killed_with_sigkill_an_agent_that_keeps_stores_goes_on_to_the_same_rows
     whole, path, rng = stores(tmp_path / "whole"), tmp_path / "rows", random.Random(1)
     seen, calls = [], calls_of(lambda: stores(tmp_path / "again"))
     for _ in range(6):
-        assert killed_in_child(lambda: stores(path), int(calls * rng.uniform(0.1, 0.3)))
+        assert killed_in_child(lambda: stores(path), int(calls * rng.uniform(0.6, 0.7)))
         seen.append(path.read_bytes().count(b"\n"))
     assert 0 < seen[0] < seen[-1] < len(whole)  # it was killed underway, and went on
-    assert stores(path) == whole
-
-
-def test_a_row_that_another_process_makes_does_not_change_what_is_made_here(stores, tmp_path):
-    """Another process has claimed the first question of every document, and never writes it."""
-    whole = stores(tmp_path / "whole")
-    first = [task.id for task in stores.tasks[::5]]
-    path = tmp_path / "rows"
-
-    class Claimed(Rows):
-        def claim(self, what):
-            return not any(repr(name) in what for name in first) and super().claim(what)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(eval, "Rows", Claimed)
-        rows = stores(path, wait=False)
-    assert rows == [row for row in whole if row["id"] not in first]
-    assert stores(path) == whole
+    assert costless(stores(path)) == costless(whole)
 
 
 def test_a_failed_turn_is_made_again_before_others_need_what_it_makes(stores, tmp_path):
@@ -439,19 +431,25 @@ def test_a_failed_turn_is_made_again_before_others_need_what_it_makes(stores, tm
     engine = stores.engine(Once)
     rows = stores(tmp_path / "rows", engine=engine, retries=3)
     assert engine.failed == 3 and {row["tries"] for row in rows} != {1}
-    costs = ("tokens_read", "tokens_written", "model_calls")
     assert all(
-        row == once if row["tries"] == 1 else all(row[cost] > once[cost] for cost in costs)
+        row == once if row["tries"] == 1 else all(row[cost] > once[cost] for cost in COSTS)
         for row, once in zip(rows, whole, strict=True)
     )
-    same = {"tries": 1} | dict.fromkeys(costs)
-    assert [row | same for row in rows] == [row | same for row in whole]
+    assert [row | {"tries": 1} for row in costless(rows)] == costless(whole)
+
+
+def spending(spent, done):
+    """Add the costs of turns."""
+    for _, turn in done:
+        spent["model_calls"] += 1
+        spent["tokens_read"] += len(turn.prompt_ids)
+        spent["tokens_written"] += len(turn.response_ids)
 
 
 class FailingOnce(Seeded):
-    """Fails one turn, the third that edits, and counts the tokens that it writes."""
+    """Fails one turn, the third that edits, and counts what it spends."""
 
-    edits = written = 0
+    edits = 0
 
     def step(self):
         done = super().step()
@@ -459,42 +457,44 @@ class FailingOnce(Seeded):
             self.edits += not turn.prompt.frozen
             if self.edits == 3 and not turn.prompt.frozen:
                 turn.finish, turn.error = Finish.ERROR, "the endpoint is gone"
-            self.written += len(turn.response_ids)
+        self.spent = getattr(self, "spent", Counter())
+        spending(self.spent, done)
         return done
 
 
-def test_a_store_that_is_made_again_after_a_failure_is_in_the_costs_of_the_next_row(
-    stores, tmp_path
-):
-    """Of its own source alone, once, and the same wherever the evaluation is taken up again."""
+def test_what_is_made_again_is_in_the_costs_of_the_first_row_that_is_made_then(stores, tmp_path):
+    """After a failure, and wherever the evaluation is taken up again."""
     first = stores.tasks[:5]  # all about one document
     whole = stores(tmp_path / "whole", some=first)
     engine, path = stores.engine(FailingOnce), tmp_path / "rows"
     rows = stores(path, some=first, engine=engine, retries=0)
-    failed = [row for row in rows if row["error"]]
-    assert len(failed) == 1 and failed[0]["id"] == first[0].id
-    k = failed[0]["sample"]
-    (made, payer), (whole_made, whole_payer) = (
-        [row for row in of if row["sample"] == k][:2] for of in (rows, whole)
-    )
-    assert made is failed[0] and payer["id"] == first[1].id
-    edits = whole_made["sections"]
-    assert whole_payer["sections"] == 0 and payer["sections"] == edits >= 8
-    assert payer["model_calls"] == edits + 1 and payer["counts"]["op_create"] > 0
-    # all that was written stands in a row, but for the answer that went with making it again
-    total, most = (sum(row["tokens_written"] for row in rows), 20)
-    assert 0 < engine.written - total < most < payer["tokens_written"]
-    others = [row for row in rows if row not in (made, payer)]
-    assert others == [row for row in whole if row not in (whole_made, whole_payer)]
-    # killed after the payer's row, or before it, and called again
+    (failed,) = [row for row in rows if row["error"]]
+    k = failed["sample"]
+    bearer, whole_bearer = (each[2 + k] for each in (rows, whole))  # the next row of this sample
+    assert failed["id"] == first[0].id and bearer["tries"] == 1
+    assert all(bearer[cost] > whole_bearer[cost] for cost in COSTS)
+    assert costless([bearer]) == costless([whole_bearer])
+    for cost, spent in engine.spent.items():  # all of it stands in a row, once
+        assert sum(row[cost] for row in rows) == spent, cost
+    assert [r for r in rows if r not in (failed, bearer)] == [
+        r for n, r in enumerate(whole) if n not in (k, 2 + k)
+    ]
+    # taken up after the failed row, or a little later: there are the same answers
     content = path.read_bytes().splitlines(keepends=True)
     for kept in (
         [line for line in content if json.loads(line)["error"]],
         [line for line in content if json.loads(line)["id"] in (first[0].id, first[1].id)],
-        content[:-1],
     ):
         path.write_bytes(b"".join(kept))
-        assert stores(path, some=first) == rows
+        engine = stores.engine(FailingOnce)
+        engine.edits = 3  # it fails no more
+        again = stores(path, some=first, engine=engine)
+        assert costless(again) == costless(rows)
+        before = Counter()
+        for line in kept:
+            before.update({cost: json.loads(line)[cost] for cost in COSTS})
+        for cost, spent in engine.spent.items():
+            assert sum(row[cost] for row in again) == before[cost] + spent, cost
 
 
 def test_what_an_agent_refuses_is_refused_before_any_row_is_made(tmp_path):
@@ -677,7 +677,7 @@ def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
 
 def test_importing_it_brings_no_torch():
     code = (
-        "import sys, eval; from report import page; from tasks import suites; "
+        "import sys, eval; from report import page; "
         "assert 'torch' not in sys.modules and 'matplotlib' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(eval.__file__).parent)
@@ -863,66 +863,94 @@ def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypa
     assert all(t.prompt.memory for t in first.turns)  # its memory can be followed all the way
 
 
-# ---------------------------------------------------------------- several processes, failures
+# ---------------------------------------------------------------- parts, failures
 
 
-def test_two_processes_share_a_cell(codec, tmp_path):
-    path, out = tmp_path / "rows", []
+@pytest.fixture
+def evaluation(tmp_path):
+    """Return a function that asks a part, "" = all, and gives what the folder then has."""
+    agents = {
+        name: tiny.agent(name, memory_tokens=4, final_tokens=4) for name in ("memagent", "full")
+    }
 
-    def slow(prompt):
-        time.sleep(0.002)
-        return script(prompt)
+    def ask(name, part, **other):
+        fields = dict(
+            name=name, runs=str(tmp_path), agents=tuple(agents), lengths=(1, 2), n=7, samples=2,
+            temperatures=(1.0, 0.0), device="cpu", part=part,
+            transcripts=3,
+        ) | other  # fmt: skip
+        folder = eval.run_suite(EvalConfig(**fields), agents)
+        return read_run(folder)
 
-    whole = run(codec, tmp_path / "whole", tasks(30))
-    children = []
-    for _ in range(2):
-        if not (child := os.fork()):
-            code = 1
-            try:
-                rows = run(codec, path, tasks(30), ScriptedEngine(codec, slow, 2), in_flight=4)
-                code = (
-                    0 if timeless(rows) == timeless(whole) else 2
-                )  # both have all rows in the end
-            finally:
-                os._exit(code)
-        children.append(child)
-    for child in children:
-        out.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-    assert out == [0, 0]
-    assert sorted(map(str, timeless(lines(path)))) == sorted(map(str, timeless(whole)))  # each once
+    return ask
 
 
-def test_what_another_process_is_at_is_left_to_it_or_waited_for(codec, tmp_path, monkeypatch):
-    path = tmp_path / "rows"
-    (first, *_) = whole = run(codec, tmp_path / "whole")
-    with Rows(path) as file:  # as another process would: its claim on the first row
-        claim = repr((first["settings"], (first["id"], 0, first["task"])))
-        held = {claim}
-        monkeypatch.setattr(Rows, "claim", lambda self, name: name not in held)
-        assert timeless(run(codec, path, wait=False)) == timeless(whole[1:])
-        naps = []
-
-        def nap(seconds):
-            naps.append(seconds)
-            if len(naps) == 3:
-                file.append(first | {"seconds": 77.0})
-            assert len(naps) < 9
-
-        monkeypatch.setattr(eval.time, "sleep", nap)
-        engine = Counting(codec, script)
-        assert (
-            run(codec, path, engine=engine)[0]["seconds"] == 77.0
-            and len(naps) == 3
-            and engine.finals == 0
-        )
+def numbers(run):
+    """What a run has but for times: summary, rows, transcripts, each in a fixed order."""
+    summary = {k: v for k, v in run.summary.items() if k != "missing"}
+    summary["cells"] = [
+        {k: v for k, v in cell.items() if not k.startswith(("seconds", "mib"))}
+        for cell in summary["cells"]
+    ]
+    records = [{k: v for k, v in each.items() if k != "seconds"} for each in run.records]
+    rows = sorted(json.dumps(row) for row in timeless(run.rows))
+    return json.dumps(summary), rows, sorted(map(json.dumps, records))
 
 
-def test_a_row_whose_owner_ends_without_it_is_made_here(codec, tmp_path, monkeypatch):
-    whole = run(codec, tmp_path / "whole")
-    held = {repr((whole[2]["settings"], (whole[2]["id"], 0, whole[2]["task"])))}
-    monkeypatch.setattr(Rows, "claim", lambda self, name: name not in held)
-    monkeypatch.setattr(eval.time, "sleep", lambda seconds: held.clear())
-    assert timeless(run(codec, tmp_path / "rows")) == timeless(whole)
+def test_parts_have_the_rows_summary_and_transcripts_of_one_call(evaluation, tmp_path, capsys):
+    whole = evaluation("whole", "")
+    assert not whole.status and "missing" not in whole.summary
+    half = evaluation("parts", "2/2")
+    assert half.summary["missing"] == ["1/2"] and "1/2" in half.status
+    assert "--part 1/2" in capsys.readouterr().out
+    assert 0 < len(half.rows) < len(whole.rows)
+    assert {row["id"] for row in half.rows} < {row["id"] for row in whole.rows}
+    both = evaluation("parts", "1/2")
+    assert not both.status and numbers(both) == numbers(whole)
+    files = ("rows-1-of-2.jsonl", "rows-2-of-2.jsonl")
+    made = [lines(tmp_path / "parts" / name) for name in files]
+    assert sum(map(len, made)) == len(whole.rows) and not (tmp_path / "parts/rows.jsonl").exists()
+    # other parts, or none, find all that is there; a file that is lost is made again without parts
+    evaluation("parts", "3/3")
+    assert lines(tmp_path / "parts" / "rows-3-of-3.jsonl") == []
+    (tmp_path / "parts" / files[0]).unlink()
+    again = evaluation("parts", "")
+    assert numbers(again)[:2] == numbers(whole)[:2] and not again.status
+    assert len(lines(tmp_path / "parts" / "rows.jsonl")) == len(made[0])
+
+
+def test_a_part_that_is_killed_goes_on_to_the_same_rows(evaluation, tmp_path):
+    small = dict(agents=("memagent",), lengths=(2,))
+    whole = evaluation("whole", "", **small)
+    evaluation("parts", "1/3", **small), evaluation("parts", "3/3", **small)
+    calls = calls_of(lambda: evaluation("other", "2/3", **small))
+    path = tmp_path / "parts" / "rows-2-of-3.jsonl"
+    for share in (0.6, 0.75, 0.9):
+        assert killed_in_child(lambda: evaluation("parts", "2/3", **small), int(calls * share))
+        if path.exists() and path.stat().st_size:
+            break
+    assert numbers(evaluation("parts", "2/3", **small)) == numbers(whole)
+
+
+def test_a_second_process_in_a_file_is_told_of_parts_before_anything_is_loaded(
+    evaluation, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
+    for part, name in (("", "rows.jsonl"), ("2/8", "rows-2-of-8.jsonl")):
+        with writing(tmp_path / "e" / name, "It"), pytest.raises(UserError, match="--part"):
+            evaluation("e", part)
+    assert not (tmp_path / "e").exists()
+
+
+def test_all_questions_about_a_document_are_in_one_part():
+    ledgers = [ledger.make_ledger(k, 8) for k in range(5)]
+    asked = [task for made in ledgers for task in questions_of(made, made.probes)]
+    parts, ours = dealt(asked, "2/3")
+    documents = {task.document_digest: part for task, part in zip(asked, parts, strict=True)}
+    assert [*documents.values()] == ["1/3", "2/3", "3/3", "1/3", "2/3"]
+    assert all(documents[t.document_digest] == part for t, part in zip(asked, parts, strict=True))
+    assert ours == [t for t, part in zip(asked, parts, strict=True) if part == "2/3"]
+    assert dealt(asked, "") == ([""] * len(asked), asked)
 
 
 def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_path):
@@ -933,10 +961,8 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
 
         def step(self):
             done = super().step()
+            spending(self.spent, done)
             for _, turn in done:
-                self.spent["model_calls"] += 1
-                self.spent["tokens_read"] += len(turn.prompt_ids)
-                self.spent["tokens_written"] += len(turn.response_ids)
                 if some[0].question in turn.prompt.text and self.left:
                     self.left -= 1
                     turn.finish, turn.error = Finish.ERROR, "HTTP 500"
@@ -966,27 +992,6 @@ def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_
         run(codec, tmp_path / "failed", some, engine) == again
         and len(lines(tmp_path / "failed")) == 5
     )  # the last one counts
-
-
-def test_a_row_bears_the_costs_of_tries_that_failed_and_what_it_owes_once(codec):
-    task, agent = next(iter(tasks(1))), tiny.agent()
-
-    def read(reading, **owed):
-        turn = Turn(Prompt((), 4), [1] * 7, [2] * 3, [-1.0] * 3, Finish.STOP, Text("r", ()))
-        reading.add(turn, **owed)
-        return turn
-
-    first = Reading(task, agent)
-    read(first, owed=True), read(first)
-    first.fail(1.5)
-    second = Reading(task, agent, first)
-    read(second, owed=True), read(second), read(second)
-    second.fail(0.25)
-    third = Reading(task, agent, second)
-    turns = [read(third, owed=True), read(third)]
-    row = row_of(Trajectory(task, turns, seconds=2.0), Cell("a", "", "", 2), agent, third)
-    assert (row["model_calls"], row["tokens_read"], row["tokens_written"]) == (5, 35, 15)
-    assert row["seconds"] == 3.75 and row["sections"] == 2  # of the last try
 
 
 def test_a_mistake_of_an_agent_fails_its_trajectory_alone(codec, tmp_path):

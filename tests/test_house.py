@@ -1,4 +1,4 @@
-"""The house: seven modules at the root, nine rooms, one import direction, no agent by name."""
+"""The house: seven modules at the root, ten rooms, one import direction, no agent by name."""
 
 import ast
 import re
@@ -11,6 +11,7 @@ import typer.main
 from typer.testing import CliRunner
 
 import cli
+import suites
 from agents import find
 from config import options
 from config.options import EvalConfig, GRPOConfig, RunConfig
@@ -20,8 +21,9 @@ ROOT = Path(__file__).parents[1]
 READING_PATH = ("memagent", "memory", "data", "rollout", "grpo", "eval", "cli")
 # what may import what: a room imports rooms of earlier lines only
 FLOORS = (
-    ("config", "memory"), ("tokens", "data"), ("tasks", "memagent"), ("agents", "rollout"),
-    ("models",), ("engines", "report", "embedded"), ("grpo",), ("eval",), ("commands",), ("cli",),
+    ("config", "memory"), ("tokens", "data"), ("tasks", "memagent"), ("suites",),
+    ("agents", "rollout"), ("models",), ("engines", "report", "embedded"), ("grpo",), ("eval",),
+    ("commands",), ("cli",),
 )  # fmt: skip
 ROOMS = (
     "agents",
@@ -31,6 +33,7 @@ ROOMS = (
     "engines",
     "models",
     "report",
+    "suites",
     "tasks",
     "tokens",
 )
@@ -79,7 +82,7 @@ def test_one_path_leads_from_the_example_through_the_root():
 
 
 def test_every_room_has_a_charter():
-    assert len(ROOMS) <= 9 and {*FLOOR} == {*READING_PATH, *ROOMS}
+    assert len(ROOMS) <= 10 and {*FLOOR} == {*READING_PATH, *ROOMS}
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench", "dev"}
     assert packages == {*ROOMS}
     for room in ROOMS:
@@ -100,7 +103,15 @@ def test_tests_mirror_the_rooms():
         for path in (ROOT / "tests").iterdir()
         if path.is_dir() and path.name != "__pycache__"
     }
-    assert folders == {*ROOMS, "bench", "browser", "hostile"}
+    # the tests of suites/ stand beside those of what they are made of, in tests/tasks
+    assert folders == {*ROOMS, "bench", "browser", "hostile"} - {"suites"}
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_is_asked_of_an_agent_a_task_or_an_engine_is_on_its_interface(path):
+    objects = "agent|kind|task|engine|first|about|environment|episode"
+    asked = rf"""(get|has)attr\((\w+\.)*({objects}), ["']"""
+    assert not re.search(asked, path.read_text(encoding="utf-8"))
 
 
 AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
@@ -108,12 +119,13 @@ AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_line_of_the_source_names_an_agent(path):
-    """Outside agents/, embedded/ and the published tables."""
+    """Outside agents/ and embedded/; the published tables are no source."""
     where = path.relative_to(ROOT)
-    if where.parts[0] in ("agents", "embedded") or where.name == "published.py":
+    if where.parts[0] in ("agents", "embedded"):
         return
     text = path.read_text(encoding="utf-8")
     if where.parts[0] in (
+        "suites",
         "tasks",
         "data.py",
         "config",
@@ -177,7 +189,8 @@ def test_help_shows_everyday_flags_first_and_the_rest_in_panels(command):
     shown = flags(command)
     assert len([flag for flag, panel in shown if not panel]) <= 20
     titles = {panel for _, panel in shown} - {""}
-    assert titles <= {*options.PANELS, "The agent memagent", "The agent full", "The agent bm25"}
+    agents = {"The agent memagent", "The agent full", "The agent bm25"}
+    assert titles <= {*options.PANELS, *agents, "The suite world"}
     assert "More" not in titles and "How the agent reads" in titles
     output = CliRunner().invoke(cli.app, [command, "--help"]).output
     assert output.index("─ Options ─") < min(output.index(f"─ {title} ─") for title in titles)
@@ -198,6 +211,25 @@ def test_every_setting_has_a_flag_a_help_and_a_panel():
     for cls in (RunConfig, GRPOConfig, EvalConfig, ReadConfig):
         for field in fields(cls):
             assert field.name in everyday or options.panel_of(field.name) != "More", field.name
+
+
+def test_every_setting_of_a_suite_has_a_help():
+    for kind in map(suites.find, suites.names()):
+        assert all(options.docs(kind.Config).get(field.name) for field in fields(kind.Config))
+
+
+def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():
+    """Comparisons and tables; what a command takes by default, and prose, may."""
+    names = {name for name in suites.names() if "-" in name or name in ("locomo", "bcb", "hle")}
+    for path in SOURCES:
+        if room_of(path) in ("suites", "tasks", "agents", "embedded"):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            parts = (
+                [*ast.iter_child_nodes(node)] if isinstance(node, ast.Compare | ast.Dict) else []
+            )
+            texts = {part.value for part in parts if isinstance(part, ast.Constant)}
+            assert not texts & names, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
 def test_an_agents_own_flags_appear_with_it_in_a_panel_of_its_own():

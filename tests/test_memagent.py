@@ -7,16 +7,9 @@ from agents import find
 from agents.full import AtOnceConfig
 from config.errors import UserError
 from data import ANSWER_FORMS, Task, grade
+from dev import base
 from embedded import tiny
-from memagent import (
-    NO_MEMORY,
-    Finish,
-    MemAgent,
-    MemAgentConfig,
-    Prompt,
-    Turn,
-    split_template,
-)
+from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Turn, split_template
 from memory import overwrite
 from report.records import record_turn
 from tasks import worlds
@@ -77,17 +70,15 @@ def test_memagent_reads_each_section_once_and_answers_once(codec):
     assert [p.max_tokens for p in prompts] == [13, 13, 13, 24]
 
 
-@pytest.mark.parametrize(
-    ("layout", "order"),
-    [
-        ("shared", ("<section>", "<problem>", "<memory>")),
-        ("paper", ("<problem>", "<memory>", "<section>")),
-    ],
-)
+@pytest.mark.parametrize(("layout", "order"), [
+    ("shared", ("<section>", "<problem>", "<memory>")),
+    ("paper", ("<problem>", "<memory>", "<section>")),
+])  # fmt: skip
 def test_layouts(layout, order):
-    template = tiny.agent(layout=layout).wording("update")
+    template = tiny.agent().wording("update").text(layout, "boxed")
     assert sorted(order, key=template.index) == list(order)
-    shared, paper = (tiny.agent(layout=name).wording("update") for name in ("shared", "paper"))
+    wording = tiny.agent().wording("update")
+    shared, paper = (wording.text(name, "boxed") for name in ("shared", "paper"))
     # the members of a group share all that stands before the memory:
     # in the shared layout the whole section
     assert "{section}" in shared[: shared.index("{memory}")]
@@ -103,15 +94,12 @@ def test_the_same_prompt_ids_whether_the_memory_came_from_the_sampler_or_from_te
     assert codec.chat(a.pieces) == codec.chat(b.pieces)
 
 
-@pytest.mark.parametrize(
-    ("turn", "content"),
-    [
-        ("update", "P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n"),
-        ("update", "{section}"),
-        ("final", "no slot"),
-        ("final", "\ufeff{memory} "),
-    ],
-)
+@pytest.mark.parametrize(("turn", "content"), [
+    ("update", "P: {problem} \nM: {memory}{section} {other} \\boxed{}\n\n"),
+    ("update", "{section}"),
+    ("final", "no slot"),
+    ("final", "\ufeff{memory} "),
+])  # fmt: skip
 def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     (tmp_path / f"{turn}.txt").write_bytes(content.encode())
     agent = MemAgent(MemAgentConfig(templates=str(tmp_path))).on(codec)
@@ -130,7 +118,8 @@ def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     other = "final" if turn == "update" else "update"
     ours = MemAgent()  # what is absent is our own
     assert agent.template(other) == ours.template(other)
-    assert ours.template(other) == split_template(ours.wording(other), ours.slots_of(other))
+    wording = ours.wording(other)
+    assert ours.template(other) == split_template(wording.text("shared", "boxed"), wording.slots)
 
 
 def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
@@ -142,21 +131,18 @@ def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
     assert agent.prompt("final", 5, problem="why?", memory="m").text == "why? m \\boxed{}"
 
 
-@pytest.mark.parametrize(
-    ("name", "files", "reason"),
-    [
-        ("memagent", None, "no templates in"),
-        ("full", None, "no templates in"),
-        ("memagent", {}, "no templates in"),
-        ("full", {}, "no templates in"),
-        ("memagent", {"updates.txt": b"{section}"}, "no templates in"),
-        ("memagent", {"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
-        ("full", {"full.txt": b"{problem}"}, "needs the slot {section}"),
-        ("memagent", {"final.txt": b"{memory} {chunk}"}, "slot for the section"),
-        ("full", {"full.txt": b"{memory} {section}"}, "slot for the memory"),
-        ("memagent", {"update.txt": b"\xff{section}"}, "UTF-8"),
-    ],
-)
+@pytest.mark.parametrize(("name", "files", "reason"), [
+    ("memagent", None, "no templates in"),
+    ("full", None, "no templates in"),
+    ("memagent", {}, "no templates in"),
+    ("full", {}, "no templates in"),
+    ("memagent", {"updates.txt": b"{section}"}, "no templates in"),
+    ("memagent", {"update.txt": b"{problem} {memory}"}, "needs the slot {section}"),
+    ("full", {"full.txt": b"{problem}"}, "needs the slot {section}"),
+    ("memagent", {"final.txt": b"{memory} {chunk}"}, "slot for the section"),
+    ("full", {"full.txt": b"{memory} {section}"}, "slot for the memory"),
+    ("memagent", {"update.txt": b"\xff{section}"}, "UTF-8"),
+])  # fmt: skip
 def test_templates_that_cannot_be_used_are_refused_at_once(tmp_path, name, files, reason):
     folder = tmp_path / "templates"
     if files is not None:
@@ -212,7 +198,7 @@ def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
     (prompt,) = drive(tiny.agent("bm25", top_k=2, window=None), task, codec, ["x"])
     assert len(codec.encode(prompt.section)) == 48
     assert (
-        worlds.sentence(next(f for f in tiny.parse_facts(task.document) if f[0] in task.question))
+        worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question))
         in prompt.section
     )
 
@@ -257,18 +243,15 @@ def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
     assert [p.final for p in drive(MEMAGENT, empty, codec, ["a"])] == [True]
 
 
-@pytest.mark.parametrize(
-    ("kind", "wrong"),
-    [
-        (MemAgentConfig, {"layout": "x"}),
-        (MemAgentConfig, {"over": "tail"}),
-        (MemAgentConfig, {"form": "b"}),
-        (MemAgentConfig, {"empty": "e"}),
-        (MemAgentConfig, {"chunk_tokens": 0}),
-        (MemAgentConfig, {"max_sections": -1}),
-        (AtOnceConfig, {"window": -1}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "wrong"), [
+    (MemAgentConfig, {"layout": "x"}),
+    (MemAgentConfig, {"over": "tail"}),
+    (MemAgentConfig, {"form": "b"}),
+    (MemAgentConfig, {"empty": "e"}),
+    (MemAgentConfig, {"chunk_tokens": 0}),
+    (MemAgentConfig, {"max_sections": -1}),
+    (AtOnceConfig, {"window": -1}),
+])  # fmt: skip
 def test_settings_that_cannot_be(kind, wrong):
     with pytest.raises(UserError):
         kind(**wrong)
@@ -308,7 +291,7 @@ def test_bm25_holds_no_words_while_its_prompt_is_answered(codec):
 @pytest.mark.parametrize("name", sorted({*find.names()} - {"gold"}))  # which asks for no answer
 def test_every_form_of_the_answer_is_asked_for_graded_and_named(codec, name, form):
     agent = find.make(name, {"form": form, "embedder": "hash:8"})  # which some of them need
-    asked = [agent.wording(prompt) for prompt in agent.prompts]
+    asked = [agent.wording(prompt).text("shared", form) for prompt in agent.prompts]
     assert sum(ANSWER_REQUESTS[form] in text.replace("{{}}", "{}") for text in asked) == 1
     assert not any("{answer}" in text for text in asked)
     assert form in ANSWER_FORMS and grade("Lima", ["Lima"], form).em == (form == "plain")

@@ -48,14 +48,7 @@ def test_tags_and_boxes_join_no_words(name):
     assert [
         [i for i, _ in retriever.top_k(query, 4)]
         for query in ("Lima?", "oslo", "Rome", "Nice", "update", "boxed")
-    ] == [
-        [0],
-        [1],
-        [3],
-        [3],
-        [],
-        [],
-    ]
+    ] == [[0], [1], [3], [3], [], []]
     assert words("The U.S.A., O'Brien and AT&T: 1,200 at 3:45.") == [
         "usa",
         "obrien",

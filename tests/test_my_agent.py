@@ -89,7 +89,7 @@ def test_an_evaluation_reports_the_agents_count(trained):
 def test_a_policy_brings_the_agent_that_it_was_trained_with_if_code_is_trusted(trained, forgotten):
     runs, model, small = trained.parent, trained / "model", ("--lengths", 2, "--n", 1)
     words = ("eval", "--model", model, *small, "--name", "f", "--runs", runs)
-    assert f"names code, agent {MINE}," in " ".join(run(*words, code=2).split())
+    assert f"names code, agents {MINE}," in " ".join(run(*words, code=2).split())
     assert not (runs / "f").exists()
     run(*words, "--agents", "bm25")  # another one does not need it
     run(*words, "--trust-remote-code")

@@ -21,6 +21,7 @@ import pytest
 from conftest import random_policy
 
 import grpo
+import suites
 from agents import find
 from agents.rewards import grade
 from commands import train
@@ -44,6 +45,7 @@ ROOMS = (
     "engines",
     "models",
     "report",
+    "suites",
     "tasks",
     "tokens",
 )
@@ -317,6 +319,7 @@ def test_every_module_can_be_imported_and_names_nothing_undefined(path):
     if room:
         imports += rf"|^\s*from {room} import [\w, ]*\b{name}\b"
     by_name = room == "agents" and name in find.names() and find.find(name).name == name
+    by_name |= room == "suites" and name.replace("_", "-") in suites.names()
     # cli.py, and what `python -m` runs
     script = 'if __name__ == "__main__":' in texts()[path]
     assert by_name or script or re.search(imports, others, re.M)

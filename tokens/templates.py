@@ -35,14 +35,25 @@ class Wording:
     slots: tuple[str, ...]  # in our order, the section first (`ReadConfig.layout`)
     cue: str = "Your answer:"
     needs: tuple[str, ...] = ()  # slots that a template of the user's must have
+    whole: bool = False  # the head is the template as it stands
 
     def text(self, layout: str, form: str) -> str:
         """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
+        if self.whole:
+            return self.head.replace("{answer}", ANSWER_REQUESTS[form])
         last = layout == "paper"
         slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
         head = self.head.replace("{answer}", ANSWER_REQUESTS[form])
         blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
         return f"{head}\n\n{blocks}{self.cue}\n"
+
+
+def wording_of(prompt: Wording | str) -> Wording:
+    """Return an agent's prompt as a wording; a str is a template as it stands, with {slots}."""
+    if isinstance(prompt, Wording):
+        return prompt
+    names = dict.fromkeys(re.findall(r"{([a-z_]\w*)}", prompt))
+    return Wording(prompt, tuple(name for name in names if name != "answer"), whole=True)
 
 
 @lru_cache(maxsize=64)

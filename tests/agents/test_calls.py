@@ -1,20 +1,17 @@
 import json
-import random
 import re
 from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_tools import BASES, FORMATS, mutated_text
+from test_tools import BASES, FORMATS
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from agents.calls import DEEPEST, Call, Fault, Format, _next_call, format_of
-from agents.search import Search
-from agents.store import Store
-from agents.tools import TOOLS, Scope, apply, schemas
+from agents.tools import TOOLS, schemas
 from config.errors import UserError
 from embedded import tiny
 from tokens.codec import Codec
@@ -258,14 +255,6 @@ def test_what_is_no_xml_call_is_a_fault(body):
     assert read(XML, f"<tool_call>{body}</tool_call>") == ["unreadable"]
 
 
-def test_a_fault_names_the_place():
-    (fault,) = HERMES.parse('<tool_call>{"name": "x" "arguments": {}}</tool_call>')[2]
-    said = "it is not JSON: expecting ',' delimiter at character 14"
-    assert fault.message == f"the call cannot be read: {said}."
-    (fault,) = HERMES.parse(HERMES.write(*FIND)[:-3])[2]
-    assert fault.message == "the call has no end: </tool_call> is missing."
-
-
 @settings(max_examples=1000, derandomize=True)
 @given(
     st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "x"]), max_size=12),
@@ -293,19 +282,6 @@ def test_no_response_raises(form, pieces):
     thoughts, text, found = form.parse("".join(pieces))
     assert isinstance(thoughts, str) and isinstance(text, str)
     assert all(isinstance(one, Call | Fault) for one in found)
-
-
-def test_damaged_calls_are_never_run_as_something_else():
-    """Where a damaged message still has a call, it is one that the message holds, or is refused."""
-    draw, store = random.Random(4), Store()
-    scope = Scope(Search(), len, tools=())  # no call does anything
-    for _ in range(500):
-        form = draw.choice(FORMATS)
-        for one in form.parse(mutated_text(draw, form.write(*draw.choice([FIND, MAKE, SPLIT]))))[2]:
-            if isinstance(one, Call):
-                assert apply(store, one.name, one.arguments, scope).code == "unknown_tool"
-            else:
-                assert one.code in ("unreadable", "cut")
 
 
 # ---------------------------------------------------------------- the model's own format
@@ -343,6 +319,7 @@ def test_the_marks_of_a_chat_template_choose_the_format(kind):
     [
         None,
         SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None),
+        tiny.make_tokenizer(),
         tokenizer_with(HEAD),
         tokenizer_with(HEAD + TOOLS_SHOWN),  # it takes tools, and calls are written who knows how
         tokenizer_with(HEAD + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
@@ -355,10 +332,6 @@ def test_without_marks_calls_are_described_in_the_prompt(tokenizer):
     described = json.loads(told.split("\n")[1])
     assert described == schemas(("delete_memory",))[0]["function"]
     assert read(form, told.split("\n")[-1]) == [("NAME", {"ARGUMENT": "VALUE"})]
-
-
-def test_the_embedded_model_has_no_format_of_its_own():
-    assert format_of(tiny.make_tokenizer()) == Format()
 
 
 def test_smollm2_knows_lists_without_a_template_for_tools():

@@ -15,7 +15,7 @@ from agents.store import Entry, Store
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
 from data import Task
-from embedded import keeper
+from dev import keeper
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group
@@ -214,8 +214,8 @@ def test_the_answerer_needs_memories_that_are_given(codec):
 
 
 def test_where_the_response_is_the_answer_nothing_is_copied():
-    assert "copy" in agent_of(form="boxed").wording("answer")
-    assert "copy" not in agent_of(form="plain").wording("answer")
+    assert "copy" in agent_of(form="boxed").wording("answer").head
+    assert "copy" not in agent_of(form="plain").wording("answer").head
 
 
 # ---------------------------------------------------------------- commands

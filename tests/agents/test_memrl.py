@@ -12,19 +12,19 @@ from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
-from report.markup import joined
+from report.markup import html, joined
 from report.reading import row_of
 from report.records import record
 from report.rows import Cell
 from report.transcripts import n_sections, trace
 from rollout import Sampling, rollout
-from tasks.environments import Step, Work
+from tasks.environments import Environment, Episode, Step, Work
 from tokens.codec import Characters
 
 STEPS = 3
 
 
-class Counting:
+class Counting(Environment):
     """Tasks that are solved by the action "yes" within three steps."""
 
     name, style, most_steps = "counting", "agent", STEPS
@@ -51,7 +51,7 @@ class Counting:
     def close(self): ...
 
 
-class Try:
+class Try(Episode):
     def __init__(self, world, observation):
         self.world, self.observation, self.closed = world, observation, False
 
@@ -318,7 +318,7 @@ def test_a_lesson_is_no_section_and_stands_below_the_answer():
     made, n = record(trajectory, reader), len(trajectory.turns) - 2
     assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
     assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
-    shown = str(joined(trace(made, None, 100)))
+    shown = str(joined(map(html, trace(made, None, 100))))
     assert shown.count("<h3>Section") == n and shown.index("became") < shown.index("do it well")
 
 

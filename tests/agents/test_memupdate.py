@@ -8,26 +8,22 @@ from dataclasses import replace
 from statistics import fmean
 
 import pytest
-import torch
 from conftest import random_policy
 
-from agents import find, memupdate, pay, tools
+from agents import find, memupdate, pay
 from agents.store import Entry, Store
 from commands.dryrun import _brief
 from commands.train import build, check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task, same_answer
-from embedded import keeper
-from engines.frozen import WithFrozen
+from dev import keeper
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from grpo import GRPO, advantages_of, training_rows
+from grpo import GRPO, training_rows
 from memagent import Finish, Group, Turn
-from models.load import load_model
-from models.logprobs import logprobs, pack
 from models.setup import TrainingSetup
 from report.metrics import describe
 from report.records import record_turn
@@ -222,16 +218,6 @@ def test_a_dry_run_reads_two_sessions_of_a_conversation(codec):
     assert [n.session for n in noted(done)] == [1, 8]
 
 
-def test_the_calls_of_the_last_turn_run_and_those_past_the_limit_get_an_error_each(codec):
-    agent = editor(call_tokens=400, max_turns=1, max_calls=2, budget="none")
-    task = replace(TASK, sessions=TASK.sessions[:1])
-    says = create("a") + create("b") + create("c")
-    (done,) = play(codec, agent, task, lambda p: says)
-    (notes,) = noted(done)
-    assert [op["ok"] for op in notes.ops] == [True, True, False] and notes.entries == 2
-    assert notes.ops[2]["code"] == "too_many"
-
-
 def test_calls_past_the_operations_are_told_so_and_recorded_and_are_no_operations(codec):
     """All stand in the journal, in order; the state line never counts more than there may be."""
     told = []
@@ -280,16 +266,6 @@ def test_three_turns_in_a_row_without_a_call_of_the_right_form_end_the_episode(c
         agent = editor()
         assert agent.count(TASK, done.turns[made - 1])["stop_invalid"] == 1
     assert "unread" not in parts(done) and len(notes[-1].answers) == len(TASK.probes)
-
-
-def test_a_conversation_that_fills_the_window_stops_and_is_paid_all_the_same(codec):
-    agent = refiner(history="append", call_tokens=120)
-    engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else call("sample_memory", k=3))
-    first = next(agent.on(codec).run(REFINED))
-    engine.window = len(first.ids(codec)) + 600
-    (done,) = rollout(engine, agent, [(REFINED, 0)])
-    assert not done.error and noted(done)[-1].stop == "context"
-    assert agent.reward(done) == pytest.approx(0.05)  # every call was valid, nothing was won
 
 
 @pytest.mark.parametrize("pay", ["answer", "compat"])
@@ -347,24 +323,6 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     assert not done.error and set(noted(done)[-1].gains) == {0.0}
 
 
-def test_members_of_a_group_share_the_start_and_nothing_else(codec):
-    says = {}
-
-    def script(prompt):
-        said = (
-            ""
-            if "[m4]" in prompt.memory
-            else create(f"Dora reached {says.setdefault(len(says), 0) or 'Genoa'}.")
-        )
-        return said
-
-    done = play(codec, refiner(), REFINED, script, n=4)
-    for trajectory in done:
-        first, *_ = [t for t in trajectory.turns if t.notes and t.notes.phase == "edit"]
-        assert "[m4]" not in first.prompt.memory and "[m3]" in first.prompt.memory
-        assert noted(trajectory)[-1].entries == 4  # one more, not four
-
-
 def test_sampling_is_the_same_for_the_whole_group(codec):
     done = play(codec, refiner(max_turns=2), REFINED, lambda p: call("sample_memory", k=2), n=3)
     replies = [[op["message"] for n in noted(t) for op in n.ops] for t in done]
@@ -375,9 +333,7 @@ def test_sampling_is_the_same_for_the_whole_group(codec):
 
 
 @pytest.mark.parametrize("history", ["bounded", "append"])
-def test_exactly_the_sampled_tokens_are_trained_and_a_growing_chat_is_computed_once(
-    chat_codec, history
-):
+def test_exactly_the_sampled_tokens_are_trained_and_measured(chat_codec, history):
     """The policy is random, so most calls are faults; replies are templated, never trained."""
     policy = random_policy(chat_codec)
     agent = editor(history=history, max_turns=3, max_invalid=9, call_tokens=12, templates="")
@@ -406,22 +362,6 @@ def test_exactly_the_sampled_tokens_are_trained_and_a_growing_chat_is_computed_o
             for before, turn in itertools.pairwise(edits):
                 whole = before.prompt_ids + before.response_ids
                 assert turn.prompt_ids[: len(whole)] == whole  # as sampled, never encoded again
-    (batch,) = pack(rows, 1 << 20)
-    ordered = [rows[i] for i in batch.index]
-    packed = logprobs(policy, batch)
-    packed.sum().backward()
-    gradient = [p.grad.clone() for p in policy.parameters() if p.grad is not None]
-    policy.zero_grad()
-    alone = []
-    for row in ordered:  # one turn at a time, by the library
-        ids = torch.tensor([[*row.prompt_ids, *row.response_ids]])
-        scores = policy(ids).logits[0, len(row.prompt_ids) - 1 : -1].log_softmax(-1)
-        alone.append(scores.gather(-1, torch.tensor(row.response_ids)[:, None])[:, 0])
-    assert torch.allclose(packed, torch.cat(alone), atol=1e-5)
-    torch.cat(alone).sum().backward()
-    for one, other in zip(gradient, [p.grad for p in policy.parameters() if p.grad is not None],
-                          strict=True):  # fmt: skip
-        assert torch.allclose(one, other, atol=1e-5 * max(1.0, other.abs().max().item()))
 
 
 def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_again(codec):
@@ -445,12 +385,8 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
 # ---------------------------------------------------------------- rewards
 
 
-def worth(codec, script, agent=None):
-    return worth_of(codec, script, agent or refiner(), REFINED)
-
-
-def worth_of(codec, script, agent, task):
-    (done,) = play(codec, agent, task, script)
+def worth(codec, script, agent=None, task=REFINED):
+    (done,) = play(codec, agent or refiner(), task, script)
     return done.reward, parts(done)
 
 
@@ -488,15 +424,6 @@ EXPLOITS = {  # calls of one turn: those of section 7 of the specification, and 
 ANSWERED = [create("Where is Dora? Genoa")]  # what no policy can know under the default
 
 
-@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
-def test_no_exploit_earns_more_than_doing_nothing_and_the_term_for_valid_calls(codec, calls):
-    reward, won = worth(codec, once(*calls))
-    assert reward <= 0.05 + 1e-9
-    assert won["delta"] <= 0
-    if calls[0].startswith('<tool_call>{"') is False:
-        assert reward <= 0
-
-
 def streamer(**settings):
     """The default on a stream of sessions, with room for what it is given here."""
     own = dict(budget="soft", budget_entries=0, memory_budget=2.0, call_tokens=400, max_turns=4,
@@ -521,46 +448,6 @@ STREAM = replace(
 )
 
 
-def streamed(codec, script, **settings):
-    (done,) = play(codec, streamer(**settings), STREAM, script)
-    return done.reward, parts(done)
-
-
-def honest(prompt):
-    """Write down what the session says, in its first turn."""
-    line = prompt.section.strip().splitlines()[-1].strip()
-    return "" if "None yet." not in prompt.text else create(line)
-
-
-def then(*calls):
-    """Be honest until the last session; there write down its sentence, then make the calls."""
-
-    def script(prompt):
-        if "2024-01-03" not in prompt.section:
-            return honest(prompt)
-        if "None yet." in prompt.text:
-            return honest(prompt)
-        return "".join(calls) if "Created m3." in prompt.text else ""
-
-    return script
-
-
-@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
-def test_while_it_builds_no_exploit_earns_more_than_doing_nothing_or_than_honesty(codec, calls):
-    """In every session, from an empty store; and at the end of an honest stream."""
-    nothing, _ = streamed(codec, lambda p: "")
-    assert nothing == pytest.approx(0.05)  # the term for compression, of a store with nothing in it
-    instead = [c for c in calls if c not in WIPE] or calls
-    reward, won = streamed(codec, once(*instead))
-    assert won["delta"] <= 0 and reward <= nothing + 0.05 + 1e-9
-    right, _ = streamed(codec, honest)
-    assert right > 1
-    reward, won = streamed(codec, then(*calls))
-    assert reward <= right + 1e-9 and won["delta"] <= 1
-    if calls[: len(WIPE)] == WIPE:
-        assert won["score_after"] == won["delta"] == 0
-
-
 def each_session(*calls):
     """Make the calls when a session is first shown, or at the start, and none in other turns."""
     seen = []
@@ -574,17 +461,13 @@ def each_session(*calls):
     return script
 
 
-def earned(codec, mode, calls, answerer=None, **settings):
+def earned(codec, mode, calls, **settings):
     """Play an exploit; return the reward, its parts and the sums of the turns' gains so far."""
     agent, task = (refiner, REFINED) if mode == "refine" else (streamer, STREAM)
     if mode == "build":  # there is nothing to be wiped at the start
         calls = [c for c in calls if c not in WIPE] or calls
     agent, script = agent(**settings), each_session(*calls)
-    if answerer is None:
-        (done,) = play(codec, agent, task, script)
-    else:
-        (done,) = rollout(WithFrozen(ScriptedEngine(codec, script), answerer), agent, [(task, 0)])
-        assert not done.error, done.error
+    (done,) = play(codec, agent, task, script)
     gains = [r["gain"] for r in agent.turn_rewards(done) or [] if r]
     assert bool(gains) == settings["turn_credit"]
     return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
@@ -615,26 +498,6 @@ def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turn
         assert won["delta"] == (-1.5 if mode == "refine" else 0)
 
 
-@pytest.mark.parametrize("turn_credit", [False, True])
-@pytest.mark.parametrize("target", ["hidden", "visible"])
-def test_likelihood_is_paid_for_exploits_and_that_is_why_it_is_no_default(
-    codec, target, turn_credit
-):
-    """By the embedded policy: how probable an answer is depends on what the prompt looks like, too.
-
-    What changes no entry earns nothing beyond the term for valid calls, whatever answers.
-    """
-    model = load_model(keeper.WEIGHTS, "float32", "cpu").requires_grad_(False)
-    answerer = TransformersEngine(model, codec)
-    own = dict(pay="likelihood", target=target, turn_credit=turn_credit, history="bounded")
-    rewards = {name: earned(codec, "refine", calls, answerer, **own)[0]
-               for name, calls in EXPLOITS.items()}  # fmt: skip
-    for name in ("invalid", "search", "noop"):
-        assert 0 <= rewards[name] <= 0.05, name
-    for name in ("wipe", "cheat sheet", "wipe, then a cheat sheet", "quotes"):
-        assert rewards[name] > 0.2, name
-
-
 def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(codec):
     """Section 7 of the specification, with a cap of 20 entries and 36 at the start: what pays."""
     memories = tuple(
@@ -655,7 +518,7 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
         agent = refiner(
             pay="compat", size_cap=20, max_ops=99, max_calls=99, call_tokens=900, show_k=1
         )
-        rewards[name], won = worth_of(codec, once(*calls), agent, task)
+        rewards[name], won = worth(codec, once(*calls), agent, task)
         assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
     # too many entries make the honest insertion cheap
     size, density = 1 - 17 / 20, ((36 * 43 + 20) / 37) / 43
@@ -668,20 +531,6 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
     # and a cheat sheet in place of everything, or most entries deleted, multiply what is paid
     assert rewards["wipe, then a cheat sheet"] > 4 * rewards["answer"]
     assert rewards["19 kept and the answer"] > 4 * rewards["answer"]
-
-
-@pytest.mark.parametrize("calls", EXPLOITS.values(), ids=EXPLOITS)
-def test_while_it_builds_the_documented_formula_pays_for_words_alone(codec, calls):
-    instead = [c for c in calls if c not in WIPE] or calls
-    reward, won = streamed(codec, once(*instead), pay="compat")
-    if any("Rome" in c for c in instead):  # a list of places earns what knowing where all are would
-        assert won["delta"] > 0.5 and reward > 0.4 and won["score_after"] == 0
-    else:
-        assert reward == 0
-    right, _ = streamed(codec, honest, pay="compat")
-    assert right == 0  # punctuation is glued to the words: "Oslo." is not "Oslo"
-    reward, won = streamed(codec, then(*WIPE), pay="compat")
-    assert reward == 0 and won["score_after"] == 0
 
 
 class Scoring(ScriptedEngine):
@@ -736,21 +585,6 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored
         # one more entry, and a longer one: the same answers are paid otherwise, but of a store
         # that was empty at first
         assert bool(gains[4]) == (mode == "refine")
-
-
-def test_with_credit_by_turn_the_turns_sum_up_to_what_the_episode_has_won(codec):
-    agent = refiner(turn_credit=True)
-    said = iter([create("Dora reached Genoa."), call("delete_memory", memory_id="m1"), ""])
-    (done,) = play(codec, agent, REFINED, lambda p: next(said))
-    rewards = agent.turn_rewards(done)
-    gains = [r["gain"] for r in rewards if r]
-    assert gains == [0.5, -0.5, 0.0] and sum(gains) == parts(done)["delta"]
-    for turn, of_turn in zip(done.turns, rewards, strict=True):
-        turn.rewards = of_turn
-        assert bool(of_turn) == (not turn.prompt.frozen)
-    assert agent.with_settings(turn_credit=False).turn_rewards(done) is None
-    group = Group(REFINED, [done, done])
-    assert len(advantages_of(group, GRPOConfig())[0]) == len(done.turns)
 
 
 def test_a_turn_pays_for_its_own_failed_calls_and_for_no_others(codec):
@@ -864,15 +698,6 @@ def test_the_shared_words_of_the_documented_formula():
     assert score("Oslo", context) == 0.1 and score("Oslo.", context) == 1.0  # glued punctuation
 
 
-def test_compat_pays_an_insertion_and_nothing_for_looking(codec):
-    agent = refiner(pay="compat")
-    gained, won = worth(codec, once(create("Where is Dora? Genoa")), agent)
-    # Genoa is found now: from .1 to 1, in one of two probes
-    assert won["delta"] == pytest.approx(0.45) and gained == pytest.approx(0.45 * won["efficiency"])
-    looked, _ = worth(codec, once(call("search_memory", query="Dora")), agent)
-    assert looked == 0
-
-
 def test_a_visible_question_is_shown_and_paid_for_beside_the_others(codec):
     seen = []
 
@@ -980,18 +805,6 @@ def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(cod
         assert len(script.edits) == 2 * k * len(TASK.sessions)
 
 
-def test_an_entry_that_was_updated_has_the_evidence_of_both_sessions(codec):
-    rng = random.Random(0)
-    (done,) = play(codec, editor(), TASK, lambda p: keeper.demonstrate(rng, p, 1.0))
-    store = Store.from_lines(noted(done)[-1].store, "the record")
-    updates = [op for op in store.journal if op.ok and op.args.get("operation") == "update"]
-    assert updates
-    for op in updates:
-        (old,), (new,) = op.before, op.after
-        assert new.evidence == (*old.evidence, f"S{op.session}")
-        assert (new.date, new.session) == (old.date, old.session)
-
-
 # ---------------------------------------------------------------- what is refused
 
 
@@ -1050,25 +863,13 @@ def test_every_agent_but_those_baselines_can_be_trained():
     assert {name for name in find.names() if not find.find(name).trains} == {*BASELINES, "gold"}
 
 
-def test_every_tool_of_the_agent_is_there_and_an_ablation_takes_some_away(codec):
-    assert set(memupdate.TOOLS) == set(tools.TOOLS)
+def test_an_ablation_takes_tools_away(codec):
     agent = editor(without=("delete_memory", "update"), call_tokens=400)
     task = replace(TASK, sessions=TASK.sessions[:1])
     update = call("manage_memory", operation="update", content="b", memory_id="m1")
     says = create("a") + update + call("delete_memory", memory_id="m1")
     (done,) = play(codec, agent, task, lambda p: says)
     assert [op["code"] for op in noted(done)[0].ops] == ["", "refused", "unknown_tool"]
-
-
-def test_one_step_of_grpo_trains_on_episodes(codec):
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, without_signal="keep")
-    policy = random_policy(codec)
-    agent = editor(call_tokens=8)
-    engine = TransformersEngine(policy, codec)
-    module = GRPO(policy, engine, agent, ledger.LedgerTasks((6,), 0), config)
-    groups = module.sample_groups(module.tasks.batch(0, 0, 2), 0)
-    assert len(groups) == 2 and all(len(g.trajectories) == 4 for g in groups)
-    assert all(t.reward == parts(t)["reward"] for g in groups for t in g.trajectories)
 
 
 def test_stores_that_begin_with_other_memories_are_not_taken_for_each_other():

@@ -39,13 +39,13 @@ from agents.search import searched
 from agents.store import Store
 from config.options import GRPOConfig
 from data import formed
-from embedded import keeper
+from dev import keeper
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from grpo import GRPO, training_rows
+from grpo import training_rows
 from memagent import Group
 from models.embedder import embedder_of
 from models.logprobs import logprobs, pack
@@ -176,29 +176,6 @@ def test_an_endpoint_that_goes_down_within_an_episode_fails_it_and_counts_as_wro
     assert "gives no embeddings after 3 tries: HTTP 500" in lost[0]["error"]
     assert [row["reward"] for row in rows] == [float(row is not lost[0]) for row in rows]
     assert fmean(row["reward"] for row in rows) == pytest.approx(2 / 3)  # it stays in n
-
-
-def test_in_training_too_it_fails_its_trajectory_alone(codec, embedding):
-    agent = editor(search="dense", embedder=f"openai:{embedding.url}/v1#m")
-    give_embedder([agent])
-    failing = iter([False, False, True])  # the others' entries read the same, and are known later
-
-    def script(prompt):
-        if prompt.frozen:
-            return reads(prompt)
-        if next(failing, False):
-            embedding.fails = [(500, b"")] * 3
-        return create(prompt.section.partition("\n")[2].partition(".")[0].strip() + ".")
-
-    engine = ScriptedEngine(codec, script)
-    config = GRPOConfig(tasks_per_step=(1,), group_size=3, in_flight=1)
-    module = GRPO(random_policy(codec), engine, agent, ledger.LedgerTasks((5,), 0), config)
-    (group,) = module.sample_groups(module.tasks.batch(0, 0, 1), 0)
-    errors = [bool(t.error) for t in group.trajectories]
-    assert errors.count(True) == 1 and "no embeddings" in group.trajectories[
-        errors.index(True)].error  # fmt: skip
-    for trajectory, error in zip(group.trajectories, errors, strict=True):
-        assert (trajectory.reward == 0) if error else (trajectory.reward > 0)
 
 
 # ---------------------------------------------------------------- likelihood

@@ -36,34 +36,14 @@ SIZES = dict(chunk_tokens=24, memory_tokens=13, final_tokens=24, query_tokens=8,
 CONFIG = ReMemR1Config(**SIZES)
 
 
+WHERE = (
+    "Anna Rome Otto Lima Ida Oslo Nils Nice Emil Cork Olga Graz",
+    "Karin Kyoto Peter Paris Petra Perth Rita Riga Sonja Sofia Viktor Vienna",
+    "Max Malmo Marta Milan Mina Miami Marco Minsk Leon Leeds Laura Linz",
+)  # by section
 FACTS = [
-    [f"{name} reached {place}." for name, place in pairs]
-    for pairs in (
-        (
-            ("Anna", "Rome"),
-            ("Otto", "Lima"),
-            ("Ida", "Oslo"),
-            ("Nils", "Nice"),
-            ("Emil", "Cork"),
-            ("Olga", "Graz"),
-        ),
-        (
-            ("Karin", "Kyoto"),
-            ("Peter", "Paris"),
-            ("Petra", "Perth"),
-            ("Rita", "Riga"),
-            ("Sonja", "Sofia"),
-            ("Viktor", "Vienna"),
-        ),
-        (
-            ("Max", "Malmo"),
-            ("Marta", "Milan"),
-            ("Mina", "Miami"),
-            ("Marco", "Minsk"),
-            ("Leon", "Leeds"),
-            ("Laura", "Linz"),
-        ),
-    )
+    [f"{name} reached {place}." for name, place in zip(*[iter(row.split())] * 2, strict=True)]
+    for row in WHERE
 ]
 TASK = Task(
     "t", "Where is Otto?", ("Lima",), " ".join(fact for section in FACTS for fact in section)
@@ -96,6 +76,10 @@ def states(trajectory, config=CONFIG):
     return found
 
 
+def column(name, found):
+    return [state[name] for state in found]
+
+
 def pay(trajectory, config=CONFIG):
     """Give the turns their rewards, as training does."""
     rewards = ReMemR1(config).turn_rewards(trajectory)
@@ -119,68 +103,34 @@ def ask(memory: str, query: str = "") -> str:
 # ---------------------------------------------------------------- the parser
 
 
-@pytest.mark.parametrize(
-    ("response", "memory", "query", "errors"),
-    [
-        (
-            "<update>Anna.</update><recall>who\nis she?</recall>",
-            "Anna.",
-            "who is she?",
-            "",
-        ),  # a query over several lines
-        (
-            "<update>a</update><recall>q1</recall> and <recall>q2</recall>",
-            "a",
-            "q1",
-            "multi_recall",
-        ),  # two on one line
-        ("<recall>q</recall>", None, "q", "no_update"),  # a recall only
-        ("<update>a</update><recall>who", "a", None, "unclosed_recall"),
-        ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
-        ("<update> \n </update>", None, None, "empty_update"),
-        ("", None, None, "no_update"),
-        ("Anna met Otto.", None, None, "no_update"),
-        ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
-        ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
-        (
-            "<update>a <update>b</update>",
-            "b",
-            None,
-            "multi_update",
-        ),  # opened anew before it was closed
-        ("<update>a", None, None, "no_update"),
-        ("a</update>", None, None, "no_update"),
-        ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
-        (
-            "<update>a</update><recall></recall><recall>q</recall>",
-            "a",
-            "q",
-            "multi_recall empty_recall",
-        ),
-        ("<update>a</update><recall>q <recall>r</recall>", "a", "r", "unclosed_recall"),
-        (
-            "<update>a</update><recall>who is <b>Anna</b>?</recall>",
-            "a",
-            "who is Anna ?",
-            "",
-        ),  # tags in a query
-        ("<update>a <recall>q</recall> b</update>", "a  b", "q", ""),  # no query stays in a memory
-        (
-            "<thinking>an <update> or a <recall>x</recall>?</thinking><update>a</update>",
-            "a",
-            None,
-            "",
-        ),
-        ("<thinking>never closed <update>a</update>", "a", None, ""),
-        ("<update>A <recall>who</update>", "A who", None, "unclosed_recall"),
-        (
-            "<UPDATE>a</UPDATE>",
-            None,
-            None,
-            "no_update",
-        ),  # tags are written as the prompt writes them
-    ],
-)
+@pytest.mark.parametrize(("response", "memory", "query", "errors"), [
+    # a query over several lines
+    ("<update>Anna.</update><recall>who\nis she?</recall>", "Anna.", "who is she?", ""),
+    # two on one line
+    ("<update>a</update><recall>q1</recall> and <recall>q2</recall>", "a", "q1", "multi_recall"),
+    ("<recall>q</recall>", None, "q", "no_update"),  # a recall only
+    ("<update>a</update><recall>who", "a", None, "unclosed_recall"),
+    ("<update>a\nb\n\nc</update>", "a\nb\n\nc", None, ""),  # an update over several lines
+    ("<update> \n </update>", None, None, "empty_update"),
+    ("", None, None, "no_update"),
+    ("Anna met Otto.", None, None, "no_update"),
+    ("<update>a</update> <update>b</update>", "a", None, "multi_update"),
+    ("<update></update><update>b</update>", "b", None, "multi_update empty_update"),
+    ("<update>a <update>b</update>", "b", None, "multi_update"),  # opened anew before it was closed
+    ("<update>a", None, None, "no_update"),
+    ("a</update>", None, None, "no_update"),
+    ("<update>a</update><recall> </recall>", "a", None, "empty_recall"),
+    ("<update>a</update><recall></recall><recall>q</recall>", "a", "q",
+     "multi_recall empty_recall"),
+    ("<update>a</update><recall>q <recall>r</recall>", "a", "r", "unclosed_recall"),
+    # tags in a query
+    ("<update>a</update><recall>who is <b>Anna</b>?</recall>", "a", "who is Anna ?", ""),
+    ("<update>a <recall>q</recall> b</update>", "a  b", "q", ""),  # no query stays in a memory
+    ("<thinking>an <update> or a <recall>x</recall>?</thinking><update>a</update>", "a", None, ""),
+    ("<thinking>never closed <update>a</update>", "a", None, ""),
+    ("<update>A <recall>who</update>", "A who", None, "unclosed_recall"),
+    ("<UPDATE>a</UPDATE>", None, None, "no_update"),  # tags are written as the prompt writes them
+])  # fmt: skip
 def test_the_parsers_table(response, memory, query, errors):
     step = parse_step(response)
     assert (step.memory, step.query, " ".join(step.errors)) == (memory, query, errors)
@@ -224,32 +174,22 @@ def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_
     )
 
 
-@pytest.mark.parametrize(
-    ("memory_text", "on_missing", "response", "memory"),
-    [
-        ("update", "keep_previous", "<recall>q</recall>", None),
-        ("update", "keep_previous", "<update> </update>", None),
-        ("update", "reset", "<recall>q</recall>", NO_MEMORY),
-        ("update", "reset", "<update>a</update>", "a"),
-        ("update", "whole_response", "so <recall>q</recall> it is", "so  it is"),
-        ("update", "whole_response", "<recall>q</recall>", ""),  # as upstream: all is lost
-        ("update", "whole_response", "<thinking>t</thinking><update>a</update>", "a"),
-        (
-            "response_minus_recall",
-            "whole_response",
-            "<thinking>t</thinking> <update>a</update><recall>q\nr</recall>",
-            "<thinking>t</thinking> <update>a</update>",
-        ),
-        (
-            "response_minus_recall",
-            "whole_response",
-            "<update>a</update><recall>who",
-            "<update>a</update><recall>who",
-        ),
-        ("response_minus_recall", "keep_previous", "<recall>q</recall>", None),
-        ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
-    ],
-)
+@pytest.mark.parametrize(("memory_text", "on_missing", "response", "memory"), [
+    ("update", "keep_previous", "<recall>q</recall>", None),
+    ("update", "keep_previous", "<update> </update>", None),
+    ("update", "reset", "<recall>q</recall>", NO_MEMORY),
+    ("update", "reset", "<update>a</update>", "a"),
+    ("update", "whole_response", "so <recall>q</recall> it is", "so  it is"),
+    ("update", "whole_response", "<recall>q</recall>", ""),  # as upstream: all is lost
+    ("update", "whole_response", "<thinking>t</thinking><update>a</update>", "a"),
+    ("response_minus_recall", "whole_response",
+     "<thinking>t</thinking> <update>a</update><recall>q\nr</recall>",
+     "<thinking>t</thinking> <update>a</update>"),
+    ("response_minus_recall", "whole_response", "<update>a</update><recall>who",
+     "<update>a</update><recall>who"),
+    ("response_minus_recall", "keep_previous", "<recall>q</recall>", None),
+    ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
+])  # fmt: skip
 def test_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
     config = replace(
         CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64
@@ -273,48 +213,31 @@ LONG = " ".join(["Otto"] * 300)
 # what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the
 # query: the first match of one pattern, which crosses no end of a line and is greedy, in the whole
 # response, uncut; and what ours is
-@pytest.mark.parametrize(
-    ("response", "theirs", "ours"),
-    [
-        ("<update>a</update><recall>Otto</recall>", "Otto", "Otto"),
-        ("<update>a</update>", None, None),
-        ("<recall>who\nis she?</recall>", None, "who is she?"),  # several lines
-        (
-            "<recall>who is <b>Anna</b>?</recall>",
-            "who is <b>Anna</b>?",
-            "who is Anna ?",
-        ),  # tags in it
-        ("<recall><recall>Anna</recall>", "<recall>Anna", "Anna"),
-        ("<recall>  Otto   Lima </recall>", "  Otto   Lima ", "Otto Lima"),  # blanks
-        ("<recall>\tOtto</recall>", "\tOtto", "Otto"),
-        ("<recall>   </recall>", "   ", None),  # blank
-        ("<recall></recall>", None, None),  # empty
-        ("<recall></recall> or </recall>", "</recall> or ", None),
-        ("<recall></recall>\n<recall>Otto</recall>", "Otto", "Otto"),
-        (
-            "<thinking>a <recall>Ida</recall>?</thinking><update>a</update>",
-            "Ida",
-            None,
-        ),  # in thinking
-        ("<thinking>a <recall>Ida</recall></thinking>\n<recall>Otto</recall>", "Ida", "Otto"),
-        (
-            "<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>",
-            "Ida</recall></thinking> <recall>Otto",
-            "Otto",
-        ),
-        ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Ida", "Otto"),
-        (
-            "<recall>q1</recall> and <recall>q2</recall>",
-            "q1</recall> and <recall>q2",
-            "q1",
-        ),  # two on a line
-        ("<recall>q1</recall>\n<recall>q2</recall>", "q1", "q1"),  # on two lines
-        ("<recall>who", None, None),
-        ("<recall>who\n<recall>Otto</recall>", "Otto", "Otto"),
-        ("<RECALL>Otto</RECALL>", None, None),
-        (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
-    ],
-)
+@pytest.mark.parametrize(("response", "theirs", "ours"), [
+    ("<update>a</update><recall>Otto</recall>", "Otto", "Otto"),
+    ("<update>a</update>", None, None),
+    ("<recall>who\nis she?</recall>", None, "who is she?"),  # several lines
+    ("<recall>who is <b>Anna</b>?</recall>", "who is <b>Anna</b>?", "who is Anna ?"),  # tags in it
+    ("<recall><recall>Anna</recall>", "<recall>Anna", "Anna"),
+    ("<recall>  Otto   Lima </recall>", "  Otto   Lima ", "Otto Lima"),  # blanks
+    ("<recall>\tOtto</recall>", "\tOtto", "Otto"),
+    ("<recall>   </recall>", "   ", None),  # blank
+    ("<recall></recall>", None, None),  # empty
+    ("<recall></recall> or </recall>", "</recall> or ", None),
+    ("<recall></recall>\n<recall>Otto</recall>", "Otto", "Otto"),
+    ("<thinking>a <recall>Ida</recall>?</thinking><update>a</update>", "Ida", None),  # in thinking
+    ("<thinking>a <recall>Ida</recall></thinking>\n<recall>Otto</recall>", "Ida", "Otto"),
+    ("<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>",
+     "Ida</recall></thinking> <recall>Otto", "Otto"),
+    ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Ida", "Otto"),
+    # two on a line
+    ("<recall>q1</recall> and <recall>q2</recall>", "q1</recall> and <recall>q2", "q1"),
+    ("<recall>q1</recall>\n<recall>q2</recall>", "q1", "q1"),  # on two lines
+    ("<recall>who", None, None),
+    ("<recall>who\n<recall>Otto</recall>", "Otto", "Otto"),
+    ("<RECALL>Otto</RECALL>", None, None),
+    (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
+])  # fmt: skip
 def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, theirs, ours):
     for training in (True, False):
         step = read_step(
@@ -457,14 +380,14 @@ def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
     assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
     assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
     # nor is it its doing
-    assert [s["callback"] for s in states(Trajectory(TASK, turns), asking)] == [0] * 4
+    assert column("callback", states(Trajectory(TASK, turns), asking)) == [0] * 4
     answers[2] = ask("Max left.", "Otto")
     # it asks, but that is not what is looked for
     besides = drive(TASK, asking, codec, answers)
     assert besides[-1].notes.recalled.steps == (1,)
-    assert [s["callback"] for s in states(Trajectory(TASK, besides), asking)] == [0] * 4
+    assert column("callback", states(Trajectory(TASK, besides), asking)) == [0] * 4
     own = drive(TASK, CONFIG, codec, answers)
-    assert [s["callback"] for s in states(Trajectory(TASK, own))] == [0, 0, 1, 0]
+    assert column("callback", states(Trajectory(TASK, own))) == [0, 0, 1, 0]
 
 
 def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
@@ -577,9 +500,9 @@ def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
         "".join(piece for piece, _ in tiny.agent("rememr1", **box).template("recall_final"))
         for box in ({"boxed_literal": "single"}, {"boxed_literal": "double"})
     )
-    assert (
-        "\\boxed{}" in single and "\\boxed{{}}" in double and double.replace("{{}}", "{}") == single
-    )
+    assert "\\boxed{}" in single
+    assert "\\boxed{{}}" in double
+    assert double.replace("{{}}", "{}") == single
     # of no other prompt
     for name, turn in (("memagent", "final"), ("full", "full"), ("rememr1", "recall_update")):
         theirs = tiny.agent(name, boxed_literal="double")
@@ -611,22 +534,10 @@ def test_templates_of_ones_own(tmp_path, codec):
         own()
 
 
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"callback": "always"},
-        {"retriever": "dense"},
-        {"history_scope": "all"},
-        {"memory_text": "all"},
-        {"on_missing_update": "panic"},
-        {"boxed_literal": "triple"},
-        {"query_text": "lazy"},
-        {"query_tokens": 0},
-        {"recall_k": 0},
-        {"step_tokens": -1},
-        {"example_query": "{section}"},
-    ],
-)
+@pytest.mark.parametrize("wrong", [
+    {"callback": "always"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1},
+    {"example_query": "{section}"}, {"example_query": "<update>"},
+])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
     with pytest.raises(UserError, match=next(iter(wrong))):
         ReMemR1Config(**wrong)
@@ -672,44 +583,30 @@ def test_the_window_has_room_for_what_is_recalled(codec):
     assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
-def test_it_is_an_agent_like_the_others():
-    assert find.find("rememr1") is ReMemR1 and "rememr1" in find.names() and ReMemR1.by_section
-
-
 # ---------------------------------------------------------------- rewards
 
 
-@pytest.mark.parametrize(
-    ("answers", "text", "question", "ours", "upstreams"),
-    [
-        (["UK", "United Kingdom"], "the UK", "", 1.0, 0.5),
-        (["no"], "well known", "", None, 1.0),
-        (["no show"], "it is well known", "", 0.0, 0.5),
-        (["Barrier of Flames"], "the barrier of flames", "", 1.0, 1 / 3),
-        (
-            ["Lima"],
-            "Lima.",
-            "Where is Lima?",
-            None,
-            1.0,
-        ),  # the question has it: nothing was found by reading
-        (["Old Lima"], "in Lima", "Where is Lima?", 0.0, 0.5),
-        (["yes"], "yes", "", None, 1.0),
-        (["yes", "Lima"], "Lima", "", 1.0, 0.5),
-        (["Lima", "Rome"], "", "", 0.0, 0.0),
-        ([], "Lima", "", None, None),
-    ],
-)
+@pytest.mark.parametrize(("answers", "text", "question", "ours", "upstreams"), [
+    (["UK", "United Kingdom"], "the UK", "", 1.0, 0.5),
+    (["no"], "well known", "", None, 1.0),
+    (["no show"], "it is well known", "", 0.0, 0.5),
+    (["Barrier of Flames"], "the barrier of flames", "", 1.0, 1 / 3),
+    # the question has it: nothing was found by reading
+    (["Lima"], "Lima.", "Where is Lima?", None, 1.0),
+    (["Old Lima"], "in Lima", "Where is Lima?", 0.0, 0.5),
+    (["yes"], "yes", "", None, 1.0),
+    (["yes", "Lima"], "Lima", "", 1.0, 0.5),
+    (["Lima", "Rome"], "", "", 0.0, 0.0),
+    ([], "Lima", "", None, None),
+])  # fmt: skip
 def test_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
     assert answer_recall(answers, text, question) == ours
     assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
 
 
 def test_where_all_answers_are_asked_for_each_one_counts(codec):
-    assert (
-        answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
-        and answer_recall(["12", "7"], "only 12") == 1.0
-    )
+    assert answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
+    assert answer_recall(["12", "7"], "only 12") == 1.0
     both = replace(
         TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which two?"
     )
@@ -719,7 +616,7 @@ def test_where_all_answers_are_asked_for_each_one_counts(codec):
         ask("Lima, Rome."),
         "\\boxed{Lima, Rome}",
     ]
-    assert [s["gain"] for s in rewards(codec, answers, both)] == [0.5, -0.5, 1, 0]
+    assert column("gain", rewards(codec, answers, both)) == [0.5, -0.5, 1, 0]
     n = counted(both, CONFIG, drive(both, CONFIG, codec, answers))
     assert (n["hits"], n["sought"], n["holds"]) == (1, 1, 0)
 
@@ -734,38 +631,24 @@ def test_gain_and_level_and_each_reward_alone(codec):
         codec,
         [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "\\boxed{Lima}"],
     )
-    assert [s["gain"] for s in found] == [1, 0, -1, 0] and [s["level"] for s in found] == [
-        1,
-        1,
-        0,
-        0,
-    ]
-    assert [s["memory"] for s in found] == [1, 0, -1, 0] and [s["format"] for s in found] == [
-        1,
-        1,
-        1,
-        1,
-    ]
-    assert [s["sum"] for s in found] == [2, 1, 0, 1]
-    assert [s["covered"] for s in found[:-1]] == [1, 1, 1]
+    assert column("gain", found) == [1, 0, -1, 0] and column("level", found) == [1, 1, 0, 0]
+    assert column("memory", found) == [1, 0, -1, 0] and column("format", found) == [1, 1, 1, 1]
+    assert column("sum", found) == [2, 1, 0, 1]
+    assert column("covered", found[:-1]) == [1, 1, 1]
     found = rewards(
         codec,
         [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"],
         memory_reward="level",
     )
-    assert [s["memory"] for s in found] == [1, 1, 0, 0] and [s["format"] for s in found] == [
-        1,
-        1,
-        1,
-        0,
-    ]
+    assert column("memory", found) == [1, 1, 0, 0] and column("format", found) == [1, 1, 1, 0]
 
 
 def test_the_first_memorys_wording_is_worth_nothing(codec):
     named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
-    assert [
-        s["gain"] for s in rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)
-    ] == [0] * 4
+    assert (
+        column("gain", rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named))
+        == [0] * 4
+    )
 
 
 def test_the_first_memorys_wording_is_never_seen_text(codec):
@@ -777,7 +660,7 @@ def test_the_first_memorys_wording_is_never_seen_text(codec):
     assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
     for words in ("unseen", "all"):
         paid = states(Trajectory(named, turns), replace(config, recall_words=words))
-        assert [s["callback"] for s in paid] == [0, 0, 1, 0]
+        assert column("callback", paid) == [0, 0, 1, 0]
 
 
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
@@ -785,67 +668,24 @@ def test_the_first_memorys_wording_is_never_seen_text(codec):
 # recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the
 # three sections with a query or none, and by hand (eq. 5, eq. 6) of each turn. The sections are
 # FACTS; what is asked at a turn is looked for in the memories written by then.
-@pytest.mark.parametrize(
-    ("question", "answers", "memories", "printed", "ours"),
-    [
-        (
-            "Is Otto in Lima?",
-            ("yes",),
-            ("yes, Otto", "Ida", "yes"),
-            [(1, 0), (-1, 0), (1, 0)],
-            [(0, 0)] * 3,
-        ),
-        (
-            "Did Otto move?",
-            ("no",),
-            ("no", ("Ida", "no"), ("Max", "no")),
-            [(1, 0), (-1, 0), (0, 1)],
-            [(0, 0)] * 3,
-        ),
-        (
-            "Who is older, Leo or Eva?",
-            ("Eva",),
-            ("Eva", ("Ida", "Eva"), "Eva"),
-            [(1, 0), (-1, 0), (1, 0)],
-            [(0, 0)] * 3,
-        ),
-        (
-            "Who is older, Leo or Eva?",
-            ("Eva",),
-            ("Eva", "Ida", ("Leo", "Eva")),
-            [(1, 0), (-1, 0), (0, 1)],
-            [(0, 0)] * 3,
-        ),
-        (
-            "Where is Fort Gray?",
-            ("Gray Bay",),
-            ("Gray", "Gray Bay", "Bay"),
-            [(0.5, 0), (0.5, 0), (-0.5, 0)],
-            [(0, 0), (1, 0), (0, 0)],
-        ),
-        (
-            "Where?",
-            ("Bay Hill", "Cape"),
-            ("Bay", "Cape", "Bay Hill"),
-            [(0.5, 0), (0.5, 0), (0, 0)],
-            [(0.5, 0), (0.5, 0), (0, 0)],
-        ),
-        (
-            "Where?",
-            ("Bay Hill",),
-            ("Bay", "Hill", ("Hill", "Bay")),
-            [(0.5, 0), (0, 0), (0, 0.5)],
-            [(0.5, 0), (0, 0), (0, 0.5)],
-        ),
-        (
-            "Yes or no?",
-            ("no", "Cape"),
-            ("Cape", "no", "Ida"),
-            [(1, 0), (0, 0), (-1, 0)],
-            [(1, 0), (-1, 0), (0, 0)],
-        ),
-    ],
-)
+@pytest.mark.parametrize(("question", "answers", "memories", "printed", "ours"), [
+    ("Is Otto in Lima?", ("yes",), ("yes, Otto", "Ida", "yes"), [(1, 0), (-1, 0), (1, 0)],
+     [(0, 0)] * 3),
+    ("Did Otto move?", ("no",), ("no", ("Ida", "no"), ("Max", "no")), [(1, 0), (-1, 0), (0, 1)],
+     [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", ("Ida", "Eva"), "Eva"),
+     [(1, 0), (-1, 0), (1, 0)], [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", "Ida", ("Leo", "Eva")),
+     [(1, 0), (-1, 0), (0, 1)], [(0, 0)] * 3),
+    ("Where is Fort Gray?", ("Gray Bay",), ("Gray", "Gray Bay", "Bay"),
+     [(0.5, 0), (0.5, 0), (-0.5, 0)], [(0, 0), (1, 0), (0, 0)]),
+    ("Where?", ("Bay Hill", "Cape"), ("Bay", "Cape", "Bay Hill"), [(0.5, 0), (0.5, 0), (0, 0)],
+     [(0.5, 0), (0.5, 0), (0, 0)]),
+    ("Where?", ("Bay Hill",), ("Bay", "Hill", ("Hill", "Bay")), [(0.5, 0), (0, 0), (0, 0.5)],
+     [(0.5, 0), (0, 0), (0, 0.5)]),
+    ("Yes or no?", ("no", "Cape"), ("Cape", "no", "Ida"), [(1, 0), (0, 0), (-1, 0)],
+     [(1, 0), (-1, 0), (0, 0)]),
+])  # fmt: skip
 def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories, printed, ours):
     task = replace(TASK, question=question, answers=answers)
     responses = [ask(*(m if isinstance(m, tuple) else (m,))) for m in memories] + ["\\boxed{x}"]
@@ -875,22 +715,17 @@ def test_the_callback_reward_is_the_turns_that_has_asked(codec):
         "\\boxed{Lima}",
     ]
     found = rewards(codec, answers)
-    assert [s["callback"] for s in found] == [0, 0, 1, 0] and [s["gain"] for s in found] == [
-        1,
-        -1,
-        0,
-        0,
-    ]
+    assert column("callback", found) == [0, 0, 1, 0] and column("gain", found) == [1, -1, 0, 0]
     # the answer in sight already, in section or memory: the look back has brought nothing
     first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
-    assert [s["callback"] for s in rewards(codec, answers, first)] == [0, 0, 0, 0]
+    assert column("callback", rewards(codec, answers, first)) == [0, 0, 0, 0]
     again = [
         ask("Otto reached Lima."),
         ask("Lima, said Otto.", "Otto"),
         ask("Max left.", "Otto reached"),
         "\\boxed{Lima}",
     ]
-    assert [s["callback"] for s in rewards(codec, again)] == [0, 0, 0, 0]
+    assert column("callback", rewards(codec, again)) == [0, 0, 0, 0]
 
 
 def test_what_came_back_and_what_was_in_sight_count_together(codec):
@@ -902,7 +737,7 @@ def test_what_came_back_and_what_was_in_sight_count_together(codec):
         text=" ".join(FACTS[0] + FACTS[1] + ["Otto reached Rome."] * 6),
     )
     answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Lima"), "x"]
-    assert [s["callback"] for s in rewards(codec, answers, halves)] == [0, 0, 0.5, 0]
+    assert column("callback", rewards(codec, answers, halves)) == [0, 0, 0.5, 0]
 
 
 def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
@@ -913,7 +748,7 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
         "\\boxed{Lima}",
     ]
     longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
-    assert [s["callback"] for s in rewards(codec, answers, longer)] == [
+    assert column("callback", rewards(codec, answers, longer)) == [
         0,
         0,
         1,
@@ -927,54 +762,44 @@ def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_see
         ask("Max left.", "Otto"),
         "\\boxed{Lima}",
     ]
-    assert [s["callback"] for s in rewards(codec, answers, four)] == [0, 0, 1, 1, 0]
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, four, callback_reward="prompt", recall_match="substring")
-    ] == [0, 0, 0, 0, 0]
+    assert column("callback", rewards(codec, answers, four)) == [0, 0, 1, 1, 0]
+    assert column(
+        "callback",
+        rewards(codec, answers, four, callback_reward="prompt", recall_match="substring"),
+    ) == [0, 0, 0, 0, 0]
     # in the whole prompt stands the question too: upstream's look back for an answer that the
     # question names is worth nothing
     named = replace(four, question="Is it Lima or Rome, Otto?")
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
-    ] == [0, 0, 1, 1, 0]
-    assert [
-        s["callback"]
-        for s in rewards(codec, answers, named, callback_reward="prompt", recall_match="substring")
-    ] == [0, 0, 0, 0, 0]
-    assert [s["covered"] for s in rewards(codec, answers, named)] == [0] * 5
+    assert column(
+        "callback", rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
+    ) == [0, 0, 1, 1, 0]
+    assert column(
+        "callback",
+        rewards(codec, answers, named, callback_reward="prompt", recall_match="substring"),
+    ) == [0, 0, 0, 0, 0]
+    assert column("covered", rewards(codec, answers, named)) == [0] * 5
 
 
-@pytest.mark.parametrize(
-    ("response", "ours", "upstreams"),
-    [
-        (ask("Otto reached Lima."), (1, 1), (1, 1)),
-        (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
-        (ask("Lima.") + ask("Lima."), (0, 1), (0, 1)),
-        (ask(" ") + ask("Lima."), (0, 1), (1, 0)),
-        (ask("Lima.", "Anna"), (1, 1), (1, 1)),
-        (
-            ask("Lima.") + "<recall>Anna",
-            (0, 1),
-            (1, 1),
-        ),  # upstream's format looks at neither recall nor thinking
-        ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
-        ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
-        ("Lima.", (0, 0), (0, 0)),
-        (ask("\n"), (0, 0), (0, 0)),
-        ("<update>x <update>Lima.</update>", (0, 1), (1, 1)),
-        (ask("Lima.") + "</update>", (0, 1), (1, 1)),
-        (ask("Lima.") + "</recall>", (0, 1), (1, 1)),
-        ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1), (1, 1)),
-        (
-            "<think>" + ask("Lima.") + "</think>" + ask("x"),
-            (1, 0),
-            (1, 0),
-        ),  # a thinking model's thoughts count for nothing
-        ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
-    ],
-)
+@pytest.mark.parametrize(("response", "ours", "upstreams"), [
+    (ask("Otto reached Lima."), (1, 1), (1, 1)),
+    (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
+    (ask("Lima.") + ask("Lima."), (0, 1), (0, 1)),
+    (ask(" ") + ask("Lima."), (0, 1), (1, 0)),
+    (ask("Lima.", "Anna"), (1, 1), (1, 1)),
+    # upstream's format looks at neither recall nor thinking
+    (ask("Lima.") + "<recall>Anna", (0, 1), (1, 1)),
+    ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
+    ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
+    ("Lima.", (0, 0), (0, 0)),
+    (ask("\n"), (0, 0), (0, 0)),
+    ("<update>x <update>Lima.</update>", (0, 1), (1, 1)),
+    (ask("Lima.") + "</update>", (0, 1), (1, 1)),
+    (ask("Lima.") + "</recall>", (0, 1), (1, 1)),
+    ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1), (1, 1)),
+    # a thinking model's thoughts count for nothing
+    ("<think>" + ask("Lima.") + "</think>" + ask("x"), (1, 0), (1, 0)),
+    ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
+])  # fmt: skip
 def test_format_and_level_of_an_update(codec, response, ours, upstreams):
     answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
     theirs = {"format_reward": "one_line", "recall_match": "substring"}
@@ -983,19 +808,16 @@ def test_format_and_level_of_an_update(codec, response, ours, upstreams):
         assert (state["format"], state["level"]) == wanted, kind
 
 
-@pytest.mark.parametrize(
-    ("response", "ours", "upstreams"),
-    [
-        ("\\boxed{Lima}", 1, 1),
-        ("\\boxed{Lima} or \\boxed{Rome}", 1, 1),
-        ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0),
-        ("\\boxed{}", 0, 0),
-        ("\\boxed{ }", 0, 0),
-        ("Lima", 0, 0),
-        ("\\boxed{Lima", 0, 0),
-        ("\\fbox{Lima}", 0, 0),
-    ],
-)
+@pytest.mark.parametrize(("response", "ours", "upstreams"), [
+    ("\\boxed{Lima}", 1, 1),
+    ("\\boxed{Lima} or \\boxed{Rome}", 1, 1),
+    ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0),
+    ("\\boxed{}", 0, 0),
+    ("\\boxed{ }", 0, 0),
+    ("Lima", 0, 0),
+    ("\\boxed{Lima", 0, 0),
+    ("\\fbox{Lima}", 0, 0),
+])  # fmt: skip
 def test_format_of_the_answer(codec, response, ours, upstreams):
     answers = [ask("x"), ask("x"), ask("x"), response]
     assert rewards(codec, answers)[-1]["format"] == ours
@@ -1037,33 +859,18 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
         [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"],
     )[:2]
     turns[1] = replace(turns[1], finish=Finish.ERROR, notes=None, response=codec.text(""))
-    assert [s["sum"] for s in states(Trajectory(TASK, turns, error="lost"))] == [2, 0]
+    assert column("sum", states(Trajectory(TASK, turns, error="lost"))) == [2, 0]
 
 
 # ---------------------------------------------------------------- settings
 
 
 def test_compat_sets_every_axis(tmp_path):
-    axes = {
-        "memory_text",
-        "on_missing_update",
-        "query_text",
-        "history_scope",
-        "retriever",
-        "recall_k",
-        "recall_at_zero",
-        "callback",
-        "boxed_literal",
-        "memory_reward",
-        "callback_reward",
-        "format_reward",
-        "recall_match",
-        "recall_words",
-        "turn_reward_scale",
-        "alpha",
-        "aggregation",
-        "normalisation",
-    }
+    axes = {*(
+        "memory_text on_missing_update query_text history_scope retriever recall_k recall_at_zero "
+        "callback boxed_literal memory_reward callback_reward format_reward recall_match "
+        "recall_words turn_reward_scale alpha aggregation normalisation"
+    ).split()}  # fmt: skip
     assert [*ReMemR1.compat] == ["paper", "upstream"]
     for compat in ReMemR1.compat.values():
         assert {*compat.grpo, *compat.agent} == axes and {*compat.reading} <= {*compat.agent}
@@ -1074,18 +881,9 @@ def test_compat_sets_every_axis(tmp_path):
         {name: (compat.grpo | compat.agent)[name] for name in axes}
         for compat in (ReMemR1.compat["paper"], ReMemR1.compat["upstream"])
     )
-    assert {name for name in axes if paper[name] != defaults[name]} == {
-        "history_scope",
-        "aggregation",
-        "recall_words",
-    }
-    assert {name for name in axes if upstream[name] != defaults[name]} == axes - {
-        "recall_k",
-        "callback",
-        "alpha",
-        "aggregation",
-        "normalisation",
-    }
+    differs = [{name for name in axes if x[name] != defaults[name]} for x in (paper, upstream)]
+    same = {"recall_k", "callback", "alpha", "aggregation", "normalisation"}
+    assert differs == [{"history_scope", "aggregation", "recall_words"}, axes - same]
     # it evaluates in another way
     other = {"history_scope": "include_current", "boxed_literal": "single"}
     assert ReMemR1.compat["upstream"].reading == other
@@ -1097,9 +895,8 @@ def test_compat_sets_every_axis(tmp_path):
     assert find.compat_of("", ["rememr1"], training=True) == {}
     with pytest.raises(UserError, match="paper, upstream"):
         find.compat_of("vllm", ["rememr1"], training=True)
-    assert (
-        find.resolve("default", options.EMBEDDED, {}, {})[0].normalisation == "std"
-    )  # of the other agents
+    others = find.resolve("default", options.EMBEDDED, {}, {})[0]
+    assert others.normalisation == "std"
     said = find.axes(ReMemR1(), ours[0])
     for name in axes:  # nothing is picked unannounced
         value = defaults[name]
@@ -1107,64 +904,33 @@ def test_compat_sets_every_axis(tmp_path):
     assert "\n" not in said and "\n" not in find.axes(ReMemR1(), compat="paper")
     theirs = ReMemR1(ReMemR1Config(**ReMemR1.compat["upstream"].agent))
     said = find.axes(theirs, compat="upstream").splitlines()[1]
-    for words in (
-        "not as upstream",
-        "hash",
-        "None",
-        "<think>",
-    ):  # nor is anything claimed that is not so
-        assert words in said
+    # nor is anything claimed that is not so
+    assert all(words in said for words in ("not as upstream", "hash", "None", "<think>"))
 
 
 def test_the_preset_is_the_published_training():
     grpo, agent = find.resolve("rememr1", options.EMBEDDED, {}, {})
-    assert isinstance(agent, ReMemR1)
-    config = agent.config
-    assert find.preset_of("rememr1")["run"] == {
-        "agent": "rememr1",
-        "shuffle": False,
-        "save_every": 20,
-    }
-    assert grpo.without_signal == "keep" and grpo.warmup_from == "zero"
+    run = {"agent": "rememr1", "shuffle": False, "save_every": 20}
+    assert isinstance(agent, ReMemR1) and find.preset_of("rememr1")["run"] == run
+    published = dict(
+        tasks_per_step=(128,), group_size=16, updates_per_rollout=16, lr=1e-6, warmup=20,
+        warmup_from="zero", decay_from=1.0, kl=1e-3, alpha=0.8, normalisation="mean", clip_low=0.2,
+        clip_high=0.2, dual_clip=3.0, grad_clip=1.0, weight_decay=0.01, temperature=(1.0,),
+        top_p=0.999, importance="none", without_signal="keep",
+    )  # fmt: skip
+    assert asdict(grpo) == asdict(grpo) | published
+    reading = dict(
+        chunk_tokens=5000, max_sections=8, over="center", layout="paper", memory_tokens=2048,
+        step_tokens=2048, final_tokens=2048, query_tokens=128,
+    )  # fmt: skip
+    assert asdict(agent.config) == asdict(agent.config) | reading
+    assert agent.config.most_step_tokens == 2048
     theirs, given = (
         find.resolve("vime", options.EMBEDDED, fields, {}, "rememr1")[0]
         for fields in ({}, {"normalisation": "std"})
     )
     # the agent's goes before a preset's, a flag before either
     assert (theirs.normalisation, given.normalisation) == ("mean", "std")
-    assert (grpo.tasks_per_step, grpo.group_size, grpo.updates_per_rollout) == (
-        (128,),
-        16,
-        16,
-    )  # mini-batches of 8 prompts
-    assert (grpo.lr, grpo.warmup, grpo.decay_from, grpo.kl, grpo.alpha, grpo.normalisation) == (
-        1e-6,
-        20,
-        1.0,
-        1e-3,
-        0.8,
-        "mean",
-    )
-    assert (grpo.clip_low, grpo.clip_high, grpo.dual_clip, grpo.grad_clip, grpo.weight_decay) == (
-        0.2,
-        0.2,
-        3.0,
-        1.0,
-        0.01,
-    )
-    assert (grpo.temperature, grpo.top_p, grpo.importance) == ((1.0,), 0.999, "none")
-    assert (config.chunk_tokens, config.max_sections, config.over, config.layout) == (
-        5000,
-        8,
-        "center",
-        "paper",
-    )
-    assert (
-        config.memory_tokens,
-        config.most_step_tokens,
-        config.final_tokens,
-        config.query_tokens,
-    ) == (2048, 2048, 2048, 128)
 
 
 # ---------------------------------------------------------------- counting
@@ -1237,11 +1003,9 @@ def test_looks_back_are_counted(codec):
         "neither",
     ]
     fact = worlds.make_task(0, 2, "two_hop_reverse")
-    assert (
-        len(fact.clues) == 2
-        and Evidence(fact).in_text(fact.clues[0]) == "evidence"
-        and Evidence(fact).in_text(fact.clues[1]) == "answer"
-    )
+    assert len(fact.clues) == 2
+    assert Evidence(fact).in_text(fact.clues[0]) == "evidence"
+    assert Evidence(fact).in_text(fact.clues[1]) == "answer"
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):

@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agents.search import EMBEDDINGS, INDEXES, Search, recall, tokens
+from agents.retrieval import tokens
+from agents.search import EMBEDDINGS, INDEXES, Search, recall
 from agents.store import Entry, Store
 from config.errors import UserError
 
@@ -225,25 +226,22 @@ def test_no_more_is_kept_than_was_said(monkeypatch):
 # ---------------------------------------------------------------- recall
 
 
-@pytest.mark.parametrize(
-    "found, evidence, expected",
-    [
-        (["D1:1", "D2:2"], ["D1:1", "D2:2"], 1),
-        (["D1:1", "D9:9"], ["D1:1", "D2:2"], 1 / 2),
-        (["D1:1"], ["D1:1", "D1:1", "D2:2"], 2 / 3),  # as often as it is named
-        (["D1:11"], ["D1:1"], 0),
-        ([], ["D1:1"], 0),
-        ([], [], 1),
-        (["D1:1"], [], 1),
-        (["S1"], ["D1:1", "D1:2", "D2:1"], 2 / 3),  # sessions
-        (["S1"], ["D11:1"], 0),
-        (["S2"], ["D1:2"], 0),
-        (["D3:4"], ["S3", "S4"], 1 / 2),  # evidence of which only the session is known
-        (["S3"], ["S3"], 1),
-        (["S3", "x"], ["answer_7"], 0),  # an id that is neither
-        (["Sx"], ["Sy"], 0),
-    ],
-)
+@pytest.mark.parametrize("found, evidence, expected", [
+    (["D1:1", "D2:2"], ["D1:1", "D2:2"], 1),
+    (["D1:1", "D9:9"], ["D1:1", "D2:2"], 1 / 2),
+    (["D1:1"], ["D1:1", "D1:1", "D2:2"], 2 / 3),  # as often as it is named
+    (["D1:11"], ["D1:1"], 0),
+    ([], ["D1:1"], 0),
+    ([], [], 1),
+    (["D1:1"], [], 1),
+    (["S1"], ["D1:1", "D1:2", "D2:1"], 2 / 3),  # sessions
+    (["S1"], ["D11:1"], 0),
+    (["S2"], ["D1:2"], 0),
+    (["D3:4"], ["S3", "S4"], 1 / 2),  # evidence of which only the session is known
+    (["S3"], ["S3"], 1),
+    (["S3", "x"], ["answer_7"], 0),  # an id that is neither
+    (["Sx"], ["Sy"], 0),
+])  # fmt: skip
 def test_recall_is_the_share_of_the_evidence(found, evidence, expected):
     one = Entry("m1", "x", evidence=(*found,))
     each = [Entry("m1", "x", evidence=(name,)) for name in found]  # of one entry or of several

@@ -15,7 +15,8 @@ from commands import train
 from commands.dryrun import dry_run
 from config.errors import UserError
 from config.options import EvalConfig, GRPOConfig, RunConfig
-from embedded import keeper, tiny
+from dev import keeper
+from embedded import tiny
 from engines import endpoint, vllm_colocated
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
@@ -24,6 +25,7 @@ from engines.scripted import ScriptedEngine
 from eval import evaluate
 from memagent import Finish, Prompt
 from models.load import load_model
+from models.packaged import located
 from models.plan import answerer_gib, geometry
 from models.setup import TrainingSetup
 from report.rows import Cell
@@ -201,7 +203,7 @@ def test_with_vllm_another_model_answers_where_the_policy_before_training_is_los
 
     def sampler(answerer, rank=0):
         run, grpo = run_config(tmp_path, answerer, engine="vllm"), replace(GRPO, lora_rank=rank)
-        return open_sampler(TrainingSetup.of(run, grpo, AGENT), policy, codec)
+        return open_sampler(located(TrainingSetup.of(run, grpo, AGENT)), policy, codec)
 
     with pytest.raises(UserError, match="--answerer hf:FOLDER or openai:URL#MODEL"):
         sampler("base")

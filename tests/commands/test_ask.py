@@ -21,6 +21,7 @@ from agents import find
 from commands import ask as commands_ask
 from commands.ask import How
 from config.errors import UserError
+from config.locks import writing
 from config.options import EMBEDDED, READER, READER_TITLE, AskConfig, EvalConfig
 from config.terminal import bar
 from embedded import tiny
@@ -374,8 +375,8 @@ def test_a_reading_is_read_by_one_process_at_a_time(monkeypatch, codec):
     with monkeypatch.context() as patch:
         interrupted(patch, 2)
         run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
-    monkeypatch.setattr("report.rows.Rows.claim", lambda rows, name: False)
-    assert "by another process" in run("--resume", "--name", "x", code=2)
+    with writing(Path("runs/x"), "It"):
+        assert "reading runs/x is being written by" in run("--resume", "--name", "x", code=2)
 
 
 def during_the_opening(patch, action):
@@ -409,9 +410,9 @@ def test_two_readings_that_take_one_name_leave_each_other_whole(monkeypatch):
         said = run("b.txt", "Where is Ida?", "--model", "tiny", "--name", "x", code=2)
     assert "holds a reading" in said and kept("x") == whole
     assert "answer: " in run("--resume", "--name", "x")
-    monkeypatch.setattr("report.rows.Rows.claim", lambda rows, name: False)  # it still reads
-    assert "by another process" in run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
-    assert not {"config.yaml", "document.json"} & kept("y").keys()
+    with writing(Path("runs/y"), "It"):  # it still reads
+        assert "is being written by" in run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
+    assert kept("y") == {}
 
 
 def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):

@@ -33,7 +33,8 @@ def test_show_prints_utility_and_provenance_the_most_useful_first(path):
         "[2] Q +0.000, never shown; reflection of t2 (failed), epoch 2 from 1"
     )
     assert "\x1b" not in shown and "2 of 2 entries" in shown and path.read_bytes() == before
-    assert "1 of 2 entries" in said("show", path, "--task", "t2")
+    for words in (("--task", "t2"), ("--visits", 1), ("--kind", "script"), ("--q-above", 0)):
+        assert "1 of 2 entries" in said("show", path, *words)
     assert "    it\n    failed" in said("show", path, "--whole")
 
 

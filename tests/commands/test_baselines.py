@@ -14,7 +14,7 @@ import cli
 import eval
 from config.errors import UserError
 from config.options import EvalConfig
-from embedded import keeper
+from dev import keeper
 from report.summary import csv_of
 
 AGENTS = (

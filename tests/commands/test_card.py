@@ -1,14 +1,13 @@
 """The card of an export, and its upload to a stand-in of the hub."""
 
-import base64
 import json
 import shutil
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
 import yaml
 from huggingface_hub import ModelCard, metadata_load
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from typer.testing import CliRunner
 
 import cli
@@ -158,81 +157,34 @@ def test_what_goes_on_from_the_reader_has_the_licence_of_its_adapters(trained, t
 # ---------------------------------------------------------------- the hub
 
 
-class Hub(BaseHTTPRequestHandler):
-    """As much of the hub's API as an upload of small files takes."""
-
-    seen: dict = {}
-
-    def log_message(self, *_): ...
-
-    def do_POST(self):
-        body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        seen, status = type(self).seen, 200
-        seen.setdefault("keys", set()).add(self.headers.get("authorization"))
-        if self.path == "/api/repos/create":
-            seen["created"] = json.loads(body)
-            reply, status = {"url": f"{seen['url']}/me/mine"}, seen.get("status", 200)
-            reply = reply if status == 200 else {"error": f"refused {seen['keys']}"}
-        elif self.path.startswith("/api/validate-yaml"):
-            seen["card"], reply = json.loads(body)["content"], {"errors": [], "warnings": []}
-        elif "/preupload/" in self.path:
-            files = json.loads(body)["files"]
-            reply = {"files": [
-                {"path": f["path"], "uploadMode": "regular", "shouldIgnore": False} for f in files
-            ]}  # fmt: skip
-        elif "/commit/" in self.path:
-            lines = [json.loads(line) for line in body.splitlines()]
-            seen["files"] = {
-                line["value"]["path"]: base64.b64decode(line["value"]["content"])
-                for line in lines if line["key"] == "file"
-            }  # fmt: skip
-            reply = {"commitOid": "0" * 40, "commitUrl": f"{seen['url']}/me/mine/commit/0",
-                     "hookOutput": ""}  # fmt: skip
-        else:
-            reply, status = {"error": self.path}, 404
-        raw = json.dumps(reply).encode()
-        self.send_response(status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-    def do_GET(self):
-        raw = json.dumps({"id": "me/mine", "siblings": [], "sha": "0" * 40}).encode()
-        self.send_response(200)
-        self.send_header("Content-Length", str(len(raw)))
-        self.end_headers()
-        self.wfile.write(raw)
-
-
 @pytest.fixture
 def hub(monkeypatch):
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
-    Hub.seen = {"url": f"http://127.0.0.1:{server.server_port}"}
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", Hub.seen["url"])
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    """What the hub has been asked for; `fails` is what it raises."""
+    asked = {}
+
+    class Hub:
+        endpoint = "https://hub"
+
+        def __init__(self, token):
+            asked["token"] = token
+
+        def create_repo(self, name, **how):
+            if "fails" in asked:
+                raise asked["fails"]
+            asked["created"] = name, how
+
+        def upload_folder(self, repo_id, folder_path, commit_message):
+            asked["uploaded"] = repo_id, folder_path
+
+    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    yield Hub.seen
-    server.shutdown()
-    server.server_close()
-
-
-def small(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    (folder / "README.md").write_text("---\nlicense: mit\n---\n\n# mine\n")
-    (folder / "agent.yaml").write_text("agent: {}\n")
-    return folder
+    return asked
 
 
 def test_an_export_is_uploaded_whole_and_private(hub, tmp_path):
-    folder = small(tmp_path)
-    assert push.push(folder, "me/mine") == f"{hub['url']}/me/mine"
-    assert hub["files"] == {path.name: path.read_bytes() for path in folder.iterdir()}
-    assert (hub["created"]["visibility"], hub["created"]["name"]) == ("private", "mine")
-    assert hub["card"] == (folder / "README.md").read_text()  # the hub is asked about the card
-    assert hub["keys"] == {"Bearer hf_secret"}
+    assert push.push(tmp_path, "me/mine") == "https://hub/me/mine"
+    assert hub["created"] == ("me/mine", {"private": True, "exist_ok": True})
+    assert hub["uploaded"] == ("me/mine", tmp_path) and hub["token"] == "hf_secret"
 
 
 def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hub, monkeypatch):
@@ -243,15 +195,15 @@ def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hu
         return result.output.splitlines()[-1]
 
     assert "ORG/NAME" in said("mine")
-    hub["status"] = 400
-    assert "cannot be uploaded" in said("me/mine")
-    with monkeypatch.context() as patch:  # whoever quotes the token
-
-        def refuses(*_, **__):
-            raise OSError("the token hf_secret is not known")
-
-        patch.setattr("huggingface_hub.HfApi.create_repo", refuses)
-        assert "the token *** is not known" in said("me/mine")
+    answer = httpx.Response(400, request=httpx.Request("POST", "https://hub"))
+    for error in (
+        HfHubHTTPError("refused hf_secret", response=answer),
+        HFValidationError("no such name"),
+        OSError("the token hf_secret is not known"),
+    ):
+        hub["fails"] = error
+        assert "cannot be uploaded" in (why := said("me/mine")) or "takes no such name" in why
+    assert "the token *** is not known" in why
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "HF_TOKEN" in said("me/mine")

@@ -13,13 +13,14 @@ from dataclasses import replace
 import pytest
 import torch
 import yaml
-from conftest import cell_of, random_policy
+from conftest import asked_of, cell_of, random_policy
 from test_endpoint import Server
 from test_page import HOSTILE, record
 from typer.testing import CliRunner
 
 import cli
 import eval
+import suites
 from agents import find
 from commands import ask as commands_ask
 from commands import export, show, taskfiles, train
@@ -35,57 +36,43 @@ from engines import open
 from models import load
 from models.checkpoints import save_checkpoint
 from report import records
-from tasks import readers, seen, suites, writers
+from tasks import readers, seen, writers
 from tasks.hqa import make_tasks as build_ruler_hqa
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
 
 
-def eval_json(
-    path, n, texts=("Anna reached Lima.", "Boris reached Lima.", "Clara reached Lima."), **other
-):
+def eval_json(path, n, texts=("Anna", "Boris", "Clara"), **other):
     items = [
-        {
-            "context": t,
-            "input": f"Where is {t.split()[0]}?",
-            "answers": ["Lima"],
-            "num_docs": n,
-            "index": i,
-        }
-        for i, t in enumerate(texts)
+        {"context": f"{name} reached Lima.", "input": f"Where is {name}?", "answers": ["Lima"]}
+        | {"num_docs": n, "index": i}
+        | other
+        for i, name in enumerate(texts)
     ]
-    path.write_text(json.dumps([item | other for item in items]))
+    path.write_text(json.dumps(items))
     return str(path)
 
 
 def ruler_json(path, answers=("12", "34")):
-    path.write_text(
-        json.dumps(
-            [
-                {
-                    "index": 0,
-                    "input": "Which?",
-                    "context": "One is 12.",
-                    "outputs": answers,
-                    "answer_prefix": "",
-                    "length": 5,
-                }
-            ]
-        )
-    )
+    item = {"index": 0, "input": "Which?", "context": "One is 12.", "outputs": answers}
+    path.write_text(json.dumps([item | {"answer_prefix": "", "length": 5}]))
     return str(path)
 
 
-def run_suite(config):
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def run_suite(config, **settings):
     """Evaluate agents that read as the embedded policy does."""
     names = {name.partition("@")[0] for name in config.agents}
-    return eval.run_suite(config, {name: tiny.agent(name) for name in names})
+    suite = suites.of(config, settings)
+    return eval.run_suite(config, {name: tiny.agent(name) for name in names}, suite)
 
 
 def cells(*files, **other):
-    unit, asked = suites.columns_of(
-        replace(QUICK, data=files, **other), lambda: pytest.fail("no tokenizer is needed")
-    )
+    settings = {"n": 2, "data": files} | other
+    unit, asked = asked_of(lambda: pytest.fail("no tokenizer is needed"), **settings)
     return unit, [(column.question, column.length, len(column.make())) for column in asked]
 
 
@@ -99,50 +86,35 @@ def test_published_files_are_cells_by_their_number_of_documents(tmp_path):
 
 def test_files_of_one_length_stay_apart(tmp_path):
     a, b = (eval_json(tmp_path / f"{name}.json", 50) for name in "ab")
-    assert cells(a, b) == (
-        "documents",
-        [(f"questions, {tmp_path.name}/{name}.json", 50, 2) for name in "ab"],
-    )
+    labels = [f"questions, {tmp_path.name}/{name}.json" for name in "ab"]
+    assert cells(a, b) == ("documents", [(label, 50, 2) for label in labels])
     (tmp_path / "other").mkdir()
     other = eval_json(tmp_path / "other" / "a.json", 50)
-    assert [question for question, _, _ in cells(a, other)[1]] == [
-        f"questions, {tmp_path.name}/a.json",
-        "questions, other/a.json",
-    ]
+    found = [question for question, _, _ in cells(a, other)[1]]
+    assert found == [labels[0], "questions, other/a.json"]
     with pytest.raises(UserError, match="rename one"):
         cells(a, a)
 
 
 def test_a_file_of_several_lengths_is_one_cell_that_says_so(tmp_path):
-    paths = []
+    tasks = []
     for n in (2, 10):
+        pools = [Pool([f"{n}{i}{k}" for k in range(n)], ["x"] * n) for i in range(2)]
+        order = tuple(range(n))
         source = [
-            Task(
-                f"{n}-{i}",
-                "q?",
-                ("a",),
-                pool=Pool([f"{n}{i}{k}" for k in range(n)], ["x"] * n),
-                order=tuple(range(n)),
-            )
-            for i in range(2)
+            Task(f"{n}-{i}", "q?", ("a",), pool=pool, order=order) for i, pool in enumerate(pools)
         ]
-        paths += build_ruler_hqa(source, n)
-    writers.write_eval_json(tmp_path / "mixed.json", paths)
-    assert cells(str(tmp_path / "mixed.json"), n=9) == (
-        "documents",
-        [("questions, 2 to 10 documents", 10, 4)],
-    )
+        tasks += build_ruler_hqa(source, n)
+    path = tmp_path / "mixed.json"
+    writers.write_eval_json(path, tasks)
+    assert cells(str(path), n=9) == ("documents", [("questions, 2 to 10 documents", 10, 4)])
 
 
 def test_rulers_sets_are_cells_by_task_and_tokens(tmp_path):
-    files = [
-        ruler_json(tmp_path / f"eval_{name}.json")
-        for name in ("vt_8192", "vt_16384", "niah_single_1_8192")
-    ]
-    assert cells(*files) == (
-        "tokens",
-        [("vt", 8192, 1), ("vt", 16384, 1), ("niah_single_1", 8192, 1)],
-    )
+    sizes = {"vt_8192": 8192, "vt_16384": 16384, "niah_single_1_8192": 8192}
+    files = [ruler_json(tmp_path / f"eval_{name}.json") for name in sizes]
+    columns = [(name.rpartition("_")[0], size, 1) for name, size in sizes.items()]
+    assert cells(*files) == ("tokens", columns)
     with pytest.raises(UserError, match="apart"):
         cells(files[0], eval_json(tmp_path / "eval_50.json", 50))
 
@@ -161,9 +133,8 @@ def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     files = tuple(eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200))
     folder = run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3))
     summary = json.loads((folder / "summary.json").read_text())
-    assert [
-        cell_of(summary, "memagent", "questions", "0.0", length)["n"] for length in (50, 200)
-    ] == [3, 3]
+    found = [cell_of(summary, "memagent", "questions", "0.0", n)["n"] for n in (50, 200)]
+    assert found == [3, 3]
     kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
     assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
@@ -187,15 +158,8 @@ def test_an_evaluation_never_touches_the_folder_of_something_else(tmp_path):
 
 @pytest.mark.parametrize(
     "change",
-    [
-        None,
-        "dtype",
-        "tokenizer.json",
-        "config.json",
-        "chat_template.jinja",
-        "tokenizer_config.json",
-        "model.safetensors",
-    ],
+    [None, "dtype", "tokenizer.json", "config.json", "chat_template.jinja"]
+    + ["tokenizer_config.json", "model.safetensors"],
 )
 def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
     model = tmp_path / "model"
@@ -210,10 +174,10 @@ def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
 
 
 def test_answers_in_bfloat16_are_asked_anew(tmp_path):
-    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,), kinds=("one_fact",))
+    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,))
     settings_of = []
     for name, dtype in (("e", "float32"), ("f", "bfloat16"), ("e", "float32")):
-        folder = run_suite(replace(config, dtype=dtype, name=name))
+        folder = run_suite(replace(config, dtype=dtype, name=name), kinds=("one_fact",))
         settings_of += json.loads((folder / "summary.json").read_text())["settings"]
     assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
@@ -228,18 +192,10 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     """
     replicas = [Server(codec), Server(codec)]
     file = eval_json(tmp_path / "eval_50.json", 50)
-    config = replace(
-        QUICK,
-        data=(file,),
-        n=3,
-        runs=str(tmp_path),
-        name="e",
-        served_as="m",
-        endpoint=tuple(s.url for s in replicas),
-        model=str(EMBEDDED),
-    )
-    folder = run_suite(config)
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    urls = tuple(server.url for server in replicas)
+    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m")
+    config = replace(config, endpoint=urls, model=str(EMBEDDED))
+    rows = rows_of(run_suite(config))
     assert len(rows) == 3 and not any(row["error"] for row in rows)
     asked = [len(server.bodies) for server in replicas]
     assert min(asked) > 0 and sum(asked) >= 2 * len(rows)
@@ -270,63 +226,32 @@ def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size
     server = Server(codec, ids=False)
     text = "".join(f"Sentence {n}, né à Zürich. " for n in range(900))
     (tmp_path / "page.txt").write_text(text)
-    shown = printed(
-        lambda: CliRunner().invoke(
-            cli.app,
-            "ask page.txt Where? --agent memagent --endpoint".split() + [server.url],
-            catch_exceptions=False,
-        )
-    )
+
+    def run(words):
+        words = [*words.split(), "--endpoint", server.url]
+        return printed(lambda: CliRunner().invoke(cli.app, words, catch_exceptions=False))
+
+    shown, bodies = run("ask page.txt Where? --agent memagent"), server.bodies
     n_sections = -(-len(text.encode()) // (4 * 2048))
-    bodies = server.bodies
-    assert (
-        n_sections <= 4
-        and len(bodies) == n_sections + 1
-        and all("prompt" not in body for body in bodies)
-    )
+    assert n_sections <= 4 and len(bodies) == n_sections + 1
     sent = [
         body["messages"][0]["content"].partition("<section>\n")[2].partition("\n</section>")[0]
         for body in bodies
     ]
     assert "".join(sent) == text and max(len(part.encode()) for part in sent) <= 4 * 2048
     assert [body["max_tokens"] for body in bodies] == [512] * n_sections + [256]
-    assert (
-        "embedded" not in shown
-        and f"tokens, {n_sections} sections, about" in shown
-        and "estimated" in shown
-    )
+    assert "embedded" not in shown and "estimated" in shown
+    assert f"tokens, {n_sections} sections, about" in shown
     file = eval_json(tmp_path / "eval_50.json", 50)
-    words = [
-        "eval",
-        "--endpoint",
-        server.url,
-        "--data",
-        file,
-        "--agents",
-        "memagent,full,bm25",
-        "--temperatures",
-        "0",
-        "--name",
-        "e",
-    ]
-    printed(lambda: CliRunner().invoke(cli.app, words, catch_exceptions=False))
-    rows = [
-        json.loads(line)
-        for line in (tmp_path / "runs" / "e" / "rows.jsonl").read_text().splitlines()
-    ]
+    run(f"eval --data {file} --agents memagent,full,bm25 --temperatures 0 --name e")
+    folder = tmp_path / "runs" / "e"
+    rows, settings = rows_of(folder), yaml.safe_load((folder / "config.yaml").read_text())
     assert len(rows) == 9 and not any(row["error"] for row in rows)
-    assert (
-        yaml.safe_load((tmp_path / "runs" / "e" / "config.yaml").read_text())["agent"][
-            "chunk_tokens"
-        ]
-        == 2048
-    )
-    assert {body["max_tokens"] for body in bodies} == {512, 256} and all(
-        "prompt" not in body for body in bodies
-    )
-    refused = CliRunner().invoke(
-        cli.app, ["eval", "--endpoint", server.url, "--suite", "ruler", "--ruler-tasks", "vt"]
-    )
+    assert settings["agent"]["chunk_tokens"] == 2048
+    assert {body["max_tokens"] for body in bodies} == {512, 256}
+    assert not any("prompt" in body for body in bodies)
+    words = ["eval", "--endpoint", server.url, "--suite", "ruler", "--ruler-tasks", "vt"]
+    refused = CliRunner().invoke(cli.app, words)
     assert refused.exit_code == 2 and "say by --model" in refused.stderr
     server.stop()
 
@@ -360,15 +285,11 @@ def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, code
     with pytest.raises(UserError, match="There are no templates"):
         export.export(tmp_path)
     (tmp_path / "model").rename(tmp_path / "elsewhere")
-    assert (
-        yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())["agent"]["max_sections"]
-        is None
-    )
+    settings = yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())
+    assert settings["agent"]["max_sections"] is None
     _, agent = find.resolve("default", tmp_path / "elsewhere", {}, {})
-    assert (
-        agent.template("final") == (("problem", False), (" ", True), ("memory", False))
-        and agent.config.max_sections is None
-    )
+    assert agent.template("final") == (("problem", False), (" ", True), ("memory", False))
+    assert agent.config.max_sections is None
 
 
 @pytest.mark.parametrize(
@@ -410,33 +331,33 @@ def asked(file, agent, **settings):
 def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     text = HOSTILE.replace("\ud83d", "")
     path = tmp_path / "own.jsonl"
-    path.write_text(
-        json.dumps({"question": text, "answers": [text], "context": text, "kind": text, "id": text})
-    )
+    fields = dict.fromkeys(("question", "context", "kind", "id"), text)
+    path.write_text(json.dumps(fields | {"answers": [text]}))
     shown = printed(taskfiles.show_tasks, str(path), None, None, 3, "one_fact", 1)
-    assert (
-        "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5
-    )  # and the id, clipped in its rule
+    # and the id, clipped in its rule
+    assert "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
-def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
+@pytest.fixture
+def scripted(monkeypatch, codec):
+    """Let a function of the prompt answer instead of a model."""
     from engines.scripted import ScriptedEngine
 
-    monkeypatch.setattr(
-        commands_ask,
-        "open_reader",
-        lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: "\x1b[31m\\boxed{Lima\x07}"),
-    )
+    def give(answer, module=commands_ask):
+        engine = ScriptedEngine(codec, answer)
+        monkeypatch.setattr(module, "open_reader", lambda *args, **kwargs: engine)
+
+    return give
+
+
+def test_an_answer_does_not_steer_the_terminal(tmp_path, scripted):
+    scripted(lambda prompt: "\x1b[31m\\boxed{Lima\x07}")
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
     own = dict(memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
     shown = asked(tmp_path / "doc.txt", "memagent", **own)
-    assert (
-        shown.count("\ufffd[31m") == 2
-        and "Lima\ufffd" in shown
-        and "2 tokens of the text were not read" in shown
-        and not re.search("[\x07\x1b]", shown)
-    )
+    assert shown.count("\ufffd[31m") == 2 and "Lima\ufffd" in shown
+    assert "2 tokens of the text were not read" in shown and not re.search("[\x07\x1b]", shown)
 
 
 @pytest.mark.parametrize(
@@ -447,59 +368,43 @@ def test_an_answer_does_not_steer_the_terminal(tmp_path, monkeypatch, codec):
         ("", "The response is empty."),
     ],
 )
-def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, monkeypatch, codec, said, last):
-    from engines.scripted import ScriptedEngine
-
-    monkeypatch.setattr(
-        commands_ask,
-        "open_reader",
-        lambda *args, **kwargs: ScriptedEngine(codec, lambda prompt: said),
-    )
+def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, scripted, said, last):
+    scripted(lambda prompt: said)
     (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    shown = asked(tmp_path / "doc.txt", "none", memory_tokens=99, final_tokens=99)
-    assert last in shown and ("not in the form that was asked for, \\boxed{...}" in shown) == (
-        "It is" in said
-    )
-    assert "no answer" not in shown and shown.count("It is Lima.") == ("It is" in said)  # once
+    shown, unboxed = asked(tmp_path / "doc.txt", "none", memory_tokens=99, final_tokens=99), "It is"
+    assert last in shown and "no answer" not in shown
+    assert ("not in the form that was asked for, \\boxed{...}" in shown) == (unboxed in said)
+    assert shown.count("It is Lima.") == (unboxed in said)  # once
 
 
-def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, monkeypatch, codec):
-    from engines.scripted import ScriptedEngine
-
+def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, scripted):
     said = iter(
-        [
+        (
             "<update>Otto.</update><recall>Ida</recall>",
             "<update>Rosa.</update><recall>who was Otto?</recall>",
             "<recall>Otto",
             "\\boxed{Lima}",
-        ]
+        )
     )
-    monkeypatch.setattr(
-        commands_ask,
-        "open_reader",
-        # the prompt that warms the engine up is no turn
-        lambda *args, **kwargs: ScriptedEngine(
-            codec, lambda prompt: next(said) if prompt.max_tokens > 1 else ""
-        ),
-    )
+    # the prompt that warms the engine up is no turn
+    scripted(lambda prompt: next(said) if prompt.max_tokens > 1 else "")
     (tmp_path / "doc.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
     own = dict(step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
     shown = " ".join(asked(tmp_path / "doc.txt", "rememr1", **own).split())
-    order = (
-        "section 1: [-No previous memory-] {+Otto.+}",
-        "looks for Ida",
-        "recalled nothing found for 'Ida'",
-        "section 2: [-Otto.-] {+Rosa.+}",
-        "looks for who was Otto?",
-        "recalled Otto. written after section 1, found for 'who was Otto?'",
-        "form no update, unclosed recall",
-        "answer: Lima",
-    )
-    places = [shown.find(words) for words in order]
-    assert -1 not in places, [
-        words for words, place in zip(order, places, strict=True) if place < 0
+    places = [
+        shown.find(words)
+        for words in (
+            "section 1: [-No previous memory-] {+Otto.+}",
+            "looks for Ida",
+            "recalled nothing found for 'Ida'",
+            "section 2: [-Otto.-] {+Rosa.+}",
+            "looks for who was Otto?",
+            "recalled Otto. written after section 1, found for 'who was Otto?'",
+            "form no update, unclosed recall",
+            "answer: Lima",
+        )
     ]
-    assert places == sorted(places)
+    assert -1 not in places and places == sorted(places), shown
     assert "section 3" not in shown  # the memory stayed as it was
 
 
@@ -520,25 +425,22 @@ def trajectories(path, *lines):
         '{"turns": []}',
         json.dumps(record() | {"turns": [5]}),
         json.dumps(record() | {"turns": [{"final": True}]}),
+        "{",
+        "9" * 5000,
+        "[" * 100_000,
     ],
+    ids=range(9),
 )
 def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
-    with pytest.raises(UserError, match=r"line 2 is no trajectory\.$"):
-        records.read_records(trajectories(tmp_path / "t.jsonl", record(), bad))
-
-
-@pytest.mark.parametrize("bad", ["{", "9" * 5000, "[" * 100_000])
-def test_a_line_that_is_no_json_is_named(tmp_path, bad):
-    with pytest.raises(UserError, match=r"line 2 cannot be read"):
-        records.read_records(trajectories(tmp_path / "t.jsonl.gz", record(), bad, record()))
+    for name in ("t.jsonl", "t.jsonl.gz"):
+        with pytest.raises(UserError, match="line 2"):
+            records.read_records(trajectories(tmp_path / name, record(), bad, record()))
 
 
 def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
     path = trajectories(tmp_path / "t.jsonl", *(record(step=step) for step in range(0, 106, 5)))
-    with pytest.raises(
-        UserError,
-        match=r"no trajectories of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$",
-    ):
+    kept = r"no trajectories of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"
+    with pytest.raises(UserError, match=kept):
         show.show(path, 39, "", False, 3)
     assert "training step 35" in printed(show.show, path, 35, "", False, 3)
     with pytest.raises(UserError, match="None of the 22 trajectories"):
@@ -565,12 +467,9 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
         records.read_records(plain)
 
 
-def test_documents_of_no_section_and_a_suite_without_sizes_are_refused(tmp_path):
+def test_documents_of_no_section_are_refused():
     with pytest.raises(UserError, match="at least 1 section"):
         taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
-    with pytest.raises(UserError, match="--documents"):
-        taskfiles.build_sets(tmp_path / "x", tmp_path / "out", EvalConfig(suite="ruler-hqa"))
-    assert not (tmp_path / "out").exists()
 
 
 # ---------------------------------------------------------------- questions trained on
@@ -578,16 +477,18 @@ def test_documents_of_no_section_and_a_suite_without_sizes_are_refused(tmp_path)
 
 def questions_of(path, *people, ask="Where is {}?"):
     rows = [
-        {
-            "id": f"{path.stem}-{p}",
-            "question": ask.format(p),
-            "answer": "Lima",
-            "context": f"{p} reached Lima.",
-        }
+        {"id": f"{path.stem}-{p}", "question": ask.format(p)}
+        | {"answer": "Lima", "context": f"{p} reached Lima."}
         for p in people
     ]
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return str(path)
+
+
+def short(**changes):
+    """Return the settings of a training of a step."""
+    fields = {"steps": 1, "tasks_per_step": (1,), "group_size": 2} | changes
+    return find.resolve("demo", EMBEDDED, fields, {})[0]
 
 
 @pytest.fixture(scope="module")
@@ -595,14 +496,8 @@ def trained(tmp_path_factory):
     """A run of two steps on two of three questions."""
     folder = tmp_path_factory.mktemp("runs")
     file = questions_of(folder / "train.jsonl", "Anna", "Boris", "Clara", "Dora")
-    config, _ = find.resolve(
-        "demo", EMBEDDED, {"steps": 2, "tasks_per_step": (1,), "group_size": 2}, {}
-    )
-    return train.train(
-        RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2),
-        config,
-        tiny.agent(),
-    )
+    run = RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2)
+    return train.train(run, short(steps=2), tiny.agent())
 
 
 def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tmp_path):
@@ -615,27 +510,15 @@ def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tm
     early = export.export(trained, step=1, out=tmp_path / "early")
     assert {*seen.trained_on(early)} == {tasks[name] for name, step in asked.items() if step == 0}
     other = questions_of(tmp_path / "other.jsonl", "Emil")
-    config, _ = find.resolve(
-        "demo", EMBEDDED, {"steps": 1, "tasks_per_step": (1,), "group_size": 2}, {}
-    )
-    second = train.train(
-        RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early)),
-        config,
-        tiny.agent(),
-    )
-    assert {*seen.trained_on(second / "model")} == {
-        *seen.trained_on(early),
-        *seen.trained_on(second),
-    }
-    assert len(seen.trained_on(second / "model")) == 2
+    run = RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early))
+    second = train.train(run, short(), tiny.agent())
+    both = {*seen.trained_on(early), *seen.trained_on(second)}
+    assert {*seen.trained_on(second / "model")} == both and len(both) == 2
 
 
 def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(tmp_path):
     file = questions_of(tmp_path / "train.jsonl", "Anna", "Boris")
-    config, _ = find.resolve(
-        "demo", EMBEDDED, {"steps": 1, "tasks_per_step": (2,), "group_size": 2}, {}
-    )
-    config = replace(config, lora_rank=2, outcome="sub_em")
+    config = short(tasks_per_step=(2,), lora_rank=2, outcome="sub_em")
     run = RunConfig(name="plain", runs=str(tmp_path), data=file)
     folder = train.train(run, config, tiny.agent(form="plain"))
     own = {*seen.trained_on(folder)}
@@ -651,25 +534,21 @@ def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(t
     assert not seen.trained_on(folder / "adapter") and not (folder / "adapter/templates").exists()
 
 
-def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, codec):
+def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, scripted):
     """A policy that says "**Lima**." is right in the plain form, and unformed in the boxed one."""
-    from engines.scripted import ScriptedEngine
-
     model = tmp_path / "model"
     shutil.copytree(trained / "model", model)
     settings = yaml.safe_load((model / "agent.yaml").read_text())
     settings["agent"]["form"] = "plain"
     (model / "agent.yaml").write_text(yaml.safe_dump(settings))
-    monkeypatch.setattr(
-        eval, "open_reader", lambda *args, **kwargs: ScriptedEngine(codec, lambda p: "**Lima**.")
-    )
+    scripted(lambda prompt: "**Lima**.", eval)
     monkeypatch.setattr(eval, "engine_fingerprint", lambda *args, **kwargs: "scripted")
     file = questions_of(tmp_path / "asked.jsonl", "Hugo", "Ida")
     for form, (reward, prediction) in {"plain": (1.0, "Lima"), "boxed": (0.0, None)}.items():
         own = find.of_model(model) | ({} if form == "plain" else {"form": form})
         config = replace(QUICK, runs=str(tmp_path), name=form, data=(file,), model=str(model))
         eval.run_suite(config, {"memagent": find.make("memagent", own)})
-        rows = [json.loads(line) for line in (tmp_path / form / "rows.jsonl").open()]
+        rows = rows_of(tmp_path / form)
         assert [(row["reward"], row["prediction"]) for row in rows] == [(reward, prediction)] * 2
         assert {row["response"].strip() for row in rows} == {"**Lima**."}  # whatever was made of it
         page = (tmp_path / form / "report.html").read_text()
@@ -681,32 +560,25 @@ def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path
     folder = tmp_path / "mine"
     shutil.copytree(trained, folder)
     rows = (folder / "trained_on.csv").read_text()
-    shutil.rmtree(
-        folder / "checkpoints" / "step-2"
-    )  # killed in the second step, after it had written this
+    # killed in the second step, after it had written this
+    shutil.rmtree(folder / "checkpoints" / "step-2")
     stored = find.begun(folder)
     run, config = RunConfig(**stored["run"] | {"runs": str(tmp_path)}), GRPOConfig(**stored["grpo"])
     train.train(run, config, tiny.agent(), resume=True)
     assert (folder / "trained_on.csv").read_text() == rows
-    assert not seen.trained_on(
-        train.train(replace(run, name="w", data="world"), replace(config, steps=1), tiny.agent())
-        / "model"
-    )
-    assert not (
-        tmp_path / "w" / "trained_on.csv"
-    ).exists()  # generated English: the split of its facts keeps them apart
+    # generated English: the split of its facts keeps them apart
+    world = train.train(replace(run, name="w", data="world"), short(), tiny.agent())
+    assert not seen.trained_on(world / "model") and not (world / "trained_on.csv").exists()
 
 
 @pytest.mark.parametrize("source", ["model", "out", "untrained"])
 def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, source):
     names = {name.partition("-")[2] for _, name in seen.trained_on(trained).values()}
     other = "Hugo"  # in no training file
-    file = questions_of(
-        tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} "
-    )  # other ids, other spelling
-    model = (
-        export.export(trained, out=tmp_path / "policy") if source == "out" else trained / "model"
-    )
+    # other ids, other spelling
+    file = questions_of(tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} ")
+    out = source == "out"
+    model = export.export(trained, out=tmp_path / "policy") if out else trained / "model"
     config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9)
     if source == "untrained":
         config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))
@@ -732,14 +604,12 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
     assert sentence in html.unescape(page) and sentence in (tmp_path / "e" / "table.md").read_text()
     clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
     out = printed(run_suite, replace(config, name="c", data=(clean_file,)))
-    assert (
-        "Warning" not in out
-        and "None of the 2 questions is among the 2 that"
-        in (tmp_path / "c" / "report.html").read_text()
-    )
+    clean_page = (tmp_path / "c" / "report.html").read_text()
+    assert "Warning" not in out and "None of the 2 questions is among the 2 that" in clean_page
     assert untrained.main([str(tmp_path / "c"), str(model)]) == 0
     if source == "model":  # of the same words as any training's on such files
-        run_suite(replace(config, name="w", data=("world",), lengths=(1,), kinds=("one_fact",)))
+        world = replace(config, name="w", data=("world",), lengths=(1,))
+        run_suite(world, kinds=("one_fact",))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
 
 
@@ -758,6 +628,6 @@ def test_a_question_is_known_by_its_words_and_rulers_own_by_their_answers_too():
         return Task("1", question, answers, text="x", dataset=dataset, kind="vt").question_digest
 
     assert digest("Who is the Man?") == digest("who is  man", ("b",)) != digest("Who is the woman?")
-    assert digest("?") != digest("!") and digest("Which?", ("a",), "ruler") != digest(
-        "Which?", ("b",), "ruler"
-    )
+    assert digest("?") != digest("!")
+    ruler = [digest("Which?", (answer,), "ruler") for answer in "ab"]
+    assert ruler[0] != ruler[1]

@@ -69,7 +69,7 @@ def test_a_stream_with_such_a_bank_is_refused_before_its_first_task(tmp_path, ho
     folder.mkdir()
     spoil(folder / "memrl.db", how, embedded)
     before = contents(tmp_path)
-    words = f"--environment llb-db --arms memrl --retrieve dense --embedder {EMBEDDER} --epochs 1"
+    words = f"--suite llb-db --arms memrl --retrieve dense --embedder {EMBEDDER} --epochs 1"
     assert "memrl.db" in refused("stream", "--runs", tmp_path, *words.split())
     assert contents(tmp_path) == before
 
@@ -147,7 +147,7 @@ def test_a_file_that_holds_no_tasks_is_one_sentence_and_nothing_is_written(tmp_p
     environment, name, content, said = FILES[what]
     (tmp_path / name).write_bytes(content)
     before = contents(tmp_path)
-    words = ["stream", "--environment", environment, "--path", tmp_path / name]
+    words = ["stream", "--suite", environment, "--path", tmp_path / name]
     words += ["--judge", "openai:http://127.0.0.1:9/v1#m"] if environment == "hle" else []
     wrong = refused(*words, "--runs", tmp_path / "runs")
     assert name in wrong and re.search(re.escape(said), wrong), wrong

@@ -17,7 +17,7 @@ from commands import train
 from config import terminal
 from config.errors import UserError
 from config.options import GRPOConfig, without_url
-from embedded import keeper
+from dev import keeper
 from engines import endpoint
 from engines.open import engine_fingerprint, open_reader
 from engines.scripted import ScriptedEngine

@@ -63,7 +63,7 @@ def test_what_has_no_page_is_told_in_one_sentence(tmp_path, name, content, said)
 def stream(tmp_path_factory):
     runs = tmp_path_factory.mktemp("runs")
     config = StreamConfig(
-        name="s", runs=str(runs), environment="bandit", epochs=2, n=6, batch=3,
+        name="s", runs=str(runs), suite="bandit", epochs=2, n=6, batch=3,
         engine="rehearsed", arms=("none", "rag"),
     )  # fmt: skip
     return run_stream(config, {})
@@ -121,8 +121,8 @@ def test_a_reading_that_is_not_finished(tmp_path):
     assert "not answered yet Where is <b>?" in page.text and "Section 2 of 2, page 3" in page.text
     assert "refresh" not in page.html
     code = (
-        "import sys; from pathlib import Path; from report.rows import Rows; "
-        f"rows = Rows(Path({str(folder)!r}) / 'turns.jsonl'); rows.claim('reading'); "
+        f"import sys; from pathlib import Path; from report.status import hold; "
+        f"hold(Path({str(folder)!r})); "
         "print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

@@ -15,6 +15,7 @@ from conftest import calls_of, forked
 from typer.testing import CliRunner
 
 import cli
+import suites
 from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
@@ -26,7 +27,7 @@ from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import _worth, epochs_of, read_summary
 from tasks.bandit import Bandit
-from tasks.environments import RULES, Work
+from tasks.environments import Work
 from tasks.llb_db import LLBDB
 
 
@@ -148,13 +149,13 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
     tmp_path, monkeypatch, moment
 ):
     monkeypatch.setattr("report.plots.curves", lambda panels: "")
-    settings = dict(arms=("rag", "memrl"), environment="llb-db", batch=4, epochs=2, n=0)
+    settings = dict(arms=("rag", "memrl"), suite="llb-db", batch=4, epochs=2, n=0)
     run_stream(short(tmp_path, "whole", **settings), {"max_entries": 6})
     real, done, crashes = Bank.batch, set(), 0
 
     @contextlib.contextmanager
     def batch(self):
-        outer, place = not self._depth, (self.path, self.batches)
+        outer, place = not self._writing, (self.path, self.batches)
         crash = outer and place not in done and self.path.parent.name == "broken"
         done.update({place} if outer else ())
         with real(self):
@@ -177,9 +178,12 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
 
 @pytest.mark.parametrize("rules", ["own", "released"])
 def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
-    config = short(tmp_path, environment="llb-db", arms=("none",), epochs=1, n=2, rules=rules)
-    page = " ".join((run_stream(config, {}) / "report.html").read_text().split())
-    assert f"tasks of llb-db, judged by {RULES[rules]}, in epoch 1." in page
+    config = short(tmp_path, suite="llb-db", arms=("none",), epochs=1, n=2)
+    suite = suites.of(config, {"rules": rules})
+    folder = run_stream(config, {}, suite)
+    told = f"tasks of llb-db, judged by {suite.judged_by}, in epoch 1."
+    assert told in " ".join((folder / "report.html").read_text().split())
+    assert told in " ".join(report(folder).read_text().split())
 
 
 def test_two_streams_do_not_share_a_folder(tmp_path):
@@ -267,7 +271,7 @@ def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
     """A finished stream on our eight database tasks, whose intents are embedded one by one."""
     folder.mkdir()
     world = LLBDB()
-    config = short(folder.parent, folder.name, environment="llb-db", epochs=2, n=0, batch=4)
+    config = short(folder.parent, folder.name, suite="llb-db", epochs=2, n=0, batch=4)
     settings = {"retrieve": "dense", "embedder": "hash:64", "delta": 0.1}
     stream = Stream(config, arm, settings, world, folder)
     stream.agent.embed = embedder
@@ -348,7 +352,7 @@ def learnt(tmp_path, arm="memrl") -> tuple[Stream, RehearsedEngine]:
     """A stream that has worked on our eight database tasks once."""
     (tmp_path / "s").mkdir()
     world = LLBDB()
-    config = short(tmp_path, environment="llb-db", epochs=1, n=0, batch=4)
+    config = short(tmp_path, suite="llb-db", epochs=1, n=0, batch=4)
     stream = Stream(config, arm, {"delta": 0.0}, world, tmp_path / "s")
     stream.run(engine := RehearsedEngine(world.tasks()))
     return stream, engine
@@ -425,7 +429,7 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
     [
         ("--arms none,ghost", "Unknown arm 'ghost'"),
         ("--arms none,none", "arms has 'none' twice"),
-        ("--environment moon", "Unknown environment 'moon'"),
+        ("--suite moon", "Unknown suite 'moon'"),
         ("--path x.json", "leave --path out"),
         ("--epochs 0", "epochs must be at least 1"),
         ("--model smollm2", "rehearsed asks no model"),
@@ -493,7 +497,7 @@ def test_a_stream_of_the_agent_of_this_folder_keeps_its_place():
 
 
 def test_a_model_works_on_tasks_and_its_bank_is_looked_at(tmp_path):
-    words = "--environment llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
+    words = "--suite llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
     words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
     result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
     assert result.exit_code == 0, result.output
@@ -505,14 +509,14 @@ def test_a_model_works_on_tasks_and_its_bank_is_looked_at(tmp_path):
 
 
 def frozen(tmp_path, bank: Path, name="f", **fields) -> StreamConfig:
-    given = dict(name=name, runs=str(tmp_path), environment="llb-db", frozen=str(bank), batch=4)
+    given = dict(name=name, runs=str(tmp_path), suite="llb-db", frozen=str(bank), batch=4)
     return StreamConfig(**(given | fields))
 
 
 @pytest.fixture
 def learnt_bank(tmp_path) -> Path:
     """The bank of a stream over our eight database tasks, moved away from it."""
-    folder = run_stream(short(tmp_path, environment="llb-db", epochs=2, n=0, batch=4), {})
+    folder = run_stream(short(tmp_path, suite="llb-db", epochs=2, n=0, batch=4), {})
     return (folder / "memrl.db").rename(tmp_path / "learnt.db")
 
 
@@ -560,9 +564,10 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
 
     @contextlib.contextmanager
     def batch(self):
+        outer = not self._writing
         with real(self):
             yield
-            if not self._depth - 1 and self.path.parent.name == "parts":
+            if outer and self.path.parent.name == "parts":
                 left[0] -= 1
                 if left[0] == 0:
                     raise KeyboardInterrupt
@@ -607,7 +612,7 @@ def test_mistakes_about_a_frozen_bank_are_one_sentence(
     Path("damaged.db").write_bytes(learnt_bank.read_bytes()[:5000])
     settings = BankConfig(retrieve="dense", embedder="hash:64")
     Bank("vectors.db", settings, embedder_of("hash:64")).close()
-    words = ["stream", "--runs", ".", "--environment", "llb-db", *words.split()]
+    words = ["stream", "--runs", ".", "--suite", "llb-db", *words.split()]
     result = CliRunner().invoke(cli.app, words)
     assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
     assert not Path("stream").exists()
@@ -615,7 +620,7 @@ def test_mistakes_about_a_frozen_bank_are_one_sentence(
 
 def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
     settings = {"retrieve": "dense", "embedder": "hash:64"}
-    folder = run_stream(short(tmp_path, environment="llb-db", epochs=1, n=0), settings)
+    folder = run_stream(short(tmp_path, suite="llb-db", epochs=1, n=0), settings)
     (folder / "report.html").unlink()
     assert report(folder).exists()
 

@@ -60,7 +60,7 @@ def served():
 
 
 def test_a_server_of_messages_works_on_tasks_turn_by_turn(tmp_path):
-    words = "--environment llb-db --arms none,memrl --epochs 2 --batch 8 --chat --delta 0"
+    words = "--suite llb-db --arms none,memrl --epochs 2 --batch 8 --chat --delta 0"
     with served() as (url, sent):
         command = ["stream", "--runs", str(tmp_path), "--endpoint", url, *words.split()]
         result = CliRunner().invoke(cli.app, command)

@@ -12,7 +12,7 @@ from test_seams import CONFIG, Probes, jobs
 
 from config.errors import UserError
 from config.options import GRPOConfig
-from embedded import keeper
+from dev import keeper
 from engines import frozen
 from engines.endpoint import EndpointEngine
 from engines.frozen import WithFrozen

@@ -8,11 +8,13 @@ from typer.testing import CliRunner
 
 import cli
 import eval
+import suites
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
 from engines.open import _share_of_card, engine_fingerprint, most_in_flight, open_reader
 from models import setup
+from models.packaged import located
 from models.plan import GRAPHS_GIB
 from rollout import Sampling, rollout
 from tasks.worlds import make_task
@@ -121,7 +123,8 @@ def test_where_torch_has_mps_it_is_passed_through(monkeypatch):
 def test_on_a_cpu_few_trajectories_are_in_flight_and_rows_come_before_the_end(tmp_path):
     def most(model="", device="cpu", **settings):
         config = EvalConfig(model=model, **settings)
-        return most_in_flight(config, setup.Setup(model or EMBEDDED, device, "float32"))
+        made = located(setup.Setup(model or EMBEDDED, device, "float32"))
+        return most_in_flight(config, made)
 
     assert most() == 64 and most("Qwen/Qwen3-0.6B") == 16
     assert most(in_flight=8) == 8 and most(device="cuda") == most(device="mps") == 256
@@ -140,16 +143,16 @@ def test_an_evaluation_has_no_more_in_flight(tmp_path, monkeypatch):
         return rollout_(engine, agent, jobs, sampling, seed, in_flight, *more)
 
     monkeypatch.setattr(eval, "rollout", watched)
-    own = dict(agents=("memagent",), lengths=(1,), kinds=("one_fact",), n=4, temperatures=(0.0,))
+    own = dict(agents=("memagent",), lengths=(1,), n=4, temperatures=(0.0,))
     config = EvalConfig(runs=str(tmp_path), name="e", **own)
-    eval.run_suite(config, {"memagent": AGENT})
+    eval.run_suite(config, {"memagent": AGENT}, suites.make("world", {"kinds": ("one_fact",)}))
     assert asked == [3]
 
 
 def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
     """By a card that is said to be there: nothing here allocates anything."""
     monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
-    small = setup.Setup.of_evaluation(EvalConfig(), [AGENT])
+    small = located(setup.Setup.of_evaluation(EvalConfig(), [AGENT]))
     shares = [_share_of_card(small, kv_gib, beside) for kv_gib, beside in ((0, 0), (0, 8), (4, 0))]
     assert shares == pytest.approx([0.9, 0.8, (4 + GRAPHS_GIB) / 80], abs=1e-3)
     assert _share_of_card(small, 100.0, 8.0) == pytest.approx(0.8)  # never more than without

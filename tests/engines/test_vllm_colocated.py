@@ -32,7 +32,8 @@ from agents.tools import schemas
 from commands.train import train
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
-from embedded import keeper, tiny
+from dev import base, keeper
+from embedded import tiny
 from engines import endpoint
 from engines.hf import TransformersEngine
 from engines.open import grammar_of
@@ -342,7 +343,7 @@ def valid(one):
 @pytest.fixture(scope="module")
 def marked():
     """A codec with the marks of calls among its tokens, and a random policy that prefers them."""
-    codec = Codec(tiny.make_tokenizer({*MARKS, *PARAMETERS, "\n", ", ", ": "}))
+    codec = Codec(base.make_tokenizer({*MARKS, *PARAMETERS, "\n", ", ", ": "}))
     policy, ids = small(codec), codec.tokenizer.convert_tokens_to_ids([*MARKS, "\n"])
     with torch.no_grad():
         policy.model.embed_tokens.weight[:, 0] = 3.0  # the same at every token: a bias

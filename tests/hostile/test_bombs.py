@@ -16,6 +16,7 @@ from pathlib import Path
 import bombs
 import pytest
 
+import suites
 from config.errors import UserError
 from config.files import NESTED, SETTINGS
 from config.foreign import FREE, from_json, read_data
@@ -102,7 +103,7 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
     (tmp_path / "run" / "config.yaml").write_text(bomb)
     assert settings_of(bomb) == {}
     with pytest.raises(UserError, match="no evaluation"):
-        evaluation_folder(EvalConfig(runs=str(tmp_path), name="run"))
+        evaluation_folder(EvalConfig(runs=str(tmp_path), name="run"), suites.make("world"))
     sources = [p for p in SOURCES if p.parts[-2] != "dev"]
     loads = [path for path in sources if "yaml.safe_load" in path.read_text(encoding="utf-8")]
     assert loads == [ROOT / "config" / "files.py"]

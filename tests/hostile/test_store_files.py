@@ -4,13 +4,11 @@ import gzip
 import json
 import os
 import random
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
-from conftest import HANG_S, calls_of, killed_in_child
-from test_bank_files import ROOT, in_child
+from conftest import calls_of, killed_in_child
+from test_bank_files import in_child
 from typer.testing import CliRunner
 
 import cli
@@ -73,30 +71,6 @@ def test_restores_without_end_are_refused(tmp_path, monkeypatch):
         store.restore(0)
     store.to_jsonl(tmp_path / "s.jsonl")
     assert "restores follow one another" in said("show", tmp_path / "s.jsonl", code=2)
-
-
-def test_a_second_writer_of_a_store_is_told_who_the_first_one_is(tmp_path):
-    path = tmp_path / "s.jsonl"
-    Store([Entry("", "It rains.")]).to_jsonl(path)
-    before, other = path.read_bytes(), tmp_path / "o.jsonl"
-    other.write_bytes(before)
-    words = [sys.executable, "cli.py", "memory", "play", "--out", str(path), "--force"]
-    writer = subprocess.Popen(
-        words, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
-    try:
-        writer.stdin.write("create It snows.\n")
-        writer.stdin.flush()
-        assert "Created m1" in writer.stdout.readline()
-        for command in (["restore", other, 0], ["play", other, "--script", os.devnull]):
-            told = said(*command, "--out", path, "--force", code=2)
-            assert f"written by process {writer.pid} " in told and " since 2" in told
-    finally:
-        writer.kill()
-        writer.wait(HANG_S)
-    assert path.read_bytes() == before
-    said("restore", other, 0, "--out", path, "--force")
-    assert path.read_bytes() != before
 
 
 def test_killed_at_any_time_a_store_is_the_one_before_or_the_one_after(tmp_path):
@@ -163,12 +137,10 @@ def test_a_difference_follows_no_chain_from_every_link(tmp_path, monkeypatch):
     assert "split 1" in said("diff", path, "--from", 900)
 
 
-@pytest.mark.parametrize("command", ["diff", "replay"])
-def test_long_texts_of_few_words_are_compared_in_part(tmp_path, command):
+def test_long_texts_of_few_words_are_compared_in_part(tmp_path):
     store, end = Store([Entry("", "It is " + "a " * 2_000)]), "a b " * 1_000
     old = store.snapshot().get("m1")
     store.record("u", {}, "x", after=[replace(old, version=2, text=f"It is {end}")])
     store.to_jsonl(tmp_path / "s.jsonl")
-    words = [command, tmp_path / "s.jsonl", *(["--from", 0] if command == "diff" else [])]
-    told = in_child(lambda: said(*words)[-50_000:])
+    told = in_child(lambda: said("diff", tmp_path / "s.jsonl", "--from", 0)[-50_000:])
     assert "[m1] It is a" in told

@@ -6,14 +6,13 @@ unless MEMAGENT_CACHE says otherwise. tests/engines/real_vllm.py is the part tha
 """
 
 import csv
-import random
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from test_documents import pdf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -23,7 +22,7 @@ from agents import find
 from commands import train
 from config.options import READER, GRPOConfig, RunConfig, SFTConfig
 from config.realmodels import PACKAGED, base_of
-from data import Pool, Task
+from data import Task
 from engines.hf import TransformersEngine
 from models import packaged
 from models.convert import convert
@@ -221,7 +220,7 @@ def test_ask_reads_a_pdf_and_says_on_which_page_its_words_stand(tmp_path, monkey
 def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, monkeypatch):
     """The tuned model answers a document that it was trained on: its answer is learnt by heart.
 
-    It need find nothing for that: finding is the last test's.
+    It need find nothing for that.
     """
     monkeypatch.chdir(tmp_path)
     (task,) = worlds.make_tasks(0, 1, 4, "one_fact")
@@ -273,15 +272,15 @@ def planted(number: int, place: int) -> Task:
 QUESTIONS = [planted(k, place) for k in range(8) for place in (k, 15 - k)]
 
 
-def found_by(adapter: Path | str) -> tuple[set[str], int]:
-    """Return which of `QUESTIONS` SmolLM2 answers with these adapters, and its writes in all."""
+def found_by(adapter: Path | str) -> set[str]:
+    """Return which of `QUESTIONS` SmolLM2 answers with these adapters."""
     agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
     codec = Codec.load(packaged.ready(base_of(READER)))
-    engine = TransformersEngine(load_model(packaged.ready(str(adapter)), "bfloat16", "cpu"), codec)
+    model = load_model(adapter, "bfloat16", "cpu", base=packaged.ready("smollm2"))
+    engine = TransformersEngine(model, codec)
     jobs = ((task, 0) for task in QUESTIONS)
     done = list(rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0))
-    writes = sum(agent.count(t.task, turn).get("writes", 0) for t in done for turn in t.turns)
-    return {t.task.id for t in done if t.task.answers[0] in t.answer}, writes
+    return {t.task.id for t in done if t.task.answers[0] in t.answer}
 
 
 def check_ask(found: set[str], model: Path | str) -> None:
@@ -296,75 +295,6 @@ def check_ask(found: set[str], model: Path | str) -> None:
 def test_the_reader_finds_planted_facts_among_sixteen_passages(tmp_path, monkeypatch):
     """Half of them at least; how often it is right about real text is docs/results.md's."""
     monkeypatch.chdir(tmp_path)
-    found, _ = found_by(READER)
+    found = found_by(READER)
     assert len(found) >= 8, found
     check_ask(found, READER)
-
-
-# ---------------------------------------------------------------- finding is taught
-
-FIRST = "Agnes Bruno Celia Dario Edith Felix Greta Henrik Irene Jonas Karin Lukas".split()
-LAST = "Abel Brandt Corti Duval Engel Frost Greco Hansen Ivens Jensen Kovac Lunde".split()
-MONTHS = "January March May July October".split()
-SYLLABLES = "Bal Cer Fen Hol Mur Tas", "a e i o", "dun ford lin mere stad wick"
-LEARNT = (  # fact, question, answer; {t} is the village. None is of the kind of one in PLANTED
-    ("Its school was built by {p}.", "Who built the school of {t}?", "{p}"),
-    ("A mill has stood here since {y}.", "Since when has a mill stood in {t}?", "{y}"),
-    ("The mayor is {q}.", "Who is the mayor of {t}?", "{q}"),
-    ("Its tower is {n} m high.", "How high is the tower of {t}?", "{n} m"),
-    ("The fair is held in {m}.", "When is the fair of {t} held?", "{m}"),
-    ("Its main street is named after {r}.", "After whom is the main street of {t} named?", "{r}"),
-)
-
-
-def learnt(n: int) -> list[Task]:
-    """n documents of two villages with three facts each; six questions about each, in order."""
-    rng, tasks, asked = random.Random(0), [], []
-    pool = Pool([], [])
-    for _ in range(2 * n):
-        town = "".join(rng.choice(part.split()) for part in SYLLABLES)
-        words = {who: f"{rng.choice(FIRST)} {rng.choice(LAST)}" for who in "pqr"}
-        words |= {"t": town, "y": rng.randint(1200, 1900), "n": rng.randint(12, 90)}
-        words["m"] = rng.choice(MONTHS)
-        facts = [[text.format(**words) for text in of] for of in rng.sample(LEARNT, 3)]
-        pool.titles.append(town)
-        pool.texts.append(f"{town} is a village. {' '.join(fact for fact, _, _ in facts)}")
-        asked.append([(question, answer) for _, question, answer in facts])
-    for k in range(2 * n):
-        order, gold = (k - k % 2, k - k % 2 + 1), (k % 2,)
-        for question, answer in asked[k]:
-            task = Task(str(len(tasks)), question, (answer,), pool=pool, order=order, gold=gold)
-            tasks.append(task)
-    return tasks
-
-
-STEPS = 14
-
-
-def test_a_warm_start_teaches_a_damaged_reader_to_find_again(tmp_path, monkeypatch):
-    """With its adapters at a tenth it writes at nearly every section; then it has to choose again.
-
-    Facts of other kinds, other names and shorter documents are trained on than are asked about.
-    Measured in two and a half minutes of one core: of 16 questions 1 before and 5 after, with 91
-    writes and 5. The shipped adapters, which took hours, answer 10.
-    """
-    monkeypatch.chdir(tmp_path)
-    damaged = shutil.copytree(packaged.ready(READER), tmp_path / "damaged")
-    weights = load_file(damaged / "adapter_model.safetensors")
-    weak = {name: w * 0.1 if "lora_B" in name else w for name, w in weights.items()}
-    save_file(weak, damaged / "adapter_model.safetensors", {"format": "pt"})
-    before, wrote = found_by(damaged)
-    tasks = learnt(STEPS)
-    assert not {task.answers for task in tasks} & {task.answers for task in QUESTIONS}
-    writers.write(Path("tasks.jsonl"), tasks, "built")
-    run = RunConfig(
-        name="again", model="smollm2", data="tasks.jsonl", adapter=str(damaged), shuffle=False,
-        device="cpu", dtype="bfloat16", save_every=99, keep_trajectories=0,
-    )  # fmt: skip
-    settings = {"steps": STEPS, "tasks_per_step": (6,), "warmup": 2, "lora_rank": 16, "others": 1}
-    agent = find.resolve("default", READER, {}, {"max_sections": None, "chunk_tokens": 64})[1]
-    again = train.train(run, SFTConfig(**settings, lr=1e-3), agent)
-    after, writes = found_by(again / "adapter")
-    assert len(before) <= 2 and len(after - before) >= 3, (before, after)
-    assert wrote > 48 and writes <= 16, (wrote, writes)  # of 96 sections, 16 with a fact
-    check_ask(after, again / "adapter")

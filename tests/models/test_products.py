@@ -7,7 +7,7 @@ import torch
 from torch.nn.functional import linear as plain_linear
 
 from config.options import EMBEDDED, TrainConfig
-from embedded import keeper
+from dev import keeper
 from models import products
 from models.load import load_model, optimizer_of, with_lora
 from models.products import back, is_plain, linear, packed, use_products

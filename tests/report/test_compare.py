@@ -80,12 +80,6 @@ def test_what_one_alone_was_asked_is_counted_and_left_out():
     assert (left["only_a"], left["only_b"]) == (20, 0)
 
 
-def test_the_samples_of_a_question_are_averaged_first():
-    several = [row(id="q0", sample=k, reward=float(k < 1)) for k in range(4)] + asked(1, [1])
-    (pair,) = side_by_side([run("a", several), run("b", asked(0, range(2)))])["paired"]
-    assert pair["n"] == 2 and pair["mean"] == pytest.approx((0.25 + 1) / 2)
-
-
 @pytest.mark.parametrize(("other", "said"), [
     (run("b", asked(1), metric="reward"), "a has the metric sub_em, b has reward"),
     (run("b", asked(1), unit="tokens"), "a has the unit sections, b has tokens"),

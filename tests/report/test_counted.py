@@ -6,12 +6,11 @@ import io
 import json
 import re
 from dataclasses import dataclass, replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_page import HOSTILE, METRICS_CSV, Page, folder_of, record, row
+from test_page import HOSTILE, METRICS_CSV, Page, folder_of, record, row, words_of
 
 from agents import find
 from data import Task
@@ -22,7 +21,7 @@ from report.counted import counted, ends_of, pooled
 from report.page import write_report
 from report.reading import Reading
 from report.records import record_turn, step_records
-from report.summary import cells, csv_of, markdown_of, summarise, table
+from report.summary import cells, csv_of, markdown_of, summarise
 from report.transcripts import render_trajectory, steps_of, transcript
 from tokens.codec import Text
 
@@ -64,7 +63,7 @@ def test_counts_become_tallies_and_curves():
         "curves": {"Size after a session": {"at": [1, 10], "mean": [15, 4.5], "n": [2, 1 + 1]}},
     }
     assert counted([{"updates": 3}, {"op_find": 0}], Clerk()) == {}
-    assert counted(COUNTS, Agent()) == counted(COUNTS, None) == counted([], Clerk()) == {}
+    assert counted(COUNTS, Agent()) == counted([], Clerk()) == {}
 
 
 def test_curves_of_several_kinds_of_question_are_weighed_by_what_was_added():
@@ -131,68 +130,20 @@ def test_texts_that_an_embedder_cuts_stand_with_what_a_question_costs():
 def test_what_a_question_costs_stands_in_a_second_table():
     summary = summarise(SHARED, "sessions", agents=AGENTS)
     lines = markdown_of(summary).splitlines()
-    head = "| question | agent | T | sessions | sub_em % | n | tokens read | tokens written "
-    assert head + "| model calls | seconds | ms a search |" in lines
     for line in (
+        "| question | agent | T | sessions | sub_em % | n | tokens read | tokens written "
+        "| model calls | seconds | ms a search |",
         "| one | clerk | 1.0 | 4 | 100.0 | 4 | 505 | 0 | 3.0 | 4.00 | 1.33 |",
-        "| one | clerk, first of a document | 1.0 | 4 |  | 2 | 1,000 | 0 | 5.0 | 8.00 |  |",
-        "| one | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 | 1.0 | 0.00 |  |",
-        "| two | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 | 1.0 | 0.00 |  |",
         "| one | plain | 1.0 | 4 | 100.0 | 1 | 70 | 0 | 4.0 | 0.00 |  |",
-        "| all kinds together | clerk | 1.0 | 4 |  | 6 | 340 | 0 | 2.3 | 2.67 |  |",
-        "| all kinds together | plain | 1.0 | 4 |  | 2 | 60 | 0 | 3.0 | 0.00 |  |",
     ):
         assert lines.count(line) == 1, line
-    assert sum("pays for reading it" in line for line in lines) == 1
     first = next(csv.DictReader(io.StringIO(csv_of(summary))))
-    named = {"search_ms": "1.3333", "first_n": "2", "first_tokens_read": "1000.0", "later_n": "2"}
-    assert first == first | named | {"later_model_calls": "1.0", "model_calls": "3.0"}
+    assert first == first | {"search_ms": "1.3333", "model_calls": "3.0", "tokens_read": "505.0"}
     usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
-    assert "search" not in csv_of(usual) and "first" not in csv_of(usual)
-    for word in ("search", "pays for", "all kinds"):
-        assert word not in markdown_of(usual)
+    assert "search" not in csv_of(usual) + markdown_of(usual)
     older = [{k: v for k, v in row.items() if k != "model_calls"} for row in SHARED]
-    line = "| one | clerk, later ones | 1.0 | 4 |  | 2 | 10 | 0 |  | 0.00 |  |"
+    line = "| one | clerk | 1.0 | 4 | 100.0 | 4 | 505 | 0 |  | 4.00 | 1.33 |"
     assert line in markdown_of(summarise(older, "sessions", agents=AGENTS))
-
-
-def test_the_terminals_table_is_as_wide_as_ever():
-    def shown(agents):
-        console = Console(width=200, file=io.StringIO())
-        console.print(table(summarise(SHARED, agents=agents)))
-        return console.file.getvalue()
-
-    assert shown(AGENTS) == shown(None)
-
-
-class Tables(HTMLParser):
-    """Collect the tables of a page: caption -> rows of cells."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tables, self.rows, self.caption = {}, [], None
-        self.feed(text)
-
-    def handle_starttag(self, tag, attributes):
-        if tag == "table":
-            self.rows, self.caption = [], ""
-        elif tag == "tr":
-            self.rows.append([])
-        elif tag in ("th", "td"):
-            self.rows[-1].append("")
-        elif tag == "small" and self.rows and self.rows[-1]:
-            self.rows[-1][-1] += " "
-
-    def handle_endtag(self, tag):
-        if tag == "table":
-            self.tables[self.caption] = self.rows
-            self.rows, self.caption = [], None
-
-    def handle_data(self, data):
-        if self.rows:
-            self.rows[-1][-1] += data
-        elif self.caption is not None:
-            self.caption += data
 
 
 def shown(summary, *sections):
@@ -205,29 +156,21 @@ def shown(summary, *sections):
 
 def test_the_report_lists_counts_by_episode_and_share():
     summary = summarise(SHARED, "sessions", agents=AGENTS)
-    text = shown(summary, report_page._counted, report_page._cost)
-    tables = Tables(text).tables
+    text = words_of(shown(summary, report_page._counted, report_page._cost))
     # of 2 episodes; the later questions have read nothing, and the plain agent lists nothing
-    assert tables["Work by tool"] == [
-        ["agent, question", "sessions", "temp.", "episodes", "find", "store it"],
-        ["clerk, one", "4", "1.0", "2", "3.50 88 %", "0.50 12 %"],
-    ]
-    assert tables["Why it ended"][1] == ["clerk, one", "4", "1.0", "2", "0.50 100 %"]
-    assert "Nothing" not in tables
-    assert tables["what agents count of their turns"][0][3:] == ["done"]  # and no seconds
-    cost = tables["one"]
-    assert cost[0] == [
-        "agent", "temp.", "sessions", "n", "tokens read", "written", "model calls", "seconds",
-        "seconds a right answer", "ms a search",
-    ]  # fmt: skip
-    assert cost[1] == ["clerk", "1.0", "4", "4", "505", "0", "3.0", "4.00", "", "1.33"]
-    assert cost[2][:5] == ["clerk, first of a document", "1.0", "4", "2", "1,000"]
-    assert cost[4][0] == "plain" and cost[4][8] == "0.00"
-    assert tables["all kinds together"][1][4] == "340" and "pays for reading it" in text
+    for line in (
+        "| agent, question | sessions | temp. | done",  # and no seconds
+        "| agent, question | sessions | temp. | episodes | find | store it",
+        "| clerk, one | 4 | 1.0 | 2 | 3.50 | 88 % | 0.50 | 12 %",
+        "| clerk, one | 4 | 1.0 | 2 | 0.50 | 100 %",
+        "| clerk | 1.0 | 4 | 4 | 505 | 0 | 3.0 | 4.00 | | 1.33",
+        "| plain | 1.0 | 4 | 1 | 70 | 0 | 4.0 | 0.00 | 0.00 |",
+    ):
+        assert line in text.split("\n"), line
+    assert "Nothing" not in text
     usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
     words = shown(usual, report_page._counted, report_page._cost, report_page._curves)
-    for word in ("What the agents did", "Along an episode", "pays for", "ms a search"):
-        assert word not in words
+    assert not re.search("What the agents did|Along an episode|ms a search", words)
 
 
 def test_a_count_may_be_called_anything():
@@ -242,16 +185,10 @@ def test_a_count_may_be_called_anything():
     assert "<script>" not in text and text.count("&lt;script&gt;") >= 3
 
 
-def heights(svg):
-    """Return, of every drawn line with markers, the heights of its points in the picture."""
-    return [
-        [float(y) for y in re.findall(r'<use [^>]*? y="([\d.]+)"', part)]
-        for part in re.findall(r"<g clip-path.*?</g>", svg, re.S)
-    ]
+def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_length(monkeypatch):
+    drawn = {}
+    monkeypatch.setattr(report_page.plots, "curves", lambda panels: drawn.update(panels) or "")
 
-
-@pytest.mark.usefixtures("rendered")
-def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_length():
     def at(agent, size, temperature="1.0", length=8, kind="one"):
         counts = {"size_1": size, "sizes_1": 1, "size_2": 2 * size, "sizes_2": 1}
         return row(agent, kind, temperature, length, counts=counts, sections=2)
@@ -259,22 +196,9 @@ def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_lengt
     rows = [
         at("a", 10), at("a", 30, kind="two"), at("b", 10), at("b", 90, "0.0"), at("b", 90, length=4)
     ]  # fmt: skip
-    agents = {"a": Clerk(), "b": Clerk()}
-    summary = summarise(rows, "sessions", agents=agents)
-    svg = shown(summary, report_page._curves)
-    assert "8 sessions, temperature 1.0." in svg[: svg.index("<svg")]
-    assert svg.count("<svg") == 1
-    one, two = heights(svg)
-    # a: (10 + 30) / 2, then twice that; b: 10 and 20; heights are counted from above
-    assert one[0] - one[1] == pytest.approx(2 * (two[0] - two[1]), rel=1e-3)
-    assert one[0] == pytest.approx(two[1], abs=0.01)
-    assert "var(--c0)" in svg and "var(--c1)" in svg  # a colour each
-    labels = re.findall(r"<text[^>]*>([^<]*)</text>", svg)
-    assert labels[:2] == ["1", "2"] and labels[-3:] == ["Size after a session", "a", "b"]
-    record = next(record for _, record in cells(json.loads(json.dumps(summary))))
-    assert record["curves"] == {
-        "Size after a session": {"at": [1, 2], "mean": [90, 180], "n": [1, 1]}
-    }
+    summary = summarise(rows, "sessions", agents={"a": Clerk(), "b": Clerk()})
+    assert report_page._curves(summary).note.endswith(" 8 sessions, temperature 1.0.")
+    assert drawn == {"Size after a session": {"a": [(1, 20), (2, 40)], "b": [(1, 10), (2, 20)]}}
 
 
 # ---------------------------------------------------------------- a training
@@ -331,7 +255,7 @@ def test_the_first_and_the_last_recorded_step_are_read_and_no_other(run):
     assert ids(True) == [(5, k) for k in range(4)]
     path.write_bytes(parts[0])
     assert ids(True) == ids(False) == first[:2]
-    for nothing in (b"", b"torn", parts[0][:20]):
+    for nothing in (b"", b"torn", parts[0][:20], gzip.compress(b"[1]\n", mtime=0)):
         path.write_bytes(nothing)
         assert ids(True) == ids(False) == []
     path.unlink()
@@ -357,11 +281,12 @@ def test_a_training_lists_its_ends_side_by_side(run):
     (run / "metrics.csv").unlink()  # which would be drawn
     html = write_report(run).read_text()
     text = Page(html).text
-    assert Tables(html).tables["Work by tool"] == [
-        ["", "", "episodes", "find", "store it"],
-        ["at first, step 0", "", "4", "1.50 60 %", "1.00 40 %"],
-        ["at last, step 10", "", "4", "3.50 78 %", "1.00 22 %"],
-    ]
+    for line in (
+        "| | | episodes | find | store it",
+        "| at first, step 0 | | 4 | 1.50 | 60 % | 1.00 | 40 %",
+        "| at last, step 10 | | 4 | 3.50 | 78 % | 1.00 | 22 %",
+    ):
+        assert line in words_of(html).split("\n"), line
     assert "longer documents between the two" in text and "Along an episode" in text
     # one transcript a task, named by its id where the question is hidden
     assert text.count("reward 0.5 t10") == 1 and "t5" not in text and "t0 " not in text
@@ -404,7 +329,7 @@ def clerk(monkeypatch):
 
 def test_an_agents_table_is_drawn_cell_by_cell(clerk):
     html = transcript(episode(ROWS), True)
-    columns = re.findall(r'<th scope="col">(.*?)</th>', html)
+    columns = re.findall("<th>(.*?)</th>", html)
     assert columns == ["question", "after", "found", "won"]  # by first appearance
     rows = [re.findall(r"<td>(.*?)</td>", line, re.S) for line in html.split("<tr>")[2:]]
     assert rows[0][:2] == ["<div>Where is Ida?</div>", "<div>Lima</div>"] and rows[0][3] == ""

@@ -4,13 +4,13 @@ import json
 import re
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from conftest import random_policy
 
 import eval
+import suites
 from config.errors import UserError
 from config.options import EvalConfig
 from embedded import tiny
@@ -36,14 +36,16 @@ def models(tmp_path_factory, codec):
 
 
 def config(runs, model, **other):
-    small = dict(agents=("memagent",), lengths=(1,), n=2, kinds=("one_fact",), temperatures=(0.0,))
-    return EvalConfig(name="e", runs=str(runs), model=model, device="cpu", **small | other)
+    small = dict(agents=("memagent",), lengths=(1,), n=2, temperatures=(0.0,))
+    small |= {} if {"suite", "data"} & other.keys() else {"kinds": ("one_fact",)}
+    fields = dict(name="e", runs=str(runs), model=model, device="cpu") | small | other
+    return suites.chosen(EvalConfig, fields)
 
 
 def ask(settings):
-    return eval.run_suite(
-        settings, {name: tiny.agent(memory_tokens=4, final_tokens=4) for name in settings.agents}
-    )
+    evaluation, suite = settings
+    agents = {name: tiny.agent(memory_tokens=4, final_tokens=4) for name in evaluation.agents}
+    return eval.run_suite(evaluation, agents, suite)
 
 
 @pytest.fixture(scope="module")
@@ -65,11 +67,11 @@ OTHERS = {
 def test_another_model_or_suite_is_refused_before_anything_is_loaded(
     asked, models, monkeypatch, name
 ):
-    change = OTHERS[name] | ({"model": models[1]} if name == "model" else {})
+    change = {"model": models[0]} | OTHERS[name] | ({"model": models[1]} if name == "model" else {})
     rows = (asked / "e" / "rows.jsonl").read_bytes()
     monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(UserError, match=f"another model or suite .*{name}.*another --name"):
-        ask(replace(config(asked, models[0]), **change))
+        ask(config(asked, **change))
     assert (asked / "e" / "rows.jsonl").read_bytes() == rows
 
 
@@ -98,20 +100,21 @@ def test_what_is_added_to_an_evaluation_stands_beside_what_is_there(tmp_path, mo
 
 def test_of_two_that_begin_at_once_the_second_is_refused(tmp_path, models):
     first, second = (config(tmp_path, model) for model in models)
-    folder = evaluation.evaluation_folder(second)  # nothing is there yet
+    folder = evaluation.evaluation_folder(*second)  # nothing is there yet
     code = (
-        "import sys\nfrom pathlib import Path\nfrom config.options import EvalConfig\n"
-        "from report import evaluation\n"
+        "import sys, suites\nfrom pathlib import Path\nfrom config.options import EvalConfig\n"
+        "from report import evaluation\nsuite = suites.make('world', {'kinds': ('one_fact',)})\n"
         f"evaluation.begin_evaluation(Path({str(folder)!r}), "
-        f"EvalConfig(name='e', runs={str(tmp_path)!r}, model={first.model!r}), {{}}, {{}})\n"
+        f"EvalConfig(name='e', runs={str(tmp_path)!r}, model={first[0].model!r}), "
+        "suite, {}, {})\n"
         "print('begun', flush=True)\nsys.stdin.read()\n"
     )
     pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     with subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, **pipes) as other:
         assert other.stdout.readline() == b"begun\n"
         with pytest.raises(UserError, match="another --name"):
-            evaluation.begin_evaluation(folder, second, {}, {"model": "b"})
-    evaluation.begin_evaluation(folder, second, {}, {"model": "b"})  # it ended without a row
+            evaluation.begin_evaluation(folder, *second, {}, {"model": "b"})
+    evaluation.begin_evaluation(folder, *second, {}, {"model": "b"})  # it ended without a row
 
 
 def test_a_question_whose_text_has_changed_counts_once():
@@ -135,5 +138,8 @@ def test_its_settings_are_replayed(asked, models):
 
     path = asked / "e" / "config.yaml"
     assert "weights:" in path.read_text()
-    assert EvalConfig(**find.stored_settings(path)["eval"]) == config(asked, models[0])
+    (now, suite), (then, same) = (
+        suites.chosen(EvalConfig, find.stored_settings(path)["eval"]), config(asked, models[0])
+    )  # fmt: skip
+    assert now == then and suite.config == same.config
     assert json.loads((asked / "e" / "summary.json").read_text())["cells"]

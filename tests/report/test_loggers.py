@@ -14,10 +14,9 @@ from typer.testing import CliRunner
 
 from cli import app
 from commands import train
-from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from embedded import tiny
-from report.loggers import Guarded, logger_class, open_loggers
+from report.loggers import Guarded, open_loggers
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=2, lr=1e-2, warmup=2)
 LOGGERS = "lightning.pytorch.loggers"
@@ -155,6 +154,7 @@ def test_a_file_of_ones_own(tmp_path):
         ("CSVLogger", "takes package.module.Class"),
         (f"{LOGGERS}.CometLogger", "cannot be made: ModuleNotFoundError"),
         ("collections.Counter", "is no logger of Lightning's."),
+        (f"{__file__}:Nothing", "has no function"),
     ],
 )
 def test_a_logger_that_is_none_is_refused_in_one_sentence(run, tmp_path, place, words):
@@ -162,9 +162,3 @@ def test_a_logger_that_is_none_is_refused_in_one_sentence(run, tmp_path, place, 
     done = CliRunner().invoke(app, ["train", *given, "--steps", "1", "--logger", place])
     assert done.exit_code == 2 and words in done.output, done.output
     assert done.output.count("\n") == 1 and not (tmp_path / "wrong").exists()
-
-
-def test_the_class_at_a_dotted_path():
-    assert logger_class(f"{LOGGERS}.CSVLogger") is CSVLogger
-    with pytest.raises(UserError, match="has no function"):
-        logger_class(f"{__file__}:Nothing")

@@ -10,14 +10,13 @@ from pathlib import Path
 import pytest
 from conftest import unrendered
 from jinja2 import UndefinedError
-from test_page import HOSTILE, METRICS_CSV, Page, folder_of, record, row
+from test_page import HOSTILE, Page, folder_of, record, row
 
 from config.errors import clean
 from report import plots
 from report.markup import Markup, Section, as_table, fill, folded, joined, macro, page
 from report.page import write_report
 from report.summary import summarise
-from tasks import seen
 
 REPORT = Path(__file__).parents[2] / "report"
 
@@ -35,7 +34,7 @@ def test_a_value_that_is_missing_is_an_error_and_no_gap():
     with pytest.raises(UndefinedError):
         macro("facts")
     with pytest.raises(UndefinedError):
-        macro("line", {"label": "a", "text": "b"})  # no note
+        macro("lead", "Running", "a sentence")  # no warnings
 
 
 def test_one_script_runs_and_no_other():
@@ -61,22 +60,10 @@ def test_no_html_is_put_together_from_strings(path):
             assert not re.search("</?[a-z]", literal), f"{path.name}:{node.lineno}"
 
 
-def test_the_page_of_a_training_that_goes_on_is_loaded_anew(tmp_path):
-    folder = folder_of(tmp_path / "run", [])
-    metrics = [f"{line},1,2,3" for line in METRICS_CSV.splitlines()[1:]]
-    head = "step,level,reward,step_s,read_tokens,written_tokens\n"
-    (folder / "metrics.csv").write_text(head + "\n".join(metrics) + "\n")
-    refresh = '<meta http-equiv="refresh" content="20">'
-    assert refresh not in write_report(folder).read_text()
-    (folder / "summary.json").unlink()
-    made = write_report(folder, running=True).read_text()
-    assert refresh in made and "30 training steps" in Page(made).text
-
-
 FIELDS = (
     "question", "answer", "accepted answer", "section", "memory", "error", "id",
     "agent of a record", "form", "kind of a record", "agent", "kind", "temperature", "unit",
-    "metric", "config.yaml", "folder", "title", "policy", "question trained on", "sections",
+    "metric", "config.yaml", "folder", "title", "policy", "sections",
     "seed's rival",
 )  # fmt: skip
 
@@ -116,7 +103,6 @@ def hostile(folder, name):
     (folder / "metrics.csv").write_text(
         f'step,sections,reward\n0,"{clean(text("sections", "4")).replace(chr(34), "")}",0.5\n'
     )
-    seen.add_trained_on(folder, {}, 3, [("a" * 16, clean(text("question trained on", "q-1")))])
     return folder
 
 

@@ -2,12 +2,14 @@
 
 import base64
 import io
-import itertools
 import json
+import os
 import re
 from dataclasses import asdict, replace
 from hashlib import sha256
+from html import unescape
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from conftest import steps_run
@@ -17,20 +19,18 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from agents.rememr1 import Notes, ReMemR1, Step
-from config.errors import UserError, clean
+from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
-from report import page as report_page
 from report import plots, training
 from report.headline import headline
-from report.markup import STYLE_SHEET, Markup
+from report.markup import Markup
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
-from tasks import seen
 
 
 def b64(digest):
@@ -130,32 +130,18 @@ def record(
 
     memories: before each section, and before the answer.
     """
+    ids = dict(finish="stop", prompt_ids=[], response_ids=[], logprobs=[])
     turns = [
-        {
-            "final": i == len(memories) - 1,
-            "section": f"section {i + 1}." if i < len(memories) - 1 else "",
-            "memory": memory,
-            "finish": "stop",
-            "response": answer if i == len(memories) - 1 else memories[i + 1],
-            "prompt_ids": [],
-            "response_ids": [],
-            "logprobs": [],
-        }
-        for i, memory in enumerate(memories)
-    ]
+        {"final": False, "section": f"section {i + 1}.", "memory": memory,
+         "response": memories[i + 1]} | ids
+        for i, memory in enumerate(memories[:-1])
+    ]  # fmt: skip
+    turns.append({"final": True, "section": "", "memory": memories[-1], "response": answer} | ids)
     return {
-        "id": "a",
-        "step": None,
-        "sample": 0,
-        "question": "Where is Anna?",
-        "answers": ["Lima"],
-        "kind": "one_fact",
-        "reward": reward,
-        "answer": answer,
-        "error": "",
-        "seconds": 0.1,
+        "id": "a", "step": None, "sample": 0, "question": "Where is Anna?", "answers": ["Lima"],
+        "kind": "one_fact", "reward": reward, "answer": answer, "error": "", "seconds": 0.1,
         "turns": turns,
-    } | other
+    } | other  # fmt: skip
 
 
 def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None, agents=None):
@@ -186,85 +172,88 @@ METRICS_CSV = "step,level,reward\n" + "".join(f"{i},{i // 10},{i / 40}\n" for i 
 CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
 
 
-# ---------------------------------------------------------------- the page
+def printed(*args, **kwargs):
+    console = Console(
+        width=300, record=True, file=io.StringIO(), force_terminal=True, color_system="standard"
+    )
+    console.print(render_trajectory(*args, **kwargs))
+    return console
 
 
-def test_pooled_kinds_stand_among_the_cells_with_both_intervals(tmp_path):
+# ---------------------------------------------------------------- golden pages
+
+
+def words_of(html):
+    """Return what a page says, a line for each thing that stands apart; a plot says its label."""
+    html = re.sub(r"<(style|script)\b.*?</\1>", "", html, flags=re.S)
+    html = re.sub(r'<svg role="img" aria-label="([^"]*)".*?</svg>', r"[\1]", html, flags=re.S)
+    html = re.sub(r"<(?=h\d|p|li|tr|caption|summary|dt|figure|section)", "\n<", html)
+    html = re.sub(r"<(?=t[dh]\b|dd|small)", " | <", html)
+    lines = (" ".join(unescape(re.sub("<[^>]*>", "", line)).split()) for line in html.split("\n"))
+    return "\n".join(filter(None, lines)) + "\n"
+
+
+def check_golden(name, html):
+    """Compare a page with the one that was looked at; GOLDEN=1 in the environment keeps it."""
+    assert Page(html)
+    path = Path(__file__).with_name("golden") / f"{name}.txt"
+    if os.environ.get("GOLDEN"):
+        path.write_text(words_of(html), encoding="utf-8")
+    assert words_of(html).splitlines() == path.read_text(encoding="utf-8").splitlines()
+
+
+def test_the_page_of_an_evaluation(tmp_path):
+    """With everything that it may say: pooled kinds, counts, fates, depths, seeds, a training."""
+    counts = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
+    counts |= {"updates": 10, "queries": 4, "hits": 2, "sought": 1, "holds": 1, "no_update": 3}
+    read = dict(
+        sections=10, needed=1, seen=[2], memory_most=3, depths=[0.35], occupancy=[1.0, 3.0],
+        document_tokens=9, mib=3, seconds=2.0, counts=counts,
+    )  # fmt: skip
     rows = [
-        row("a", f"{kind}, official metric", "0.0", 32, f"{kind}{k}", float(k % 2),
-            document=f"d{k % 4}")
-        for kind in ("1 multi-hop", "2 temporal")
-        for k in range(32)
+        row(agent, question, temperature, length, str(i), float(i < right), **read,
+            held=[[2, 1], [8, 0]], document=f"d{i % 5}")
+        for agent, right in (("trained", 9), ("untrained", 1), ("full", 0))
+        for question in ("1 multi-hop, official metric", "4 single-hop, official metric")
+        for temperature in ("1.0", "0.0") for length in (4, 16) for i in range(10)
     ]  # fmt: skip
-    cells = page(tmp_path / "eval", rows, unit="sessions").section("Every cell")
-    for name in ("1 to 4, official metric", "1 to 4, official metric, interval over questions"):
-        assert f"{name}, by sessions" in cells
-    assert cells.count("n 64") == 2
-
-
-@pytest.mark.usefixtures("rendered")
-def test_a_whole_report(tmp_path):
-    report = page(tmp_path / "demo", GRID, records=[record()], metrics=METRICS_CSV, config=CONFIG)
-    assert report.titles == [
-        "Comparisons", "Reward by training step", "Every cell", "Cost of one question",
-        "All metrics", "For papers", "Settings",
-    ]  # fmt: skip
-    # before them two kinds of question, beside them the only transcript
-    assert report.tags.count("svg") == 3 and report.text.count("Where is Anna?") == 1
-    places = [report.html.index(x) for x in ("<nav", "<svg", "Where is Anna?", "<h2>Comparisons")]
-    assert places == sorted(places)
-    assert re.findall('href="#(s[0-9])"', report.html) == [f"s{k}" for k in range(1, 8)]
-    assert "0.900 0.70–1.00, n 10" in report.text and "0.000 0.00–0.28, n 10" in report.text
-    for label in ("4 sections", "8 sections", "16 sections"):  # the curriculum
-        assert label in report.text
-    assert "training saw at most 16 sections" in report.text
-    assert "demo" in report.text and "lengths: [4, 8, 16]" in report.text
-    assert [*(tmp_path / "demo").glob(".*")] == []  # nothing half-written is left
-
-
-@pytest.mark.usefixtures("rendered")
-def test_markup_in_any_field_is_shown_as_text(tmp_path):
-    rows = [row(HOSTILE, HOSTILE, length=n) for n in (4, 8)] + [
-        row("other", HOSTILE, id=HOSTILE, error=HOSTILE)
+    rows += [row("mine", "one_fact", id="x", error="gone", prediction=None)]
+    cell = dict(agent="trained", question="one_fact", temperature="1.0", length=4)
+    records = [record(cell=cell, settings="s"), looking_back(cell=cell, settings="s", sample=1)]
+    folder = folder_of(
+        tmp_path / "demo", rows, records=records, metrics=METRICS_CSV, config=CONFIG,
+        agents={"trained": ReMemR1()},
+    )  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text())
+    summary["altered"] = {"full": "top_k 2"}
+    pair = dict(seed=1, against="full", temperature="1.0", length=4)
+    summary["seeds"] = [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)]
+    asked = [{"one_fact": {"asked": 9, "seen": n}} for n in (2, 0)]
+    summary["trained_on"] = [
+        {"policy": f"p{k}", "agents": ["trained"], "known": 4, "questions": n}
+        for k, n in enumerate(asked)
     ]
-    bad = record(
-        ("none", HOSTILE, HOSTILE + " and more"),
-        HOSTILE,
-        id=HOSTILE,
-        question=HOSTILE,
-        answers=[HOSTILE],
-        kind=HOSTILE,
-        error=HOSTILE,
-    )
-    bad["turns"][0]["section"] = HOSTILE * 200
-    cell = {"agent": HOSTILE, "question": HOSTILE, "temperature": "1.0", "length": 4}
-    folder = tmp_path / "<b>name"
-    folder.mkdir()
-    (folder / "metrics.csv").write_text(
-        "step,sections,reward\n"
-        + f'0,"{HOSTILE.replace(chr(34), "")}",0.5\n'.replace("\x00", "").replace("\ud83d", "")
-    )
-    folder_of(
-        folder,
-        [],
-        records=[bad, bad | {"sample": 1, "cell": cell, "settings": "s"}],
-        config="a: <script>",
-    )
-    (folder / "summary.json").write_text(json.dumps(summarise(rows)))
-    report = Page(write_report(folder).read_text(encoding="utf-8"))
-    shown = " ".join(clean(HOSTILE).split())
-    assert report.text.count("<script>alert(") > 5 and shown in report.text
-    assert not re.search(
-        "[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", write_report(folder).read_text(encoding="utf-8")
-    )
-    assert "default-src 'none'" in write_report(folder).read_text()
+    (folder / "summary.json").write_text(json.dumps(summary))
+    check_golden("evaluation", write_report(folder).read_text(encoding="utf-8"))
+    assert [*folder.glob(".*")] == []  # nothing half-written is left
 
 
-def test_without_training_transcripts_or_settings(tmp_path):
-    report = page(tmp_path / "eval", GRID)
-    assert report.tags.count("svg") == 2 and "Every cell" in report.text
-    for part in ("Reward by training step", "Transcripts", "Settings", "training saw"):
-        assert part not in report.text
+def test_the_page_of_a_training(tmp_path):
+    names = "mismatch mismatch_mean memory_tokens read_tokens rollout_s update_s peak_gib".split()
+    head = ",".join(["step,level,reward,reward_se,groups_without_signal", *names])
+    lines = [f"{k},{k // 10},{k / 40},.1,.5{',2' * len(names)}" for k in range(30)]
+    folder = folder_of(tmp_path / "run", [], metrics="\n".join([head, *lines, ""]), config=CONFIG)
+    end = {"episodes": 2, "tallies": {"Work by tool": {"find": 3, "store_it": 1}}}
+    end["curves"] = {"Size": {"at": [1, 2], "mean": [3, 4], "n": [2, 1]}}
+    about = {"steps": 30, "reward": 0.5, "skipped_updates": 2, "metric": "reward", "paired": []}
+    about["gain"] = {"steps": 10, "first": 0.1, "last": 0.6, "low": 0.4, "high": 0.6}
+    about["ends"] = [end | {"step": 0, "level": "0"}, end | {"step": 29, "level": "2"}]
+    (folder / "summary.json").write_text(json.dumps({"unit": "sections", "cells": []} | about))
+    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
+    check_golden("training", write_report(folder).read_text(encoding="utf-8"))
+
+
+# ---------------------------------------------------------------- the page
 
 
 @pytest.mark.parametrize(
@@ -287,13 +276,71 @@ def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     assert ("Nothing has been evaluated yet." in report.text) == (not rows)
 
 
-@pytest.mark.usefixtures("rendered")
-def test_validation_stands_in_the_plot_of_the_reward(tmp_path):
-    folder = folder_of(tmp_path / "demo", GRID, metrics=METRICS_CSV)
-    assert "validation, greedy" not in write_report(folder).read_text()
-    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("summary.json", text) for text in (None, "{", "[1]", "{}", '{"unit": "", "accuracy": {}}')]
+    + [("transcripts.jsonl", text) for text in ("{\n", "[]\n")],
+)
+def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
+    folder = folder_of(tmp_path / "eval", [row()])
+    (folder / name).unlink(missing_ok=True)
+    if content is not None:
+        (folder / name).write_text(content)
+    with pytest.raises(UserError, match=name):
+        write_report(folder)
+    assert not (folder / "report.html").exists()
+
+
+def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
+    others = [record(cell={"agent": "a"}), {"id": "x", "sample": 0, "settings": "s"}]
+    folder = folder_of(tmp_path / "old", GRID, records=[*others, record(question="whole?")])
+    summary = json.loads((folder / "summary.json").read_text())
+    for part in ("paired", "metric", "pooled"):
+        del summary[part]
+    (folder / "summary.json").write_text(json.dumps(summary))
     text = write_report(folder).read_text()
-    assert "validation, greedy" in text and Page(text)
+    assert Page(text) and "whole?" in text and "Every cell" in text
+
+
+def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
+    def made(sample, settings="s", reward=1.0, agent="trained"):
+        cell = dict(agent=agent, question="one_fact", temperature="1.0", length=4)
+        question = f"sample {sample}?"
+        return record(sample=sample, reward=reward, question=question, cell=cell, settings=settings)
+
+    records = [made(0), made(1, "old"), made(0), record(question="no settings?")]
+    folder = folder_of(tmp_path / "eval", [row()], records=records)
+    with (folder / "transcripts.jsonl").open("a") as file:
+        file.write('{"id": "torn')
+    text = Page(write_report(folder).read_text()).text
+    assert text.count("sample 0?") == 1 and "sample 1?" not in text and "no settings?" in text
+    many = [made(i, "s", float(i % 20 > 0), ("trained", "untrained")[i % 2]) for i in range(100)]
+    text = page(tmp_path / "many", [row()], records=many).text
+    assert len(re.findall(r"sample \d+\?", text)) == 10  # some of every kind
+    assert len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "one fact; untrained," in text
+
+
+@pytest.mark.usefixtures("rendered")
+def test_what_few_questions_say_is_faint(tmp_path):
+    rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
+    report = page(tmp_path / "eval", rows)
+    faint = re.findall(r'<span class="few">(.*?)</span>', report.html)
+    assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
+    svg = report.html[report.html.index("<svg") : report.html.index("</svg>")]
+    many = plots.accuracy(summarise([row(id=str(i)) for i in range(8)]))["one_fact"]
+    assert svg.count("opacity: 0.35") >= 3 and "opacity: 0.35" not in many
+    pairs = [row(agent, id="a") for agent in ("trained", "full")]
+    assert '<span class="few"><span>+0.000' in page(tmp_path / "two", pairs).html
+
+
+def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
+    rows = [row(f"agent {i}") for i in range(13)]
+    html = page(tmp_path / "eval", rows).html
+    label = "Questions that need one fact, by sections (13 rows)"
+    body = html.partition(f"<details><summary>{label}</summary>")[2].partition("</details>")[0]
+    assert body.count("<tr>") == 14 and "agent 12" in body
+    short = page(tmp_path / "short", rows[:12]).html
+    assert f"{label.partition(' (')[0]}</caption>" in short and "(12 rows)" not in short
 
 
 @pytest.mark.usefixtures("rendered")
@@ -327,14 +374,6 @@ def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
     alone = [row(temperature=t, length=n) for t in ("1.0", "0.0") for n in (4, 16)]
     svg = page(tmp_path / "alone", alone).html
     assert "stroke-dasharray" in svg and ">greedy</text>" in svg  # and dashed
-
-
-def test_the_style_sheet_is_found_from_any_working_directory(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path / "eval", [row()])
-    monkeypatch.chdir(folder)
-    style = re.search("<style>(.*?)</style>", write_report(folder).read_text(), re.S)[1]
-    assert style.strip() and style == "\n" + STYLE_SHEET.read_text()
-    assert style.count("{") == style.count("}") and "</" not in style
 
 
 @pytest.mark.usefixtures("rendered")
@@ -392,76 +431,6 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
     assert "eventqa_65536" in text and "RULER" not in text
 
 
-def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
-    folder = folder_of(
-        tmp_path / "old",
-        GRID,
-        records=[
-            record(cell={"agent": "a"}),
-            {"id": "x", "sample": 0, "settings": "s"},
-            record(question="whole?"),
-        ],
-    )
-    summary = json.loads((folder / "summary.json").read_text())
-    for name in ("paired", "metric"):
-        del summary[name]
-    for cell in summary["cells"]:
-        for name in ("depths", "fates", "occupancy"):
-            cell.pop(name, None)
-    (folder / "summary.json").write_text(json.dumps(summary))
-    text = write_report(folder).read_text()
-    assert Page(text) and "whole?" in text and "Every cell" in text
-    (folder / "summary.json").write_text(
-        json.dumps({"unit": "sections", "accuracy": {}, "metrics": {}})
-    )
-    with pytest.raises(UserError, match="earlier version: run the same eval"):
-        write_report(folder)
-
-
-def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
-    def of(sample, settings, reward=1.0, agent="trained"):
-        cell = dict(agent=agent, question="one_fact", temperature="1.0", length=4)
-        question = f"sample {sample}?"
-        return record(sample=sample, reward=reward, question=question, cell=cell, settings=settings)
-
-    records = [of(0, "s"), of(1, "old"), of(0, "s"), record(question="no settings?")]
-    folder = folder_of(tmp_path / "eval", [row()], records=records)
-    with (folder / "transcripts.jsonl").open("a") as file:
-        file.write('{"id": "torn')
-    text = Page(write_report(folder).read_text()).text
-    assert text.count("sample 0?") == 1 and "sample 1?" not in text and "no settings?" in text
-    agents = ("trained", "untrained")
-    many = [of(i, "s", float(i % 20 > 0), agents[i % 2]) for i in range(100)]
-    text = page(tmp_path / "many", [row()], records=many).text
-    assert len(re.findall(r"sample \d+\?", text)) == 10
-    # some of every kind
-    assert (
-        len(re.findall(r"wrong sample \d+\?", text)) >= 3
-        and "Questions that need one fact; untrained," in text
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "content"),
-    [
-        ("summary.json", None),
-        ("summary.json", "{"),
-        ("summary.json", "[1]"),
-        ("summary.json", "{}"),
-        ("transcripts.jsonl", "{\n"),
-        ("transcripts.jsonl", "[]\n"),
-    ],
-)
-def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
-    folder = folder_of(tmp_path / "eval", [row()])
-    (folder / name).unlink(missing_ok=True)
-    if content is not None:
-        (folder / name).write_text(content)
-    with pytest.raises(UserError, match=name):
-        write_report(folder)
-    assert not (folder / "report.html").exists()
-
-
 def test_the_headline_is_computed_from_the_numbers():
     expected = (
         "Trained, it correctly answers 90 % [70, 100] of questions that need one fact in 64 "
@@ -506,22 +475,6 @@ def test_the_difference_holds_both_texts(before, after):
     assert all(kind == "same" for kind, _ in pieces) == (before.split() == after.split())
 
 
-def test_sections_that_change_nothing_are_left_out_and_counted():
-    # 100 sections, changes at 10 and 91
-    memories = ["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10
-    steps = steps_of(record(memories))
-    assert [s if isinstance(s, str) else s.number for s in steps] == [
-        1,
-        "8 sections left out: the memory stayed as it was",
-        10,
-        "80 sections left out: the memory stayed as it was",
-        91,
-        "8 sections left out: the memory stayed as it was",
-        100,
-    ]
-    assert (steps[2].before, steps[2].after, steps[2].section) == ("none", "fact", "section 10.")
-
-
 def test_of_many_changes_the_middle_is_left_out():
     steps = steps_of(record([f"memory {i}" for i in range(101)]), most=6)
     numbers = [s if isinstance(s, str) else s.number for s in steps]
@@ -556,35 +509,70 @@ def test_a_last_turn_leaves_the_memory_that_its_own_settings_say(codec, empty, a
     assert [(step.before, step.after) for step in steps_of(made)] == [("fact", after)]
 
 
-def printed(*args, **kwargs):
-    console = Console(
-        width=100, record=True, file=io.StringIO(), force_terminal=True, color_system="standard"
-    )
-    console.print(render_trajectory(*args, **kwargs))
-    return console
+def test_sections_that_change_nothing_are_left_out_and_counted():
+    # 100 sections, changes at 10 and 91
+    steps = steps_of(record(["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10))
+    gap = "{} sections left out: the memory stayed as it was".format
+    numbers = [s if isinstance(s, str) else s.number for s in steps]
+    assert numbers == [1, gap(8), 10, gap(80), 91, gap(8), 100]
+    assert (steps[2].before, steps[2].after, steps[2].section) == ("none", "fact", "section 10.")
 
 
 def test_a_trajectory_in_the_terminal():
-    console = printed(record(("Anna met Otto.", "Anna met Boris."), reward=0.0, answer="no box"))
-    styles = {
-        segment.text.strip(): segment.style
-        for segment in console._record_buffer
-        if segment.text.strip()
-    }
+    hot = dict(step=39, temperature=2.2)
+    changed = record(("Anna met Otto.", "Anna met Boris."), reward=0.0, answer="no box", **hot)
+    console = printed(changed)
+    styles = {part.text.strip(): part.style for part in console._record_buffer if part.text.strip()}
     assert styles["Boris."].underline and styles["Boris."].color.name == "green"
     assert styles["Otto."].strike and styles["Otto."].color.name == "red"
     assert styles["section 1."].dim and styles["0"].color.name == "red"
     text = console.export_text()
     for part in (
-        "Where is Anna?",
-        "section 1 of 1",
-        "before  Anna met Otto.",
-        "after   Anna met Boris.",
-        "no box",
-        "gold    Lima",
-        "2 stop",
-    ):
+        "Where is Anna?", "section 1 of 1", "before  Anna met Otto.", "after   Anna met Boris.",
+        "no box", "gold    Lima", "2 stop",
+        "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:",
+    ):  # fmt: skip
         assert part in text
+    assert [sampled(record(temperature=t)) for t in (0.0, 1.0, None)] == [
+        "greedy", "sampled at temperature 1", "",
+    ]  # fmt: skip
+
+
+def test_long_sections_and_whole_documents_are_clipped():
+    long = record(("none", "fact"))
+    long["turns"][0]["section"] = "x" * 5000
+    assert "4,900 characters left out" in printed(long, 100).export_text()
+    whole = record(("",))
+    whole["turns"][0]["section"] = "all of it"
+    assert "all of it" in printed(whole).export_text()
+
+
+@pytest.mark.parametrize(
+    ("answer", "form", "kept"),
+    [
+        ("\\boxed{Lima}", "boxed", True),
+        ("It is Lima.", "boxed", False),
+        ("\\boxed{}", "boxed", False),
+        ("Therefore, the answer is Lima.", "sentence", True),
+        ("\\boxed{Lima}", "sentence", False),
+        ("<think>\\boxed{Lima}</think>Lima", "boxed", False),
+        ("the answer is Lima.", "", True),
+        ("Lima", "", False),
+        ("<think>never ends", "boxed", True),
+        ("**Lima**.", "plain", True),
+        ("", "plain", True),
+    ],
+)
+def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
+    fields = {"form": form} if form else {}  # older records have none
+    one = record(answer=answer, reward=float(kept), **fields)
+    shown = printed(one).export_text()
+    assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
+    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[one]).words)
+    assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
+    if not kept:  # a reward of the user's own may look at the response alone
+        shown = printed(one | {"reward": 0.5}).export_text()
+        assert unformed(form, wrong=False) in shown and "graded as wrong" not in shown
 
 
 def looking_back(**other):
@@ -615,7 +603,7 @@ def noted(recalled=Recall(), evidence="", step=Step(), asked=""):
     return json.loads(json.dumps(asdict(notes)))
 
 
-def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path):
+def test_looks_back_are_shown_when_what_and_whether_they_held_evidence():
     shown = printed(looking_back()).export_text()
     for words in (
         "looks for who is Otto?",
@@ -630,14 +618,6 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
         "1 section left out: the memory stayed as it was",
     ):
         assert words in " ".join(shown.split()), words
-    page_ = page(tmp_path / "a", [row()], records=[looking_back()])
-    for words in (
-        "looks for who is Otto?",
-        "written after section 1, found for 'who is Otto?' (score 0.25), holds the answer",
-        "recalled Ida left. written after section 2, 3, "
-        "found for 'Ida' (score 1.00), without evidence",
-    ):
-        assert words in page_.text, words
     of_yes = record(answers=["yes"], agent="rememr1")
     notes = of_yes["turns"][1]["notes"] = noted(Recall("yes", "q", (1,), 1.0), "unknown")
     assert "evidence not known" in printed(of_yes).export_text()
@@ -647,49 +627,6 @@ def test_looks_back_are_shown_when_what_and_whether_they_held_evidence(tmp_path)
     assert "notes cannot be read" in printed(of_yes).export_text()
     del of_yes["turns"][1]["notes"]  # a record made before notes were kept
     assert "Where is Anna?" in (text := printed(of_yes).export_text()) and "notes" not in text
-    hostile = looking_back()
-    for turn in hostile["turns"]:
-        turn["notes"] = noted(Recall("<b>x</b>", "<i>y</i>", (1,), 1.0), "answer", asked="<i>y</i>")
-    page(tmp_path / "b", [row()], records=[hostile])
-    html = (tmp_path / "b" / "report.html").read_text()
-    assert (
-        "<b>x" not in html and "<i>y" not in html and "&lt;b&gt;x" in html and "&lt;i&gt;y" in html
-    )
-
-
-def test_a_table_says_how_agents_looked_back(tmp_path):
-    zero = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
-    many = {
-        "updates": 10,
-        "queries": 4,
-        "hits": 2,
-        "sought": 1,
-        "holds": 1,
-        "evidence_sought": 3,
-        "evidence": 2,
-        "ages": 6,
-        "current": 2,
-        "degenerate": 1,
-        "no_update": 3,
-        "stray_tag": 6,
-    }
-    rows = [
-        row(id="a", counts=zero | many),
-        row(id="b", reward=0.0, counts=zero | {"updates": 10, "queries": 1}),
-        row("other", id="a"),
-    ]
-    text = page(tmp_path / "a", rows, agents={"trained": ReMemR1()}).text
-    assert "What the agents did" in text
-    head = "recall queries recall hits recall holds recall evidence recall age recall current"
-    head = f"{head} recall degenerate answer gain answer level answer covered memory length"
-    head = f"{head} memory capped query capped format no update"
-    assert head in text and "format stray tag sub_em with holds sub_em without holds" in text
-    # in the order of the head
-    looked = "0.25 0.40 1.00 0.67 3.00 1.00 0.05"
-    others = "0.00 0.00 0.00 0.00 0.00 0.00"  # what an answer and the memory gained, and caps
-    errors = "0.15 0.00 0.00 0.00 0.00 0.00 0.00 0.30"
-    assert f"{looked} {others} {errors} 1.00 n 1 0.00 n 1" in text
-    assert "What the agents did" not in page(tmp_path / "b", [row("other")]).text
 
 
 def test_nothing_in_a_document_steers_the_terminal():
@@ -702,56 +639,6 @@ def test_nothing_in_a_document_steers_the_terminal():
     # markup stands there as it is, control characters do not
     assert text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
-
-
-def test_long_sections_and_whole_documents_are_clipped():
-    long = record(("none", "fact"))
-    long["turns"][0]["section"] = "x" * 5000
-    assert "4,900 characters left out" in printed(long, 100).export_text()
-    whole = record(("",))
-    whole["turns"][0]["section"] = "all of it"
-    assert "all of it" in printed(whole).export_text()
-
-
-def growth_of(seconds, lengths=(4, 64, 1024)):
-    """Return the two panels; seconds: of an agent and a kind of question, by length."""
-    records = [
-        {"agent": agent, "question": question, "temperature": temperature, "length": length,
-         "seconds": s, "mib": mib}
-        for agent, question, temperature in itertools.product(
-            ("trained", "full"), ("one", "two"), ("1.0", "0.0")
-        )
-        for length, s, mib in zip(
-            lengths, seconds(agent, question, temperature), (410, 430, 470), strict=True
-        )
-    ]  # fmt: skip
-    return plots.growth({"cells": records, "unit": "sections"})
-
-
-@pytest.mark.usefixtures("rendered")
-def test_growth_has_a_line_for_each_agent_and_a_few_numbers_on_its_axes():
-    def seconds(agent, question, temperature):
-        factor = 10 * (agent == "full") + 1 + 2 * (question == "two") + 90 * (temperature == "0.0")
-        return [n * factor for n in (1, 4, 300)]
-
-    drawn = growth_of(seconds)
-    assert drawn.count("<svg") == 2
-    first = drawn[: drawn.index("</svg>")]
-    labels = re.findall(r"<text[^>]*>([^<]*)</text>", first)
-    assert labels[:3] == ["4", "64", "1,024"] and labels[3] == "sections"
-    values = labels[4 : labels.index("seconds a question")]
-    assert values == ["10", "100", "1,000"]
-    assert labels[-3:] == ["trained", "reading everything at once", "proportional"]
-    # one line each, the mean of its kinds: 2 and 12 times the same
-    lines = [path for path in re.findall(r'<path d="(M [^"Z]*)" clip-path', first)]
-    heights = [[float(y) for y in re.findall(r" ([\d.]+) \n", path + " \n")] for path in lines]
-    heights = [h for h in heights if len(h) == 3]
-    assert len(heights) == 2
-    decade = (heights[0][0] - heights[0][2]) / 2.4771  # log10(300)
-    assert heights[0][0] - heights[1][0] == pytest.approx(decade * 0.7782, rel=0.01)  # log10(6)
-    # memory: less than a factor of two
-    second = re.findall(r"<text[^>]*>([^<]*)</text>", drawn[drawn.index("</svg>") :])
-    assert second[4:6] == ["410", "470"]
 
 
 def test_an_axis_of_many_decades_has_few_ticks():
@@ -767,90 +654,7 @@ def test_an_axis_of_many_decades_has_few_ticks():
     assert 2 <= len(ticks(1e-6, 1e9)) <= 6
 
 
-def shown_of(record):
-    console = Console(width=300, file=io.StringIO())
-    console.print(render_trajectory(record))
-    return console.file.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("answer", "form", "kept"),
-    [
-        ("\\boxed{Lima}", "boxed", True),
-        ("It is Lima.", "boxed", False),
-        ("the answer is Lima.", "boxed", False),
-        ("\\boxed{}", "boxed", False),
-        ("Therefore, the answer is Lima.", "sentence", True),
-        ("\\boxed{Lima}", "sentence", False),
-        ("<think>\\boxed{Lima}</think>Lima", "boxed", False),
-        ("the answer is Lima.", "", True),
-        ("Lima", "", False),
-        ("", "boxed", True),
-        ("<think>never ends", "boxed", True),
-        ("**Lima**.", "plain", True),
-        ("It is Lima", "plain", True),
-        ("", "plain", True),
-    ],
-)
-def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
-    fields = {"form": form} if form else {}  # older records have none
-    one = record(answer=answer, reward=float(kept), **fields)
-    shown = shown_of(one)
-    assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
-    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[one]).words)
-    assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
-
-
-def test_an_answer_without_the_form_that_has_a_reward_is_not_called_wrong(tmp_path):
-    """A reward of the user's own may look at the response alone."""
-    one = record(answer="It is Lima.", reward=0.5, form="boxed")
-    shown = shown_of(one)
-    assert unformed("boxed", wrong=False) in shown and "graded as wrong" not in shown
-    assert unformed("boxed").startswith(unformed("boxed", wrong=False)[:-1])
-
-
-def test_the_report_of_a_run_names_the_questions_it_was_trained_on(tmp_path, monkeypatch):
-    folder = folder_of(tmp_path / "run", [row()], metrics=METRICS_CSV)
-    assert "questions trained on" not in write_report(folder).read_text()
-    known = {}
-    seen.add_trained_on(folder, known, 3, [("a" * 16, "q-1"), ("b" * 16, HOSTILE)])
-    seen.add_trained_on(folder, known, 4, [("a" * 16, "again"), ("c" * 16, "q-2")])
-    words = " ".join(Page(write_report(folder).read_text()).words)
-    assert "3 questions trained on" in words and "alert('&\"')" in words and "again" not in words
-    assert re.search(r"3 2 [^|]*q-1.* 4 1 q-2", words)
-    monkeypatch.setattr(report_page, "QUESTIONS", 1)
-    words = " ".join(Page(write_report(folder).read_text()).words)
-    assert "3 questions trained on" in words and "… 2 are in trained_on.csv" in words
-
-
-def test_a_trajectory_says_how_hot_it_was_sampled(tmp_path):
-    hot = record(step=39, temperature=2.2)
-    line = "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:"
-    assert line in shown_of(hot)
-    assert sampled(record(temperature=0.0)) == "greedy"
-    assert sampled(record(temperature=1.0)) == "sampled at temperature 1"
-    assert sampled(record()) == ""  # an older one
-    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[hot]).words)
-    assert "training step 39, sampled at temperature 2.2" in words
-
-
 # ---------------------------------------------------------------- what comes first, what is folded
-
-
-@pytest.mark.usefixtures("rendered")
-def test_what_few_questions_say_is_faint(tmp_path):
-    rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
-    report = page(tmp_path / "eval", rows)
-    faint = re.findall(r'<span class="few">(.*?)</span>', report.html)
-    assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
-    svg = report.html[report.html.index("<svg") : report.html.index("</svg>")]
-    assert (
-        svg.count("opacity: 0.35") >= 3
-        and "opacity: 0.35"
-        not in plots.accuracy(summarise([row(id=str(i)) for i in range(8)]))["one_fact"]
-    )
-    pairs = [row(agent, id="a") for agent in ("trained", "full")]
-    assert '<span class="few"><span>+0.000' in page(tmp_path / "two", pairs).html
 
 
 def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):
@@ -859,19 +663,6 @@ def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(
     captions = re.findall(r"<caption>memagent minus ([^ ]*) \(", report.html)
     assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
     assert "minus full (reading everything at once), by sections" in report.text
-
-
-def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
-    rows = [row(f"agent {i}") for i in range(13)]
-    html = page(tmp_path / "eval", rows).html
-    label = "Questions that need one fact, by sections (13 rows)"
-    body = html.partition(f"<details><summary>{label}</summary>")[2].partition("</details>")[0]
-    assert body.count("<tr>") == 14 and "agent 12" in body
-    short = page(tmp_path / "short", rows[:12]).html
-    assert (
-        f"{label.partition(' (')[0]}</caption>" in short
-        and "(12 rows)" not in short.partition("All metrics</h2>")[0]
-    )
 
 
 def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tmp_path):
@@ -905,16 +696,3 @@ def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
         return steps_run(lambda: write_report(folder))
 
     assert steps(8) < 1.75 * 8 * steps(1)  # 768 cells, 96 cells
-
-
-@pytest.mark.usefixtures("rendered")
-def test_the_memory_along_the_document_is_drawn_once_an_agent(tmp_path):
-    rows = [
-        row(agent, temperature=t, length=n, occupancy=[1.0, 2.0], memory_most=2)
-        for agent in ("trained", "mine") for t in ("1.0", "0.0") for n in (4, 16)
-    ]  # fmt: skip
-    body = page(tmp_path / "eval", rows).html.partition("Memory along the document</h2>")[2]
-    body = body.partition("</section>")[0]
-    assert body.count("<svg") == 2 and body.count('d="M ') > 0
-    greedy = [row("mine", temperature="0.0", occupancy=[1.0, 2.0], memory_most=2)]
-    assert "Tokens in the memory of mine" in page(tmp_path / "greedy", greedy).html

@@ -97,10 +97,3 @@ def test_a_run_without_any_reward_has_a_summary_and_a_headline(tmp_path):
     found = summary(run(tmp_path, [float("nan")] * 2))
     assert found["reward"] is None
     assert headline(found) == "2 training steps, none with a reward."
-
-
-def test_a_torn_line_is_no_step(tmp_path):
-    run(tmp_path, RISEN)
-    with (tmp_path / "metrics.csv").open("a") as file:
-        file.write("0,0.9,1.5,10,1")
-    assert summary(tmp_path, 8)["steps"] == len(RISEN)

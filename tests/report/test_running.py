@@ -6,6 +6,7 @@ import pytest
 from conftest import random_policy
 
 import eval
+import suites
 from commands import train
 from config.options import EvalConfig, GRPOConfig, RunConfig
 from embedded import tiny
@@ -47,16 +48,17 @@ def test_a_training_holds_its_folder_until_it_ends_or_fails(tmp_path, model):
 
 
 def test_an_evaluation_holds_its_folder_until_its_page_is_written(tmp_path, model, monkeypatch):
-    seen, evaluate = [], eval.evaluate
+    seen, rollout = [], eval.rollout
 
     def looking(*args):
         seen.append(is_running(tmp_path / "e"))
-        return evaluate(*args)
+        return rollout(*args)
 
-    monkeypatch.setattr(eval, "evaluate", looking)
+    monkeypatch.setattr(eval, "rollout", looking)
     config = EvalConfig(
         name="e", runs=str(tmp_path), model=model, agents=("memagent",), lengths=(1,), n=1,
-        kinds=("one_fact",), temperatures=(0.0,),
+        temperatures=(0.0,),
     )  # fmt: skip
-    eval.run_suite(config, {"memagent": tiny.agent(memory_tokens=4, final_tokens=4)})
+    agents = {"memagent": tiny.agent(memory_tokens=4, final_tokens=4)}
+    eval.run_suite(config, agents, suites.make("world", {"kinds": ("one_fact",)}))
     assert seen == [True] and not is_running(tmp_path / "e")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from report.rows import Rows
 from report.status import MARK, hold, is_running, release
 
 ROOT = Path(__file__).parents[2]
@@ -57,21 +56,3 @@ def test_a_process_knows_what_it_holds_itself(tmp_path):
 def test_nothing_runs_where_nothing_is(tmp_path, folder):
     assert not is_running(tmp_path / folder)
     assert [*tmp_path.iterdir()] == []  # and nothing was left there
-
-
-def test_a_row_in_the_making_is_a_sign_of_life(tmp_path):
-    code = (
-        "import sys; from pathlib import Path; from report.rows import Rows; "
-        f"rows = Rows(Path({str(tmp_path)!r}) / 'rows.jsonl'); rows.claim('a'); "
-        "print('held', flush=True); sys.stdin.read()"
-    )
-    with Rows(tmp_path / "rows.jsonl") as rows:
-        assert rows.claim("b")
-        rows.release("b")
-    assert not is_running(tmp_path)
-    with subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    ) as process:
-        process.stdout.readline()
-        assert is_running(tmp_path)
-    assert not is_running(tmp_path)

@@ -14,7 +14,6 @@ from rich.console import Console
 
 from agents.rememr1 import ReMemR1
 from config.errors import UserError
-from report.published import DOCUMENTS, RULER_HQA, RULER_HQA_V2, TABLES, TEN, TOKENS
 from report.rows import FATES, Cell
 from report.summary import (
     METRICS,
@@ -52,27 +51,22 @@ def test_wilson_holds_its_mean_and_stays_a_share(mean, n):
 
 
 def row(agent, question, temperature, length, id, reward, sample=0, **other):
-    return (
-        dict.fromkeys(METRICS, 0.0)
-        | {
-            "agent": agent,
-            "question": question,
-            "temperature": temperature,
-            "length": length,
-            "id": id,
-            "sample": sample,
-        }
-        | {
-            "reward": reward,
-            "sub_em": reward,
-            "prediction": "x",
-            "error": "",
-            "settings": "s",
-            "task": "t",
-            "tokens_read": 100,
-        }
-        | other
-    )
+    cell = dict(agent=agent, question=question, temperature=temperature, length=length)
+    made = dict(id=id, sample=sample, prediction="x", error="", settings="s", task="t")
+    graded = dict(reward=reward, sub_em=reward, tokens_read=100)
+    return dict.fromkeys(METRICS, 0.0) | cell | made | graded | other
+
+
+def printed(summary, width=80):
+    """Return the lines of the table in a terminal of that width."""
+    console = Console(width=width, file=io.StringIO())
+    console.print(table(summary, width))
+    return console.file.getvalue().splitlines()
+
+
+def said(summary, width=200):
+    """Return the words of the table, however its lines are broken."""
+    return " ".join(" ".join(printed(summary, width)).split())
 
 
 def test_the_summary_of_a_hand_made_example():
@@ -81,42 +75,107 @@ def test_the_summary_of_a_hand_made_example():
         row("untrained", "one_fact", "1.0", 16, "b", 0.0, error="gone", prediction=None),
         row("trained", "one_fact", "1.0", 16, "a", 1.0),
         row("trained", "one_fact", "1.0", 16, "a", 0.0, 1),
-        row(
-            "trained", "one_fact", "1.0", 16, "b", 1.0, f1=0.5
-        ),  # one sample only: the question still weighs as much as the other
+        # one sample only: the question still weighs as much as the other
+        row("trained", "one_fact", "1.0", 16, "b", 1.0, f1=0.5),
         row("trained", "one_fact", "1.0", 4, "a", 1.0),
         row("trained", "one_fact", "0.0", 4, "a", 0.0),
         row("trained", "two_hop", "1.0", 4, "c", 1.0),
     ]
     summary = summarise(rows, "documents")
-
-    def leaf(*values):
-        low, high = bootstrap(values)
-        return {"mean": sum(values) / len(values), "n": len(values), "low": low, "high": high}
-
     expected = {
-        ("trained", "one_fact", "1.0", 4): leaf(1.0),
-        ("trained", "one_fact", "0.0", 4): leaf(0.0),
-        ("trained", "two_hop", "1.0", 4): leaf(1.0),
-        ("untrained", "one_fact", "1.0", 16): leaf(0.0, 0.0),
-        ("trained", "one_fact", "1.0", 16): leaf(0.5, 1.0),
-    }
-    assert [astuple(cell) for cell, _ in cells(summary)] == [
-        *expected
-    ]  # by length, and then as they came
-    for cell, record in zip(expected, summary["cells"], strict=True):
-        assert record == record | expected[cell] and {*record} == {
-            *Cell.__dataclass_fields__,
-            *expected[cell],
-            *METRICS,
-        }
+        ("trained", "one_fact", "1.0", 4): [1.0],
+        ("trained", "one_fact", "0.0", 4): [0.0],
+        ("trained", "two_hop", "1.0", 4): [1.0],
+        ("untrained", "one_fact", "1.0", 16): [0.0, 0.0],
+        ("trained", "one_fact", "1.0", 16): [0.5, 1.0],
+    }  # by length, and then as they came
+    assert [astuple(cell) for cell, _ in cells(summary)] == [*expected]
+    for values, record in zip(expected.values(), summary["cells"], strict=True):
+        low, high = bootstrap(values)
+        leaf = {"mean": sum(values) / len(values), "n": len(values), "low": low, "high": high}
+        assert record == record | leaf
+        assert {*record} == {*Cell.__dataclass_fields__, *leaf, *METRICS}
     assert cell_of(summary, "trained", "one_fact", "1.0", 16)["f1"] == 0.25
     none = cell_of(summary, "untrained", "one_fact", "1.0", 16)
     assert (none["tokens_read"], none["failed"], none["empty"]) == (200, 0.5, 0.5)
     assert summary["unit"] == "documents" and summary["settings"] == ["s"]
     assert json.loads(json.dumps(summary)) == summary
-    assert dict(cells(summary))[Cell("trained", "one_fact", "1.0", 16)]["n"] == 2
     assert summarise([])["cells"] == []
+
+
+def test_the_table_fits_80_columns_with_five_lengths():
+    rows = [
+        row(agent, question, temperature, length, str(i), float(i > 1))
+        for agent in ("trained", "untrained", "[red]context")
+        for question in ("one_fact", "two_hop_reverse") for temperature in ("1.0", "0.0")
+        for length in (4, 16, 64, 256, 1024) for i in range(200)
+    ]  # fmt: skip
+    text = printed(summarise(rows))
+    assert max(map(len, text)) <= 80 and "1,024" in text[1]
+    # every line has its five cells, none wrapped, and no name is cut
+    assert sum(line.count(".99 .97-1.0") == 5 for line in text) == 12
+    for words, n in ((" trained ", 4), ("two_hop_reverse", 1), ("[red]context", 4)):
+        assert sum(words in line for line in text) == n
+    assert "n = 200 questions" in text[-1] and "95 % interval" in text[-1]
+    rows += [row("trained", "one_fact", "1.0", n, "1", 1.0) for n in (4096, 16384)]
+    text = printed(summarise(rows))
+    assert max(map(len, text)) <= 80 and sum(line.count(".99") == 5 for line in text) == 12
+    assert "intervals: table.md" in " ".join(text[-2:])
+
+
+def test_the_table_counts_cells_with_failures_and_leaves_gaps():
+    rows = [
+        row("a", "q", "1.0", 4, "x", 1.0),
+        row("b", "q", "1.0", 8, "x", 0.0, error="gone"),
+        row("b", "q", "1.0", 8, "y", 0.0),
+    ]
+    assert "failures, counted as wrong, in 1 of 2 cells" in said(summarise(rows))
+
+
+@pytest.mark.parametrize(("agents", "pairs"), [
+    ("full untrained trained", "trained-full trained-untrained"),  # rows come in any order
+    ("memagent full memagent@untrained full@untrained",
+     "memagent-full memagent-memagent@untrained memagent-full@untrained full-full@untrained"),
+])  # fmt: skip
+def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
+    rows = [row(agent, "q", "1.0", 4, str(i), 1.0) for agent in agents.split() for i in range(3)]
+    assert {f"{p['a']}-{p['b']}" for p in summarise(rows)["paired"]} == {*pairs.split()}
+
+
+def test_compare_averages_samples_and_a_constant_difference_has_width_on_the_side_it_may_err():
+    def side(agent, *values):
+        return [row(agent, "q", "1.0", 4, str(i), value) for i, value in enumerate(values)]
+
+    ones, zeros = side("a", 1.0, 1.0, 1.0), side("b", 0.0, 0.0, 0.0)
+    up, down = compare(ones, zeros), compare(zeros, ones)
+    assert (up["mean"], up["low"], up["high"]) == (1.0, *wilson(1.0, 3))
+    assert (down["low"], down["high"]) == (-up["high"], -up["low"])
+    twice = [row("a", "q", "1.0", 4, "0", reward, int(reward)) for reward in (0.0, 1.0)]
+    assert compare(twice, zeros)["mean"] == 0.5
+
+
+def test_depths_fates_and_occupancy():
+    def read(id, reward, held, depths=(), occupancy=(), **other):
+        read = dict(sections=10, needed=1, seen=[2], memory_most=1) | other
+        more = dict(held=held, depths=[*depths], occupancy=[*occupancy])
+        return row("a", "q", "1.0", 4, id, reward, **read | more)
+
+    rows = [
+        read("1", 1.0, [[2, 1]], [0.95, 0.31], [1.0, 3.0], memory_most=9),
+        read("2", 0.0, [[2, 1], [8, 0]], [0.39], [3.0, 3.0]),
+        read("3", 0.0, [], [1.0], [2.0]),
+        read("4", 0.0, [], seen=[]),
+        read("5", 0.0, [], needed=0),
+        read("6", 0.5, [[2, 1], [3, 2]], needed=3),
+        read("7", 0.0, [[2, 1]]),
+        read("8", 0.0, [[2, 1]], error="gone"),
+    ]
+    (cell,) = summarise(rows)["cells"]
+    assert cell["depths"]["n"] == [0, 0, 0, 2, 0, 0, 0, 0, 0, 1]
+    assert (cell["depths"]["mean"][3], cell["depths"]["mean"][9]) == (0.5, 0.0)
+    left = [0] * 7 + [1, 0, 0]
+    assert cell["fates"] == dict.fromkeys(FATES, 1) | {"wrong": 6, "left": left}
+    assert cell["occupancy"] == {"mean": [2.0, 3.0], "most": 9}
 
 
 def test_an_answer_without_the_form_is_not_called_empty():
@@ -128,15 +187,11 @@ def test_an_answer_without_the_form_is_not_called_empty():
     summary = summarise(rows)
     cell = cell_of(summary, "a", "q", "0.0", 4)
     assert (cell["unformed"], cell["empty"], cell["failed"]) == (2 / 5, 2 / 5, 1 / 5)
-    said = "nswers without the form asked for, counted as wrong, in 1 of 1 cells"
-    console = Console(width=300, file=io.StringIO())
-    console.print(table(summary))
-    assert f"a{said}" in " ".join(console.file.getvalue().split())
-    assert f"A{said}." in markdown_of(summary)
+    words = "nswers without the form asked for, counted as wrong, in 1 of 1 cells"
+    assert f"a{words}" in said(summary)
+    assert f"A{words}." in markdown_of(summary)
     fine = summarise([row("a", "q", "0.0", 4, "a", 1.0)])
-    console.print(table(fine))
-    shown = " ".join(console.file.getvalue().split())
-    assert shown.count(said) == 1 and said not in markdown_of(fine)
+    assert words not in said(fine) + markdown_of(fine)
     del fine["cells"][0]["unformed"]  # of an earlier version
     assert len(csv_of(fine).splitlines()) == 2
 
@@ -174,114 +229,16 @@ def test_compare_is_paired():
         compare(a, [row("b", "q", "1.0", 8, "0", 1.0)])
 
 
-def test_compare_averages_samples_first():
-    a = [row("a", "q", "1.0", 4, "x", reward, sample) for sample, reward in enumerate([1.0, 0.0])]
-    assert compare(a, [row("b", "q", "1.0", 4, "x", 0.0)])["mean"] == 0.5
-
-
 def test_settings_that_are_not_the_usual_ones_stand_in_the_table_where_they_fit():
     summary = summarise(
         [row("trained", "one_fact", "1.0", n, str(i), 1.0) for n in (4, 8, 16) for i in range(3)]
     )
     for label, shown in (("top_k 2", True), ("top_k 2, over head, max_sections 8", False)):
         summary["altered"] = {"trained": label}
-        console = Console(width=80, record=True, file=io.StringIO())
-        console.print(table(summary))
-        text = console.export_text()
-        assert (f" trained ({label}) " in text) == shown
-        assert max(map(len, text.splitlines())) <= 80 and text.count("1.0") >= 3
+        text = printed(summary)
+        assert any(f" trained ({label}) " in line for line in text) == shown
+        assert max(map(len, text)) <= 80 and " ".join(text).count("1.0") >= 3
         assert f"| trained ({label}) |" in markdown_of(summary)
-
-
-def test_the_table_fits_80_columns_with_five_lengths():
-    rows = [
-        row(agent, question, temperature, length, str(i), float(i > 1))
-        for agent in ("trained", "untrained", "[red]context")
-        for question in ("one_fact", "two_hop_reverse")
-        for temperature in ("1.0", "0.0")
-        for length in (4, 16, 64, 256, 1024)
-        for i in range(200)
-    ]
-    console = Console(width=80, record=True, file=io.StringIO())
-    console.print(table(summarise(rows)))
-    text = console.export_text().splitlines()
-    assert max(map(len, text)) <= 80
-    assert (
-        sum(line.count(".99 .97-1.0") == 5 for line in text) == 12
-    )  # every line has its five cells, none wrapped
-    assert (
-        sum(" trained " in line for line in text) == 4
-        and sum("two_hop_reverse" in line for line in text) == 1
-    )  # no name is cut
-    assert (
-        sum("[red]context" in line for line in text) == 4
-        and "1,024" in text[1]
-        and "n = 200 questions" in text[-1]
-    )
-    assert "failures" not in text[-1] and "95 % interval" in text[-1]
-    rows += [row("trained", "one_fact", "1.0", n, "1", 1.0) for n in (4096, 16384)]
-    console.print(table(summarise(rows)))
-    text = console.export_text().splitlines()
-    assert (
-        max(map(len, text)) <= 80
-        and sum(line.count(".99") == 5 for line in text) == 12
-        and "intervals: table.md" in " ".join(text[-2:])
-    )
-
-
-def test_the_table_counts_cells_with_failures_and_leaves_gaps():
-    rows = [
-        row("a", "q", "1.0", 4, "x", 1.0),
-        row("b", "q", "1.0", 8, "x", 0.0, error="gone"),
-        row("b", "q", "1.0", 8, "y", 0.0),
-    ]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(table(summarise(rows)))
-    assert "n = 1 to 2 questions a cell; failures, counted as wrong, in 1 of 2 cells" in " ".join(
-        console.export_text().split()
-    )
-
-
-def test_published_rows_are_whole_numbers_of_128_questions():
-    assert DOCUMENTS == tuple(50 * 2**i for i in range(10)) and TOKENS == tuple(
-        8192 * 2**i for i in range(7)
-    )
-    for by in (*RULER_HQA.rows.values(), *RULER_HQA_V2.rows.values()):
-        assert list(by) == list(DOCUMENTS[: len(by)])
-        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
-    assert (
-        RULER_HQA.rows["RL-MemAgent-14B"][6400] == 0.7734
-        and RULER_HQA.rows["DS-Distill-7B"][50] == 0.3047
-    )
-    v1, v2 = (
-        [by for name, by in table.rows.items() if name.startswith("RL-")]
-        for table in (RULER_HQA, RULER_HQA_V2)
-    )
-    assert sum(a[n] != b[n] for a, b in zip(v1, v2, strict=True) for n in DOCUMENTS) == 18  # of 20
-    assert [table.source for table in TABLES if table.second_hand] == [
-        RULER_HQA_V2.source
-    ] and "v2" in RULER_HQA_V2.source
-    for published in TABLES:
-        assert all(
-            0 <= share <= 1 and n in (*DOCUMENTS, *TOKENS)
-            for by in published.rows.values()
-            for n, share in by.items()
-        )
-
-
-def test_the_published_mean_of_ten_tasks_is_that_of_the_tasks():
-    by_task = {t.question: t for t in TABLES if t.question in TEN}
-    mean = next(t for t in TABLES if t.question.startswith("mean"))
-    assert len(by_task) == 10
-    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
-        for tokens in (TOKENS[0], TOKENS[-1]):
-            assert (
-                abs(
-                    sum(t.rows[model][tokens] for t in by_task.values()) / 10
-                    - mean.rows[model][tokens]
-                )
-                < 6e-4
-            ), (model, tokens)
 
 
 def test_the_bootstrap_draws_questions_and_has_width_where_all_agree():
@@ -368,10 +325,8 @@ def test_tables_show_the_pooled_row_with_both_intervals_and_count_it_nowhere():
     low, high = (100 * pooled[end] for end in ("low", "high"))
     assert lines[5] == f"| 1 to 4, official metric | a | 0.0 | 50.0 [{low:.1f}, {high:.1f}] |"
     assert "n = 128 questions a cell" in lines[8]
-    console = Console(width=100, record=True, file=io.StringIO())
-    console.print(table(summary, 100))
-    said = console.export_text()
-    assert said.count("1 to 4, official metric") == 2 and "n = 128 questions a cell" in said
+    shown = said(summary, 100)
+    assert shown.count("1 to 4, official metric") == 2 and "n = 128 questions a cell" in shown
     assert csv_of(summary).count(pooled["question"]) == 2  # with either interval
     older = {name: part for name, part in summary.items() if name != "pooled"}
     assert "1 to 4" not in markdown_of(older)
@@ -380,52 +335,6 @@ def test_tables_show_the_pooled_row_with_both_intervals_and_count_it_nowhere():
     )  # nothing is known of documents
     assert alone["pooled"] and "interval over questions" not in markdown_of(alone)
     assert summarise([row("a", "4 doors", "0.0", 4, "q", 1.0)])["pooled"] == []
-
-
-def test_a_constant_difference_has_width_on_the_side_it_may_err():
-    def side(agent, *values):
-        return [row(agent, "q", "1.0", 4, str(i), value) for i, value in enumerate(values)]
-
-    ones, zeros = side("a", 1.0, 1.0, 1.0), side("b", 0.0, 0.0, 0.0)
-    up, down = compare(ones, zeros), compare(zeros, ones)
-    assert (up["mean"], up["low"], up["high"]) == (1.0, *wilson(1.0, 3)) and (
-        down["low"],
-        down["high"],
-    ) == (
-        -up["high"],
-        -up["low"],
-    )
-
-
-@pytest.mark.parametrize(
-    ("agents", "pairs"),
-    [
-        (
-            ("full", "untrained", "trained"),
-            {("trained", "full"), ("trained", "untrained")},
-        ),  # rows come in any order
-        (
-            ("memagent", "full", "memagent@untrained", "full@untrained"),
-            {
-                ("memagent", "full"),
-                ("memagent", "memagent@untrained"),
-                ("memagent", "full@untrained"),
-                ("full", "full@untrained"),
-            },
-        ),
-        (
-            ("rememr1", "memagent", "untrained memagent"),
-            {
-                ("rememr1", "memagent"),
-                ("rememr1", "untrained memagent"),
-                ("memagent", "untrained memagent"),
-            },
-        ),
-    ],
-)
-def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
-    rows = [row(agent, "q", "1.0", 4, str(i), 1.0) for agent in agents for i in range(3)]
-    assert {(p["a"], p["b"]) for p in summarise(rows)["paired"]} == pairs
 
 
 def test_every_other_agent_is_paired_with_the_first():
@@ -444,52 +353,6 @@ def test_every_other_agent_is_paired_with_the_first():
     assert {p["b"]: round(p["mean"], 6) for p in paired} == {"b": 0.3, "c": 0.0} and all(
         p["n"] == 10 for p in paired
     )
-
-
-def test_depths_fates_and_occupancy():
-    some = dict(sections=10, needed=1, seen=[2], memory_most=1)
-    rows = [
-        row(
-            "a",
-            "q",
-            "1.0",
-            4,
-            "1",
-            1.0,
-            depths=[0.95, 0.31],
-            occupancy=[1.0, 3.0],
-            held=[[2, 1]],
-            **some | {"memory_most": 9},
-        ),
-        row(
-            "a",
-            "q",
-            "1.0",
-            4,
-            "2",
-            0.0,
-            depths=[0.39],
-            occupancy=[3.0, 3.0],
-            held=[[2, 1], [8, 0]],
-            **some,
-        ),
-        row("a", "q", "1.0", 4, "3", 0.0, depths=[1.0], occupancy=[2.0], held=[], **some),
-        row("a", "q", "1.0", 4, "4", 0.0, held=[], **some | {"seen": []}),
-        row("a", "q", "1.0", 4, "5", 0.0, held=[], **some | {"needed": 0}),
-        row("a", "q", "1.0", 4, "6", 0.5, held=[[2, 1], [3, 2]], **some | {"needed": 3}),
-        row("a", "q", "1.0", 4, "7", 0.0, held=[[2, 1]], **some),
-        row("a", "q", "1.0", 4, "8", 0.0, held=[[2, 1]], error="gone", **some),
-    ]
-    summary = summarise(rows)
-    depths, fates, occupancy = map(summary["cells"][0].get, ("depths", "fates", "occupancy"))
-    assert (
-        depths["n"] == [0, 0, 0, 2, 0, 0, 0, 0, 0, 1]
-        and depths["mean"][3] == 0.5
-        and depths["mean"][9] == 0.0
-    )
-    assert {name: fates[name] for name in FATES} == dict.fromkeys(FATES, 1) and fates["wrong"] == 6
-    assert fates["left"] == [0] * 7 + [1, 0, 0]
-    assert occupancy == {"mean": [2.0, 3.0], "most": 9}
 
 
 def test_looks_back_are_added_up_and_set_against_the_outcome():

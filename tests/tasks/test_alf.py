@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import HANG_S, until
+from conftest import HANG_S, opened, until
 from typer.testing import CliRunner
 
 import cli
@@ -28,7 +28,6 @@ from rollout import Sampling, rollout
 from tasks import alf as module
 from tasks.alf import OWN, STEPS, ALFWorld, _places, command_of, problem, read, write_own
 from tasks.alf_examples import TITLE, read_examples
-from tasks.environments import open_environment
 from tokens.codec import Characters
 
 ROOT = Path(__file__).parents[2]
@@ -221,7 +220,7 @@ def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch,
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == name else find(n))
     with pytest.raises(UserError, match=f"package {name}: {re.escape(module.INSTALL)}"):
-        open_environment(StreamConfig(environment="alfworld"), "")
+        opened("alfworld")
 
 
 def test_packages_that_cannot_be_imported_are_refused_before_the_first_task(stand_in):
@@ -229,10 +228,10 @@ def test_packages_that_cannot_be_imported_are_refused_before_the_first_task(stan
     with pytest.raises(
         UserError, match=r"used here \(ImportError: libGL.so is missing\): pip inst"
     ):
-        open_environment(StreamConfig(environment="alfworld"), "")
+        opened("alfworld")
     (stand_in / "textworld/__init__.py").write_text("import os; os._exit(1)")
     with pytest.raises(UserError, match="it ended"):
-        open_environment(StreamConfig(environment="alfworld"), "")
+        opened("alfworld")
 
 
 # ---------------------------------------------------------------- the process
@@ -402,8 +401,7 @@ def test_an_example_stands_in_the_prompt_and_not_in_the_experience(stand_in, tmp
     few.write_text(json.dumps([
         {"kind": "heat", "dialogue": [{"role": r, "content": c} for r, c in said]}
     ]))  # fmt: skip
-    config = StreamConfig(environment="alfworld", few_shot=str(few))
-    with contextlib.closing(open_environment(config, "")) as environment:
+    with contextlib.closing(opened("alfworld", few_shot=str(few))) as environment:
         prompts = {}
         for task in environment.tasks():
             engine = ScriptedEngine(Characters(), lambda prompt: "win")
@@ -418,11 +416,8 @@ def test_an_example_stands_in_the_prompt_and_not_in_the_experience(stand_in, tmp
 
 
 def test_dialogues_are_for_alfworld_alone_and_checked_before_the_packages(tmp_path, monkeypatch):
-    config = StreamConfig(environment="llb-db", few_shot="few.json")
-    with pytest.raises(UserError, match="--few-shot is for alfworld alone"):
-        open_environment(config, "")
     with pytest.raises(UserError, match="No file at"):
-        open_environment(StreamConfig(environment="alfworld", few_shot="none.json"), "")
+        opened("alfworld", few_shot="none.json")
 
 
 # ---------------------------------------------------------------- the real packages
@@ -430,7 +425,7 @@ def test_dialogues_are_for_alfworld_alone_and_checked_before_the_packages(tmp_pa
 
 @pytest.fixture(scope="module")
 def alfworld():
-    environment = open_environment(StreamConfig(environment="alfworld"), "")
+    environment = opened("alfworld")
     yield environment
     environment.close()
 
@@ -493,7 +488,7 @@ def test_an_impossible_action_changes_nothing_and_ends_nothing(alfworld):
 
 @real
 def test_two_processes_tell_the_same(alfworld):
-    other = open_environment(StreamConfig(environment="alfworld"), "")
+    other = opened("alfworld")
     for one, two in zip(alfworld.tasks(), other.tasks(), strict=True):
         assert one.digest == two.digest
         said = []
@@ -508,7 +503,7 @@ def test_two_processes_tell_the_same(alfworld):
 @real
 def test_a_stream_runs_on_our_own_games(tmp_path):
     config = StreamConfig(
-        name="s", runs=str(tmp_path), environment="alfworld", epochs=3, batch=3, arms=("memrl",)
+        name="s", runs=str(tmp_path), suite="alfworld", epochs=3, batch=3, arms=("memrl",)
     )
     rows = [
         json.loads(line)

@@ -9,13 +9,11 @@ import sys
 import venv
 
 import pytest
-from conftest import HANG_S
+from conftest import HANG_S, opened
 
 from config.errors import UserError
-from config.options import StreamConfig
 from tasks import bcb
 from tasks.bcb import BCB, Interpreter, read
-from tasks.environments import open_environment
 from tasks.sandbox import fence, lacking
 
 LACKS = "; ".join(f"{what}: {command}" for what, command in lacking())
@@ -475,7 +473,7 @@ def test_tasks_of_a_missing_library_are_refused_or_left_out(path, capsys):
     write(path, [ITEMS[0], {**ITEMS[1], "libs": "['csv', 'no_such_library']"}])
     with pytest.raises(UserError, match=r"lacks no_such_library, which 1 of 2 tasks need: .* pip"):
         BCB(path, sys.executable)
-    (ready,) = open_environment(StreamConfig(environment="bcb", leave_out=True), str(path)).tasks()
+    (ready,) = opened("bcb", str(path), leave_out=True).tasks()
     said = " ".join(capsys.readouterr().out.split())
     assert ready.id == "Own/0" and "bcb: 1 tasks are left out, which need no_such_library." in said
     environment = BCB(path, sys.executable, skip=True)

@@ -4,38 +4,30 @@ import json
 from pathlib import Path
 
 import pytest
+from conftest import opened
 from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
-from config.options import ENVIRONMENTS as NAMES
-from config.options import StreamConfig
 from tasks.bandit import HINTS, Bandit
-from tasks.environments import ENVIRONMENTS, OPTIONS, Work, open_environment
+from tasks.environments import Work
 
 SHARED = Path(__file__).parents[3] / "shared" / "data" / "llb_db_train.json.gz"
 
 
-def test_every_environment_has_a_name_an_opener_and_its_own_options():
-    assert {*ENVIRONMENTS} == {*NAMES} and {*" ".join(OPTIONS.values()).split()} <= {*NAMES}
-
-
 @pytest.mark.parametrize(
-    ("settings", "path", "said"),
+    ("suite", "path", "named"),
     [
-        (dict(environment="moon"), "", "Unknown environment 'moon'"),
-        (dict(judge="openai:http://h#m"), "", "--judge is for hle alone"),
-        (dict(environment="hle", db_backend="mysql://u@h"), "", "--db-backend is for llb-db alone"),
-        (dict(environment="hle", rules="released"), "", "--rules is for llb-db and llb-os alone"),
-        (dict(), "x.json", "leave --path out"),
-        (dict(environment="llb-os"), "", "llb-os has no tasks of its own: give --path FILE"),
-        (dict(environment="bcb"), "", "bcb has no tasks of its own: give --path FILE"),
-        (dict(environment="llb-db"), "/nowhere/x.json", "No file at /nowhere/x.json"),
+        ("moon", "", "moon"),
+        ("world", "", "world"),
+        ("llb-os", "", "file"),
+        ("bcb", "", "file"),
+        ("llb-db", "/nowhere/x.json", "/nowhere/x.json"),
     ],
 )
-def test_what_cannot_be_opened_is_one_sentence(settings, path, said):
-    with pytest.raises(UserError, match=said) as error:
-        open_environment(StreamConfig(**settings), path)
+def test_what_cannot_be_opened_is_one_sentence(suite, path, named):
+    with pytest.raises(UserError, match=named) as error:
+        opened(suite, path)
     assert "\n" not in str(error.value)
 
 

@@ -10,14 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import asked_of
 from test_locomo import LOCOMO, question, sample, write
 from typer.testing import CliRunner
 
 import cli
 from agents import find
 from config.errors import UserError
-from config.options import EvalConfig, RunConfig, TrainConfig
-from embedded import keeper
+from config.options import RunConfig, TrainConfig
+from dev import keeper
 from engines.scripted import ScriptedEngine
 from report.rows import Rows
 from rollout import rollout
@@ -25,7 +26,6 @@ from tasks import episodes, ledger, worlds
 from tasks.conversations import NOT_MENTIONED, Probe
 from tasks.locomo_score import mem0_bleu1, mem0_f1, official_em, official_score
 from tasks.sources import training_tasks, validation_tasks
-from tasks.suites import columns_of
 from tokens.codec import Codec
 
 
@@ -76,8 +76,7 @@ def test_training_grows_by_sessions_and_repeats_nothing():
 
 
 def test_an_evaluation_asks_one_question_of_each_ledger():
-    config = EvalConfig(data=("ledger",), lengths=(6, 12), n=5, split="test")
-    unit, columns = columns_of(config, lambda: None)
+    unit, columns = asked_of(data=("ledger",), lengths=(6, 12), n=5, split="test")
     assert unit == "sessions" and [c.length for c in columns] == [6, 12]
     tasks = columns[0].make()
     assert len({t.id for t in tasks}) == len({t.document_digest for t in tasks}) == 5
@@ -135,7 +134,7 @@ def test_hidden_questions_of_category_5_are_asked_as_a_choice_too(path):
 @pytest.mark.parametrize("mode", ["build", "refine"])
 def test_a_visible_question_of_category_5_is_shown_without_the_answers_to_choose_from(path, mode):
     """To the policy that edits, in an evaluation as in training: it knows no answer."""
-    (column,) = columns_of(EvalConfig(suite="locomo", data=(str(path),)), lambda: None)[1]
+    (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),))[1]
     task = next(task for task in column.make() if task.kind.startswith("5"))
     agent = find.make("memupdate", {"target": "visible", "memory_budget": 2.0, "mode": mode})
     trained = replace(task, question="", asked=None, probes=(task.asked,))
@@ -157,23 +156,20 @@ def test_a_visible_question_of_category_5_is_shown_without_the_answers_to_choose
 
 
 def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
-    config = EvalConfig(suite="locomo", data=(str(path),), n=1000)
-    unit, (column,) = columns_of(config, lambda: None)
+    unit, (column,) = asked_of(suite="locomo", data=(str(path),), n=1000)
     tasks = column.make()
     assert unit == "sessions" and {t.kind[0] for t in tasks} == {*"12345"}
     for task in tasks:
         for said in (task.answers[0], "nothing of the kind", "Not mentioned"):
             assert task.score(said) == official_score(said, task.asked)
     assert sum(task.score(task.answers[0]) == 1 for task in tasks) > len(tasks) / 2
-    few = columns_of(EvalConfig(suite="locomo", data=(str(path),), n=1), lambda: None)[1]
+    few = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1)[1]
     assert len(few[0].make()) == 5  # one of each kind
 
 
 def asked(path, **settings):
     """Return the tasks of an evaluation by their ids."""
-    (column,) = columns_of(
-        EvalConfig(suite="locomo", data=(str(path),), n=1000, **settings), lambda: None
-    )[1]
+    (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1000, **settings)[1]
     return {task.id: task for task in column.make()}
 
 
@@ -195,7 +191,7 @@ def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
     differ = [n for n, t in mem0.items() if t.score("the pear") != official[n].score("the pear")]
     assert differ  # stems and articles
     with pytest.raises(UserError, match="metric means nothing to the suite longmemeval"):
-        EvalConfig(suite="longmemeval", metric="mem0")
+        asked_of(suite="longmemeval", metric="mem0")
 
 
 def test_what_decides_a_score_decides_which_rows_are_found(path):

@@ -5,13 +5,15 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
+from conftest import asked_of
 from test_readers import SHARED, array, lines, parquet, real
 
+import suites
 from commands import taskfiles
 from config.errors import UserError
-from config.options import BuildConfig, EvalConfig
+from config.options import BuildConfig
 from data import normalize_answer
-from tasks import facts, passages, suites
+from tasks import facts, passages
 from tasks.readers import read
 from tasks.writers import write_built
 
@@ -152,8 +154,8 @@ def test_mistakes_are_one_sentence(tmp_path):
 
 def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
     source = lines(tmp_path / "x.jsonl", [shared()])
-    config = BuildConfig(suite="facts", documents=(1, 2), n=99).evaluation()
-    taskfiles.build_sets(source, tmp_path / "sets", config)
+    config = BuildConfig(suite="facts", lengths=(1, 2), n=99)
+    taskfiles.build_sets([str(source)], tmp_path / "sets", config, suites.of(config))
     assert " ".join(capsys.readouterr().out.split()).count("3 questions") == 2
     for n in (1, 2):
         tasks = read(tmp_path / "sets" / f"facts_{n}.jsonl.gz")
@@ -161,19 +163,18 @@ def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
         for task in tasks:
             own = task.pool.texts[task.order[task.gold[0]]]
             assert own == TEXTS[EXPECTED[task.question][0]] and len(task.notes) == 1
-    asked = EvalConfig(suite="facts", data=(str(source),))
-    unit, columns = suites.columns_of(asked, None)
+    unit, columns = asked_of(suite="facts", data=(str(source),))
     names = [(column.question, column.length) for column in columns]
     assert unit == "documents" and names == [("made, one fact", 1), ("made, one fact", 4)]
     # the two paragraphs about Jo and the film have no others, of four, without the answer
     with pytest.raises(UserError, match="for 4 documents in only"):
         columns[0].make()
-    with pytest.raises(UserError, match="Give --data"):
-        suites.columns_of(EvalConfig(suite="facts"), None)
-    with pytest.raises(UserError, match="one file of --data"):
-        suites.columns_of(EvalConfig(suite="facts", data=("a", "b")), None)
+    with pytest.raises(UserError, match="wants one file"):
+        asked_of(None, suite="facts")
+    with pytest.raises(UserError, match="wants one file"):
+        asked_of(None, suite="facts", data=("a", "b"))
     with pytest.raises(UserError, match="test_articles means nothing to the suite facts"):
-        EvalConfig(suite="facts", test_articles="1/5")
+        asked_of(suite="facts", test_articles="1/5")
 
 
 def test_questions_of_one_paragraph_stand_side_by_side(tmp_path):

@@ -9,19 +9,17 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import opened, streamed
 
 from agents import find
 from agents.bank import Bank, BankConfig
-from commands.stream import run_stream
 from config.errors import UserError
-from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from engines.scripted import ScriptedEngine
 from memagent import Trajectory
 from report.summary import calibration, wilson
 from rollout import rollout
 from tasks import judge as module
-from tasks.environments import open_environment
 from tasks.hle import HLE, INSTRUCTIONS, confidence, read
 from tasks.judge import REQUEST, SCHEMA, Unreadable, Verdict, judge_of, verdict
 from tokens.codec import Characters
@@ -118,9 +116,7 @@ def test_without_a_path_there_are_six_questions_and_without_a_judge_none():
     tasks = HLE(judge=by_word).tasks()
     assert len(tasks) == 6 and len({task.id for task in tasks}) == 6
     with pytest.raises(UserError, match="--judge openai:URL#MODEL"):
-        open_environment(StreamConfig(environment="hle"), "")
-    with pytest.raises(UserError, match="--judge is for hle alone"):
-        open_environment(StreamConfig(judge="openai:http://127.0.0.1:9#m"), "")
+        opened("hle")
 
 
 # ---------------------------------------------------------------- one response
@@ -416,12 +412,12 @@ def of_questions(server, tmp_path, name, refuse=lambda body: False):
     """The folder of a stream on our six questions. refuse: requests that the judge fails at."""
     judged = server.judged
     server.replies, server.judged = [], lambda b: (503, b"") if refuse(b) else judged(b)
-    config = StreamConfig(
-        name=name, runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2, batch=3,
+    config = dict(
+        name=name, runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2, batch=3,
         arms=("memrl",), temperature=1.0,
     )  # fmt: skip
     try:
-        folder = run_stream(config, {})
+        folder = streamed(**config)
     finally:
         server.judged = judged
     rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
@@ -456,11 +452,10 @@ def test_a_judge_that_stays_away_fails_the_item_and_teaches_nothing(server, tmp_
 
 
 def test_a_stream_runs_on_the_own_questions(server, tmp_path):
-    config = StreamConfig(
-        name="s", runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2, batch=3,
+    folder = streamed(
+        name="s", runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2, batch=3,
         arms=("none", "memrl"),
     )  # fmt: skip
-    folder = run_stream(config, {})
     rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
     assert len(rows) == 12 and {row["reward"] for row in rows} == {-1.0, 1.0}
     assert all(row["error"] == "" for row in rows)
@@ -478,12 +473,11 @@ class Sure(RehearsedEngine):
 
 
 def test_the_report_of_a_stream_has_accuracy_and_calibration(server, tmp_path, monkeypatch):
-    monkeypatch.setattr("engines.rehearsed.RehearsedEngine", Sure)
-    config = StreamConfig(
-        name="s", runs=str(tmp_path), environment="hle", judge=server.spec, epochs=2,
+    monkeypatch.setattr("commands.stream.RehearsedEngine", Sure)
+    folder = streamed(
+        name="s", runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2,
         arms=("memrl",),
     )  # fmt: skip
-    folder = run_stream(config, {})
     rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
     assert {row["confidence"] for row in rows} == {80.0, None}
     assert {row["id"] for row in rows if row["confidence"] is None} == {"own-5"}
@@ -508,9 +502,9 @@ def test_pictures_go_to_a_model_that_sees_them_as_data_urls(server, tmp_path, ca
         server.send(h, 200, json.dumps({"choices": [choice]}).encode())
 
     with serving(answer) as url:
-        settings = dict(runs=str(tmp_path), environment="hle", path=str(path), judge=server.spec,
+        settings = dict(runs=str(tmp_path), suite="hle", path=str(path), judge=server.spec,
                         epochs=1, arms=("none",), endpoint=(url,), chat=True)  # fmt: skip
-        folder = run_stream(StreamConfig(name="seen", images=True, **settings), {})
+        folder = streamed(name="seen", images=True, **settings)
         rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
         assert {row["id"]: row["success"] for row in rows} == {"a": False, "b": False, "c": True}
         contents = [message["content"] for (message,) in asked]
@@ -520,14 +514,12 @@ def test_pictures_go_to_a_model_that_sees_them_as_data_urls(server, tmp_path, ca
         assert seen[1] == {"type": "image_url", "image_url": {"url": PNG}}
         assert PNG not in (folder / "none.jsonl").read_text()
         capsys.readouterr()
-        folder = run_stream(StreamConfig(name="unseen", **settings), {})
+        folder = streamed(name="unseen", **settings)
         assert len((folder / "none.jsonl").read_text().splitlines()) == 2
         assert "1 tasks are left out, which have a picture" in capsys.readouterr().out
         assert all(isinstance(m["content"], str) for messages in asked[3:] for m in messages)
     with pytest.raises(UserError, match="give --endpoint URL and --chat"):
-        StreamConfig(environment="hle", images=True)
-    with pytest.raises(UserError, match="--images is for hle alone"):
-        open_environment(StreamConfig(images=True, endpoint=("http://h",), chat=True), "")
+        streamed(suite="hle", images=True)
 
 
 def test_calibration_by_hand():

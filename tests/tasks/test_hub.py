@@ -17,15 +17,17 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import asked_of
 from test_passages import squad as squad_tree
 from test_readers import array, hotpot, lines, parquet, same
 from typer.testing import CliRunner
 
 import cli
+import suites
 from commands import train
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig
-from tasks import hub, readers, suites
+from tasks import hub, readers
 
 ROOT = Path(__file__).parents[2]
 COMMIT = "c" * 40
@@ -139,8 +141,8 @@ def test_squads_tree(folder, tmp_path):
 
 def test_passages_among_passages_of_the_hub(folder):
     place = folder("validation-0.parquet", parquet, [squad(i) for i in range(10)])
-    config = EvalConfig(suite="passages", data=(f"{place}:validation",), lengths=(4,), n=4)
-    (column,) = suites.columns_of(config, None)[1]
+    place = f"{place}:validation"
+    (column,) = asked_of(suite="passages", data=(place,), lengths=(4,), n=4)[1]
     assert [task.n_documents for task in column.make()] == [4] * 4
 
 
@@ -267,9 +269,10 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits, tmp_path):
     mixed = RunConfig(data="x.json=2,hf:a/b:train=0.5,hf:c/d")
     assert hub.pinned(mixed).data == f"x.json=2,hf:a/b@{COMMIT}:train=0.5,hf:c/d@{COMMIT}"
     assert hub.pinned(RunConfig(data="a,b=1.json")).data == "a,b=1.json"
-    config = EvalConfig(suite="ruler", data=("q.json", "hf:a/b"), squad="hf:s:dev")
+    config = EvalConfig(suite="ruler", data=("q.json", "hf:a/b"))
     assert hub.pinned(config).data == ("q.json", f"hf:a/b@{COMMIT}")
-    assert hub.pinned(config).squad == f"hf:s@{COMMIT}:dev"
+    suite = suites.pinned(suites.make("ruler", {"squad": "hf:s:dev"}), print)
+    assert suite.config.squad == f"hf:s@{COMMIT}:dev"
 
 
 def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
@@ -280,9 +283,9 @@ def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
     monkeypatch.setattr(train, "train", lambda run, *rest, **more: given.append(run.data) or Path())
     monkeypatch.setattr("report.runlog.summary", lambda folder: {})
     monkeypatch.setattr("report.summary.write_summary", lambda path, summary: None)
-    monkeypatch.setattr("report.page.write_report", lambda folder, title: None)
+    monkeypatch.setattr("report.page.write_report", lambda *_: None)
     monkeypatch.setattr(
-        eval, "run_suite", lambda config, agents: given.extend(config.data) or Path("x")
+        eval, "run_suite", lambda config, *_: given.extend(config.data) or Path("x")
     )
     for command in ("train", "sft", "eval"):
         done = CliRunner().invoke(cli.app, [command, "--data", "hf:a/b:train"])

@@ -6,6 +6,7 @@ import copy
 import json
 
 import pytest
+from conftest import asked_of
 from test_locomo import MISSING, write
 from typer.testing import CliRunner
 
@@ -13,12 +14,10 @@ import cli
 from agents.search import recall
 from agents.store import Entry
 from config.errors import UserError
-from config.options import EvalConfig
 from tasks import episodes
 from tasks.conversations import Memory, Utterance
 from tasks.episodes import validation_episodes, word_f1
 from tasks.longmemeval import ABSTENTION, load_longmemeval, says_unknown, time_of
-from tasks.suites import columns_of
 
 
 def user(text: str, **other) -> dict:
@@ -194,8 +193,7 @@ def test_types_and_abstention_are_reported_apart(tmp_path):
         for end in ("", "_abs")
     ]
     path = write(tmp_path / "made.json", made)
-    config = EvalConfig(suite="longmemeval", data=(str(path),), n=1)
-    _, (column,) = columns_of(config, lambda: None)
+    _, (column,) = asked_of(suite="longmemeval", data=(str(path),), n=1)
     assert [(task.id, task.kind) for task in column.make()] == [
         ("q0", "knowledge-update, word F1"),
         ("q0_abs", "knowledge-update, abstention, word F1"),
@@ -300,7 +298,7 @@ def test_types_without_a_question_are_said_at_the_start(tmp_path, capsys):
     others = (
         "single-session-assistant, single-session-preference, multi-session, temporal-reasoning"
     )
-    columns_of(EvalConfig(suite="longmemeval", data=(str(path),)), lambda: None)
+    asked_of(lambda: None, suite="longmemeval", data=(str(path),))
     (said,) = capsys.readouterr().out.splitlines()
     assert said == (
         f"longmemeval:{path}: no question of {others}, abstention is in it, none will be asked."

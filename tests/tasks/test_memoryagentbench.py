@@ -7,13 +7,14 @@ import json
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from conftest import asked_of
 
+import suites
 from agents import find
 from config.errors import UserError
 from config.options import EvalConfig
 from eval import run_suite
 from tasks import memoryagentbench as bench
-from tasks.suites import columns_of, metric_of
 
 
 def row(source: str, questions: list[str], answers: list, context: str = "A fact.") -> dict:
@@ -70,7 +71,7 @@ def test_sources_that_cannot_be_graded_are_left_out_and_named(tmp_path):
 def test_the_metric_is_that_of_the_authors(tmp_path, source, metric):
     path = written(tmp_path, [row(source, ["?"], [["1"]])], "x.jsonl")
     bench.check_metric(bench.load(path))
-    assert metric_of("tokens", [source]) == metric
+    assert suites.make("memoryagentbench").measured_by([source]) == metric
 
 
 def test_two_metrics_in_one_evaluation_are_refused(tmp_path):
@@ -121,13 +122,12 @@ def test_labels_are_graded_by_exact_match(tmp_path):
 def test_a_column_is_as_long_as_its_longest_context(tmp_path, codec):
     rows = [row("ruler_qa1", ["a"], [["1"]], text) for text in ("one", "one two three four")]
     path = written(tmp_path, rows, "x.jsonl")
-    config = EvalConfig(suite="memoryagentbench", data=(str(path),))
-    unit, (column,) = columns_of(config, lambda: codec)
+    unit, (column,) = asked_of(lambda: codec, suite="memoryagentbench", data=(str(path),))
     assert unit == "tokens" and column.length == len(codec.encode("one two three four"))
     assert [task.text for task in column.make()] == ["one", "one two three four"]
-    assert metric_of(unit, [column.question]) == "sub_em"
+    assert suites.make("memoryagentbench").measured_by([column.question]) == "sub_em"
 
 
 def test_a_file_has_to_be_named():
-    with pytest.raises(UserError, match="wants one of its files: name it by --data"):
-        columns_of(EvalConfig(suite="memoryagentbench"), None)
+    with pytest.raises(UserError, match="wants one file: name it by --data"):
+        asked_of(None, suite="memoryagentbench")

@@ -9,6 +9,7 @@ import re
 from pathlib import Path
 
 import pytest
+from conftest import asked_of
 from test_locomo import MISSING
 
 from agents import find
@@ -16,12 +17,11 @@ from agents.search import Search
 from agents.store import Store
 from agents.tools import Scope, apply
 from config.errors import UserError
-from config.options import EvalConfig, RunConfig, TrainConfig
+from config.options import RunConfig, TrainConfig
 from tasks import episodes
 from tasks.conversations import NOT_MENTIONED, Conversation, Memory, Probe, Utterance
 from tasks.own import load_own
 from tasks.sources import training_tasks
-from tasks.suites import columns_of
 
 SCOPE = Scope(search=Search(), measure=len)
 
@@ -142,7 +142,7 @@ def test_kinds_and_ids_of_memories_are_those_of_the_store(tmp_path):
     """What names no id gets the next one; the same ids in two conversations are two entries."""
     talks = [talk(), talk("talk-2")]
     path = write(tmp_path / "own.jsonl", *talks)
-    (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)[1]
+    (column,) = asked_of(lambda: None, suite="own", data=(str(path),))[1]
     for task in column.make():
         store = Store(find.make("memupdate", {"mode": "refine"}).start(task))
         lines = [(entry.id, entry.text, entry.kind) for entry in store.snapshot().entries]
@@ -157,7 +157,7 @@ def test_kinds_and_ids_of_memories_are_those_of_the_store(tmp_path):
 
 def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
     path = write(tmp_path / "own.jsonl", talk(), talk("talk-2"))
-    unit, (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)
+    unit, (column,) = asked_of(lambda: None, suite="own", data=(str(path),))
     tasks = column.make()
     assert unit == "sessions" and column.length == 3 and len(tasks) == 10
     assert [task.kind for task in tasks[:5]] == [
@@ -166,8 +166,8 @@ def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
     ]  # fmt: skip
     assert tasks[0].score("in Lima") == pytest.approx(2 / 3) and tasks[1].score("twice") == 1
     assert len(tasks[0].memories) == 3  # what a store may begin with, if nothing is said
-    turns = EvalConfig(suite="own", data=(str(path),), source_split="sessions")
-    assert len(columns_of(turns, lambda: None)[1][0].make()[0].memories) == 4
+    _, (column,) = asked_of(suite="own", data=(str(path),), source_split="sessions")
+    assert len(column.make()[0].memories) == 4
 
 
 def test_training_pays_for_what_was_said_in_the_sessions_read(tmp_path):
@@ -189,7 +189,7 @@ def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(t
     tasks = episodes.ConversationTasks(f"own:{path}", (4,), seed=0).batch(0, 0, 8)
     assert {t.memories[0].text for t in tasks} == {"In Oslo.", "In Lima."}
     assert all(len(t.probes) == 1 for t in tasks)
-    (column,) = columns_of(EvalConfig(suite="own", data=(str(path),)), lambda: None)[1]
+    (column,) = asked_of(lambda: None, suite="own", data=(str(path),))[1]
     a, b = column.make()
     assert a.document == "In Oslo." and a.document_digest != b.document_digest
 
@@ -307,7 +307,7 @@ def test_a_file_that_is_empty_or_not_there(tmp_path):
 def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_path, capsys):
     """What names no evidence, or is about more sessions in a row than there are shown."""
     name = f"own:{write(tmp_path / 'talks.jsonl', talk())}"
-    columns_of(EvalConfig(suite="own", data=(name.partition(":")[2],)), lambda: None)
+    asked_of(lambda: None, suite="own", data=(name.partition(":")[2],))
     assert not capsys.readouterr().out  # there all are asked
     episodes.ConversationTasks(name, (1, 2), seed=0)
     (said,) = capsys.readouterr().out.splitlines()

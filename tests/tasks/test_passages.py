@@ -8,13 +8,15 @@ from collections import Counter
 from dataclasses import asdict
 
 import pytest
+from conftest import asked_of
 from test_readers import SHARED, lines, real
 
+import suites
 from commands import taskfiles
 from config.errors import UserError
 from config.options import EvalConfig
 from data import Pool, normalize_answer
-from tasks import passages, suites
+from tasks import passages
 from tasks.mentions import separate_words
 from tasks.passages import article_rule, make_tasks, split_by_article
 from tasks.readers import read, read_passages
@@ -174,7 +176,7 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
         tmp_path / "filler.jsonl",
         [{"title": t, "text": x} for t, x in zip(EXTRA.titles, EXTRA.texts, strict=True)],
     )
-    config = EvalConfig(
+    asked = dict(
         suite="passages",
         data=(str(tmp_path / "squad.json"),),
         filler=(str(filler),),
@@ -182,10 +184,12 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
         source_split="test",
         n=8,
     )
-    unit, columns = suites.columns_of(config, None)
+    config, suite = suites.chosen(EvalConfig, asked)
+    scope = suites.scope_of(suite, config.data, config)
+    unit, columns = suite.unit, suite.columns(scope)
     names = [("squad, test articles", n) for n in (1, 4, 64)]
     assert unit == "documents" and [(c.question, c.length) for c in columns] == names
-    taskfiles.build_sets(tmp_path / "squad.json", tmp_path / "sets", config)
+    taskfiles.build_sets([str(tmp_path / "squad.json")], tmp_path / "sets", config, suite)
     assert capsys.readouterr().out.count("8 questions") == 3
     for column in columns:
         made, written = (
@@ -202,8 +206,8 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({}, "Give --data, a file of SQuAD's form"),
-        ({"data": ("a", "b")}, "one file of --data"),
+        ({}, "one file"),
+        ({"data": ("a", "b")}, "one file"),
         ({"source_split": "dev"}, "no split 'dev'; there are test, train"),
         ({"test_articles": "x"}, "K/M or hash:K/M"),
         ({"test_articles": "0/1", "source_split": "train"}, "no split 'train'; there are test"),
@@ -212,9 +216,9 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
 def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields, words):
     data = {"data": (str(squad(tmp_path / "s.json")),)} if fields.keys() - {"data"} else {}
     with pytest.raises(UserError, match=words):
-        suites.columns_of(EvalConfig(suite="passages", **data, **fields), None)
+        asked_of(None, suite="passages", **data, **fields)
     with pytest.raises(UserError, match="test_articles means nothing to the suite ruler-hqa"):
-        EvalConfig(suite="ruler-hqa", test_articles="1/5")
+        asked_of(suite="ruler-hqa", test_articles="1/5")
 
 
 @real

@@ -4,11 +4,14 @@ import json
 from dataclasses import replace
 
 import pytest
-from conftest import cell_of, parts_of
+import yaml
+from conftest import asked_of, cell_of, parts_of
 from test_readers import hotpot, lines, paragraphs
 from test_ruler import codec as codec_of
 
 import eval
+import suites
+from agents import find
 from commands import taskfiles
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig
@@ -16,10 +19,14 @@ from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
-from tasks import readers, ruler, suites
+from report.published import TABLES, TEN
+from suites.ruler import ESSAY
+from tasks import readers, ruler
 from tokens.codec import Codec
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
+
+ONE_FACT = suites.make("world", {"kinds": ("one_fact",)})
 
 
 def agents_of(config, **settings):
@@ -44,7 +51,7 @@ def filler(tmp_path):
 
 
 def asked(codec, **other):
-    unit, columns = suites.columns_of(replace(QUICK, **other), lambda: codec)
+    unit, columns = asked_of(lambda: codec, **{"n": 2} | other)
     return (
         unit,
         [(c.question, c.length) for c in columns],
@@ -66,7 +73,7 @@ def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
     other = str(lines(tmp_path / "hotpot.jsonl", [hotpot(k) for k in range(9)]))
     _, columns, _ = asked(codec, suite="ruler-hqa", data=(questions, other), lengths=(14, 12))
     assert columns == [("made", 12), ("hotpotqa", 12), ("made", 14), ("hotpotqa", 14)]
-    with pytest.raises(UserError, match="one dataset"):
+    with pytest.raises(UserError, match="two columns"):
         asked(codec, suite="ruler-hqa", data=(questions, questions), lengths=(20,))
 
 
@@ -92,7 +99,7 @@ def test_where_questions_come_from(codec, tmp_path, monkeypatch):
 
 
 def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
-    generated = [kind for kind in ruler.KINDS if kind not in (*suites.ESSAY, "qa_1", "qa_2")]
+    generated = [kind for kind in ruler.KINDS if kind not in (*ESSAY, "qa_1", "qa_2")]
     assert [q for q, _ in asked_names(suite="ruler")] == generated
     essay = tmp_path / "essay.txt"
     essay.write_text("One thing. Another thing. " * 40)
@@ -117,23 +124,20 @@ def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
 
 def asked_names(**other):
     """Columns of the suite, for which no tokenizer is needed."""
-    return [
-        (c.question, c.length)
-        for c in suites.columns_of(replace(QUICK, lengths=(4096,), **other), None)[1]
-    ]
+    return [(c.question, c.length) for c in asked_of(lengths=(4096,), n=2, **other)[1]]
 
 
-def test_the_haystack_is_named(questions):
-    assert (
-        suites.haystack_name(
-            replace(QUICK, suite="ruler", haystack=("a/essays",), data=("b/q.jsonl",))
-        )
-        == "essays"
-    )
-    assert (
-        suites.haystack_name(replace(QUICK, suite="ruler", data=("b/q.jsonl",), filler=("c/f.gz",)))
-        == "passages of q.jsonl, f.gz"
-    )
+@pytest.mark.parametrize(
+    ("settings", "name"),
+    [
+        ({"haystack": ("a/essays",), "filler": ("c/f.gz",)}, "essays"),
+        ({"filler": ("c/f.gz",)}, "passages of q.jsonl, f.gz"),
+    ],
+)
+def test_the_haystack_is_named(settings, name):
+    scope = suites.Scope(("b/q.jsonl",))
+    about = suites.make("ruler", settings).about(scope, suites.Column(ESSAY[0], 4096, list))
+    assert about == {"seed": 0, "haystack": name}
 
 
 # ---------------------------------------------------------------- who answers
@@ -169,7 +173,6 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
         QUICK,
         suite="ruler-hqa",
         data=(questions,),
-        filler=(filler,),
         lengths=(12, 20),
         agents=agents,
         untrained=str(EMBEDDED),
@@ -177,7 +180,8 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
         name="e",
         transcripts=1,
     )
-    folder = eval.run_suite(config, agents_of(config, chunk_tokens=256))
+    suite = suites.of(config, {"filler": (filler,)})
+    folder = eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     summary = json.loads((folder / "summary.json").read_text())
     assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
     assert all(
@@ -211,7 +215,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     assert (folder / "table.md").read_text().count("| made |") == 6 + 12 and (  # scores, costs
         folder / "table.csv"
     ).read_text().count("\n") == 13
-    eval.run_suite(config, agents_of(config, chunk_tokens=256))
+    eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 24
 
 
@@ -308,7 +312,6 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
         QUICK,
         agents=("full", "full@untrained"),
         lengths=(1,),
-        kinds=("one_fact",),
         runs=str(tmp_path),
         name="e",
         untrained="u",
@@ -316,7 +319,7 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
     config = replace(
         config, model="u" if endpoint else "m", endpoint=endpoint, served_as="m" if endpoint else ""
     )
-    folder = eval.run_suite(config, agents_of(config))
+    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
     assert {(row["agent"], row["prediction"]) for row in rows} == {
         ("full", "new"),
@@ -349,15 +352,14 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         QUICK,
         agents=("none",),
         lengths=(1,),
-        kinds=("one_fact",),
         runs=str(tmp_path),
         name="e",
         retries=0,
     )
-    folder = eval.run_suite(config, agents_of(config))
-    eval.run_suite(config, agents_of(config))
+    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
+    eval.run_suite(config, agents_of(config), ONE_FACT)
     assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
-    eval.run_suite(replace(config, redo_failed=True), agents_of(config))
+    eval.run_suite(replace(config, redo_failed=True), agents_of(config), ONE_FACT)
     assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
     assert (
         cell_of(json.loads((folder / "summary.json").read_text()), "none", "one_fact", "0.0", 1)[
@@ -368,19 +370,95 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    ("fields", "named"),
     [
-        ({"evidence_order": "reverse"}, "evidence_order means nothing without --suite"),
-        ({"haystack": ("x",)}, "haystack"),
-        ({"filler": ("x",)}, "filler"),
-        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4 means nothing to the suite ruler"),
+        ({"evidence_order": "reverse"}, "evidence_order"),
+        ({"suite": "ruler", "compat_seed4": True}, "compat_seed4"),
         ({"suite": "ruler-hqa", "squad": "x"}, "squad"),
-        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths mean nothing to files"),
-        ({"agents": ("full", "bm25", "full")}, "agents has 'full' twice"),
-        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures has 0.0 twice"),
-        ({"lengths": (4, 4)}, "lengths has 4 twice"),
+        ({"suite": "llb-db", "judge": "openai:http://h#m"}, "judge"),
+        ({"suite": "hle", "images": True}, "images"),
+        ({"suite": "nowhere"}, "nowhere"),
+        ({"suite": "nowhere.py"}, "nowhere.py"),
+        ({"suite": "locomo", "data": ("x",), "lengths": (4,)}, "lengths"),
+        ({"data": ("x.jsonl",), "lengths": (4,)}, "lengths"),
+        ({"suite": "world", "data": ("x.jsonl",)}, "data"),
+        ({"suite": "files"}, "data"),
+        ({"suite": "passages"}, "data"),
+        ({"suite": "memoryagentbench", "data": ("a", "b")}, "data"),
+        ({"kinds": ("ten_hop",)}, "ten_hop"),
+        ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
+        ({"split": "x"}, "'x'"),
+        ({"agents": ("full", "bm25", "full")}, "agents"),
+        ({"temperatures": (0.0, 1.0, 0.0)}, "temperatures"),
+        ({"lengths": (4, 4)}, "lengths"),
     ],
 )
-def test_what_a_suite_does_not_use_is_refused(fields, words):
-    with pytest.raises(UserError, match=words):
-        EvalConfig(**fields)
+def test_what_means_nothing_is_refused(fields, named):
+    with pytest.raises(UserError, match=named) as error:
+        asked_of(**fields)
+    assert "\n" not in str(error.value)
+
+
+# ---------------------------------------------------------------- settings of earlier versions
+
+EARLIER = {  # an evaluation's settings as they were written when they held those of all suites
+    "data": ["world"], "lengths": [1], "n": 2, "filler": [], "source_split": "",
+    "metric": "official", "rules": "own", "db_backend": "sqlite", "interpreter": "",
+    "leave_out": False, "few_shot": "", "judge": "", "test_articles": "4/5", "together": 1,
+    "evidence_order": "any", "min_distance": 0.0, "compat_seed4": False, "ruler_tasks": [],
+    "haystack": [], "squad": "", "kinds": ["one_fact"], "split": "dev",
+}  # fmt: skip
+
+
+def test_settings_of_an_earlier_version_are_read_with_those_of_their_suite(tmp_path):
+    for suite, more, kept in [
+        ("", {}, {"kinds": ("one_fact",), "split": "dev"}),
+        ("locomo", {"metric": "mem0"}, {"metric": "mem0", "source_split": ""}),
+        ("ruler", {"metric": "mem0"}, {"metric": "mem0"}),
+    ]:
+        earlier = {name: v for name, v in EARLIER.items() if suite == "" or name != "kinds"}
+        path = tmp_path / f"{suite}.yaml"
+        path.write_text(json.dumps({"eval": {"suite": suite} | earlier | more}))
+        found = find.stored_settings(path)["eval"]
+        assert kept.items() <= found.items() and "evidence_order" not in found
+        others = {"split", "judge", "few_shot"} if suite else {"judge", "few_shot", "metric"}
+        assert not others & found.keys()
+        if suite == "ruler":  # its own suite does not have it: nothing is dropped that was set
+            with pytest.raises(UserError, match="metric"):
+                suites.chosen(EvalConfig, found)
+
+
+def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
+    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path), name="e")
+    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
+    path = folder / "config.yaml"
+    settings = yaml.safe_load(path.read_text())
+    settings["eval"] = EARLIER | settings["eval"]
+    path.write_text(yaml.safe_dump(settings))
+    eval.run_suite(config, agents_of(config), ONE_FACT)
+    assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
+    with pytest.raises(UserError, match="split 'dev', not 'test'"):
+        eval.run_suite(config, agents_of(config), suites.make("world", {"split": "test"}))
+
+
+# ---------------------------------------------------------------- published numbers
+
+
+def test_published_shares_are_those_of_128_questions_and_their_mean_that_of_its_tasks():
+    documents, tokens = [50 * 2**k for k in range(10)], [8192 * 2**k for k in range(7)]
+    v1, v2, *_ = suites.find("ruler-hqa").published()
+    for by in (*v1.rows.values(), *v2.rows.values()):
+        assert list(by) == documents[: len(by)]
+        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
+    assert v1.rows["RL-MemAgent-14B"][6400] == 0.7734 and v1.rows["DS-Distill-7B"][50] == 0.3047
+    pairs = [(v1.rows[name], by) for name, by in v2.rows.items()]
+    assert sum(a[n] != b[n] for a, b in pairs for n in documents) == 18  # of 20
+    assert [table for table in TABLES if table.second_hand] == [v2] and "v2" in v2.source
+    for by in (by for table in TABLES for by in table.rows.values()):
+        assert all(0 <= by[n] <= 1 and n in (*documents, *tokens) for n in by)
+    tasks = [table for table in TABLES if table.question in TEN]
+    (mean,) = [table for table in TABLES if table.question.startswith("mean")]
+    assert len(tasks) == len(TEN) == 10 and len(TABLES) == 16
+    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
+        for n in (tokens[0], tokens[-1]):
+            assert abs(sum(t.rows[model][n] for t in tasks) / 10 - mean.rows[model][n]) < 6e-4

@@ -2,6 +2,7 @@ import random
 
 import pytest
 
+from dev import base
 from embedded import tiny
 from tasks import worlds
 
@@ -10,7 +11,7 @@ from tasks import worlds
 @pytest.mark.parametrize("split", worlds.SPLITS)
 def test_the_evidence_answers_the_question_and_nothing_else_does(kind, split):
     for task in worlds.make_tasks(0, 40, 5, kind, split):
-        facts = tiny.parse_facts(task.document)
+        facts = base.parse_facts(task.document)
         assert len(facts) == 5 * worlds.FACTS_PER_SECTION
         evidence = [facts[i] for i in task.gold]
         assert task.question == f"Where is {evidence[0][0]}?" and task.answers == (evidence[-1][2],)
@@ -20,7 +21,7 @@ def test_the_evidence_answers_the_question_and_nothing_else_does(kind, split):
         for fact in evidence:  # its subject is the subject of nothing else
             assert [f for f in facts if f[0] == fact[0]] == [fact]
         assert list(task.gold) == sorted(task.gold, reverse=kind == "two_hop_reverse")
-        assert tiny.chain(task.question, facts) == evidence
+        assert base.chain(task.question, facts) == evidence
         assert {worlds.split_of(f[0], f[2]) for f in evidence} == {split}
 
 
@@ -29,14 +30,14 @@ def test_facts_of_the_test_and_dev_splits_stand_in_no_training_document():
         (f[0], f[2])
         for kind in worlds.KINDS
         for t in worlds.make_tasks(1, 300, 16, kind)
-        for f in tiny.parse_facts(t.document)
+        for f in base.parse_facts(t.document)
     }
     assert len(seen) > 4000
     assert {worlds.split_of(*pair) for pair in seen} == {"train"}
     filler = [
         f
         for t in worlds.make_tasks(1, 50, 16, "two_hop", "test")
-        for i, f in enumerate(tiny.parse_facts(t.document))
+        for i, f in enumerate(base.parse_facts(t.document))
         if i not in t.gold
     ]
     assert {worlds.split_of(f[0], f[2]) for f in filler} == {"train"}
@@ -72,4 +73,4 @@ def test_sections_are_whole_sentences(codec):
     task = worlds.make_task(random.random(), 7, "two_hop")
     sections = codec.cut(task.document, tiny.agent().config.chunk_tokens)
     assert len(sections) == 7
-    assert all(len(tiny.parse_facts(s)) == worlds.FACTS_PER_SECTION for s in sections)
+    assert all(len(base.parse_facts(s)) == worlds.FACTS_PER_SECTION for s in sections)

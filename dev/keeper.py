@@ -1,12 +1,12 @@
 """The embedded policy that keeps a store: its tokenizer, a careless demonstrator, its training.
 
-Holds: `READING`, `make_tokenizer`, `demonstrate`, `Examples`, `train_base`. Leaves out: the model
-and the loop of its training (embedded/tiny.py), reinforcement learning (grpo.py).
-Exercise it: `python cli.py base --agent memupdate --out runs/keeper`. Read next: tasks/ledger.py.
+Holds: `make_tokenizer`, `demonstrate`, `Examples`, `train_base`. Leaves out: the model and the loop
+of its training (dev/base.py), reinforcement learning (grpo.py).
+Exercise it: `python -m dev.base --agent memupdate --out runs/keeper`. Read next: tasks/ledger.py.
 
 A call of a tool is six to eight tokens: what stands around the content and the id is one token
 each, and so are ids and dates. The content comes before the id, so that the id of an entry can be
-found by the name that was just written (`tiny.make_model`, finds_ids).
+found by the name that was just written (`base.make_model`, finds_ids).
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from pathlib import Path
 from agents import find
 from agents.memupdate import NO_ENTRIES, MemUpdate
 from config import files
-from config.options import BaseConfig
-from embedded import tiny
-from embedded.tiny import Example
+from dev import base
+from dev.base import BaseConfig, Example
 from memagent import Finish, Prompt, Turn
 from tasks import ledger, worlds
 from tokens.codec import Codec
 
-WEIGHTS = Path(__file__).parent / "keeper_weights"
+WEIGHTS = Path(__file__).parent.parent / "embedded" / "keeper_weights"
 ENTRIES = 6  # the hard budget
 IDS = 64  # m1 to m64 are one token each; further ids are several
 CREATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "create", "content": "'
@@ -34,24 +33,6 @@ UPDATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "updat
 DELETE = '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "'
 ID, END = '", "memory_id": "', '"}}</tool_call>'
 
-# one turn a session, of at most four calls: a session has two sentences
-READING = dict(
-    chunk_tokens=32,
-    final_tokens=12,
-    form="boxed",
-    mode="build",
-    history="bounded",
-    show="all",
-    call_tokens=40,
-    max_turns=1,
-    max_calls=4,
-    budget="hard",
-    budget_entries=ENTRIES,
-    answer_k=3,
-    answer_order="newest",
-    format_weight=0.2,
-    compression_weight=0.0,
-)
 # of `demonstrate` where it is careless: cumulative
 CARELESS = (("create", 0.5), ("nothing", 0.75), ("update", 0.92), ("delete", 1.0))
 # settings of the supervised training; chosen by what GRPO makes of it on the dev split (dev/LOG.md)
@@ -61,21 +42,21 @@ EPISODES = 6  # in a step
 
 def agent(**settings: object) -> MemUpdate:
     """Return the agent as the embedded policy was trained to run it."""
-    return find.make("memupdate", READING | {"templates": str(WEIGHTS / "templates")} | settings)
+    return find.make("memupdate", find.of_model(WEIGHTS) | settings)
 
 
 # ---------------------------------------------------------------- tokenizer
 
 
 def make_tokenizer():
-    """Make the tokenizer of `tiny` with the pieces of this agent's prompts and calls."""
+    """Make the tokenizer of `base` with the pieces of this agent's prompts and calls."""
     reader = agent()
     pieces = {piece for name in ("build", "answer")
               for piece, constant in reader.template(name) if constant}  # fmt: skip
     pieces |= {NO_ENTRIES, CREATE, UPDATE, DELETE, ID, END, " \\boxed{", "\\boxed{"}
     pieces |= {"\n", "[", "]", *(f"m{k}" for k in range(1, IDS + 1))}
     days = [ledger.day(k) for k in range(1, ledger.MOST_SESSIONS + 1)]
-    return tiny.make_tokenizer(pieces, after_blank=days)
+    return base.make_tokenizer(pieces, after_blank=days)
 
 
 # ---------------------------------------------------------------- the demonstrator
@@ -95,7 +76,7 @@ def demonstrate(rng: random.Random, prompt: Prompt, careful: float) -> str:
         id: (person, verb, place) for id, _, person, verb, place in ENTRY.findall(prompt.memory)
     }
     calls: list[str] = []
-    facts = tiny.parse_facts(prompt.section.partition("\n")[2])
+    facts = base.parse_facts(prompt.section.partition("\n")[2])
     for k, fact in enumerate(facts):
         if rng.random() < careful:
             places = {later[0] for later in facts[k + 1 :] if later[2] in worlds.PLACES}
@@ -151,7 +132,7 @@ def _update(fact: worlds.Fact, id: str) -> str:
 def answer(question: str, memory: str) -> str:
     """Write the answer from dated entries, newest first: where the first about the person is."""
     person = question.split()[-1].rstrip("?")
-    facts = tiny.parse_facts(re.sub(r"\d{4}-\d\d-\d\d", "", memory))
+    facts = base.parse_facts(re.sub(r"\d{4}-\d\d-\d\d", "", memory))
     known = [fact for fact in facts if fact[0] == person and fact[2] in worlds.PLACES]
     if not known:
         return " \\boxed{ unknown}"
@@ -207,7 +188,7 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
     tokenizer = make_tokenizer()
     codec = Codec(tokenizer)
     sizes = config.hidden, config.layers, config.intermediate
-    model = tiny.make_model(len(tokenizer), config.seed, *sizes, finds_ids=True)
+    model = base.make_model(len(tokenizer), config.seed, *sizes, finds_ids=True)
     examples = Examples(codec, config.careful)
 
     def draw(step: int, rng: random.Random, careful: float) -> list[Example]:
@@ -215,7 +196,7 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
         turns = [
             turn for _ in range(2 if early else EPISODES) for turn in examples.draw(rng, careful)
         ]
-        return [*tiny.dense(rng, codec, 32 if early else 4), *turns]
+        return [*base.dense(rng, codec, 32 if early else 4), *turns]
 
     def save() -> None:
         model.save_pretrained(out)
@@ -227,8 +208,8 @@ def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
         files.dump(
             out / "agent.yaml",
             run={"agent": "memupdate"},
-            agent=READING | {"templates": "templates"},
+            agent=find.of_model(WEIGHTS) | {"templates": "templates"},
         )
 
-    tiny.imitate(model, codec, config, draw, save, log, every)
+    base.imitate(model, codec, config, draw, save, log, every)
     return model

@@ -5,8 +5,8 @@
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
 `ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
 `best_by_length` (which of the agents `ask` reads with).
-Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (tiny.py).
-Exercise it: `python -m embedded.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
+Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (dev/base.py).
+Exercise it: `python -m dev.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
 
 An untrained model of this size is right almost never. It learns in two warm starts what a careful
@@ -67,7 +67,7 @@ SETS = {
         "squad",
         "passages",
         (1, 4, 16),
-        "--split train --test-articles 4/5 {eight} {extra}",
+        "--source-split train --test-articles 4/5 {eight} {extra}",
     ),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
@@ -196,10 +196,10 @@ def _values(sources: dict[str, str]) -> dict[str, list[str]]:
     """
     on_hub, few = sources["squad"].startswith("hf:"), ["--n", "4000"]
     return {
-        "{train}": [] if on_hub else ["--split", "train"],
+        "{train}": [] if on_hub else ["--source-split", "train"],
         "{together}": few if on_hub else ["--together", "4", "--n", "100000"],
         "{eight}": few if on_hub else ["--together", "8", "--n", "100000"],
-        "{extra}": ["--extra", sources["extra"]] if "extra" in sources else [],
+        "{extra}": ["--filler", sources["extra"]] if "extra" in sources else [],
     }
 
 
@@ -207,7 +207,7 @@ def _build(name: str, sources: dict[str, str], out: Path, values: dict[str, list
     source, suite, documents, template = SETS[name]
     folder = out / "data" / name
     words = ["data", "build", sources[source], str(folder), "--suite", suite, "--seed", "0"]
-    words += ["--documents", ",".join(map(str, documents))]
+    words += ["--lengths", ",".join(map(str, documents))]
     words += [word for slot in template.split() for word in values.get(slot, [slot])]
     words += [] if "--n" in words else ["--n", "4000"]
     return Stage(name, tuple(words), tuple(_file(out, name, n) for n in documents))
@@ -324,7 +324,7 @@ def found(folder: str) -> dict[str, str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m embedded.reader", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m dev.reader", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     where = parser.add_mutually_exclusive_group(required=True)
     where.add_argument("--data", metavar="DIR", help=f"folder with {', '.join(LOCAL.values())}")

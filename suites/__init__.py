@@ -1,0 +1,389 @@
+"""Suites: what is asked, one object in one file, found by its name or by its path.
+
+Holds: `Suite`, `Scope`, `Column`, `Published`; `find`, `make`, `chosen`, `stored`. Never holds: who
+answers, torch. A new suite is one subclass of `Suite`, in `suites/NAME.py` or in any other file.
+Exercise it: `python cli.py eval --suite examples/own_suite.py`. Read next: suites/world.py.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar, TypeVar
+
+from config.errors import UserError
+from config.files import is_file, read_yaml
+from config.flags import given_in
+from config.options import check_fields, hints_of
+from config.plugins import is_path, load_file, told
+from config.terminal import say
+
+if TYPE_CHECKING:
+    from data import Task
+    from tasks.environments import Environment
+    from tokens.codec import Codec
+
+# ---------------------------------------------------------------- the interface
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Say what of a suite is asked."""
+
+    data: tuple[str, ...] = ()
+    """files that the user names; () = none"""
+    lengths: tuple[int, ...] = ()
+    """in the suite's unit; of a suite without lengths of its choice ()"""
+    n: int = 64
+    """questions per length and kind, at most"""
+    seed: int = 0
+    """of all that is drawn"""
+    codec: Callable[[], Codec] | None = None
+    """loads the tokenizer of the model that is asked, whose tokens count"""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Describe one column of the results: a kind of question at one length.
+
+    `make` returns its tasks, the same ones at every call. Without a question the cells are the
+    kinds of the tasks, side by side.
+    """
+
+    question: str
+    length: int
+    make: Callable[[], list[Task]]
+
+
+@dataclass(frozen=True, slots=True)
+class Published:
+    """One published table: shares from 0 to 1 by model and length."""
+
+    source: str
+    metric: str
+    unit: str  # of the lengths
+    question: str  # the data set of RULER-HQA, a task of RULER, or "mean of ..."
+    rows: dict[str, dict[int, float]]
+    second_hand: bool = False  # quoted by others, not read in the paper itself
+
+
+@dataclass(frozen=True, slots=True)
+class SuiteConfig:
+    """Settings of a suite, by default none: every field is a flag, its docstring the help."""
+
+    def __post_init__(self):
+        check_fields(self)
+
+
+class Suite:
+    """A set of questions: which there are, how long their documents are, how answers are graded.
+
+    Everything but `columns` has a default; one whose tasks answer back has `environment` instead.
+    An answer is graded by containment (`metric`) unless its task is of a subclass of `Task` whose
+    `score` grades it; such a suite is measured by "reward". No file holds such tasks.
+    """
+
+    name: ClassVar[str] = ""
+    """as it is called: that of suites/NAME.py with - for _, or the file's path"""
+    Config: ClassVar[type[SuiteConfig]] = SuiteConfig
+    """a frozen dataclass: each field is a flag of `--suite NAME`, its docstring the flag's help"""
+    unit: str = "documents"
+    """what lengths count; where the files tell, `columns` sets it"""
+    lengths: ClassVar[Sequence[int]] = ()
+    """default of --lengths; () = the suite has its own, and none can be given"""
+    metric: ClassVar[str] = "sub_em"
+    """what tables show: sub_em, em, f1, or reward = the tasks' own score"""
+    generated: ClassVar[bool] = False
+    """whether no file can be named"""
+    pictured: bool = False
+    """whether questions have pictures, which only a server of messages shows to its model"""
+    file_name: ClassVar[str] = ""
+    """of the files that `data build` writes, before their length; "" = the column's question"""
+    may_differ: ClassVar[Sequence[str]] = ()
+    """settings whose every value has rows of its own: calls that fill one folder may differ"""
+
+    def __init__(self, config: SuiteConfig | None = None):
+        self.config = self.Config() if config is None else config
+
+    @property
+    def label(self) -> str:
+        """The name as it stands in sentences and reports: a file's without its folder."""
+        return Path(self.name).stem
+
+    # ---- what is asked
+
+    def columns(self, scope: Scope) -> list[Column]:
+        """Return what is asked. Sources are read now, so that mistakes show before a model is
+        loaded; their tasks are made when they are needed.
+
+        By default one column of all tasks of the environment, as long as the most steps of a task:
+        of each kind the first `n` are worked on.
+        """
+        environment = self.opened(scope)
+
+        def make() -> list[Task]:
+            return first_of_each_kind(environment.tasks(), scope.n)
+
+        return [Column("", environment.most_steps, make)]
+
+    def environment(self, scope: Scope) -> Environment | None:
+        """Open the world in which tasks are worked on, of one file or none; None: tasks of this
+        suite do not answer back."""
+        return None
+
+    def measured_by(self, questions: Sequence[str]) -> str:
+        """Return what answers are measured by, given the names of the columns."""
+        return self.metric
+
+    @property
+    def judged_by(self) -> str:
+        """Whose rules these are, where there are several; "" where there are not."""
+        return ""
+
+    # ---- beside the questions
+
+    def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
+        """Return what the first line of a built file says of how it was made."""
+        source = ", ".join(d if d.startswith("hf:") else Path(d).name for d in scope.data)
+        return ({"source": source} if source else {}) | {"seed": scope.seed}
+
+    @classmethod
+    def published(cls) -> list[Published]:
+        """Return what others have published about such questions: the tables in NAME.yaml beside
+        the suite's file, shares in percent by model, at the first of a table's lengths."""
+        path = Path(inspect.getfile(cls)).with_suffix(".yaml")
+        tables = read_yaml(path)["tables"] if is_file(path) else []
+        return [_table(cls.unit, **entry) for entry in tables]
+
+    # ---- for those who write a suite
+
+    def file_in(self, scope: Scope, optional: bool = False) -> str:
+        """Return the one file that is named; "" if none is and that is `optional`."""
+        if len(scope.data) == 1 or (optional and not scope.data):
+            return "".join(scope.data)
+        raise UserError(
+            f"The suite {self.label} wants one file: name it by --data (stream: by --path)."
+        )
+
+    def opened(self, scope: Scope) -> Environment:
+        """Open the environment, and say what of it cannot be solved here.
+
+        UserError: there is none, or what it needs is missing.
+        """
+        environment = self.environment(scope)
+        if environment is None:
+            raise UserError(
+                f"The suite {self.label} has no environment: its tasks do not answer back."
+            )
+        if self.judged_by:
+            rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
+            say(f"{self.label}: judged by {self.judged_by}, in {rounds}.")
+        if skipped := environment.skipped:
+            why = environment.skipped_because
+            say(f"{self.label}: {skipped:,} tasks are left out, which {why}.")
+        if missed := environment.skip_list():
+            share = f"{len(missed)} of {len(environment.tasks())} tasks are not right by their own"
+            say(f"{self.label}: {share} solution here: {' '.join(missed)}.")
+        return environment
+
+
+def first_of_each_kind(tasks: Sequence[Task], n: int) -> list[Task]:
+    """Return the first n tasks of every kind, in their order."""
+    met: Counter = Counter()
+    chosen = []
+    for task in tasks:
+        met[task.kind] += 1
+        chosen += [task] if met[task.kind] <= n else []
+    return chosen
+
+
+def _table(
+    unit: str, lengths: Sequence[int], percent: Mapping[str, Sequence[float]], **about
+) -> Published:
+    rows = {
+        model: {n: round(x / 100, 4) for n, x in zip(lengths, row, strict=False)}
+        for model, row in percent.items()
+    }
+    return Published(**about, unit=unit, rows=rows)
+
+
+# ---------------------------------------------------------------- by name or by path
+
+GENERATED = (("world",), ("ledger",))  # values of --data that name a suite instead of files
+_LOADED: dict[str, type[Suite]] = {}  # name or absolute path -> the suite
+Settings = TypeVar("Settings")
+
+
+def names() -> list[str]:
+    """List the suites of this folder."""
+    files = Path(__file__).parent.glob("[!_]*.py")
+    return sorted(path.stem.replace("_", "-") for path in files)
+
+
+@cache
+def find(name: str) -> type[Suite]:
+    """Return the suite `name`: of suites/NAME.py, or of any file by its path.
+
+    A file holds one subclass of `Suite`, or several and one of them as SUITE. UserError if it is
+    not there or holds no suite.
+    """
+    if is_path(name):
+        path = Path(name).absolute()
+        return _suite_in(load_file(path), str(path))
+    if name not in names():
+        known_ones = ", ".join(names())
+        raise UserError(
+            f"Unknown suite {name!r}: choose one of {known_ones}, or give a file, such as "
+            "my_suite.py."
+        )
+    return _suite_in(importlib.import_module(f"suites.{name.replace('-', '_')}"), name)
+
+
+def _suite_in(module: ModuleType, name: str) -> type[Suite]:
+    values = [v for v in vars(module).values() if isinstance(v, type)]
+    kinds = [v for v in values if issubclass(v, Suite) and v.__module__ == module.__name__]
+    parents = {base for kind in kinds for base in kind.__mro__[1:]}
+    leaves = [kind for kind in kinds if kind not in parents]
+    chosen = getattr(module, "SUITE", leaves[0] if len(leaves) == 1 else None)
+    if not (isinstance(chosen, type) and issubclass(chosen, Suite)):
+        several = ", ".join(kind.__name__ for kind in leaves) or "none"
+        raise UserError(
+            f"{name} must hold one subclass of Suite, not {several}: say which by SUITE = NAME."
+        )
+    chosen.name = name
+    return _LOADED.setdefault(name, chosen)
+
+
+def known(name: str) -> type[Suite] | None:
+    """Return a suite of this folder, or of a file that was loaded before; nothing is loaded for
+    it: settings that came with data may name any file."""
+    return find(name) if name in names() else _LOADED.get(str(Path(name).absolute()))
+
+
+def name_of(settings: Mapping[str, object]) -> str:
+    """Return the name of the suite that the settings of an evaluation mean, given or stored.
+
+    Without one it is that of generated tasks which --data names, else files as they are.
+    """
+    data = settings.get("data") or GENERATED[0]
+    data = tuple(data) if isinstance(data, list) else data
+    return str(settings.get("suite") or (data[0] if data in GENERATED else "files"))
+
+
+def make(name: str, settings: Mapping[str, object] = {}) -> Suite:
+    """Make a suite of its settings. UserError: it has no such setting."""
+    kind = find(name)
+    hints = hints_of(kind.Config)
+    if other := next((field for field in settings if field not in hints), ""):
+        raise UserError(f"{other} means nothing to the suite {kind(None).label}: leave it out.")
+    return kind(kind.Config(**settings))
+
+
+def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
+    """Make the suite that the settings of a command name, with settings of its own."""
+    return make(name_of({"suite": config.suite, "data": getattr(config, "data", ())}), settings)
+
+
+def chosen(cls: type[Settings], settings: Mapping[str, object]) -> tuple[Settings, Suite]:
+    """Divide the settings of a command: those of its class `cls`, and the suite with all others."""
+    hints = hints_of(cls)
+    config = cls(**{name: value for name, value in settings.items() if name in hints})
+    suite = of(config, {name: value for name, value in settings.items() if name not in hints})
+    if suite.pictured and not (config.endpoint and config.chat):
+        raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
+    return config, suite
+
+
+def kinds() -> list[type[Suite]]:
+    """Return all suites of this folder, and of files that were loaded before."""
+    return list(dict.fromkeys([*map(find, names()), *_LOADED.values()]))
+
+
+def hints() -> dict[str, object]:
+    """Map the settings of all suites to their types."""
+    return {name: kind for each in kinds() for name, (kind, _) in hints_of(each.Config).items()}
+
+
+def stored(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return settings of a file as they are today.
+
+    Earlier versions called the suite of a stream `environment`, and wrote the settings of all
+    suites: those of others than the file's own are left out where they are as by default.
+    """
+    found = {"suite" if name == "environment" else name: v for name, v in settings.items()}
+    kind = known(name_of(found)) or Suite
+    usual = {field.name: field.default for each in kinds() for field in fields(each.Config)}
+    usual |= {field.name: UNKNOWN for field in fields(kind.Config)}
+    return {
+        name: value
+        for name, value in found.items()
+        if (tuple(value) if isinstance(value, list) else value) != usual.get(name, UNKNOWN)
+    }
+
+
+UNKNOWN = object()  # equal to no value
+
+
+def panel(name: str) -> tuple[str, type, int]:
+    """Return the panel of a suite's flags in the help; its fields stand among those of a command's
+    first class."""
+    kind = find(name)
+    return f"The suite {Path(kind.name).stem}", kind.Config, 0
+
+
+def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
+    """Return what finds the panel of the suite that a command line names, by default `usual`."""
+    return lambda arguments: [panel(given_in(arguments).get("suite") or usual)]
+
+
+def columns(suite: Suite, scope: Scope) -> list[Column]:
+    """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
+    code of a file of the user's fails."""
+    with _told(suite):
+        found = suite.columns(scope)
+    places = Counter((column.question, column.length) for column in found)
+    if not found or max(places.values()) > 1:
+        what = f"two columns {places.most_common(1)[0][0]}" if found else "no column"
+        raise UserError(
+            f"The suite {suite.label} has {what}: rename one of its files, or take them apart."
+        )
+    return [replace(column, make=partial(_made, suite, column)) for column in found]
+
+
+def _made(suite: Suite, column: Column) -> list[Task]:
+    with _told(suite):
+        return column.make()
+
+
+def _told(suite: Suite) -> AbstractContextManager[None]:
+    return told(Path(suite.name)) if is_path(suite.name) else nullcontext()
+
+
+def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
+    """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
+    from tasks import hub
+
+    return type(suite)(hub.pinned(suite.config, say))
+
+
+def scope_of(
+    suite: Suite, data: tuple[str, ...], config: object, codec: Callable[[], Codec] | None = None
+) -> Scope:
+    """Return what a command asks of a suite, at the suite's own lengths where none are given.
+
+    data: files, or a name of generated tasks. config: the command's lengths, n and seed. UserError:
+    the suite has no use for files or lengths that are given.
+    """
+    data = () if data in GENERATED else data
+    for flag, given, use in (("data", data, not suite.generated),
+                             ("lengths", config.lengths, bool(suite.lengths))):  # fmt: skip
+        if given and not use:
+            raise UserError(f"--{flag} means nothing to the suite {suite.label}: leave it out.")
+    return Scope(data, config.lengths or tuple(suite.lengths), config.n, config.seed, codec)

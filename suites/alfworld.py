@@ -1,0 +1,32 @@
+"""ALFWorld's household games, by commands in text.
+
+Exercise it: `pytest tests/tasks/test_alf.py`. Read next: tasks/alf.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from suites import Scope, Suite, SuiteConfig
+from tasks.environments import Environment
+
+
+@dataclass(frozen=True, slots=True)
+class ALFWorldConfig(SuiteConfig):
+    """What is shown before a game."""
+
+    few_shot: str = ""
+    """file of dialogues, one of which or more precedes a task of the same kind; `data few-shot`
+    makes one"""
+
+
+class ALFWorldSuite(Suite):
+    """Games of a folder; without one six of ours."""
+
+    Config = ALFWorldConfig
+    unit, metric = "steps", "reward"
+
+    def environment(self, scope: Scope) -> Environment:
+        from tasks.alf import ALFWorld
+
+        return ALFWorld(self.file_in(scope, optional=True), self.config.few_shot)

@@ -1,0 +1,36 @@
+"""LoCoMo's questions, by the published file.
+
+Exercise it: `python cli.py eval --suite locomo --data locomo10.json`. Read next: tasks/locomo.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from suites._conversations import Conversations, ConversationsConfig
+
+
+@dataclass(frozen=True, slots=True)
+class LoCoMoConfig(ConversationsConfig):
+    """Which conversations, and how answers are graded."""
+
+    source_split: str = ""
+    """RULE/PART/adversarial/START, each of which may be left out: RULE/PART = seven-three (also
+    named memupdate) or memory-r1, and train, validation or test; adversarial = with category 5;
+    START = what a store may begin with, such as observations"""
+    metric: Literal["official", "mem0"] = "official"
+    """how answers are graded: official = LoCoMo's own score; mem0 = Mem0's F1, without stemming,
+    category 5 not asked. The figures of one cannot be compared with the other's, and tables name
+    it"""
+
+
+class LoCoMo(Conversations):
+    """LoCoMo."""
+
+    Config = LoCoMoConfig
+    may_differ = ("metric",)
+
+    @property
+    def graded_by(self) -> str:
+        return self.config.metric

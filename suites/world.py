@@ -1,0 +1,55 @@
+"""Generated English: facts about people and places, and questions about one of them or two.
+
+Exercise it: `python cli.py eval --n 8`. Read next: suites/ruler_hqa.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from config.errors import UserError
+from config.options import NOT_EMPTY
+from data import Task
+from suites import Column, Scope, Suite, SuiteConfig
+from tasks import worlds
+
+
+@dataclass(frozen=True, slots=True)
+class WorldConfig(SuiteConfig):
+    """Which questions of generated English."""
+
+    kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
+    """kinds of question"""
+    split: str = "dev"
+    """split of the facts: dev to choose settings, test to report"""
+
+    def __post_init__(self):
+        SuiteConfig.__post_init__(self)
+        for values, choices in ((self.kinds, worlds.KINDS), ((self.split,), worlds.SPLITS)):
+            for k, value in enumerate(values):
+                if value not in choices or value in values[:k]:
+                    known = ", ".join(choices)
+                    raise UserError(
+                        f"Generated English has {known}, each named once, not {value!r}."
+                    )
+
+
+class World(Suite):
+    """Generated English."""
+
+    Config = WorldConfig
+    unit, lengths, generated, may_differ = "sections", (4, 16, 64), True, ("kinds",)
+
+    def columns(self, scope: Scope) -> list[Column]:
+        c = self.config
+
+        def make(kind: str, length: int) -> list[Task]:
+            return [*worlds.make_tasks(scope.seed, scope.n, length, kind, c.split)]
+
+        return [
+            Column(kind, length, partial(make, kind, length))
+            for length in scope.lengths
+            for kind in c.kinds
+        ]
