@@ -16,6 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
+from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -287,6 +288,7 @@ def forked(words, out=os.devnull, cwd=None, killed_at=None):
 
     def run():
         os.chdir(cwd or Path.cwd())
+        forkserver._forkserver._forkserver_pid = None  # this process's is no child of that one
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
         if killed_at:
             sys.setprofile(Calls(killed_at))
