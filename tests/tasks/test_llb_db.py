@@ -767,7 +767,7 @@ def test_answers_of_other_items_of_the_published_file_are_wrong():
 # ---------------------------------------------------------------- a server of the user's
 
 
-@pytest.mark.parametrize("name", ["mariadb", "postgres", "mysql:/x", ""])
+@pytest.mark.parametrize("name", ["mariadb", "postgres://u@127.0.0.1", "mysql:/x", ""])
 def test_a_database_is_named_by_its_address(name):
     with pytest.raises(UserError, match="mysql://USER"):
         LLBDB(backend=name)
