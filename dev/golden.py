@@ -40,7 +40,7 @@ COMMANDS = {
             "ruler-hqa": "--data {data}/hotpotqa.jsonl --filler {data}/passages.jsonl "
             "--agents memagent,oracle --lengths 10,20 --evidence-order reverse",
             "ruler": "--data {data}/hotpotqa.jsonl --squad {data}/squad.json --filler "
-            "{data}/passages.jsonl --agents memagent,newest --lengths 4096 --ruler-tasks all",
+            "{data}/passages.jsonl --agents none,newest --lengths 2048 --ruler-tasks all",
             "passages": "--data {data}/squad.json --filler {data}/passages.jsonl "
             "--agents memagent,none --lengths 1,3 --together 2",
             "facts": "--data {data}/wiki.jsonl --agents memagent,oracle --lengths 1,3",
