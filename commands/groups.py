@@ -9,15 +9,15 @@ from __future__ import annotations
 
 import typer
 
+import suites
 from agents import find
 from commands.banks import bank_app
 from commands.compare import compare_command
 from commands.fewshot import few_shot_command
 from commands.report import report_command
 from commands.stores import memory_app
-from commands.stream import stream_command
-from config.flags import AgentName, command
-from config.options import EVERYDAY, ServeConfig
+from config.flags import AgentName, Panels, command
+from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
 
@@ -30,6 +30,23 @@ def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     few_shot_command(data_app)
     serve_command(app)
     compare_command(app)
+
+
+def stream_command(app: typer.Typer) -> None:
+    """Register the command with its flags: those of a stream, of its suite, and of the agent that
+    learns, which is looked up among all agents and so only when the command is called."""
+
+    def more(arguments: list[str]) -> Panels:
+        panels = suites.flags(StreamConfig().suite)(arguments)
+        return [*panels, (None, find.learner().Config, -1)]
+
+    @command(app, StreamConfig, ReadConfig, everyday=EVERYDAY["stream"], name="stream", more=more)
+    def stream(given: dict = {}, agent: dict = {}):
+        """Work on a suite's tasks again and again, and compare ways of remembering them."""
+        from commands.stream import run_stream
+
+        config, suite = suites.chosen(StreamConfig, given)
+        run_stream(config, agent, suite)
 
 
 def serve_command(app: typer.Typer) -> None:

@@ -4,7 +4,7 @@
 
 Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last),
 `demo_streams`. Leaves out: what is remembered (the agent's file), the bank (agents/bank.py), what
-the rows say (report/streams.py), flags (`stream_command` registers them).
+the rows say (report/streams.py), flags (commands/groups.py).
 Exercise it: `python cli.py stream`. Read next: report/streams.py.
 
 What a stream has done stands in the bank's own file, written with what the batch has taught: a
@@ -27,14 +27,11 @@ from functools import cached_property, partial
 from hashlib import blake2b
 from pathlib import Path
 
-import typer
-
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip, kept
-from config.flags import command
 from config.foreign import from_json
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
@@ -49,25 +46,6 @@ from suites import Scope, Suite
 from tasks.environments import Environment, Work
 
 STATE, FROZEN = "stream", "frozen"  # what a bank keeps of a stream: `State`; of a frozen bank
-
-
-def stream_command(app: typer.Typer) -> None:
-    """Register the command with its flags: those of a stream, of its suite, and of the agent that
-    learns."""
-
-    kind, more = find.learner().Config, suites.flags(StreamConfig().suite)
-
-    @command(app, StreamConfig, kind, everyday=EVERYDAY, name="stream", more=more)
-    def stream(given: dict = {}, agent: dict = {}):
-        """Work on a suite's tasks again and again, and compare ways of remembering them."""
-        config, suite = suites.chosen(StreamConfig, given)
-        run_stream(config, agent, suite)
-
-
-EVERYDAY = (
-    "name runs suite path judge held_out frozen arms constants epochs batch n model engine "
-    "endpoint temperature seed"
-).split()
 
 
 def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None) -> Path:

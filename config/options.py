@@ -746,6 +746,10 @@ class FilterConfig:
 
 
 EVERYDAY = {  # command -> the flags of the first panel
+    "stream": (
+        "name runs suite path judge held_out frozen arms constants epochs batch n model engine "
+        "endpoint temperature seed"
+    ).split(),
     "ask": [field.name for field in fields(AskConfig)],
     "plan": [field.name for field in fields(PlanConfig)],
     "serve": ["agent_name", *(field.name for field in fields(ServeConfig))],
