@@ -1,13 +1,15 @@
 """Mutants: how many small changes of the code its own tests notice.
 
 Holds: the sample of mutants, the tests of a module, the count. Leaves out: coverage.
-Exercise it: `pip install cosmic-ray==8.7.0`, then `python dev/mutants.py --n 20` (200 mutants take
-hours). Read next: dev/LOG.md.
+Exercise it: `pip install cosmic-ray==8.7.0 pytest-cov`, then `python dev/mutants.py --n 20` (200
+mutants take an hour or two). Read next: dev/LOG.md.
 
 A mutant is one operator, number or condition of one module changed by cosmic-ray's operators. The
 sample depends on the code and the seed alone. The tests of a module are the files of its own room
-that name it; a mutant is caught if one of them fails, or is not done in time. The tree is changed
-while a mutant is tried, and put back: run it in a clone.
+that name it. One run of all of them under coverage tells which test reaches which line: a mutant is
+tried on the tests that reach its lines, or on all tests of the module if none does, and is caught
+if one of them fails, or is not done in time. The tree is changed while a mutant is tried, and put
+back: run it in a clone.
 """
 
 from __future__ import annotations
@@ -22,11 +24,13 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import pytest
 import typer
 
 HERE = Path(__file__).resolve().parent.parent
 MODULES = ("*.py", "tokens/*.py", "engines/hf.py", "models/logprobs.py", "agents/*.py")
 # `int | None` is an annotation, which is never evaluated; the last two take arguments
+PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 LEFT_OUT = re.compile("BinaryOperator_BitOr|RemoveDecorator|VariableInserter|VariableReplacer")
 
 
@@ -64,27 +68,64 @@ def tests_of(module: str) -> list[str]:
     return [str(f.relative_to(HERE)) for f in naming or files]
 
 
-def is_caught(module: str, operator: str, occurrence: int, seconds: int) -> bool | None:
-    """Try one mutant. None: there is no change to be made. seconds: of processor time, which does
-    not depend on what else the machine does."""
+def reach(data: Path) -> dict[str, dict[int, list[str]]]:
+    """Return the tests that reach each line of each module, by one run of them all under coverage,
+    which is kept in the file data."""
+    from coverage import CoverageData
+
+    if not data.exists():
+        modules = sorted(str(p.relative_to(HERE)) for m in MODULES for p in HERE.glob(m))
+        files = sorted({file for module in modules for file in tests_of(module)})
+        subprocess.run(
+            [*PYTEST, "-n", "2", "--cov=.", "--cov-context=test", "--cov-report=", *files],
+            cwd=HERE,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "COVERAGE_FILE": str(data)},
+        )
+    measured = CoverageData(str(data))
+    measured.read()
+    return {
+        str(Path(file).relative_to(HERE)): {
+            line: sorted({c.rsplit("|", 1)[0] for c in contexts if c})
+            for line, contexts in measured.contexts_by_lineno(file).items()
+        }
+        for file in measured.measured_files()
+        if Path(file).is_relative_to(HERE)
+    }
+
+
+def is_caught(
+    module: str, operator: str, occurrence: int, seconds: int, lines: dict[int, list[str]]
+) -> bool | None:
+    """Try one mutant on the tests that reach its lines. None: there is no change to be made.
+    seconds: of processor time, which does not depend on what else the machine does."""
     from cosmic_ray import plugins
     from cosmic_ray.mutating import use_mutation
 
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-    with use_mutation(HERE / module, plugins.get_operator(operator)(), occurrence) as (_, changed):
-        if changed is None:
+    files = tests_of(module)
+    with use_mutation(HERE / module, plugins.get_operator(operator)(), occurrence) as (old, new):
+        if new is None:
             return None
-        try:
-            done = subprocess.run(
-                [*command, *tests_of(module)],
-                cwd=HERE,
-                env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
-                capture_output=True,
-                preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)),
-                timeout=10 * seconds,
-            )
-        except subprocess.TimeoutExpired:  # it waits for something that never comes
-            return True
+        changed = [
+            k
+            for k, pair in enumerate(zip(old.split("\n"), new.split("\n"), strict=False), 1)
+            if len({*pair}) > 1
+        ]
+        reaching = {test for k in changed for test in lines.get(k, [])}
+        tests = [t for file in files for t in sorted(reaching) if t.split("::")[0] == file]
+        for chosen in [tests, files] if tests else [files]:
+            try:
+                done = subprocess.run(
+                    [*PYTEST, "-x", *chosen],
+                    cwd=HERE,
+                    env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"},
+                    capture_output=True,
+                    preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds)),
+                    timeout=10 * seconds,
+                )
+            except subprocess.TimeoutExpired:  # it waits for something that never comes
+                return True
+            if done.returncode != pytest.ExitCode.USAGE_ERROR:  # a name that the mutant changes
+                break
         return done.returncode != 0
 
 
@@ -102,10 +143,11 @@ def main(
     sample = [(place[0], rng.choice(everything[place]), place[2]) for place in places]
     known = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
     outcomes = {tuple(line["mutant"]): line["caught"] for line in known}
+    tests = reach(out.resolve().with_suffix(".coverage"))
     with out.open("a") as file:
         for mutant in sample:
             if mutant not in outcomes:
-                outcomes[mutant] = is_caught(*mutant, seconds)
+                outcomes[mutant] = is_caught(*mutant, seconds, tests.get(mutant[0], {}))
                 print(json.dumps({"mutant": mutant, "caught": outcomes[mutant]}), file=file)
                 file.flush()
     tried = [outcomes[mutant] for mutant in sample if outcomes[mutant] is not None]
