@@ -82,7 +82,13 @@ DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an exp
 
 
 @command(
-    app, RunConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["train"], more=find.own_flags
+    app,
+    RunConfig,
+    GRPOConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["train"],
+    more=find.own_flags,
+    unused=find.unused_in_training,
 )
 def train(
     config: Config = None,

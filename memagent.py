@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from config.errors import AgentError, UserError
-from config.options import COUNT, LIMIT, TemplateConfig, check_fields
+from config.options import COUNT, LIMIT, UNFLAGGED, TemplateConfig, check_fields
 from data import Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.codec import Codec, Sections, Text
@@ -170,7 +170,7 @@ class ReadConfig(TemplateConfig):
     """most tokens of an answer, the end-of-sequence id included"""
     max_sections: Annotated[int | None, LIMIT] = None
     """cut longer documents to this many sections; 0 or None reads all of them"""
-    over: Literal["center", "head"] = "center"
+    over: Annotated[Literal["center", "head"], UNFLAGGED] = "center"
     """what is kept of a longer document: center = its first and last half, head = its beginning"""
     layout: Literal["shared", "paper"] = "shared"
     """order of the update prompt: shared = section, problem, memory; paper = problem, memory,

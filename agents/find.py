@@ -19,7 +19,7 @@ from pathlib import Path
 from types import ModuleType
 
 import suites
-from config import files
+from config import files, options
 from config.errors import UserError
 from config.flags import Panels, given_in
 from config.foreign import from_json
@@ -189,14 +189,8 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
     if not name:
         return {}
     kinds = [kind for kind in map(find, agents) if kind.compat]
-    if not kinds:
-        able = ", ".join(known for known in names() if find(known).compat)
-        raise UserError(
-            f"--compat means nothing to {', '.join(find(a).__name__ for a in agents)}: it is "
-            f"about {able}."
-        )
-    if name not in kinds[0].compat:
-        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(kinds[0].compat)}.")
+    if name not in (choices := kinds[0].compat if kinds else {}):
+        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(choices) or 'none'}.")
     compat = kinds[0].compat[name]
     return {
         "grpo": compat.grpo,
@@ -297,6 +291,8 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
         used += [str(name).partition("@")[0] for name in evaluation["agents"]]
     hints, own = agent_hints(), raw.get("agent")
+    for section, fields in options.REMOVED.items():
+        _drop_removed(path, raw.get(section), fields)
     evaluated = hints_of_evaluation() if "eval" in raw else {}
     if isinstance(evaluation, dict):
         if _is_strange(str(evaluation.get("suite")), suites.known, loaded=False):
@@ -313,6 +309,13 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
         for fields in settings.values():  # a run goes on with the bank that it began with
             check_reach(path, fields, {"bank": ""} | given)
     return settings
+
+
+def _drop_removed(path: Path, values: object, fields: Mapping[str, object]) -> None:
+    """Take settings of earlier versions out of a section. UserError: they had another value."""
+    for name, usual in fields.items() if isinstance(values, dict) else ():
+        if (value := values.pop(name, usual)) != usual:
+            raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -585,19 +588,37 @@ def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
 
 def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
     """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
-    of its suite: that of --suite or --data, else of the --config."""
-    suite = suites.name_of(_evaluation_in(arguments))
+    of its suite, if one is named: by --suite or --data, else in the --config."""
+    evaluation = _evaluation_in(arguments)
     defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
-    return [*own_flags(arguments, "agents"), *map(_panel, defaults), suites.panel(suite)]
+    named = "suite" in evaluation or "data" in evaluation
+    suite = [suites.panel(suites.name_of(evaluation))] if named else []
+    return [*own_flags(arguments, "agents"), *map(_panel, defaults), *suite]
+
+
+def _unused_by(agents: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to these agents."""
+    kinds = [find(name) for name in agents]
+    used = {
+        "answerer": any(kind.frozen_turns for kind in kinds),
+        "compat": any(kind.compat for kind in kinds),
+    }
+    return [name for name, use in used.items() if not use]
+
+
+def unused_in_training(arguments: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to the training of a command line."""
+    return _unused_by(agents_of(arguments))
 
 
 def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to the evaluation of a command line: those of engines
-    that it does not use, and of frozen questions that no agent asks."""
+    that it does not use, of weights that no agent has, and of its agents."""
     evaluation = _evaluation_in(arguments)
     used = {
         "served_as chat": evaluation.get("endpoint"),
-        "kv_gib grammar": evaluation.get("engine") == "vllm",
-        "answerer": any(find(name).frozen_turns for name in agents_of(arguments, "agents")),
+        "grammar": evaluation.get("engine") == "vllm",
+        "untrained": "@untrained" in str(evaluation.get("agents")),
     }
-    return [name for names, use in used.items() if not use for name in names.split()]
+    unused = [name for names, use in used.items() if not use for name in names.split()]
+    return unused + _unused_by(agents_of(arguments, "agents"))

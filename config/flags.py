@@ -72,7 +72,7 @@ def command(
 
     The function's last parameters are one dict per class: the fields that the user gave.
     everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here, or what returns them from the arguments. more: returns further
+    parameters and fields that are no flags here, or what returns them from the arguments. more: returns further
     settings classes from the arguments. A UserError becomes one sentence and exit code 2.
     """
 
@@ -104,7 +104,9 @@ def _runner(
     unused: Sequence[str],
 ) -> Callable:
     """Wrap the function in one whose signature has a flag for each field."""
-    own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
+    declared = list(inspect.signature(function).parameters.values())
+    own, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
+    own = [p for p in own if p.name not in unused]
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
     names = {p.name for p in own}  # of all flags; a field that comes again adds none
@@ -112,7 +114,9 @@ def _runner(
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
         docs = options.docs(cls)
         for field in fields(cls):
-            kind, _ = options.hints_of(cls)[field.name]
+            kind, metadata = options.hints_of(cls)[field.name]
+            if options.UNFLAGGED in metadata:
+                continue
             if field.name in names or field.name in unused:
                 if title and at == 0:  # of a suite, and not an agent's that others have too
                     taken = f"{title} has a setting {field.name}, as the command or an agent has"
@@ -131,8 +135,9 @@ def _runner(
     def run(**values):
         with errors_shown():
             _check_whole(values)
-            given = [_given(kinds, values) for kinds in sections]
-            return function(*[values[p.name] for p in own], *given)
+            sets = zip(dicts, sections, strict=True)
+            given = {p.name: _given(kinds, values) for p, kinds in sets}
+            return function(**{p.name: values[p.name] for p in own}, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -72,6 +72,7 @@ ANOTHER_MODEL = Bound(
     "a folder, hf:FOLDER or openai:URL#MODEL",
 )
 NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
+UNFLAGGED = "set by presets and in a --config file"  # metadata of a field that is no flag
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 EngineName = Literal["transformers", "vllm"]
@@ -102,7 +103,7 @@ TEMPLATE_DATE = "2024-07-26"
 class TemplateConfig:
     """What a chat template is told beside the messages."""
 
-    template_date: Annotated[str, DAY] = TEMPLATE_DATE
+    template_date: Annotated[str, DAY, UNFLAGGED] = TEMPLATE_DATE
     """the day that a model is told whose chat template tells one (Llama 3, Granite), whatever the
     clock says: prompts stay the same"""
 
@@ -140,6 +141,8 @@ def check_fields(config: object) -> None:
             allowed = ", ".join(typing.get_args(kind))
             raise UserError(f"{name} must be one of {allowed}, not {value!r}.")
         for bound in bounds:
+            if bound == UNFLAGGED:
+                continue
             if bound == NOT_EMPTY:
                 if not value:
                     raise UserError(f"{name} must name at least one.")
@@ -168,21 +171,21 @@ class TrainConfig:
     """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
-    warmup_from: Literal["share", "zero"] = "share"
+    warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
     """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
     first step changes no weight"""
-    decay_from: Annotated[float, SHARE] = 1.0
+    decay_from: Annotated[float, SHARE, UNFLAGGED] = 1.0
     """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
     = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.95)
+    betas: Annotated[tuple[float, float], BETA, UNFLAGGED] = (0.9, 0.95)
     """AdamW's betas"""
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
+    weight_decay: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """AdamW's weight decay"""
-    grad_clip: Annotated[float, POSITIVE] = 1.0
+    grad_clip: Annotated[float, POSITIVE, UNFLAGGED] = 1.0
     """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
     lora_rank: Annotated[int, NOT_NEGATIVE] = 0
     """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
-    lora_alpha: Annotated[float, NOT_NEGATIVE] = 0.0
+    lora_alpha: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """scale of the adapters; 0 = twice the rank"""
     lora_targets: str = "all-linear"
     """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
@@ -220,10 +223,10 @@ class GRPOConfig(TrainConfig):
     """G, trajectories of one task"""
     updates_per_rollout: Annotated[int, COUNT] = 1
     """optimizer steps per rollout, each on its own share of the trajectories"""
-    rows_per_update: Annotated[int, NOT_NEGATIVE] = 0
-    """approximate number of turns per optimizer step, instead of --updates-per-rollout: longer
-    documents then give more steps, each on whole trajectories; 0 = use --updates-per-rollout"""
-    without_signal: Literal["skip", "keep"] = "skip"
+    rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
+    """approximate number of turns per optimizer step, instead of updates_per_rollout: longer
+    documents then give more steps, each on whole trajectories; 0 = use updates_per_rollout"""
+    without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
     credit: Literal["share", "split"] = "share"
@@ -239,28 +242,25 @@ class GRPOConfig(TrainConfig):
     ranks; row_mean = over trajectories, of the sum over turns of their token means; turn_mean =
     over turns, of their token means; trajectory_mean = over trajectories, of the mean over turns of
     their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
-    out by --without-signal do not count"""
+    out by without_signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
     """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
     alpha; 1 = outcome alone"""
-    turn_reward_scale: Annotated[float, NOT_NEGATIVE] = 1.0
+    turn_reward_scale: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 1.0
     """factor on the rewards of single turns, for agents that give them"""
     clip_low: Annotated[float, SHARE] = 0.2
     """clip the ratio below at 1 - clip_low"""
     clip_high: Annotated[float, NOT_NEGATIVE] = 0.28
     """clip the ratio above at 1 + clip_high"""
-    dual_clip: Annotated[float, ABOVE_ONE] = 0.0
+    dual_clip: Annotated[float, ABOVE_ONE, UNFLAGGED] = 0.0
     """c: for negative advantages A the loss is at most -c * A; 0 = off"""
     kl: Annotated[float, NOT_NEGATIVE] = 0.0
     """weight of KL(policy, reference) in the loss, by the k3 estimate; 0 = no reference model"""
     importance: Literal["truncate", "mask", "mask_turn", "none"] = "truncate"
     """correction of the mismatch between sampler and trainer: truncate = weight each token by
-    min(trainer/sampler, importance_cap); mask = the same, but 0 above the cap; mask_turn = drop
-    turns whose geometric mean ratio leaves 1/importance_cap ... importance_cap; none = no
-    correction"""
-    importance_cap: Annotated[float, POSITIVE] = 2.0
-    """cap of that correction"""
-    max_mismatch: Annotated[float, NOT_NEGATIVE] = 0.0
+    min(trainer/sampler, 2); mask = the same, but 0 above 2; mask_turn = drop turns whose geometric
+    mean ratio leaves 1/2 ... 2; none = no correction"""
+    max_mismatch: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
     Not checked with --top-p below 1, where they differ anyway"""
@@ -274,16 +274,16 @@ class GRPOConfig(TrainConfig):
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the rollout's nucleus; below 1 the sampler's distribution is no longer
     the trainer's"""
-    grow_at: Annotated[float, NUMBER] = 0.9
+    grow_at: Annotated[float, NUMBER, UNFLAGGED] = 0.9
     """move on to the next task length when the running reward reaches this value"""
-    grow_steps: Annotated[int, NOT_NEGATIVE] = 5
+    grow_steps: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 5
     """minimum steps at one task length before moving on"""
 
     def __post_init__(self):
         TrainConfig.__post_init__(self)
         if self.rows_per_update and self.updates_per_rollout > 1:
             raise UserError(
-                "Give --rows-per-update or --updates-per-rollout, not both: "
+                "Give rows_per_update or updates_per_rollout, not both: "
                 "either says how often a rollout is trained on."
             )
 
@@ -296,10 +296,10 @@ class SFTConfig(TrainConfig):
     """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 10
     """steps of linear warm-up"""
-    decay_from: Annotated[float, SHARE] = 0.0
+    decay_from: Annotated[float, SHARE, UNFLAGGED] = 0.0
     """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
     = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.98)
+    betas: Annotated[tuple[float, float], BETA, UNFLAGGED] = (0.9, 0.98)
     """AdamW's betas"""
     also: tuple[str, ...] = ()
     """further agents whose prompts are learnt on a part of the tasks, such as full=0.1: its share,
@@ -335,7 +335,7 @@ class RunConfig:
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
-    """world: sections per document; training moves from each length to the next (--grow-at)"""
+    """world: sections per document; training moves from each length to the next (grow_at)"""
     kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
     agent: str = "memagent"
@@ -359,9 +359,9 @@ class RunConfig:
     devices: Annotated[int, COUNT] = 1
     """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2); each rolls out
     its share of a step's tasks"""
-    num_nodes: Annotated[int, COUNT] = 1
+    num_nodes: Annotated[int, COUNT, UNFLAGGED] = 1
     """machines with --devices devices each; start the command on all of them with torchrun"""
-    keep_trajectories: Annotated[int, NOT_NEGATIVE] = 1
+    keep_trajectories: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
     """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
@@ -376,12 +376,9 @@ class RunConfig:
     engine: EngineName = "transformers"
     """engine that samples: transformers = with the trainer's own weights; vllm = vLLM in this
     process, given the weights at every step"""
-    engine_window: Annotated[int, NOT_NEGATIVE] = 0
-    """vllm: maximum tokens of a prompt and its response; 0 = as many as the agent needs: a section,
-    its memories, a response, and 1,024 for the question and the template"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
+    kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
-    sleep: Literal["auto", "never", "1", "2"] = "auto"
+    sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
     drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
     answerer: Annotated[str, ANSWERER] = "base"
@@ -444,7 +441,7 @@ class EvalConfig:
     in_flight: Annotated[int, COUNT] = 256
     """maximum number of trajectories in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""
-    retries: Annotated[int, NOT_NEGATIVE] = 1
+    retries: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
@@ -457,7 +454,7 @@ class EvalConfig:
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
     after its name an agent edits by the model of --untrained, and is answered likewise)"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
+    kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     grammar: bool = False
     """vllm: constrain what an agent with tools writes to well-formed calls (xgrammar), which
@@ -589,8 +586,6 @@ class ServeConfig(AnsweringConfig):
     """longest time from a request to its answer; past it 503"""
     grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
     """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
-    """vllm: GiB of the key/value cache; 0 = what it takes by itself on a GPU, 1 on a CPU"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -768,23 +763,22 @@ EVERYDAY = {  # command -> the flags of the first panel
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine engine_window kv_gib sleep answerer".split()}
+UNUSED = {"sft": "reward engine answerer".split()}
+# settings that earlier versions had, by section, with the only value that still means the same
+REMOVED = {"run": {"engine_window": 0}, "grpo": {"importance_cap": 2.0}}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts logger",
-    "What it is trained on": "data shuffle lengths kinds validation_n grow_at grow_steps",
-    "What is learnt": "outcome reward credit normalisation aggregation without_signal alpha "
-    "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
-    "importance_cap",
-    "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
-    "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
-    "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
-    "redo_failed part",
-    "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
+    "Where the run lives": "runs keep_checkpoints transcripts logger",
+    "What it is trained on": "data shuffle lengths kinds validation_n",
+    "What is learnt": "outcome reward credit normalisation aggregation alpha turns_per_trajectory "
+    "clip_low clip_high kl importance",
+    "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
+    "How it is sampled": "top_p in_flight grammar redo_failed part",
+    "What it runs on": "answerer dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
-    "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
-    "thinking template_date templates",
+    "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
+    "thinking templates",
 }
 
 

@@ -53,7 +53,8 @@ def test_its_flags_appear_with_that_suite_alone(forgotten):
     for command in (("eval",), ("data", "build"), ("stream",)):
         assert "what is counted" in run(*command, "--suite", MINE, "--help")
         assert "what is counted" not in run(*command, "--help")
-    assert "--kinds" in run("eval", "--help")
+    assert "--kinds" in run("eval", "--suite", "world", "--help")
+    assert "--kinds" not in run("eval", "--help")
     assert "No such option" in run("eval", "--suite", MINE, "--kinds", "one_fact", code=2)
 
 
@@ -96,7 +97,7 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         (Path(MINE).read_text().replace("for n in scope.lengths", "for n in ()"), "no column"),
         (Path(MINE).read_text().replace("n, lambda", "1, lambda"), "two columns"),
         (Path(MINE).read_text().replace("goods", "seed"), "seed"),
-        (Path(MINE).read_text().replace("goods", "over"), "over"),
+        (Path(MINE).read_text().replace("goods", "layout"), "layout"),
     ],
 )
 def test_a_mistake_in_its_file_is_one_sentence(text, named, tmp_path):

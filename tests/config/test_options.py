@@ -23,7 +23,6 @@ from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
         (GRPOConfig, "clip_high", (-0.1,)),
         (GRPOConfig, "dual_clip", (-1.0, 0.5)),
         (GRPOConfig, "kl", (-1.0,)),
-        (GRPOConfig, "importance_cap", (0.0,)),
         (GRPOConfig, "turns_per_trajectory", (-1,)),
         (GRPOConfig, "warmup", (-1,)),
         (GRPOConfig, "rows_per_update", (-1,)),
@@ -66,7 +65,7 @@ def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field,
 
 def test_a_rollout_is_cut_into_updates_in_one_way():
     with pytest.raises(
-        UserError, match=r"^Give --rows-per-update or --updates-per-rollout, not both[^\n]+\.$"
+        UserError, match=r"^Give rows_per_update or updates_per_rollout, not both[^\n]+\.$"
     ):
         GRPOConfig(rows_per_update=64, updates_per_rollout=2)
 
@@ -264,3 +263,12 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
     }
     with pytest.raises(UserError, match="by --name"):
         find.resumed("default", {}, {}, {})
+
+
+def test_a_setting_of_an_earlier_version_is_read_at_its_only_value(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("run: {engine_window: 0, name: a}\ngrpo: {importance_cap: 2.0}\n")
+    assert find.stored_settings(path) == {"run": {"name": "a"}, "grpo": {}}
+    path.write_text("run: {engine_window: 4096}\n")
+    with pytest.raises(UserError, match="engine_window"):
+        find.stored_settings(path)
