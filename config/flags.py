@@ -24,7 +24,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from config import options
+from config import options, settings
 from config.errors import UserError, clean, clip, no_room
 from config.stops import Stopped
 
@@ -71,27 +71,29 @@ def command(
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    parameters and fields that are no flags here, or what returns them from the arguments. more: returns further
-    settings classes from the arguments. A UserError becomes one sentence and exit code 2.
+    everyday: flags of the first panel, of the function and of the classes; None = all. more:
+    returns further settings classes from the arguments. unused: parameters and fields that are no
+    flags here, or what returns them from the arguments. A UserError becomes one sentence and exit
+    code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        never = () if callable(unused) else unused
-        registered = parent.command(name=label)(_runner(function, classes, everyday, (), never))
-        if more:
+        if not more:
+            return parent.command(name=label)(_runner(function, classes, everyday, (), unused))
 
-            def build(arguments: list[str]) -> TyperCommand:
-                app = typer.Typer(add_completion=False)
-                without = unused(arguments) if callable(unused) else unused
-                app.command(name=label)(
-                    _runner(function, classes, everyday, more(arguments), without)
-                )
-                return typer.main.get_command(app)
+        def build(arguments: list[str]) -> TyperCommand:
+            app = typer.Typer(add_completion=False)
+            without = unused(arguments) if callable(unused) else unused
+            app.command(name=label)(_runner(function, classes, everyday, more(arguments), without))
+            return typer.main.get_command(app)
 
-            BUILDERS[label] = build
-        return registered
+        def listed():  # what the list of commands shows; the flags are `build`'s
+            pass
+
+        listed.__doc__ = function.__doc__
+        BUILDERS[label] = build
+        return parent.command(name=label)(listed)
 
     return register
 
@@ -112,10 +114,11 @@ def _runner(
     names = {p.name for p in own}  # of all flags; a field that comes again adds none
     sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
-        docs = options.docs(cls)
+        help_texts, kinds = settings.docs(cls), typing.get_type_hints(cls)
+        without = settings.unflagged(cls)
         for field in fields(cls):
-            kind, metadata = options.hints_of(cls)[field.name]
-            if options.UNFLAGGED in metadata:
+            kind = kinds[field.name]
+            if field.name in without:
                 continue
             if field.name in names or field.name in unused:
                 if title and at == 0:  # of a suite, and not an agent's that others have too
@@ -127,7 +130,9 @@ def _runner(
             first = everyday is None or field.name in everyday
             panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
-            parameters.append(_flag(field.name, kind, default, docs.get(field.name, ""), panel))
+            parameters.append(
+                _flag(field.name, kind, default, help_texts.get(field.name, ""), panel)
+            )
     late = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {*(everyday or ())}
     parameters.sort(key=lambda p: p.name in late)
 

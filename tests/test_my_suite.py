@@ -25,7 +25,7 @@ def run(*words, code=0):
 def forgotten(monkeypatch):
     """As in a process that has not loaded the suite: every command is one."""
     suites.find.cache_clear()
-    monkeypatch.setattr(suites, "_LOADED", {})
+    monkeypatch.setattr(suites.FINDER, "loaded", {})
 
 
 def test_the_suite_of_these_tests_is_a_file_of_twenty_five_lines():
@@ -92,8 +92,8 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         ("from suites import Suite\nclass A(Suite): pass\nclass B(Suite): pass\n", "A, B"),
         ("from suites import Suite\nclass A(Suite): pass\nSUITE = 3\n", "SUITE"),
         ("from suites import Suite\nclass A(Suite): pass\n", "answer back"),
-        (Path(MINE).read_text().replace("scope.n, length", "1 / 0"), "line 19"),
-        (Path(MINE).read_text().replace("k * 3} {", "k / 0} {"), "line 18"),
+        (Path(MINE).read_text().replace("scope.n, length", "1 / 0"), "line 17"),
+        (Path(MINE).read_text().replace("k * 3} {", "k / 0} {"), "line 16"),
         (Path(MINE).read_text().replace("for n in scope.lengths", "for n in ()"), "no column"),
         (Path(MINE).read_text().replace("n, lambda", "1, lambda"), "two columns"),
         (Path(MINE).read_text().replace("goods", "seed"), "seed"),
