@@ -1,6 +1,6 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the commands
+Holds: `command`, `lazy_group`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the commands
 (cli.py), the settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -88,14 +89,37 @@ def command(
             app.command(name=label)(_runner(function, classes, everyday, more(arguments), without))
             return typer.main.get_command(app)
 
-        def listed():  # what the list of commands shows; the flags are `build`'s
-            pass
-
-        listed.__doc__ = function.__doc__
-        BUILDERS[label] = build
-        return parent.command(name=label)(listed)
+        return _listed(parent, label, function.__doc__, build)
 
     return register
+
+
+def lazy_group(parent: typer.Typer, name: str, help_text: str, place: str) -> None:
+    """Register a group of commands whose module is imported when one of them is called.
+
+    place: the group's app, as module:name.
+    """
+
+    def build(arguments: list[str]) -> TyperCommand:
+        module, _, app = place.partition(":")
+        return typer.main.get_group(getattr(importlib.import_module(module), app))
+
+    _listed(parent, name, help_text, build)
+
+
+def _listed(
+    parent: typer.Typer,
+    name: str,
+    help_text: str | None,
+    build: Callable[[list[str]], TyperCommand],
+) -> Callable:
+    """Register a command of which the list of commands alone is known; `build` makes it."""
+
+    def listed():
+        pass
+
+    BUILDERS[name] = build
+    return parent.command(name=name, help=help_text)(listed)
 
 
 def _runner(
