@@ -232,7 +232,10 @@ def name_of(settings: Mapping[str, object]) -> str:
 
 def make(name: str, settings: Mapping[str, object] = {}) -> Suite:
     """Make a suite of its settings. UserError: it has no such setting, or not such a value."""
-    return find(name)(**settings)
+    kind = find(name)
+    if other := next((field for field in settings if field not in hints_of(kind)), ""):
+        raise UserError(f"{other} means nothing to the suite {kind().label}: leave it out.")
+    return kind(**settings)
 
 
 def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
