@@ -35,7 +35,6 @@ from config.errors import Unreachable, UserError, clip, kept
 from config.foreign import from_json
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
-from config.settings import from_yaml, hints_of
 from config.terminal import bar, console
 from data import seed_of
 from engines.open import open_reader
@@ -400,11 +399,9 @@ def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
     """
     stored = suites.stored(section)
     kind = suites.known(stored.get("suite") or StreamConfig().suite) or Suite
-    config, suite = (
-        {n: from_yaml(stored[n], hint, n) for n, hint in hints_of(cls).items() if n in stored}
-        for cls in (StreamConfig, kind)
-    )
-    return StreamConfig(**config), kind(**suite).judged_by
+    config = {f.name: stored[f.name] for f in fields(StreamConfig) if f.name in stored}
+    own = {f.name: stored[f.name] for f in fields(kind) if f.name in stored}
+    return StreamConfig(**config), kind(**own).judged_by
 
 
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:

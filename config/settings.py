@@ -37,6 +37,8 @@ UNFLAGGED = "unflagged"
 def sentence(error: ValidationError, name: str = "") -> str:
     """Return the first error as "NAME must be ..., not VALUE"; name: of a lone value."""
     first = error.errors()[0]
+    if not (name or first["loc"]):  # of several fields together
+        return first["msg"].removeprefix("Value error, ").rstrip(".")
     name = name or str(first["loc"][0])
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {name}: leave it out"
@@ -67,7 +69,7 @@ class Checked(type):
 class Settings(metaclass=Checked):
     """Settings of a command, an agent or a suite: every field is a flag, its docstring the help."""
 
-    __pydantic_config__ = ConfigDict(strict=True, extra="forbid", use_attribute_docstrings=True)
+    __pydantic_config__ = ConfigDict(extra="forbid", use_attribute_docstrings=True)
 
     def __post_init__(self):
         """Raise a UserError for values that do not go together; for subclasses."""

@@ -264,10 +264,11 @@ def test_a_class_of_a_users_own_is_checked_and_described(tmp_path):
         "from dataclasses import dataclass\nfrom memagent import ReadConfig\n"
         "@dataclass(frozen=True)\nclass Mine(ReadConfig):\n"
         '    k: int = 3\n    """how\n    many"""\n'
+        "    def __post_init__(self):\n        if self.k > 9: raise ValueError('k is large')\n"
     )
     cls = load_file(path).Mine
     assert settings.docs(cls)["k"] == "how many" and "section" in settings.docs(cls)["chunk_tokens"]
     assert replace(cls(k=4), chunk_tokens=9) == cls(chunk_tokens=9, k=4)
-    for given in ({"k": "3"}, {"chunk_tokens": 0}, {"l": 1}):
+    for given in ({"k": "x"}, {"chunk_tokens": 0}, {"l": 1}, {"k": 10}):
         with pytest.raises(UserError, match=next(iter(given))):
             cls(**given)
