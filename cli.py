@@ -1,4 +1,4 @@
-"""The commands. `python cli.py --help` lists them; every setting of a command is a flag.
+"""The commands. `python cli.py --help` lists them; settings are flags.
 
 Holds: typer commands, nothing else: logic is in the modules that they call, imported only when
 they run.

@@ -1,7 +1,7 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `lazy_group`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the commands
-(cli.py), the settings (config/options.py).
+Holds: `command`, `lazy_group`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+commands (cli.py), the settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 A command's own parameters come first, then the fields of its settings classes: everyday ones in

@@ -249,14 +249,9 @@ class SFTConfig(TrainConfig):
     """Settings of a warm start from demonstrations. Each is a flag of `sft`."""
 
     lr: Annotated[float, NOT_NEGATIVE] = 1e-3
-    """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 10
-    """steps of linear warm-up"""
     decay_from: Annotated[float, SHARE, UNFLAGGED] = 0.0
-    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
-    = constant"""
     betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.98)
-    """AdamW's betas"""
     also: tuple[str, ...] = ()
     """further agents whose prompts are learnt on a part of the tasks, such as full=0.1: its share,
     0.1 if none is given"""

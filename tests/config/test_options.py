@@ -1,5 +1,6 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -249,6 +250,14 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
     }
     with pytest.raises(UserError, match="by --name"):
         find.resumed("default", {}, {}, {})
+
+
+def test_the_docs_name_all_settings_that_are_no_flags():
+    text = (
+        Path(settings.__file__).parents[1].joinpath("docs/engines.md").read_text(encoding="utf-8")
+    )
+    for cls in (RunConfig, GRPOConfig, EvalConfig, find.find("memagent").Config):
+        assert all(f"`{name}`" in text for name in settings.unflagged(cls)), cls
 
 
 def test_a_setting_of_an_earlier_version_is_read_at_its_only_value(tmp_path):
