@@ -34,6 +34,10 @@ NOT_EMPTY = Field(min_length=1)
 UNFLAGGED = "unflagged"
 
 
+# what a kind of error is called that pydantic words for programmers
+OTHER_WORDS = {"missing": "must have more items", "json_invalid": "must be text that can be read"}
+
+
 def sentence(error: ValidationError, name: str = "") -> str:
     """Return the first error as "NAME must be ..., not VALUE"; name: of a lone value."""
     first = error.errors()[0]
@@ -42,7 +46,7 @@ def sentence(error: ValidationError, name: str = "") -> str:
     name = name or str(first["loc"][0])
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {name}: leave it out"
-    message = "must have more items" if first["type"] == "missing" else first["msg"]
+    message = OTHER_WORDS.get(first["type"], first["msg"])
     must = re.sub(r"^(\w+ should|Value error, must)", "must", message)
     must = must.partition(" after validation")[0]
     return f"{name} {must}, not {first['input']!r}"
@@ -112,12 +116,19 @@ def from_yaml(value: object, kind: object, name: str) -> object:
     if scalar(kind) is float:  # YAML 1.1 takes 1e-3 for text
         value = [*map(_number, value)] if isinstance(value, list) else _number(value)
     try:
-        text = json.dumps(value, default=date.isoformat)  # as it takes a date for more than text
+        text = json.dumps(value, default=_day)
         return TypeAdapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise UserError(f"{sentence(error, name)}.") from error
     except (TypeError, ValueError) as error:
         raise UserError(f"{name} must not be a {type(value).__name__}.") from error
+
+
+def _day(value: object) -> str:
+    """Return the text of a date, which YAML takes for more; TypeError for anything else."""
+    if type(value) is not date:
+        raise TypeError
+    return value.isoformat()
 
 
 def _number(value: object) -> object:
