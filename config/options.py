@@ -39,9 +39,6 @@ TINY = "tiny"  # its name as a --model of `ask`
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
 
-ANSWERER = Field(pattern="^(base|hf:.+|openai:[^#]+#.+)$")
-
-
 def _day(text: str) -> str:
     try:
         is_day = date.fromisoformat(text).isoformat() == text
@@ -57,6 +54,12 @@ def _part(text: str) -> str:
     if text and not (found and int(found[1]) <= int(found[2])):
         raise ValueError("must be K/N, such as 2/8, with K from 1 to N")
     return text
+
+
+def _answerer(name: str) -> str:
+    if not re.fullmatch("base|hf:.+|openai:[^#]+#.+", name):
+        raise ValueError("must be base, hf:FOLDER or openai:URL#MODEL")
+    return name
 
 
 def _another_model(name: str) -> str:
@@ -332,7 +335,7 @@ class RunConfig(Settings):
     sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
     drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
-    answerer: Annotated[str, ANSWERER] = "base"
+    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such: base = the policy as it was
     before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
     protocol, asked in text, its key read from OPENAI_API_KEY"""
@@ -605,7 +608,7 @@ class PlanConfig(Settings):
     (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
-    answerer: Annotated[str, ANSWERER] = "base"
+    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
     which takes its part of every GPU, or openai:URL#MODEL"""
 
