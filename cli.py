@@ -1,4 +1,4 @@
-"""The commands. `python cli.py --help` lists them; every setting of a command is a flag.
+"""The commands. `python cli.py --help` lists them; settings are flags.
 
 Holds: typer commands, nothing else: logic is in the modules that they call, imported only when
 they run.
@@ -82,7 +82,13 @@ DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an exp
 
 
 @command(
-    app, RunConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["train"], more=find.own_flags
+    app,
+    RunConfig,
+    GRPOConfig,
+    ReadConfig,
+    everyday=options.EVERYDAY["train"],
+    more=find.own_flags,
+    unused=find.unused_in_training,
 )
 def train(
     config: Config = None,

@@ -230,6 +230,10 @@ def policy_loss(
     return loss, stats
 
 
+IMPORTANCE_CAP = 2.0
+"""Ratio trainer / sampler up to which a token counts as sampled by the trainer's policy."""
+
+
 def _importance(
     surrogate: torch.Tensor, apart: torch.Tensor, turn: torch.Tensor | None, config: GRPOConfig
 ) -> torch.Tensor:
@@ -240,13 +244,13 @@ def _importance(
     """
     ratio = apart.exp()
     if config.importance == "truncate":
-        return surrogate * ratio.clamp_max(config.importance_cap)
+        return surrogate * ratio.clamp_max(IMPORTANCE_CAP)
     if config.importance == "mask":
-        return surrogate * ratio * (ratio <= config.importance_cap)
+        return surrogate * ratio * (ratio <= IMPORTANCE_CAP)
     if config.importance == "mask_turn":
         sizes = turn.bincount()
         sums = torch.zeros(len(sizes), device=apart.device).index_add_(0, turn, apart.float())
-        return surrogate * ((sums / sizes).abs() <= math.log(config.importance_cap))[turn]
+        return surrogate * ((sums / sizes).abs() <= math.log(IMPORTANCE_CAP))[turn]
     return surrogate
 
 

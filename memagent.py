@@ -17,14 +17,17 @@ from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from config.errors import AgentError, UserError
-from config.options import COUNT, LIMIT, TemplateConfig, check_fields
+from config.options import TemplateConfig
+from config.settings import COUNT, LIMIT, UNFLAGGED
 from data import Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
-from tokens.codec import Codec, Sections, Text
 from tokens.templates import Wording, read_template, split_template, wording_of
+
+if TYPE_CHECKING:
+    from tokens.codec import Codec, Sections, Text
 
 # ---------------------------------------------------------------- what travels
 
@@ -170,7 +173,7 @@ class ReadConfig(TemplateConfig):
     """most tokens of an answer, the end-of-sequence id included"""
     max_sections: Annotated[int | None, LIMIT] = None
     """cut longer documents to this many sections; 0 or None reads all of them"""
-    over: Literal["center", "head"] = "center"
+    over: Annotated[Literal["center", "head"], UNFLAGGED] = "center"
     """what is kept of a longer document: center = its first and last half, head = its beginning"""
     layout: Literal["shared", "paper"] = "shared"
     """order of the update prompt: shared = section, problem, memory; paper = problem, memory,
@@ -185,9 +188,6 @@ class ReadConfig(TemplateConfig):
     """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of
     our wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt},
     {chunk}"""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 class Limits(NamedTuple):
@@ -409,8 +409,8 @@ class Agent:
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
         """
-        text, pieces = self.codec.text, []
-        slots = {slot: t if type(t) is Text else text(t) for slot, t in slots.items()}
+        pieces = []
+        slots = {slot: self.codec.text(text) for slot, text in slots.items()}
         for piece, constant in self.template(name):
             if not constant and piece not in slots:
                 where = f"the slot {{{piece}}} of its prompt {name!r}"

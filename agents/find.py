@@ -8,18 +8,15 @@ Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/ret
 
 from __future__ import annotations
 
-import importlib
-import inspect
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
-from types import ModuleType
 
 import suites
-from config import files
+from config import files, options
 from config.errors import UserError
 from config.flags import Panels, given_in
 from config.foreign import from_json
@@ -31,17 +28,17 @@ from config.options import (
     RunConfig,
     SFTConfig,
     TrainConfig,
-    hints_of,
     without_url,
 )
-from config.plugins import is_path, load_file
+from config.plugins import Finder, is_path
 from config.presets import PRESETS
 from config.realmodels import settings_folder
+from config.settings import from_yaml, hints_of
 from memagent import Agent
 
 # files of this folder that hold no agent
-SHARED = {"__init__", "bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval",
-          "rewards", "search", "store", "tools"}  # fmt: skip
+SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
+          "search", "store", "tools"}  # fmt: skip
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
@@ -56,14 +53,10 @@ MAY_CHANGE = {
     "agent": set(),
 }  # fmt: skip
 
-_LOADED: dict[str, type[Agent]] = {}  # name or absolute path -> the agent
-
 # ---------------------------------------------------------------- agents
 
-
-def names() -> list[str]:
-    """List the agents of this folder."""
-    return sorted(p.stem for p in Path(__file__).parent.glob("*.py") if p.stem not in SHARED)
+FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run")
+names, known = FINDER.names, FINDER.known
 
 
 @cache
@@ -74,62 +67,13 @@ def find(name: str) -> type[Agent]:
     function (agent, task), which becomes the `run` of an agent. UserError if it is not there or
     holds no agent.
     """
-    if not is_path(name):
-        if name not in names():
-            known = ", ".join(names())
-            raise UserError(
-                f"Unknown agent {name!r}: choose one of {known}, or give a file, such as "
-                "my_agent.py."
-            )
-        return _agent_in(importlib.import_module(f"agents.{name}"), name)
-    path = Path(name).absolute()
-    return _agent_in(load_file(path), str(path))
-
-
-def known(name: str) -> type[Agent] | None:
-    """Return an agent of this folder, or of a file that was loaded before; nothing is loaded for
-    it.
-
-    A record names the agent that made it: to show it must not run code from wherever it says.
-    """
-    if name in names():
-        return find(name)
-    return _LOADED.get(str(Path(str(name)).absolute()))
+    return FINDER.find(name)
 
 
 @cache
 def learner() -> type[Agent]:
     """Return the agent that learns at run time, from a bank: the one with `arms`."""
     return next(kind for kind in map(find, names()) if kind.arms)
-
-
-def _agent_in(module: ModuleType, name: str) -> type[Agent]:
-    own = [
-        value
-        for value in vars(module).values()
-        if getattr(value, "__module__", "") == module.__name__
-    ]
-    classes = [value for value in own if isinstance(value, type) and issubclass(value, Agent)]
-    functions = [value for value in own if inspect.isgeneratorfunction(value)]
-    chosen = getattr(module, "AGENT", None)
-    if chosen is None:
-        parents = {base for kind in classes for base in kind.__mro__[1:]}
-        leaves = [kind for kind in classes if kind not in parents and kind.run is not Agent.run]
-        found = leaves or functions
-        if len(found) != 1:
-            what = "no agent, neither a subclass of Agent with a run nor a generator function"
-            if several := ", ".join(value.__name__ for value in found):
-                what = f"several agents ({several}); say which by AGENT = NAME"
-            raise UserError(f"{name} holds {what}.")
-        chosen = found[0]
-    if inspect.isgeneratorfunction(chosen):
-        body = {"run": chosen, "__doc__": chosen.__doc__, "__module__": chosen.__module__}
-        chosen = type(chosen.__name__, (Agent,), body)
-    if not (isinstance(chosen, type) and issubclass(chosen, Agent)):
-        raise UserError(f"{name}: AGENT is neither a subclass of Agent nor a generator function.")
-    chosen.name = name
-    _LOADED[name] = chosen
-    return chosen
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
@@ -145,16 +89,14 @@ def make(name: str, settings: Mapping[str, object]) -> Agent:
 
 def _config(kind: type[Agent], settings: Mapping[str, object]) -> object:
     """Return the settings of an agent, of these its own."""
-    own = hints_of(kind.Config)
-    return kind.Config(**{field: value for field, value in settings.items() if field in own})
+    hints = hints_of(kind.Config)
+    return kind.Config(**{name: value for name, value in settings.items() if name in hints})
 
 
 def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
     """Map the settings of all agents, also of `more` and of files loaded before, to their types."""
-    hints: dict[str, object] = {}
-    for name in dict.fromkeys([*names(), *more, *_LOADED]):
-        hints |= {field: kind for field, (kind, _) in hints_of(find(name).Config).items()}
-    return hints
+    kinds = map(find, dict.fromkeys([*names(), *more, *FINDER.loaded]))
+    return {name: hint for kind in kinds for name, hint in hints_of(kind.Config).items()}
 
 
 # ---------------------------------------------------------------- presets
@@ -173,12 +115,12 @@ def presets() -> dict[str, dict[str, dict]]:
 
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
-    known = presets()
+    choices = presets()
     if agent and is_path(agent):
-        known |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
-    if name not in known:
-        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(known)}.")
-    return {"run": {}, "grpo": {}, "agent": {}} | known[name]
+        choices |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
+    if name not in choices:
+        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(choices)}.")
+    return {"run": {}, "grpo": {}, "agent": {}} | choices[name]
 
 
 def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dict]:
@@ -188,20 +130,12 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
     """
     if not name:
         return {}
-    kinds = [kind for kind in map(find, agents) if kind.compat]
-    if not kinds:
-        able = ", ".join(known for known in names() if find(known).compat)
-        raise UserError(
-            f"--compat means nothing to {', '.join(find(a).__name__ for a in agents)}: it is "
-            f"about {able}."
-        )
-    if name not in kinds[0].compat:
-        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(kinds[0].compat)}.")
-    compat = kinds[0].compat[name]
-    return {
-        "grpo": compat.grpo,
-        "agent": compat.agent if training else compat.agent | compat.reading,
-    }
+    choices = next((find(agent).compat for agent in agents if find(agent).compat), {})
+    if name not in choices:
+        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(choices) or 'none'}.")
+    compat = choices[name]
+    reading = {} if training else compat.reading
+    return {"grpo": compat.grpo, "agent": compat.agent | reading}
 
 
 def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
@@ -213,17 +147,13 @@ def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
     if not agent.compat:
         return ""
     first = next(iter(agent.compat.values()))
-    own = [name for name in first.agent if grpo or name not in first.rewards]
-    chosen = {name: getattr(agent.config, name) for name in own}
-    chosen |= {name: getattr(grpo, name) for name in first.grpo if grpo}
-    parts = [
-        f"{name} {str(value).lower() if isinstance(value, bool) else value}"
-        for name, value in chosen.items()
-    ]
+    reading = [name for name in first.agent if grpo or name not in first.rewards]
+    values = {name: getattr(agent.config, name) for name in reading}
+    values |= {name: getattr(grpo, name) for name in first.grpo if grpo}
+    parts = [f"{n} {str(v).lower() if isinstance(v, bool) else v}" for n, v in values.items()]
     omitted = agent.compat[compat].omitted if compat else ""
-    return f"{agent.label}: {', '.join(parts)}" + (
-        f"\nnot as {compat}: {omitted}" if omitted else ""
-    )
+    last = f"\nnot as {compat}: {omitted}" if omitted else ""
+    return f"{agent.label}: {', '.join(parts)}{last}"
 
 
 # ---------------------------------------------------------------- settings in files
@@ -242,21 +172,18 @@ def reach(fields: Mapping, loaded: bool = False) -> Iterator[tuple[str, str, str
     for name, value in fields.items():
         values = value if isinstance(value, tuple) else (value,)
         flag = f"--{name.replace('_', '-')} {shlex.quote(','.join(map(str, values)))}"
-        for one in values:
-            if not one or not isinstance(one, str | bool):
-                continue
-            text = str(one)
+        for text in [str(v) for v in values if v and isinstance(v, str | bool)]:
             # as an agent's name is cut where it is used: my_agent.py@untrained, my_agent.py=0.1
-            names = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
+            agents = {text, *(text.partition(sign)[0] for sign in "@=")} if name in AGENTS else ()
             code = name in PROGRAMS or name == "trust_remote_code" or ".py:" in text
             code = code or (name == "suite" and _is_strange(text, suites.known, loaded))
-            if code or any(_is_strange(agent, known, loaded) for agent in names):
-                yield name, "--trust-remote-code" if one is True else flag, text, True
+            if code or any(_is_strange(agent, known, loaded) for agent in agents):
+                yield name, "--trust-remote-code" if value is True else flag, text, True
             if "://" in text or name == "bank":
                 yield name, flag, text, False
 
 
-def _is_strange(name: str, known: Callable, loaded: bool) -> bool:
+def _is_strange(name: str, known: Callable, loaded: bool = False) -> bool:
     """Whether a file is named, of those that this process has not loaded already."""
     return is_path(name) and (loaded or not known(name))
 
@@ -287,32 +214,45 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     """Read a config.yaml or agent.yaml: section -> fields.
 
     given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
-    No agent is loaded for it: of one in a file that was not loaded before, only those settings are
-    returned that other agents have too.
+    No agent and no suite is loaded for it: of one in a file that was not loaded before, only those
+    settings are returned that others have too.
     """
     raw = files.read_yaml(path)
     raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
-    run, evaluation = raw.get("run"), raw.get("eval")
-    used = [run["agent"]] if isinstance(run, dict) and isinstance(run.get("agent"), str) else []
-    if isinstance(evaluation, dict) and isinstance(evaluation.get("agents"), list):
-        used += [str(name).partition("@")[0] for name in evaluation["agents"]]
-    hints, own = agent_hints(), raw.get("agent")
-    evaluated = hints_of_evaluation() if "eval" in raw else {}
-    if isinstance(evaluation, dict):
-        if _is_strange(str(evaluation.get("suite")), suites.known, loaded=False):
-            raw["eval"] = {name: value for name, value in evaluation.items() if name in evaluated}
-    if isinstance(own, dict) and any(is_path(name) and not known(name) for name in used):
-        raw["agent"] = {name: value for name, value in own.items() if name in hints}
-    if isinstance(asked := raw.get("ask"), dict):  # `best_by_length` reads the rest of it
-        raw["ask"] = {name: value for name, value in asked.items() if name != "best"}
+    sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
+    sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
+    for section, removed in options.REMOVED.items():
+        _drop_removed(path, sections.get(section, {}), removed)
+    hints = {"agent": agent_hints(), "eval": suites.hints() | hints_of(EvalConfig)}
+    agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
+    suite = sections.get("eval", {}).get("suite")
+    strange = {
+        "agent": any(_is_strange(str(agent), known) for agent in agents),
+        "eval": _is_strange(str(suite), suites.known),
+    }
+    for section in [name for name in strange if strange[name] and name in sections]:
+        raw[section] = {n: v for n, v in sections[section].items() if n in hints[section]}
     kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
-    settings = files.typed(raw, path, **kinds, eval=evaluated, agent=hints)
+    settings = files.typed(raw, path, **kinds, **hints)
     if "eval" in settings:
         settings["eval"] = suites.stored(settings["eval"])
     if given is not None:
         for fields in settings.values():  # a run goes on with the bank that it began with
             check_reach(path, fields, {"bank": ""} | given)
     return settings
+
+
+def _listed(evaluation: Mapping[str, object]) -> list[str]:
+    """Return the agents of an evaluation in a file, without what follows their names."""
+    agents = evaluation.get("agents")
+    return [str(name).partition("@")[0] for name in agents] if isinstance(agents, list) else []
+
+
+def _drop_removed(path: Path, values: dict, removed: Mapping[str, object]) -> None:
+    """Take settings of earlier versions out of a section. UserError: they had another value."""
+    for name, usual in removed.items():
+        if (value := values.pop(name, usual)) != usual:
+            raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -347,22 +287,28 @@ def changed(stored: dict, **now: object) -> list[str]:
     ]
 
 
+# ---------------------------------------------------------------- what a model says of reading
+
+
+def _of_folder(model: str | Path | None) -> tuple[Path, dict[str, dict]]:
+    """Return the agent.yaml of a model, and its sections; none without a model or a file."""
+    path = settings_folder(model or "") / "agent.yaml"
+    return path, stored_settings(path, None) if model and path.exists() else {}
+
+
 def of_model(model: str | Path | None) -> dict:
     """Return the settings of agents in a model folder's agent.yaml; {} without one, or for None.
 
     A cap on sections is never taken from there (only a flag or a preset cuts documents);
     `templates` is relative to the model's folder, and inside it.
     """
-    settings = dict(_agent_yaml(model).get("agent", {}))
+    path, sections = _of_folder(model)
+    settings = dict(sections.get("agent", {}))
     settings.pop("max_sections", None)
     if templates := settings.get("templates"):
-        folder = settings_folder(model)
-        settings["templates"] = str(folder / templates)
-        if not (folder / templates).resolve().is_relative_to(folder.resolve()):
-            raise UserError(
-                f"{_yaml_of(model)} names templates outside the model's folder, {templates}: put "
-                "them into it."
-            )
+        settings["templates"] = str(path.parent / templates)
+        if not (path.parent / templates).resolve().is_relative_to(path.parent.resolve()):
+            raise UserError(f"{path} names templates outside the model's folder, {templates}.")
     return settings
 
 
@@ -372,20 +318,15 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
 
     In agent.yaml: `ask: {best: [[1000, full], [100000, bm25]]}`.
     """
-    path = _yaml_of(model)
-    if not model or not path.exists():
+    path, sections = _of_folder(model)
+    if not sections:
         return []
     table = files.read_yaml(path).get("ask") or {}
-    try:
-        best = sorted((int(tokens), str(agent)) for tokens, agent in table.get("best") or ())
-    except (AttributeError, TypeError, ValueError):
-        raise UserError(
-            f"{path}: ask.best must be a list of [tokens, agent], and ask is {table!r}."
-        ) from None
+    best = from_yaml(table.get("best") or [], tuple[tuple[int, str], ...], f"{path}: ask.best")
     for _, agent in best:
         if not known(agent):
             raise UserError(f"{path}: ask.best must name agents of agents/, not {agent!r}.")
-    return best
+    return sorted(best)
 
 
 def trained_agent(
@@ -395,21 +336,10 @@ def trained_agent(
 
     given: the flags of this call, see `check_reach`. flag: the one that names agents here.
     """
-    agent = _agent_yaml(model).get("run", {}).get("agent", "")
-    check_reach(_yaml_of(model), {flag: agent}, given)
+    path, sections = _of_folder(model)
+    agent = sections.get("run", {}).get("agent", "")
+    check_reach(path, {flag: agent}, given)
     return agent
-
-
-def _yaml_of(model: str | Path | None) -> Path:
-    return settings_folder(model or "") / "agent.yaml"
-
-
-def _agent_yaml(model: str | Path | None) -> dict[str, dict]:
-    path = _yaml_of(model)
-    return stored_settings(path, None) if model and path.exists() else {}
-
-
-# ---------------------------------------------------------------- settings resolved
 
 
 def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
@@ -422,7 +352,7 @@ def starting_point(run: dict) -> str | Path:
     """Return the model or, where they say how they read, the adapters that a training goes on from:
     agents take their settings from there."""
     adapter = run.get("adapter", "")
-    return adapter if adapter and _yaml_of(adapter).exists() else run.get("model") or EMBEDDED
+    return adapter if adapter and _of_folder(adapter)[1] else run.get("model") or EMBEDDED
 
 
 def agent_of(
@@ -430,6 +360,9 @@ def agent_of(
 ) -> str:
     """Return the default agent: the preset's, else the model's, else memagent."""
     return preset_of(preset)["run"].get("agent") or trained_agent(model, given, flag) or DEFAULT
+
+
+# ---------------------------------------------------------------- settings resolved
 
 
 def resumed(
@@ -468,32 +401,31 @@ def resolve(
     bank of the model's folder stands for the file that it names.
     """
     agent = agent or agent_of(preset, model)
-    fields, known = preset_of(preset, agent), agent_hints([agent])
-    if unknown := next((field for field in settings if field not in known), ""):
+    fields, hints = preset_of(preset, agent), agent_hints([agent])
+    if unknown := next((field for field in settings if field not in hints), ""):
         raise UserError(
             f"The settings do not fit: the agent {find(agent).__name__} has no setting {unknown!r}."
         )
-    try:
-        trained = GRPOConfig(**fields["grpo"] | find(agent).training)
-        theirs, fields = of_model(model), fields["agent"] | settings
-        used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
-        kept = asked and model and (settings_folder(model) / STATE).exists()
-        check_reach(_yaml_of(model), used, fields | ({"bank": ""} if kept else {}))
-        return replace(trained, **grpo), make(agent, theirs | fields)
-    except TypeError as error:
-        raise UserError(f"The settings do not fit: {error}.") from error
+    training = GRPOConfig(**fields["grpo"] | find(agent).training | grpo)
+    theirs, fields = of_model(model), fields["agent"] | settings
+    used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
+    path = _of_folder(model)[0]
+    kept = asked and model and (path.parent / STATE).exists()
+    check_reach(path, used, fields | ({"bank": ""} if kept else {}))
+    return training, make(agent, theirs | fields)
 
 
 def with_state(agent: Agent, model: str | Path | None) -> Agent:
     """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
     where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
     agent.freeze()
-    path = settings_folder(model or "") / STATE
-    if model and path.exists() and _agent_yaml(model).get("run", {}).get("agent") == agent.name:
+    path, sections = _of_folder(model)
+    state = path.parent / STATE
+    if model and state.exists() and sections.get("run", {}).get("agent") == agent.name:
         try:
-            agent.load_state(from_json(path.read_text(encoding="utf-8")))
+            agent.load_state(from_json(state.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"The agent's state {path} cannot be read: {error}.") from error
+            raise UserError(f"The agent's state {state} cannot be read: {error}.") from error
     return agent
 
 
@@ -514,10 +446,10 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
     usual = of_model(model_or_default(evaluation.model, by_server))
     found = {}
     for name, agent in agents.items():
-        own, plain = asdict(agent.config), asdict(_config(type(agent), usual))
+        plain = asdict(_config(type(agent), usual))
         parts = [
             f"{field} {str(without_url(value)).rpartition('/')[2] or 'none'}"
-            for field, value in own.items()
+            for field, value in asdict(agent.config).items()
             if value != plain[field]
         ]
         if (more := len(parts) - MOST_ALTERED) > 0:
@@ -530,10 +462,14 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 # ---------------------------------------------------------------- flags
 
 
-def hints_of_evaluation() -> dict[str, object]:
-    """Map the settings of an evaluation, with those of all suites, to their types."""
-    own = {field: kind for field, (kind, _) in hints_of(EvalConfig).items()}
-    return suites.hints() | own
+def _begun_by(given: Mapping[str, str]) -> tuple[Path, dict[str, dict]]:
+    """Return the file of settings that a command line goes on from, and its sections: its
+    --config, or of the run that is resumed."""
+    if "resume" in given and "name" in given:
+        folder = Path(given.get("runs", RunConfig().runs), given["name"])
+        return folder / "config.yaml", begun(folder, None)
+    path = Path(given.get("config", ""))
+    return path, stored_settings(path, None) if "config" in given else {}
 
 
 def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
@@ -543,23 +479,19 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     --model.
     """
     given = given_in(arguments)
-    path = Path(given.get("config", ""))
-    stored = stored_settings(path, None) if "config" in given else {}
-    if "resume" in given and "name" in given:
-        path = Path(given.get("runs", RunConfig().runs), given["name"], "config.yaml")
-        stored = begun(path.parent, None)
+    path, stored = _begun_by(given)
     if "agent" in given or "agents" in given:
-        names = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
+        found = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
     elif agents := stored.get("eval", {}).get("agents"):
         check_reach(path, {"agents": agents}, given)
-        names = agents
+        found = agents
     elif agent := stored.get("run", {}).get("agent"):
         check_reach(path, {flag: agent}, given)
-        names = [agent]
+        found = [agent]
     else:
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
-        names = [agent_of(given.get("preset", "default"), model, given, flag)]
-    return [plain for name in names if (plain := name.partition("@")[0])]
+        found = [agent_of(given.get("preset", "default"), model, given, flag)]
+    return [plain for name in found if (plain := name.partition("@")[0])]
 
 
 def _panel(name: str) -> tuple[str, type, int]:
@@ -576,28 +508,43 @@ def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
     """Return the settings of the evaluation that a command line is about, texts as they are given:
     those of the --config, over them the flags."""
     given = given_in(arguments)
-    path = Path(given.get("config", ""))
-    stored = stored_settings(path, None).get("eval", {}) if "config" in given else {}
-    check_reach(path, {"suite": stored.get("suite", "")}, given)
+    path, stored = _begun_by(given)
+    evaluation = stored.get("eval", {})
+    check_reach(path, {"suite": evaluation.get("suite", "")}, given)
     data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
-    return stored | given | data
+    return evaluation | given | data
 
 
 def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
     """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
-    of its suite: that of --suite or --data, else of the --config."""
-    suite = suites.name_of(_evaluation_in(arguments))
+    of its suite, if one is named: by --suite or --data, else in the --config."""
+    evaluation = _evaluation_in(arguments)
     defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
-    return [*own_flags(arguments, "agents"), *map(_panel, defaults), suites.panel(suite)]
+    named = "suite" in evaluation or "data" in evaluation
+    suite = [suites.panel(suites.name_of(evaluation))] if named else []
+    return [*own_flags(arguments, "agents"), *map(_panel, defaults), *suite]
+
+
+def _unused_by(agents: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to these agents."""
+    kinds = [find(name) for name in agents]
+    frozen, imitates = any(k.frozen_turns for k in kinds), any(k.compat for k in kinds)
+    return [name for name, use in (("answerer", frozen), ("compat", imitates)) if not use]
+
+
+def unused_in_training(arguments: Sequence[str]) -> list[str]:
+    """Return the settings that mean nothing to the training of a command line."""
+    return _unused_by(agents_of(arguments))
 
 
 def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to the evaluation of a command line: those of engines
-    that it does not use, and of frozen questions that no agent asks."""
+    that it does not use, of weights that no agent has, and of its agents."""
     evaluation = _evaluation_in(arguments)
     used = {
         "served_as chat": evaluation.get("endpoint"),
-        "kv_gib grammar": evaluation.get("engine") == "vllm",
-        "answerer": any(find(name).frozen_turns for name in agents_of(arguments, "agents")),
+        "grammar": evaluation.get("engine") == "vllm",
+        "untrained": "@untrained" in str(evaluation.get("agents")),
     }
-    return [name for names, use in used.items() if not use for name in names.split()]
+    unused = [name for names, use in used.items() if not use for name in names.split()]
+    return unused + _unused_by(agents_of(arguments, "agents"))

@@ -38,10 +38,10 @@ from config.options import (
     AnsweringConfig,
     AskConfig,
     EvalConfig,
-    hints_of,
     without_url,
 )
 from config.realmodels import PACKAGED
+from config.settings import hints_of
 from config.terminal import bar, console, say
 from data import ANSWER_FORMS, Task, extract_answer
 from engines.endpoint import SHORT_OF_MEMORY, Terms

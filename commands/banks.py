@@ -20,7 +20,7 @@ import typer
 from config.errors import UserError, clean, clip
 from config.files import is_file, replacing_output
 from config.flags import command
-from config.options import NOT_NEGATIVE, check_fields
+from config.settings import NOT_NEGATIVE, Settings
 
 if TYPE_CHECKING:
     from agents.bank import Bank, Entry
@@ -37,7 +37,7 @@ EmbedderName = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Which:
+class Which(Settings):
     """Entries of a bank: all conditions that are given must hold."""
 
     q_below: float | None = None
@@ -54,9 +54,6 @@ class Which:
     """only script, reflection or trajectory; any = all"""
     outcome: Literal["any", "solved", "failed"] = "any"
     """only those of solved or of failed tasks; any = all"""
-
-    def __post_init__(self):
-        check_fields(self)
 
     @property
     def conditions(self) -> dict[str, object]:

@@ -92,7 +92,6 @@ def dry_run(
             num_nodes=1,
             device="cpu",
             dtype=_dtype(run, config),
-            engine_window=0,
             kv_gib=0.1 if changes.get("engine", run.engine) == "vllm" else 0.0,
             save_every=1,
             keep_checkpoints=run.keep_checkpoints or 1,
@@ -157,7 +156,7 @@ def _say_plan(setup: TrainingSetup, say) -> None:
         if p.fits:
             say(
                 f"{what} fits {devices} GPU(s) of {gib} GiB, at most {p.rollout:.0f} GiB in the "
-                f"rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, --sleep "
+                f"rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, sleep "
                 f"{p.sleep}."
             )
             return

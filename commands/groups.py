@@ -11,20 +11,20 @@ import typer
 
 import suites
 from agents import find
-from commands.banks import bank_app
 from commands.compare import compare_command
 from commands.fewshot import few_shot_command
 from commands.report import report_command
-from commands.stores import memory_app
-from config.flags import AgentName, Panels, command
+from config.flags import AgentName, Panels, command, lazy_group
 from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
 
 def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     """Add the commands to an app, and to that of its command `data`."""
-    app.add_typer(memory_app, name="memory")
-    app.add_typer(bank_app, name="bank")
+    about = "Show and compare memory stores, and their history."
+    lazy_group(app, "memory", about, "commands.stores:memory_app")
+    about = "Show, count, export, merge, forget and check experiences."
+    lazy_group(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
     report_command(app)
     few_shot_command(data_app)

@@ -37,7 +37,7 @@ PHASES = {
     "its cache": lambda p: f"{p.cache:.1f}",
     "peak of the rollout": lambda p: f"{p.rollout:.1f}",
     "peak of the update": lambda p: f"{p.update:.1f}",
-    "--sleep": lambda p: p.sleep,
+    "sleep": lambda p: p.sleep,
     "--micro-tokens": lambda p: f"{p.micro_tokens:,}",
     "turns in the cache": lambda p: f"{p.turns:,}",
 }

@@ -152,12 +152,12 @@ MARK = ".demo"  # a folder with this file is a demo's: the next one of its name 
 def _check_folder(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
     """Refuse to go on with a stream that began with other settings; more epochs are none."""
     path, epochs = folder / "config.yaml", {"epochs": 0}
-    now = asdict(config) | asdict(suite.config) | epochs
+    now = asdict(config) | asdict(suite) | epochs
     said = json.loads(json.dumps({"stream": now, "agent": settings}))
     if path.exists():
         before = json.loads(json.dumps(files.read_yaml(path)))
         # settings that an earlier version did not have were as they are by default
-        usual = json.loads(json.dumps(asdict(StreamConfig()) | asdict(suite.Config())))
+        usual = json.loads(json.dumps(asdict(StreamConfig()) | asdict(type(suite)())))
         before["stream"] = usual | suites.stored(before.get("stream", {})) | epochs
         wrong = [
             name
@@ -174,7 +174,7 @@ def _check_folder(folder: Path, config: StreamConfig, suite: Suite, settings: di
 
 def _keep_settings(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
     with files.replacing(folder / "config.yaml") as temporary:
-        said = {"stream": asdict(config) | asdict(suite.config), "agent": settings}
+        said = {"stream": asdict(config) | asdict(suite), "agent": settings}
         temporary.write_text(json.dumps(said, indent=1) + "\n")
 
 
@@ -400,8 +400,8 @@ def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
     stored = suites.stored(section)
     kind = suites.known(stored.get("suite") or StreamConfig().suite) or Suite
     config = {f.name: stored[f.name] for f in fields(StreamConfig) if f.name in stored}
-    own = {f.name: stored[f.name] for f in fields(kind.Config) if f.name in stored}
-    return StreamConfig(**config), kind(kind.Config(**own)).judged_by
+    own = {f.name: stored[f.name] for f in fields(kind) if f.name in stored}
+    return StreamConfig(**config), kind(**own).judged_by
 
 
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:

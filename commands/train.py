@@ -289,7 +289,7 @@ def _check_launch(run: RunConfig) -> None:
     if ranks.is_launched() and ranks.launched_world() != world:
         raise UserError(
             f"torchrun has started {ranks.launched_world()} processes; "
-            "--devices times --num-nodes must be as many."
+            "--devices times num_nodes must be as many."
         )
     if ranks.is_launched() and not run.name:
         raise UserError("A run that torchrun starts needs a --name: every rank must know it.")

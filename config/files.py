@@ -11,12 +11,9 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
-from datetime import date
 from itertools import chain
 from pathlib import Path
 
@@ -110,19 +107,16 @@ def dump(path: Path, **sections) -> None:
     """
     import yaml
 
+    dumper = type("Dumper", (yaml.SafeDumper,), {})
+    dumper.add_representer(tuple, yaml.SafeDumper.represent_list)
+    dumper.ignore_aliases = lambda *_: True  # `settings_in` refuses what refers to other parts
     plain = {
         name: asdict(value) if hasattr(value, "__dataclass_fields__") else value
         for name, value in sections.items()
     }
     with replacing(path) as temporary:
-        text = yaml.safe_dump(_tuples_as_lists(plain), sort_keys=False)
+        text = yaml.dump(plain, Dumper=dumper, sort_keys=False)
         temporary.write_text(text, encoding="utf-8")
-
-
-def _tuples_as_lists(value):
-    if isinstance(value, dict):
-        return {key: _tuples_as_lists(item) for key, item in value.items()}
-    return [_tuples_as_lists(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 SETTINGS = 1 << 16
@@ -149,8 +143,8 @@ def settings_in(text: str) -> object:
     """Return the value of a YAML text, which a stranger may have written.
 
     ValueError: it is no YAML, or it would cost more than settings may: it is too large or too
-    deep, has a number beyond 64 bits, or refers to its own parts (`*name`), each of which may
-    stand for two of another one.
+    deep, has a number beyond 64 bits or a NUL byte, or refers to its own parts (`*name`), each of
+    which may stand for two of another one.
     """
     import yaml
 
@@ -168,82 +162,47 @@ def settings_in(text: str) -> object:
         value = yaml.safe_load(text)
     except Exception as error:  # a wrong tag, date or number: whatever Python makes of it
         raise ValueError(str(error) or type(error).__name__) from error
-    if any(abs(n) >> 64 for n in _numbers(value)):
-        raise ValueError("a number has more than 64 bits")
+    for part in _parts(value):
+        if isinstance(part, int) and abs(part) >> 64:
+            raise ValueError("a number has more than 64 bits")
+        if isinstance(part, str) and "\0" in part:  # the system would cut it there
+            raise ValueError("a text has a NUL byte")
     return value
 
 
-def _numbers(value: object) -> Iterator[int]:
-    """Yield the whole numbers in a value of YAML, among keys too."""
-    if isinstance(value, int):
-        yield value
-    elif isinstance(value, dict | list | tuple | set):
+def _parts(value: object) -> Iterator[object]:
+    """Yield the texts and numbers in a value of YAML, among keys too."""
+    if isinstance(value, dict | list | tuple | set):
         parts = chain(value, value.values()) if isinstance(value, dict) else value
-        yield from chain.from_iterable(map(_numbers, parts))
+        yield from chain.from_iterable(map(_parts, parts))
+    else:
+        yield value
 
 
-Fields = type | Mapping[str, object]  # a dataclass, or field names -> types
-
-
-def typed(data: dict, path: str | Path, **classes: Fields) -> dict[str, dict]:
+def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object]) -> dict[str, dict]:
     """Check the sections of `read_yaml` and convert their values: section name -> dict of fields.
 
-    classes: section name -> its fields. UserError: a wrong section, field or type.
+    sections: section name -> its fields, as a dataclass or as names -> types. UserError: a wrong
+    section, field or type.
     """
-    settings = {}
+    from config.settings import from_yaml, hints_of
+
+    found: dict[str, dict] = {}
     for section, values in data.items():
-        if section not in classes:
-            names = ", ".join(classes)
+        if section not in sections:
+            names = ", ".join(sections)
             raise UserError(f"{path} has an unknown section {section!r}; known are {names}.")
-        settings[section] = _section(path, section, values, classes[section])
-    return settings
-
-
-def _section(path: str | Path, section: str, values: object, known: Fields) -> dict:
-    """Check the values of one section against its fields."""
-    if not isinstance(values, dict | None):
-        raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
-    hints = known if isinstance(known, Mapping) else typing.get_type_hints(known)
-    fields = {}
-    for name, value in (values or {}).items():
-        if name not in hints:
-            names = ", ".join(hints)
-            raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
-        try:
-            fields[name] = _convert(value, hints[name])
-        except ValueError as error:
-            what = f"{section}.{name} must be {error}, not {value!r}"
-            raise UserError(f"{path}: {what}.") from None
-    return fields
-
-
-WORDS = {int: "a whole number", float: "a number", str: "text", bool: "true or false"}
-
-
-def _convert(value: object, kind: object) -> object:
-    """Convert a value from YAML to the annotated type of its field; a ValueError names the type."""
-    parts = typing.get_args(kind)
-    if typing.get_origin(kind) is typing.Literal:
-        if value not in parts:
-            raise ValueError(f"one of {', '.join(parts)}")
-        return value
-    if typing.get_origin(kind) is tuple:
-        if not isinstance(value, list):
-            raise ValueError(f"a list, each item {WORDS[parts[0]]}")
-        return tuple(_convert(item, parts[0]) for item in value)
-    if isinstance(kind, types.UnionType):  # X | None
-        return None if value is None else _convert(value, parts[0])
-    if kind is float and isinstance(value, int | float | str) and not isinstance(value, bool):
-        try:
-            return float(value)  # YAML 1.1 takes 1e-3 for text
-        except (ValueError, OverflowError):
-            pass
-    # The system would cut a text at its NUL byte
-    elif type(value) is kind and not (kind is str and "\0" in value):
-        return value
-    if kind is str and type(value) is date:
-        return value.isoformat()  # YAML takes 2024-07-26 for more than text
-    raise ValueError(WORDS[kind])
+        if not isinstance(values, dict | None):
+            raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
+        known = sections[section]
+        hints = known if isinstance(known, Mapping) else hints_of(known)
+        found[section] = {}
+        for name, value in (values or {}).items():
+            if name not in hints:
+                names = ", ".join(hints)
+                raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
+            found[section][name] = from_yaml(value, hints[name], f"{path}: {section}.{name}")
+    return found
 
 
 # ---------------------------------------------------------------- the folder of a run

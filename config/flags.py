@@ -1,7 +1,7 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the commands
-(cli.py), the settings (config/options.py).
+Holds: `command`, `lazy_group`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+commands (cli.py), the settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 A command's own parameters come first, then the fields of its settings classes: everyday ones in
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import importlib
 import inspect
 import typing
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,7 @@ from typing import Annotated
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from config import options
+from config import options, settings
 from config.errors import UserError, clean, clip, no_room
 from config.stops import Stopped
 
@@ -71,29 +72,54 @@ def command(
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    everyday: flags of the first panel, of the function and of the classes; None = all. unused:
-    fields that are no flags here, or what returns them from the arguments. more: returns further
-    settings classes from the arguments. A UserError becomes one sentence and exit code 2.
+    everyday: flags of the first panel, of the function and of the classes; None = all. more:
+    returns further settings classes from the arguments. unused: parameters and fields that are no
+    flags here, or what returns them from the arguments. A UserError becomes one sentence and exit
+    code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        never = () if callable(unused) else unused
-        registered = parent.command(name=label)(_runner(function, classes, everyday, (), never))
-        if more:
+        if not more:
+            return parent.command(name=label)(_runner(function, classes, everyday, (), unused))
 
-            def build(arguments: list[str]) -> TyperCommand:
-                app = typer.Typer(add_completion=False)
-                without = unused(arguments) if callable(unused) else unused
-                app.command(name=label)(
-                    _runner(function, classes, everyday, more(arguments), without)
-                )
-                return typer.main.get_command(app)
+        def build(arguments: list[str]) -> TyperCommand:
+            app = typer.Typer(add_completion=False)
+            without = unused(arguments) if callable(unused) else unused
+            app.command(name=label)(_runner(function, classes, everyday, more(arguments), without))
+            return typer.main.get_command(app)
 
-            BUILDERS[label] = build
-        return registered
+        return _listed(parent, label, function.__doc__, build)
 
     return register
+
+
+def lazy_group(parent: typer.Typer, name: str, help_text: str, place: str) -> None:
+    """Register a group of commands whose module is imported when one of them is called.
+
+    place: the group's app, as module:name.
+    """
+
+    def build(arguments: list[str]) -> TyperCommand:
+        module, _, app = place.partition(":")
+        return typer.main.get_group(getattr(importlib.import_module(module), app))
+
+    _listed(parent, name, help_text, build)
+
+
+def _listed(
+    parent: typer.Typer,
+    name: str,
+    help_text: str | None,
+    build: Callable[[list[str]], TyperCommand],
+) -> Callable:
+    """Register a command of which the list of commands alone is known; `build` makes it."""
+
+    def listed():
+        pass
+
+    BUILDERS[name] = build
+    return parent.command(name=name, help=help_text)(listed)
 
 
 def _runner(
@@ -104,15 +130,20 @@ def _runner(
     unused: Sequence[str],
 ) -> Callable:
     """Wrap the function in one whose signature has a flag for each field."""
-    own = list(inspect.signature(function).parameters.values())[: -len(classes) or None]
+    declared = list(inspect.signature(function).parameters.values())
+    own, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
+    own = [p for p in own if p.name not in unused]
     hints = typing.get_type_hints(function, include_extras=True)
     parameters = [p.replace(annotation=hints[p.name]) for p in own]
     names = {p.name for p in own}  # of all flags; a field that comes again adds none
     sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
-        docs = options.docs(cls)
+        help_texts, kinds = settings.docs(cls), typing.get_type_hints(cls)
+        without = settings.unflagged(cls)
         for field in fields(cls):
-            kind, _ = options.hints_of(cls)[field.name]
+            kind = kinds[field.name]
+            if field.name in without:
+                continue
             if field.name in names or field.name in unused:
                 if title and at == 0:  # of a suite, and not an agent's that others have too
                     taken = f"{title} has a setting {field.name}, as the command or an agent has"
@@ -123,7 +154,9 @@ def _runner(
             first = everyday is None or field.name in everyday
             panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
-            parameters.append(_flag(field.name, kind, default, docs.get(field.name, ""), panel))
+            parameters.append(
+                _flag(field.name, kind, default, help_texts.get(field.name, ""), panel)
+            )
     late = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {*(everyday or ())}
     parameters.sort(key=lambda p: p.name in late)
 
@@ -131,8 +164,9 @@ def _runner(
     def run(**values):
         with errors_shown():
             _check_whole(values)
-            given = [_given(kinds, values) for kinds in sections]
-            return function(*[values[p.name] for p in own], *given)
+            sets = zip(dicts, sections, strict=True)
+            given = {p.name: _given(kinds, values) for p, kinds in sets}
+            return function(**{p.name: values[p.name] for p in own}, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -1,29 +1,36 @@
-"""Settings: frozen dataclasses whose field docstrings are the help of the flags.
+"""The settings of the commands, whose fields are their flags.
 
-Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `EvalConfig`,
-`StreamConfig` and smaller ones; `Bound` and `check_fields`, which refuse values out of range;
-`without_url`, `settings_of_rows`; `docs`, the help; the panels of `--help`. Leaves out: settings of
-agents (`ReadConfig` in memagent.py, agents/), YAML (config/files.py), flags (config/flags.py). No
-torch, so that `--help` is quick.
+Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `ModelConfig`, `EvalConfig`,
+`StreamConfig` and smaller ones; `without_url`, `settings_of_rows`; the panels of `--help`. Leaves
+out: settings of agents (`ReadConfig` in memagent.py, agents/) and suites, YAML (config/files.py),
+flags (config/flags.py). No torch, so that `--help` is quick.
 Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 """
 
 from __future__ import annotations
 
-import ast
-import inspect
-import math
 import re
-import typing
-from collections.abc import Callable
 from dataclasses import asdict, dataclass, fields
 from datetime import date
-from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
+from pydantic import AfterValidator, Field
+
 from config.errors import UserError
+from config.settings import (
+    COUNT,
+    LIMIT,
+    NOT_EMPTY,
+    NOT_NEGATIVE,
+    NUMBER,
+    POSITIVE,
+    SEED,
+    SHARE,
+    TOP_P,
+    UNFLAGGED,
+    Settings,
+)
 
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
@@ -32,49 +39,46 @@ TINY = "tiny"  # its name as a --model of `ask`
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
 
-@dataclass(frozen=True, slots=True)
-class Bound:
-    """Condition on the values of a field, as metadata of its annotation. NaN meets none."""
+def _day(text: str) -> str:
+    try:
+        is_day = date.fromisoformat(text).isoformat() == text
+    except ValueError:
+        is_day = False
+    if not is_day:
+        raise ValueError("must be a day such as 2024-07-26")
+    return text
 
-    holds: Callable[..., bool]
-    words: str
+
+def _part(text: str) -> str:
+    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
+    if text and not (found and int(found[1]) <= int(found[2])):
+        raise ValueError("must be K/N, such as 2/8, with K from 1 to N")
+    return text
 
 
-COUNT = Bound(lambda n: n >= 1, "at least 1")
-NOT_NEGATIVE = Bound(lambda x: 0 <= x < math.inf, "0 or more")
-LIMIT = Bound(lambda n: n >= 0, "at least 1, or 0 for no limit")
-POSITIVE = Bound(lambda x: x > 0, "above 0")
-SHARE = Bound(lambda x: 0 <= x <= 1, "between 0 and 1")
-TOP_P = Bound(lambda x: 0 < x <= 1, "above 0 and at most 1")
-SEED = Bound(lambda n: 0 <= n < 2**63, "0 or more and below 2^63")
-ABOVE_ONE = Bound(lambda c: c == 0 or c > 1, "above 1, or 0 for none")
-BETA = Bound(lambda x: 0 <= x < 1, "at least 0 and below 1")
-SAMPLED = Bound(lambda t: 0 < t < math.inf, "above 0, training samples")
-NUMBER = Bound(lambda x: x == x, "a number")
-SECTIONS = Bound(lambda n: n >= 1, "at least 1 section")
-DAY = Bound(lambda day: _is_day(day), "a day such as 2024-07-26")
-PART = Bound(
-    lambda part: (
-        not part
-        or (
-            (found := re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", part))
-            and int(found[1]) <= int(found[2])
-        )
-    ),
-    "K/N, such as 2/8, with K from 1 to N",
-)
-ANSWERER = Bound(
-    lambda name: name == "base" or re.fullmatch("hf:.+|openai:[^#]+#.+", name),
-    "base, hf:FOLDER or openai:URL#MODEL",
-)
-ANOTHER_MODEL = Bound(
-    lambda name: not name.startswith("openai:") or re.fullmatch("openai:[^#]+#.+", name),
-    "a folder, hf:FOLDER or openai:URL#MODEL",
-)
-NOT_EMPTY = "not empty"  # metadata of a tuple that must have at least one item
+def _answerer(name: str) -> str:
+    if not re.fullmatch("base|hf:.+|openai:[^#]+#.+", name):
+        raise ValueError("must be base, hf:FOLDER or openai:URL#MODEL")
+    return name
+
+
+def _another_model(name: str) -> str:
+    if name.startswith("openai:") and not re.fullmatch("openai:[^#]+#.+", name):
+        raise ValueError("must be a folder, hf:FOLDER or openai:URL#MODEL")
+    return name
+
+
+def _clip(ratio: float) -> float:
+    if ratio != 0 and not ratio > 1:
+        raise ValueError("must be above 1, or 0 for none")
+    return ratio
+
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
 EngineName = Literal["transformers", "vllm"]
+Dtype = Literal["auto", "float32", "bfloat16"]
+Beta = Annotated[float, Field(ge=0, lt=1)]
+Count = Annotated[int, COUNT]
 
 
 def without_url(value: object) -> object:
@@ -87,22 +91,15 @@ def without_url(value: object) -> object:
     return re.sub("^openai:[^#]+#", "openai:#", value) if isinstance(value, str) else value
 
 
-def _is_day(text: object) -> bool:
-    try:
-        return date.fromisoformat(text).isoformat() == text
-    except (TypeError, ValueError):
-        return False
-
-
 TEMPLATE_DATE = "2024-07-26"
 """What Llama 3's templates tell where there is no clock, so that nothing depends on one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)  # behind the fields of those who inherit it
-class TemplateConfig:
+class TemplateConfig(Settings):
     """What a chat template is told beside the messages."""
 
-    template_date: Annotated[str, DAY] = TEMPLATE_DATE
+    template_date: Annotated[str, AfterValidator(_day), UNFLAGGED] = TEMPLATE_DATE
     """the day that a model is told whose chat template tells one (Llama 3, Granite), whatever the
     clock says: prompts stay the same"""
 
@@ -112,50 +109,18 @@ def settings_of_rows(config: TemplateConfig, told: str) -> dict:
 
     told: the date that the model is told, "" if it is told none: then the setting plays no part.
     """
-    own = {name: without_url(value) for name, value in asdict(config).items()}
-    del own["template_date"]
-    return own | ({"template_date": told} if told else {})
-
-
-@lru_cache(maxsize=64)
-def hints_of(cls: type) -> dict[str, tuple[object, tuple]]:
-    """Return each field's type and the metadata of its annotation (`Bound`, `NOT_EMPTY`)."""
-    types = typing.get_type_hints(cls)
-    annotated = typing.get_type_hints(cls, include_extras=True)
-    return {
-        field.name: (types[field.name], getattr(annotated[field.name], "__metadata__", ()))
-        for field in fields(cls)
-    }
-
-
-def check_fields(config: object) -> None:
-    """Raise a UserError "NAME must be WORDS, not VALUE" for the first field with an invalid value.
-
-    A value must be one of its `Literal` and meet every `Bound` of its annotation. Each item of a
-    tuple is checked by itself; None meets every bound.
-    """
-    for name, (kind, bounds) in hints_of(type(config)).items():
-        value = getattr(config, name)
-        if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
-            allowed = ", ".join(typing.get_args(kind))
-            raise UserError(f"{name} must be one of {allowed}, not {value!r}.")
-        for bound in bounds:
-            if bound == NOT_EMPTY:
-                if not value:
-                    raise UserError(f"{name} must name at least one.")
-                continue
-            for item in value if isinstance(value, tuple) else (value,):
-                if item is not None and not bound.holds(item):
-                    raise UserError(f"{name} must be {bound.words}, not {item!r}.")
+    settings = {name: without_url(value) for name, value in asdict(config).items()}
+    del settings["template_date"]
+    return settings | ({"template_date": told} if told else {})
 
 
 @dataclass(frozen=True, slots=True)
-class TrainConfig:
+class TrainConfig(Settings):
     """Settings of any training: how many steps, and how the weights change."""
 
-    steps: Annotated[int, COUNT] = 100
+    steps: Count = 100
     """training steps, each with one rollout"""
-    tasks_per_step: Annotated[tuple[int, ...], NOT_EMPTY, COUNT] = (8,)
+    tasks_per_step: Annotated[tuple[Count, ...], NOT_EMPTY] = (8,)
     """tasks (groups) per step; a list has one number per task length, the last one for all further
     lengths"""
     outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
@@ -168,21 +133,21 @@ class TrainConfig:
     """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
-    warmup_from: Literal["share", "zero"] = "share"
+    warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
     """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
     first step changes no weight"""
-    decay_from: Annotated[float, SHARE] = 1.0
+    decay_from: Annotated[float, SHARE, UNFLAGGED] = 1.0
     """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
     = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.95)
+    betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.95)
     """AdamW's betas"""
-    weight_decay: Annotated[float, NOT_NEGATIVE] = 0.0
+    weight_decay: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """AdamW's weight decay"""
-    grad_clip: Annotated[float, POSITIVE] = 1.0
+    grad_clip: Annotated[float, POSITIVE, UNFLAGGED] = 1.0
     """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
     lora_rank: Annotated[int, NOT_NEGATIVE] = 0
     """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
-    lora_alpha: Annotated[float, NOT_NEGATIVE] = 0.0
+    lora_alpha: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """scale of the adapters; 0 = twice the rank"""
     lora_targets: str = "all-linear"
     """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
@@ -190,21 +155,18 @@ class TrainConfig:
     """QLoRA: keep the base weights in 4 bits (NF4); requires --lora-rank"""
     optimizer: Literal["adamw", "adamw8bit"] = "adamw"
     """adamw, or adamw8bit, which keeps its state in 8 bits (one GPU only)"""
-    micro_tokens: Annotated[int, COUNT] = 16384
+    micro_tokens: Count = 16384
     """maximum tokens of one forward and backward pass, with tokens that turns share counted once;
     affects memory and speed only"""
     recompute: bool = False
     """gradient checkpointing: recompute activations in the backward pass instead of storing them;
     saves memory, takes about a third longer"""
-    in_flight: Annotated[int, COUNT] = 256
+    in_flight: Count = 256
     """maximum number of trajectories in flight"""
     seed: Annotated[int, SEED] = 0
     """seed of everything random"""
 
     def __post_init__(self):
-        check_fields(self)
-        if len(self.betas) != 2:
-            raise UserError(f"betas must be two numbers, such as 0.9,0.95, not {len(self.betas)}.")
         if self.quantise and not self.lora_rank:
             raise UserError(
                 "quantise keeps the base weights in 4 bits, which are not trained: "
@@ -216,14 +178,14 @@ class TrainConfig:
 class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
-    group_size: Annotated[int, COUNT] = 16
+    group_size: Count = 16
     """G, trajectories of one task"""
-    updates_per_rollout: Annotated[int, COUNT] = 1
+    updates_per_rollout: Count = 1
     """optimizer steps per rollout, each on its own share of the trajectories"""
-    rows_per_update: Annotated[int, NOT_NEGATIVE] = 0
-    """approximate number of turns per optimizer step, instead of --updates-per-rollout: longer
-    documents then give more steps, each on whole trajectories; 0 = use --updates-per-rollout"""
-    without_signal: Literal["skip", "keep"] = "skip"
+    rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
+    """approximate number of turns per optimizer step, instead of updates_per_rollout: longer
+    documents then give more steps, each on whole trajectories; 0 = use updates_per_rollout"""
+    without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
     credit: Literal["share", "split"] = "share"
@@ -239,28 +201,25 @@ class GRPOConfig(TrainConfig):
     ranks; row_mean = over trajectories, of the sum over turns of their token means; turn_mean =
     over turns, of their token means; trajectory_mean = over trajectories, of the mean over turns of
     their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
-    out by --without-signal do not count"""
+    out by without_signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
     """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
     alpha; 1 = outcome alone"""
-    turn_reward_scale: Annotated[float, NOT_NEGATIVE] = 1.0
+    turn_reward_scale: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 1.0
     """factor on the rewards of single turns, for agents that give them"""
     clip_low: Annotated[float, SHARE] = 0.2
     """clip the ratio below at 1 - clip_low"""
     clip_high: Annotated[float, NOT_NEGATIVE] = 0.28
     """clip the ratio above at 1 + clip_high"""
-    dual_clip: Annotated[float, ABOVE_ONE] = 0.0
+    dual_clip: Annotated[float, AfterValidator(_clip), UNFLAGGED] = 0.0
     """c: for negative advantages A the loss is at most -c * A; 0 = off"""
     kl: Annotated[float, NOT_NEGATIVE] = 0.0
     """weight of KL(policy, reference) in the loss, by the k3 estimate; 0 = no reference model"""
     importance: Literal["truncate", "mask", "mask_turn", "none"] = "truncate"
     """correction of the mismatch between sampler and trainer: truncate = weight each token by
-    min(trainer/sampler, importance_cap); mask = the same, but 0 above the cap; mask_turn = drop
-    turns whose geometric mean ratio leaves 1/importance_cap ... importance_cap; none = no
-    correction"""
-    importance_cap: Annotated[float, POSITIVE] = 2.0
-    """cap of that correction"""
-    max_mismatch: Annotated[float, NOT_NEGATIVE] = 0.0
+    min(trainer/sampler, 2); mask = the same, but 0 above 2; mask_turn = drop turns whose geometric
+    mean ratio leaves 1/2 ... 2; none = no correction"""
+    max_mismatch: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
     Not checked with --top-p below 1, where they differ anyway"""
@@ -268,22 +227,22 @@ class GRPOConfig(TrainConfig):
     """train on this many update turns of a trajectory, drawn at random and weighted up to stay
     unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
     the reverse) is always trained whole"""
-    temperature: Annotated[tuple[float, ...], NOT_EMPTY, SAMPLED] = (1.0,)
+    temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
     """sampling temperature of the rollout, also applied to the trainer's log-probs; a list has one
     per task length, the last one for all further lengths"""
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the rollout's nucleus; below 1 the sampler's distribution is no longer
     the trainer's"""
-    grow_at: Annotated[float, NUMBER] = 0.9
+    grow_at: Annotated[float, NUMBER, UNFLAGGED] = 0.9
     """move on to the next task length when the running reward reaches this value"""
-    grow_steps: Annotated[int, NOT_NEGATIVE] = 5
+    grow_steps: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 5
     """minimum steps at one task length before moving on"""
 
     def __post_init__(self):
         TrainConfig.__post_init__(self)
         if self.rows_per_update and self.updates_per_rollout > 1:
             raise UserError(
-                "Give --rows-per-update or --updates-per-rollout, not both: "
+                "Give rows_per_update or updates_per_rollout, not both: "
                 "either says how often a rollout is trained on."
             )
 
@@ -293,14 +252,9 @@ class SFTConfig(TrainConfig):
     """Settings of a warm start from demonstrations. Each is a flag of `sft`."""
 
     lr: Annotated[float, NOT_NEGATIVE] = 1e-3
-    """peak learning rate"""
     warmup: Annotated[int, NOT_NEGATIVE] = 10
-    """steps of linear warm-up"""
-    decay_from: Annotated[float, SHARE] = 0.0
-    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
-    = constant"""
-    betas: Annotated[tuple[float, float], BETA] = (0.9, 0.98)
-    """AdamW's betas"""
+    decay_from: Annotated[float, SHARE, UNFLAGGED] = 0.0
+    betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.98)
     also: tuple[str, ...] = ()
     """further agents whose prompts are learnt on a part of the tasks, such as full=0.1: its share,
     0.1 if none is given"""
@@ -315,7 +269,7 @@ class SFTConfig(TrainConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class RunConfig:
+class RunConfig(Settings):
     """Settings of a training run: model, tasks, devices, and the folder of the results."""
 
     name: str = ""
@@ -334,8 +288,8 @@ class RunConfig:
     conversations of yours (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
     shuffle: bool = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
-    lengths: Annotated[tuple[int, ...], NOT_EMPTY, SECTIONS] = (2, 4, 8, 16)
-    """world: sections per document; training moves from each length to the next (--grow-at)"""
+    lengths: Annotated[tuple[Count, ...], NOT_EMPTY] = (2, 4, 8, 16)
+    """world: sections per document; training moves from each length to the next (grow_at)"""
     kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
     agent: str = "memagent"
@@ -346,7 +300,7 @@ class RunConfig:
     is theirs"""
     reward: str = ""
     """path.py:function that scores a finished trajectory, instead of the agent's own reward"""
-    save_every: Annotated[int, COUNT] = 20
+    save_every: Count = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: Annotated[int, NOT_NEGATIVE] = 1
     """checkpoints to keep: this many of the latest, and the best by validation; 0 = write none and
@@ -354,14 +308,14 @@ class RunConfig:
     validation: str = ""
     """tasks answered greedily at every checkpoint: a file, world = generated English about facts
     that are not trained on, or conversations as in --data, each read whole"""
-    validation_n: Annotated[int, COUNT] = 64
+    validation_n: Count = 64
     """number of validation tasks; of conversations, of their questions in all"""
-    devices: Annotated[int, COUNT] = 1
+    devices: Count = 1
     """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2); each rolls out
     its share of a step's tasks"""
-    num_nodes: Annotated[int, COUNT] = 1
+    num_nodes: Annotated[Count, UNFLAGGED] = 1
     """machines with --devices devices each; start the command on all of them with torchrun"""
-    keep_trajectories: Annotated[int, NOT_NEGATIVE] = 1
+    keep_trajectories: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
     """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
@@ -376,15 +330,12 @@ class RunConfig:
     engine: EngineName = "transformers"
     """engine that samples: transformers = with the trainer's own weights; vllm = vLLM in this
     process, given the weights at every step"""
-    engine_window: Annotated[int, NOT_NEGATIVE] = 0
-    """vllm: maximum tokens of a prompt and its response; 0 = as many as the agent needs: a section,
-    its memories, a response, and 1,024 for the question and the template"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
+    kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
-    sleep: Literal["auto", "never", "1", "2"] = "auto"
+    sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
     drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
-    answerer: Annotated[str, ANSWERER] = "base"
+    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such: base = the policy as it was
     before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
     protocol, asked in text, its key read from OPENAI_API_KEY"""
@@ -392,12 +343,40 @@ class RunConfig:
     """run Python code that comes with the model, or that stored settings name; only where you trust
     both"""
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig(Settings):
+    """Which model answers, and where; what `eval`, `stream`, `ask` and `serve` share."""
+
+    model: str = ""
+    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
+    135 million weights, fetched at first use); empty = the embedded base policy"""
+    engine: EngineName = "transformers"
+    """what answers: transformers; vllm = vLLM in this process"""
+    endpoint: tuple[str, ...] = ()
+    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the
+    weights; several = replicas that share the work. --model is then its tokenizer; without it
+    prompts are sent as text, lengths are estimated at four bytes per token, and no settings come
+    from the embedded policy. The key is read from OPENAI_API_KEY"""
+    served_as: str = ""
+    """endpoint: the model's name there; empty = the only one it serves"""
+    chat: bool = False
+    """endpoint: send text and let the server apply its chat template, for servers that take no
+    token ids"""
+    dtype: Dtype = "auto"
+    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
+    processor have it, else float32"""
+    device: Device = "auto"
+    """where the model computes: cpu, cuda, mps or auto"""
+
     def __post_init__(self):
-        check_fields(self)
+        weightless = self.engine in ("extractive", "rehearsed")
+        if self.dtype != "auto" and (self.endpoint or weightless):
+            raise UserError("dtype is of weights that are loaded in this process: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
-class EvalConfig:
+class EvalConfig(ModelConfig):
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
@@ -405,13 +384,10 @@ class EvalConfig:
     model and suite"""
     runs: str = "runs"
     """folder of all runs"""
-    model: str = ""
-    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty = the embedded base policy"""
     untrained: str = ""
     """folder or hub name of the policy before training, which answers for agents with @untrained
     after their name (with --endpoint: its name on the server)"""
-    answerer: Annotated[str, ANOTHER_MODEL] = ""
+    answerer: Annotated[str, AfterValidator(_another_model)] = ""
     """what answers the frozen questions of agents that have such (the policy before training, where
     all weights were trained): a folder or hub name, also written hf:FOLDER, or openai:URL#MODEL = a
     server; empty = the model itself"""
@@ -427,28 +403,28 @@ class EvalConfig:
     prompt; bm25 = the best sections; none = the question alone; oracle = the
     evidence alone. The first one is compared with the others, each other one with itself before
     training"""
-    lengths: Annotated[tuple[int, ...], COUNT] = ()
+    lengths: tuple[Count, ...] = ()
     """lengths of the documents in what the suite counts: sections, documents or tokens;
     50,...,6400 doubles; empty = the suite's own"""
-    n: Annotated[int, COUNT] = 64
+    n: Count = 64
     """questions per length and kind"""
-    samples: Annotated[int, COUNT] = 1
+    samples: Count = 1
     """answers sampled per question, which counts with their mean"""
-    temperatures: Annotated[tuple[float, ...], NOT_EMPTY, NOT_NEGATIVE] = (1.0, 0.0)
+    temperatures: Annotated[tuple[Annotated[float, NOT_NEGATIVE], ...], NOT_EMPTY] = (1.0, 0.0)
     """sampling temperatures; 0 = greedy, one answer per question"""
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
     """whole trajectories to keep per agent, length and temperature; the report shows some of
     them"""
-    in_flight: Annotated[int, COUNT] = 256
+    in_flight: Count = 256
     """maximum number of trajectories in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""
-    retries: Annotated[int, NOT_NEGATIVE] = 1
+    retries: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
     """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
-    part: Annotated[str, PART] = ""
+    part: Annotated[str, AfterValidator(_part)] = ""
     """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill
     one folder; documents are dealt out in turn, so that all questions about one are in one part.
     Each writes a file of rows of its own; the summary is of all that are there. Without it, all
@@ -457,36 +433,21 @@ class EvalConfig:
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
     after its name an agent edits by the model of --untrained, and is answered likewise)"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
+    kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     grammar: bool = False
     """vllm: constrain what an agent with tools writes to well-formed calls (xgrammar), which
     changes what is sampled; there is no such setting in training"""
-    endpoint: tuple[str, ...] = ()
-    """ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1, instead of loading the
-    weights; several = replicas that share the work. --model then names the tokenizer; without it,
-    prompts are sent as text, lengths are estimated at four bytes per token, and no settings
-    come from the embedded policy. The key is read from the environment variable OPENAI_API_KEY"""
-    served_as: str = ""
-    """endpoint: name of the model on the server; empty = the only one it serves"""
-    chat: bool = False
-    """endpoint: send text and let the server apply its chat template, for servers that accept no
-    token ids"""
     seed: Annotated[int, SEED] = 0
     """seed of questions and sampling"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
-    processor have it, else float32"""
     quantise: bool = False
     """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
-    device: Device = "auto"
-    """cpu, cuda, mps or auto"""
     trust_remote_code: bool = False
     """run Python code that comes with the model, or that stored settings name; only where you trust
     both"""
 
     def __post_init__(self):
-        check_fields(self)
+        ModelConfig.__post_init__(self)
         for name in ("agents", "temperatures", "lengths"):
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
@@ -501,12 +462,10 @@ class EvalConfig:
                 "quantise rounds weights that transformers loads in this process: give --engine "
                 "transformers and no --endpoint, or leave it out."
             )
-        if self.dtype != "auto" and (self.endpoint or self.engine == "extractive"):
-            raise UserError("dtype is of weights that are loaded in this process: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
-class AnsweringConfig:
+class AnsweringConfig(ModelConfig):
     """What answers in `ask` and `serve`."""
 
     model: str = ""
@@ -514,35 +473,18 @@ class AnsweringConfig:
     = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
-    processor have it, else float32"""
     quantise: bool = False
     """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
-    device: Device = "auto"
-    """where the model computes: cpu, cuda, mps or auto"""
-    engine: EngineName = "transformers"
-    """what answers"""
-    endpoint: tuple[str, ...] = ()
-    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its
-    tokenizer, without it lengths are estimated; the key is read from OPENAI_API_KEY"""
-    served_as: str = ""
-    """endpoint: the model's name there"""
-    chat: bool = False
-    """endpoint: send text, for servers that take no token ids"""
     trust_remote_code: bool = False
     """run code that comes with the model, or that stored settings name"""
-    cache_tokens: Annotated[int, COUNT] = 1 << 16
+    cache_tokens: Count = 1 << 16
     """transformers: tokens of sections that stay in memory, so that another question about a
     document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
     document_s: Annotated[float, POSITIVE] = 120.0
     """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
     take half a minute"""
-    document_mib: Annotated[int, COUNT] = 1024
+    document_mib: Count = 1024
     """most memory that this may take beyond the file, in MiB; on Linux alone"""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,28 +515,26 @@ class ServeConfig(AnsweringConfig):
     """name of the model for clients; empty = the model's own and the agent's"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """where a request names none; 0 is greedy"""
-    in_flight: Annotated[int, COUNT] = 16
+    in_flight: Count = 16
     """requests that are read side by side"""
     waiting: Annotated[int, NOT_NEGATIVE] = 64
     """requests that wait for that; any more get 429"""
-    body_mib: Annotated[int, COUNT] = 64
+    body_mib: Count = 64
     """largest body of a request in MiB, files included; larger ones get 413"""
-    bodies_mib: Annotated[int, COUNT] = 512
+    bodies_mib: Count = 512
     """most MiB of bodies and documents that all requests in flight hold; any more get 503"""
     body_s: Annotated[float, POSITIVE] = 60.0
     """longest time for a body to come; past it 408"""
-    document_tokens: Annotated[int, COUNT] = 2_000_000
+    document_tokens: Count = 2_000_000
     """most tokens of a document; longer ones get 413"""
     timeout_s: Annotated[float, POSITIVE] = 3600.0
     """longest time from a request to its answer; past it 503"""
     grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
     """time that requests in flight have to finish after SIGTERM or Ctrl-C"""
-    kv_gib: Annotated[float, NOT_NEGATIVE] = 0.0
-    """vllm: GiB of the key/value cache; 0 = what it takes by itself on a GPU, 1 on a CPU"""
 
 
 @dataclass(frozen=True, slots=True)
-class StreamConfig:
+class StreamConfig(ModelConfig):
     """A stream: the tasks of an environment, again and again, and what is remembered of them."""
 
     name: str = "stream"
@@ -620,41 +560,27 @@ class StreamConfig:
     """settings by suite: of the paper, or what its released code comes to; flags go on top"""
     epochs: Annotated[int | None, COUNT] = None
     """how often the tasks are worked on; by default 10, with a frozen bank 1"""
-    batch: Annotated[int, COUNT] = 32
+    batch: Count = 32
     """tasks that see the same bank, before it learns from them"""
     n: Annotated[int, LIMIT] = 0
     """only the first so many tasks; 0 = all"""
     fixed_order: bool = False
     """the tasks in their order in every epoch, instead of shuffled by the seed"""
-    model: str = ""
-    """folder or hub name of a causal LM, a GGUF file, smollm2; empty = the embedded policy"""
     engine: Literal["transformers", "vllm", "rehearsed"] = "rehearsed"
     """what answers: transformers; vllm; rehearsed = no model, a rule that is printed with the
     results, to compare ways of remembering"""
-    endpoint: tuple[str, ...] = ()
-    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; --model is its
-    tokenizer, without it lengths are estimated; the key is read from OPENAI_API_KEY"""
-    served_as: str = ""
-    """endpoint: the model's name there"""
-    chat: bool = False
-    """endpoint: send text, for servers that take no token ids"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
-    in_flight: Annotated[int, COUNT] = 64
+    in_flight: Count = 64
     """tasks worked on side by side"""
     retries: Annotated[int, NOT_NEGATIVE] = 1
     """how often a task is begun anew whose engine, embedder or judge failed, before it counts as
     failed"""
     seed: Annotated[int, SEED] = 0
     """of the order, of sampling and of what chance decides"""
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
-    processor have it, else float32"""
-    device: Device = "auto"
-    """where the model computes: cpu, cuda, mps or auto"""
 
     def __post_init__(self):
-        check_fields(self)
+        ModelConfig.__post_init__(self)
         if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
             raise UserError(f"arms has {twice[0]!r} twice.")
         if self.frozen and self.held_out:
@@ -664,12 +590,10 @@ class StreamConfig:
                 f"The engine rehearsed asks no model: leave --model {self.model} out, or give "
                 "--engine transformers."
             )
-        if self.dtype != "auto" and (self.engine == "rehearsed" or self.endpoint):
-            raise UserError("dtype is of weights that are loaded in this process: leave it out.")
 
 
 @dataclass(frozen=True, slots=True)
-class PlanConfig:
+class PlanConfig(Settings):
     """The machine of `plan`."""
 
     model: str = ""
@@ -684,16 +608,13 @@ class PlanConfig:
     (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
-    answerer: Annotated[str, ANSWERER] = "base"
+    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
     which takes its part of every GPU, or openai:URL#MODEL"""
 
-    def __post_init__(self):
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class BuildConfig:
+class BuildConfig(Settings):
     """The sets of `data build`."""
 
     suite: str = "ruler-hqa"
@@ -701,10 +622,10 @@ class BuildConfig:
     questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
     one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions; ruler = RULER's
     tasks; or a file (my_suite.py)"""
-    lengths: Annotated[tuple[int, ...], COUNT] = ()
+    lengths: tuple[Count, ...] = ()
     """of a task in what the suite counts: documents or tokens; 50,...,6400 doubles; empty = the
     suite's own"""
-    n: Annotated[int, COUNT] = 128
+    n: Count = 128
     """questions per length and kind"""
     seed: Annotated[int, SEED] = 0
     """of the draws"""
@@ -714,18 +635,15 @@ class BuildConfig:
     trust_remote_code: bool = False
     """run code that comes with the tokenizer"""
 
-    def __post_init__(self):
-        check_fields(self)
-
 
 @dataclass(frozen=True, slots=True)
-class FilterConfig:
+class FilterConfig(Settings):
     """What `data filter` asks without the document."""
 
     model: str = ""
     """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty = the embedded
     policy"""
-    samples: Annotated[int, COUNT] = 2
+    samples: Count = 2
     """answers per question; one right one is enough"""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0
     """of the answers; 0 is greedy"""
@@ -740,9 +658,6 @@ class FilterConfig:
     """where the model computes"""
     engine: EngineName = "transformers"
     """what answers"""
-
-    def __post_init__(self):
-        check_fields(self)
 
 
 EVERYDAY = {  # command -> the flags of the first panel
@@ -768,49 +683,25 @@ EVERYDAY = {  # command -> the flags of the first panel
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine engine_window kv_gib sleep answerer".split()}
+UNUSED = {"sft": "reward engine answerer".split()}
+# settings that earlier versions had, by section, with the only value that still means the same
+REMOVED = {"run": {"engine_window": 0}, "grpo": {"importance_cap": 2.0}}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints keep_trajectories transcripts logger",
-    "What it is trained on": "data shuffle lengths kinds validation_n grow_at grow_steps",
-    "What is learnt": "outcome reward credit normalisation aggregation without_signal alpha "
-    "turn_reward_scale turns_per_trajectory clip_low clip_high dual_clip kl importance "
-    "importance_cap",
-    "How the weights change": "updates_per_rollout rows_per_update warmup warmup_from decay_from "
-    "betas weight_decay grad_clip optimizer adapter lora_alpha lora_targets",
-    "How it is sampled": "top_p in_flight engine_window kv_gib sleep grammar max_mismatch retries "
-    "redo_failed part",
-    "What it runs on": "answerer num_nodes dtype quantise device micro_tokens recompute "
+    "Where the run lives": "runs keep_checkpoints transcripts logger",
+    "What it is trained on": "data shuffle lengths kinds validation_n",
+    "What is learnt": "outcome reward credit normalisation aggregation alpha turns_per_trajectory "
+    "clip_low clip_high kl importance",
+    "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
+    "How it is sampled": "top_p in_flight grammar redo_failed part",
+    "What it runs on": "answerer dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat",
-    "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections over layout form "
-    "thinking template_date templates",
+    "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
+    "thinking templates",
 }
 
 
 def panel_of(name: str) -> str:
     """Return the title of the panel of a flag."""
     return next((title for title, names in PANELS.items() if name in names.split()), "More")
-
-
-def docs(cls: type) -> dict[str, str]:
-    """Map each field, inherited ones included, to the docstring under it, joined to one line."""
-    by_field: dict[str, str] = {}
-    for base in reversed(cls.__mro__):
-        if "__dataclass_fields__" in base.__dict__:
-            by_field |= _docs_in(inspect.getsourcefile(base)).get(base.__name__, {})
-    return by_field
-
-
-@lru_cache(maxsize=64)
-def _docs_in(file: str) -> dict[str, dict[str, str]]:
-    """Map the classes of a module to the docstrings under their fields; it is parsed once."""
-    found = {}
-    for node in ast.walk(ast.parse(Path(file).read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ClassDef):
-            found[node.name] = {
-                field.target.id: " ".join(str(getattr(doc.value, "value", "")).split())
-                for field, doc in pairwise(node.body)
-                if isinstance(field, ast.AnnAssign) and isinstance(doc, ast.Expr)
-            }
-    return found

@@ -1,17 +1,19 @@
-"""Python files of the user's: an agent, a reward, tasks.
+"""Python files of the user's: an agent, a suite, a reward, tasks.
 
-Holds: `is_path`, `load_file`, `load_function`, `told`. Leaves out: finding the agent or suite in
-a file (agents/find.py, suites/).
+Holds: `is_path`, `load_file`, `Finder`, `load_function`, `told`. Leaves out: what an agent or a
+suite is (memagent.py, suites/).
 Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
 Read next: agents/find.py.
 """
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
+import inspect
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -19,6 +21,8 @@ from types import ModuleType
 
 from config.errors import UserError
 from config.files import is_file
+
+ROOT = Path(__file__).parent.parent
 
 
 def is_path(name: str) -> bool:
@@ -44,6 +48,76 @@ def load_file(path: Path) -> ModuleType:
         del sys.modules[name]
         raise UserError(f"{path} cannot be imported: {_one_line(error, path)}.") from error
     return module
+
+
+class Finder:
+    """Find subclasses of one class: each in a module of a room, or in any file by its path.
+
+    room: a folder of the repository, whose modules hold one each but for those of `shared` and
+    those with a leading underscore. constant: names the one that is meant where a file has several.
+    method: what a class must have of its own, unless it is named so; a generator function alone
+    becomes that method of a new class.
+    """
+
+    def __init__(
+        self, base: type, room: str, constant: str, shared: Iterable[str] = (), method: str = ""
+    ):
+        self.base, self.room, self.constant = base, room, constant
+        self.shared, self.method = frozenset(shared), method
+        self.loaded: dict[str, type] = {}  # name or absolute path -> what was found
+
+    def names(self) -> list[str]:
+        """List those of the room, with - for _."""
+        stems = {path.stem for path in (ROOT / self.room).glob("[!_]*.py")} - self.shared
+        return sorted(stem.replace("_", "-") for stem in stems)
+
+    def known(self, name: str) -> type | None:
+        """Return one of the room, or of a file that was loaded before; no file is loaded for it: a
+        record or settings that came with data may name any."""
+        if name in self.names():
+            return self.find(name)
+        return self.loaded.get(str(Path(str(name)).absolute()))
+
+    def find(self, name: str) -> type:
+        """Return one by its name or by the path of its file, which is loaded once. UserError: it is
+        not there, or the file does not hold it."""
+        if is_path(name):
+            path = Path(name).absolute()
+            module, name = load_file(path), str(path)
+        elif name in self.names():
+            module = importlib.import_module(f"{self.room}.{name.replace('-', '_')}")
+        else:
+            what, choices = self.base.__name__.lower(), ", ".join(self.names())
+            raise UserError(
+                f"Unknown {what} {name!r}: choose one of {choices}, or give a file, such as "
+                f"my_{what}.py."
+            )
+        chosen = self._in(module, name)
+        chosen.name = name
+        return self.loaded.setdefault(name, chosen)
+
+    def _in(self, module: ModuleType, name: str) -> type:
+        values = [
+            v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__
+        ]
+        kinds = [v for v in values if isinstance(v, type) and issubclass(v, self.base)]
+        parents = {parent for kind in kinds for parent in kind.__mro__[1:]}
+        leaves = [kind for kind in kinds if kind not in parents and self._is_whole(kind)]
+        candidates = leaves or [v for v in values if self.method and inspect.isgeneratorfunction(v)]
+        chosen = getattr(module, self.constant, candidates[0] if len(candidates) == 1 else None)
+        if self.method and inspect.isgeneratorfunction(chosen):
+            body = {"__doc__": chosen.__doc__, "__module__": chosen.__module__}
+            chosen = type(self.base)(chosen.__name__, (self.base,), body | {self.method: chosen})
+        if not (isinstance(chosen, type) and issubclass(chosen, self.base)):
+            several = ", ".join(value.__name__ for value in candidates) or "none"
+            raise UserError(
+                f"{name} must hold one subclass of {self.base.__name__}, not {several}: say which "
+                f"by {self.constant} = NAME."
+            )
+        return chosen
+
+    def _is_whole(self, kind: type) -> bool:
+        return not self.method or getattr(kind, self.method) is not getattr(self.base, self.method)
 
 
 @contextmanager

@@ -103,7 +103,7 @@ MIXTURES = {
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
 # on from, the training before
-EVERY = "--dtype bfloat16 --micro-tokens 3072 --keep-trajectories 0 --save-every 20 --seed 0"
+EVERY = "--dtype bfloat16 --micro-tokens 3072 --save-every 20 --seed 0"
 TRAININGS = {
     "facts": (
         "sft",

@@ -150,7 +150,7 @@ class SamplerChecks:
             raise UserError(
                 f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate "
                 f"of the KL divergence), {allowed:g} is allowed: it does not sample from the "
-                "trained weights. Nothing was learnt from this step; --max-mismatch allows more."
+                "trained weights. Nothing was learnt from this step; max_mismatch allows more."
             )
 
     def first_rows(self) -> list[Row]:

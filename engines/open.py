@@ -429,7 +429,7 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
-                "--sleep and --kv-gib try it all the same."
+                "sleep and kv_gib in a --config try it all the same."
             )
         sleep, kv_gib = p.sleep if sleep == "auto" else sleep, kv_gib or p.cache
         share = min(0.95, (p.sampler + kv_gib + GRAPHS_GIB) / gpu_gib)

@@ -16,31 +16,27 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Annotated
 
-from config.errors import UserError
+from pydantic import Field
+
 from data import Task, seed_of
-from suites import Column, Scope, Suite, SuiteConfig
+from suites import Column, Scope, Suite
 from tasks.environments import Environment, Episode, Step, Work
 
 GOODS = "apples bricks candles drums eggs forks gloves hammers ink jars".split()
 
 
 @dataclass(frozen=True)
-class Config(SuiteConfig):
-    """Each field is a flag of `--suite PATH`; the docstring below it is the help."""
+class Store(Suite):
+    """A store's log of counts, line by line: what was counted last, and first, of some goods.
 
-    goods: int = 5
+    Each field is a flag of `--suite PATH`; the docstring below it is the help.
+    """
+
+    goods: Annotated[int, Field(ge=1, le=len(GOODS))] = 5
     """kinds of goods in the store"""
 
-    def __post_init__(self):
-        if not 1 <= self.goods <= len(GOODS):
-            raise UserError(f"goods must be between 1 and {len(GOODS)}, not {self.goods}.")
-
-
-class Store(Suite):
-    """A store's log of counts, line by line: what was counted last, and first, of some goods."""
-
-    Config = Config
     # what lengths count, those that are asked without --lengths, and what the tables show: answers
     # are graded by em, f1 or sub_em, or by the tasks themselves ("reward", see `Work` below)
     unit, lengths, metric = "lines", (4, 16), "sub_em"
@@ -63,9 +59,7 @@ class Store(Suite):
 
     def task(self, seed: int, kind: str, length: int, k: int) -> Task:
         rng = random.Random(seed_of(seed, "store", length, k))
-        lines = [
-            (rng.choice(GOODS[: self.config.goods]), rng.randrange(10, 100)) for _ in range(length)
-        ]
+        lines = [(rng.choice(GOODS[: self.goods]), rng.randrange(10, 100)) for _ in range(length)]
         goods = rng.choice(lines)[0]
         counts = [count for name, count in lines if name == goods]
         answer = counts[-1] if kind == "last" else counts[0]

@@ -273,7 +273,7 @@ class TrainingSetup(Setup):
             model,
             device,
             auto_dtype(model, device, training) if run.dtype == "auto" else run.dtype,
-            run.engine_window or agent.turn_tokens(),
+            agent.turn_tokens(),
             agent.config.thinking,
             run.trust_remote_code,
             training.quantise,

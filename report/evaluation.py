@@ -68,7 +68,7 @@ def begin_evaluation(
     with locked(folder):
         known = _known_weights(folder, config, suite, weights)
         hold(folder)
-        settings = asdict(config) | asdict(suite.config)
+        settings = asdict(config) | asdict(suite)
         sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
         files.dump(folder / "config.yaml", **sections)
 
@@ -103,8 +103,8 @@ def _known_weights(
 
 def _differences(there: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
     """Yield the settings that may not differ and do, as "model 'a', not 'b'"."""
-    usual = asdict(EvalConfig()) | asdict(suite.Config())
-    for name, value in (asdict(config) | asdict(suite.config)).items():
+    usual = asdict(EvalConfig()) | asdict(type(suite)())
+    for name, value in (asdict(config) | asdict(suite)).items():
         old = there.get(name, usual[name])
         if name == "suite":  # which --data may name as well
             old, value = suites.name_of(there), suite.name

@@ -7,7 +7,6 @@ Exercise it: `python cli.py eval --suite examples/own_suite.py`. Read next: suit
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +14,13 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from config.errors import UserError
 from config.files import is_file, read_yaml
 from config.flags import given_in
-from config.options import check_fields, hints_of
-from config.plugins import is_path, load_file, told
+from config.plugins import Finder, is_path, told
+from config.settings import Settings, hints_of
 from config.terminal import say
 
 if TYPE_CHECKING:
@@ -74,43 +72,33 @@ class Published:
     second_hand: bool = False  # quoted by others, not read in the paper itself
 
 
-@dataclass(frozen=True, slots=True)
-class SuiteConfig:
-    """Settings of a suite, by default none: every field is a flag, its docstring the help."""
-
-    def __post_init__(self):
-        check_fields(self)
-
-
-class Suite:
+@dataclass(frozen=True)
+class Suite(Settings):
     """A set of questions: which there are, how long their documents are, how answers are graded.
 
-    Everything but `columns` has a default; one whose tasks answer back has `environment` instead.
-    An answer is graded by containment (`metric`) unless its task is of a subclass of `Task` whose
-    `score` grades it; such a suite is measured by "reward". No file holds such tasks.
+    A suite is a frozen dataclass of its settings: each field is a flag of `--suite NAME`, its
+    docstring the flag's help. Everything but `columns` has a default; one whose tasks answer back
+    has `environment` instead. An answer is graded by containment (`metric`) unless its task is of a
+    subclass of `Task` whose `score` grades it; such a suite is measured by "reward". No file holds
+    such tasks.
     """
 
     name: ClassVar[str] = ""
     """as it is called: that of suites/NAME.py with - for _, or the file's path"""
-    Config: ClassVar[type[SuiteConfig]] = SuiteConfig
-    """a frozen dataclass: each field is a flag of `--suite NAME`, its docstring the flag's help"""
-    unit: str = "documents"
-    """what lengths count; where the files tell, `columns` sets it"""
+    unit: ClassVar[str] = "documents"
+    """what lengths count"""
     lengths: ClassVar[Sequence[int]] = ()
     """default of --lengths; () = the suite has its own, and none can be given"""
     metric: ClassVar[str] = "sub_em"
     """what tables show: sub_em, em, f1, or reward = the tasks' own score"""
     generated: ClassVar[bool] = False
     """whether no file can be named"""
-    pictured: bool = False
+    pictured: ClassVar[bool] = False
     """whether questions have pictures, which only a server of messages shows to its model"""
     file_name: ClassVar[str] = ""
     """of the files that `data build` writes, before their length; "" = the column's question"""
     may_differ: ClassVar[Sequence[str]] = ()
     """settings whose every value has rows of its own: calls that fill one folder may differ"""
-
-    def __init__(self, config: SuiteConfig | None = None):
-        self.config = self.Config() if config is None else config
 
     @property
     def label(self) -> str:
@@ -217,14 +205,9 @@ def _table(
 # ---------------------------------------------------------------- by name or by path
 
 GENERATED = (("world",), ("ledger",))  # values of --data that name a suite instead of files
-_LOADED: dict[str, type[Suite]] = {}  # name or absolute path -> the suite
-Settings = TypeVar("Settings")
-
-
-def names() -> list[str]:
-    """List the suites of this folder."""
-    files = Path(__file__).parent.glob("[!_]*.py")
-    return sorted(path.stem.replace("_", "-") for path in files)
+FINDER = Finder(Suite, "suites", "SUITE")
+names, known = FINDER.names, FINDER.known
+Config = TypeVar("Config")
 
 
 @cache
@@ -234,37 +217,7 @@ def find(name: str) -> type[Suite]:
     A file holds one subclass of `Suite`, or several and one of them as SUITE. UserError if it is
     not there or holds no suite.
     """
-    if is_path(name):
-        path = Path(name).absolute()
-        return _suite_in(load_file(path), str(path))
-    if name not in names():
-        known_ones = ", ".join(names())
-        raise UserError(
-            f"Unknown suite {name!r}: choose one of {known_ones}, or give a file, such as "
-            "my_suite.py."
-        )
-    return _suite_in(importlib.import_module(f"suites.{name.replace('-', '_')}"), name)
-
-
-def _suite_in(module: ModuleType, name: str) -> type[Suite]:
-    values = [v for v in vars(module).values() if isinstance(v, type)]
-    kinds = [v for v in values if issubclass(v, Suite) and v.__module__ == module.__name__]
-    parents = {base for kind in kinds for base in kind.__mro__[1:]}
-    leaves = [kind for kind in kinds if kind not in parents]
-    chosen = getattr(module, "SUITE", leaves[0] if len(leaves) == 1 else None)
-    if not (isinstance(chosen, type) and issubclass(chosen, Suite)):
-        several = ", ".join(kind.__name__ for kind in leaves) or "none"
-        raise UserError(
-            f"{name} must hold one subclass of Suite, not {several}: say which by SUITE = NAME."
-        )
-    chosen.name = name
-    return _LOADED.setdefault(name, chosen)
-
-
-def known(name: str) -> type[Suite] | None:
-    """Return a suite of this folder, or of a file that was loaded before; nothing is loaded for
-    it: settings that came with data may name any file."""
-    return find(name) if name in names() else _LOADED.get(str(Path(name).absolute()))
+    return FINDER.find(name)
 
 
 def name_of(settings: Mapping[str, object]) -> str:
@@ -278,12 +231,11 @@ def name_of(settings: Mapping[str, object]) -> str:
 
 
 def make(name: str, settings: Mapping[str, object] = {}) -> Suite:
-    """Make a suite of its settings. UserError: it has no such setting."""
+    """Make a suite of its settings. UserError: it has no such setting, or not such a value."""
     kind = find(name)
-    hints = hints_of(kind.Config)
-    if other := next((field for field in settings if field not in hints), ""):
-        raise UserError(f"{other} means nothing to the suite {kind(None).label}: leave it out.")
-    return kind(kind.Config(**settings))
+    if other := next((field for field in settings if field not in hints_of(kind)), ""):
+        raise UserError(f"{other} means nothing to the suite {kind().label}: leave it out.")
+    return kind(**settings)
 
 
 def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
@@ -291,11 +243,10 @@ def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
     return make(name_of({"suite": config.suite, "data": getattr(config, "data", ())}), settings)
 
 
-def chosen(cls: type[Settings], settings: Mapping[str, object]) -> tuple[Settings, Suite]:
+def chosen(cls: type[Config], settings: Mapping[str, object]) -> tuple[Config, Suite]:
     """Divide the settings of a command: those of its class `cls`, and the suite with all others."""
-    hints = hints_of(cls)
-    config = cls(**{name: value for name, value in settings.items() if name in hints})
-    suite = of(config, {name: value for name, value in settings.items() if name not in hints})
+    config = cls(**{name: value for name, value in settings.items() if name in hints_of(cls)})
+    suite = of(config, {n: value for n, value in settings.items() if n not in hints_of(cls)})
     if suite.pictured and not (config.endpoint and config.chat):
         raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
     return config, suite
@@ -303,12 +254,12 @@ def chosen(cls: type[Settings], settings: Mapping[str, object]) -> tuple[Setting
 
 def kinds() -> list[type[Suite]]:
     """Return all suites of this folder, and of files that were loaded before."""
-    return list(dict.fromkeys([*map(find, names()), *_LOADED.values()]))
+    return list(dict.fromkeys([*map(find, names()), *FINDER.loaded.values()]))
 
 
 def hints() -> dict[str, object]:
     """Map the settings of all suites to their types."""
-    return {name: kind for each in kinds() for name, (kind, _) in hints_of(each.Config).items()}
+    return {name: kind for suite in kinds() for name, kind in hints_of(suite).items()}
 
 
 def stored(settings: Mapping[str, object]) -> dict[str, object]:
@@ -318,24 +269,20 @@ def stored(settings: Mapping[str, object]) -> dict[str, object]:
     suites: those of others than the file's own are left out where they are as by default.
     """
     found = {"suite" if name == "environment" else name: v for name, v in settings.items()}
-    kind = known(name_of(found)) or Suite
-    usual = {field.name: field.default for each in kinds() for field in fields(each.Config)}
-    usual |= {field.name: UNKNOWN for field in fields(kind.Config)}
-    return {
-        name: value
-        for name, value in found.items()
-        if (tuple(value) if isinstance(value, list) else value) != usual.get(name, UNKNOWN)
-    }
+    kept = {field.name for field in fields(known(name_of(found)) or Suite)}
+    usual = {f.name: f.default for kind in kinds() for f in fields(kind) if f.name not in kept}
 
+    def is_usual(name: str, value: object) -> bool:
+        return name in usual and usual[name] == (tuple(value) if isinstance(value, list) else value)
 
-UNKNOWN = object()  # equal to no value
+    return {name: value for name, value in found.items() if not is_usual(name, value)}
 
 
 def panel(name: str) -> tuple[str, type, int]:
     """Return the panel of a suite's flags in the help; its fields stand among those of a command's
     first class."""
     kind = find(name)
-    return f"The suite {Path(kind.name).stem}", kind.Config, 0
+    return f"The suite {Path(kind.name).stem}", kind, 0
 
 
 def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
@@ -370,7 +317,7 @@ def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
     """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
     from tasks import hub
 
-    return type(suite)(hub.pinned(suite.config, say))
+    return hub.pinned(suite, say)
 
 
 def scope_of(

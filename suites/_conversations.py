@@ -7,22 +7,15 @@ Exercise it: `pytest tests/tasks/test_episodes.py`. Read next: tasks/episodes.py
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data import Task
-from suites import Column, Scope, Suite, SuiteConfig, first_of_each_kind
+from suites import Column, Scope, Suite, first_of_each_kind
 from tasks import episodes
 
 
-@dataclass(frozen=True, slots=True)
-class ConversationsConfig(SuiteConfig):
-    """Which of the conversations."""
-
-    source_split: str = ""
-    """what a store may begin with, such as observations or empty; empty = observations, where there
-    are any, else memories or sessions"""
-
-
+@dataclass(frozen=True)
 class Conversations(Suite):
     """One column of all questions: its cells are the kinds, side by side, so that what an agent
     makes of a conversation serves all of them.
@@ -31,14 +24,17 @@ class Conversations(Suite):
     question are said at once.
     """
 
-    Config = ConversationsConfig
-    unit, metric, graded_by = "sessions", "reward", "official"
+    source_split: str = ""
+    """what a store may begin with, such as observations or empty; empty = observations, where there
+    are any, else memories or sessions"""
+
+    unit, metric = "sessions", "reward"
 
     def columns(self, scope: Scope) -> list[Column]:
-        part = self.config.source_split
+        part = self.source_split
         source = f"{self.name}:{self.file_in(scope)}{f'#{part}' if part else ''}"
         found = episodes.conversations_of(source)
-        metric = episodes.metric_of(found.kind, self.graded_by)
+        metric = episodes.metric_of(found.kind, self.grader())
         probes = [probe for c in found.conversations for probe in c.probes]
         split_off = "/" in part and not found.adversarial
         abstaining = not split_off and 5 not in metric.leaves_out
@@ -48,3 +44,10 @@ class Conversations(Suite):
             return first_of_each_kind(episodes.all_questions(found, metric), scope.n)
 
         return [Column("", max(len(c.sessions) for c in found.conversations), make)]
+
+    def grader(self) -> str:
+        """Return whose rules answers are graded by."""
+        return "official"
+
+    def measured_by(self, questions: Sequence[str]) -> str:
+        return "reward"

@@ -1,6 +1,6 @@
 """What several suites read: the questions of --data, further passages, parts of a file.
 
-Holds: `FillerConfig`, `Among`, `question_files`, `select_split`, `read_filler`. Leaves out: forms
+Holds: `Filled`, `Among`, `question_files`, `select_split`, `read_filler`. Leaves out: forms
 of files (tasks/readers.py).
 Exercise it: `pytest tests/tasks/test_suites.py`. Read next: suites/ruler_hqa.py.
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Annotated
 
 from config.errors import UserError
-from config.options import COUNT
+from config.settings import COUNT
 from data import Pool, Task
-from suites import Column, Scope, Suite, SuiteConfig
+from suites import Column, Scope, Suite
 from tasks import passages, readers
 
 
-@dataclass(frozen=True, slots=True)
-class FillerConfig(SuiteConfig):
-    """Settings of suites whose documents are made of passages."""
+@dataclass(frozen=True)
+class Filled(Suite):
+    """Documents that are made of passages."""
 
     filler: tuple[str, ...] = ()
     """files of further passages {title, text}"""
@@ -30,27 +30,20 @@ class FillerConfig(SuiteConfig):
     """use only questions of this split of the source: train or validation"""
 
 
-@dataclass(frozen=True, slots=True)
-class AmongConfig(FillerConfig):
-    """Settings of suites whose questions come with one paragraph each."""
+@dataclass(frozen=True)
+class Among(Filled):
+    """Questions that come with one paragraph each, among others; the same at every length."""
 
     together: Annotated[int, COUNT] = 1
     """at most so many questions share one document, which is then computed once for all of them"""
 
-
-class Among(Suite):
-    """Questions that come with one paragraph each, among others; the same at every length."""
-
-    Config = AmongConfig
-
     def columns_among(self, scope: Scope, questions: Sequence[Task], name: str) -> list[Column]:
         """Make a column of each length."""
-        c = self.config
-        n = min(scope.n, len(select_split(questions, c.source_split)))
-        extra = read_filler(c.filler)
+        n = min(scope.n, len(select_split(questions, self.source_split)))
+        extra = read_filler(self.filler)
 
         def make(length: int) -> list[Task]:
-            more = scope.seed, c.source_split, scope.lengths, c.together
+            more = scope.seed, self.source_split, scope.lengths, self.together
             return passages.make_tasks(questions, length, n, extra, *more)
 
         return [Column(name, length, partial(make, length)) for length in scope.lengths]

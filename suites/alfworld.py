@@ -7,26 +7,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suites import Scope, Suite, SuiteConfig
+from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-@dataclass(frozen=True, slots=True)
-class ALFWorldConfig(SuiteConfig):
-    """What is shown before a game."""
+@dataclass(frozen=True)
+class ALFWorldSuite(Suite):
+    """Games of a folder; without one six of ours."""
 
     few_shot: str = ""
     """file of dialogues, one of which or more precedes a task of the same kind; `data few-shot`
     makes one"""
 
-
-class ALFWorldSuite(Suite):
-    """Games of a folder; without one six of ours."""
-
-    Config = ALFWorldConfig
     unit, metric = "steps", "reward"
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.alf import ALFWorld
 
-        return ALFWorld(self.file_in(scope, optional=True), self.config.few_shot)
+        return ALFWorld(self.file_in(scope, optional=True), self.few_shot)

@@ -8,24 +8,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from config.options import COUNT
-from suites import Scope, Suite, SuiteConfig
+from config.settings import COUNT
+from suites import Scope, Suite
 from tasks.bandit import HINTS, Bandit
 
 
-@dataclass(frozen=True, slots=True)
-class BanditConfig(SuiteConfig):
-    """What is known of the doors."""
+@dataclass(frozen=True)
+class BanditSuite(Suite):
+    """Doors."""
 
     hints: Annotated[int, COUNT] = HINTS
     """experiences of a task, half of them wrong"""
 
-
-class BanditSuite(Suite):
-    """Doors."""
-
-    Config = BanditConfig
     unit, metric, generated = "steps", "reward", True
 
     def environment(self, scope: Scope) -> Bandit:
-        return Bandit(hints=self.config.hints, seed=scope.seed)
+        return Bandit(hints=self.hints, seed=scope.seed)

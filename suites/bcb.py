@@ -8,28 +8,23 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 
-from suites import Scope, Suite, SuiteConfig
+from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-@dataclass(frozen=True, slots=True)
-class BCBConfig(SuiteConfig):
-    """What runs the programs."""
+@dataclass(frozen=True)
+class BCB(Suite):
+    """Programs."""
 
     interpreter: str = ""
     """the Python that runs the programs, with the libraries they need; empty = this one"""
     leave_out: bool = False
     """leave out the tasks whose libraries that Python lacks, instead of refusing them all"""
 
-
-class BCB(Suite):
-    """Programs."""
-
-    Config = BCBConfig
     unit, metric, may_differ = "steps", "reward", ("leave_out",)
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.bcb import BCB
 
-        c, path = self.config, self.file_in(scope)
-        return BCB(path, c.interpreter or sys.executable, skip=c.leave_out)
+        python = self.interpreter or sys.executable
+        return BCB(self.file_in(scope), python, skip=self.leave_out)

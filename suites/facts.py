@@ -9,29 +9,24 @@ from dataclasses import dataclass
 
 from config.errors import clean
 from suites import Column, Scope, Suite
-from suites._sources import Among, AmongConfig
+from suites._sources import Among
 from tasks import facts
 
 
-@dataclass(frozen=True, slots=True)
-class FactsConfig(AmongConfig):
-    """Which facts."""
+@dataclass(frozen=True)
+class Facts(Among):
+    """One-fact questions."""
 
     source_split: str = ""
     """use only facts of this split of the source; empty = train, if the file names splits"""
 
-
-class Facts(Among):
-    """One-fact questions."""
-
-    Config = FactsConfig
     lengths, file_name = (1, 4), "facts"
 
     def columns(self, scope: Scope) -> list[Column]:
-        questions = facts.read(self.file_in(scope), self.config.source_split)
+        questions = facts.read(self.file_in(scope), self.source_split)
         name = clean(f"{questions[0].dataset or 'questions'}, one fact")
         return self.columns_among(scope, questions, name)
 
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
-        split = self.config.source_split
+        split = self.source_split
         return Suite.about(self, scope, column) | ({"split": split} if split else {})

@@ -36,7 +36,7 @@ class Files(Suite):
                 "RULER's sets are measured in tokens, the other files in documents: "
                 "evaluate them apart."
             )
-        self.unit = units.pop()
+        object.__setattr__(self, "unit", units.pop())  # which no setting is: the files tell
         times = Counter((file.question, file.length) for file in files)
         columns = []
         for file in files:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from suites import Scope, Suite, SuiteConfig
+from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-@dataclass(frozen=True, slots=True)
-class HLEConfig(SuiteConfig):
-    """Who judges, and whether pictures are sent."""
+@dataclass(frozen=True)
+class HLESuite(Suite):
+    """Questions of a file; without one six easy ones of ours."""
 
     judge: str = ""
     """the model that judges responses, openai:URL#MODEL; the key is read from OPENAI_API_KEY"""
@@ -21,18 +21,13 @@ class HLEConfig(SuiteConfig):
     """send pictures as data URLs, to an --endpoint with --chat whose model sees them; without,
     questions with a picture are left out"""
 
-
-class HLESuite(Suite):
-    """Questions of a file; without one six easy ones of ours."""
-
-    Config = HLEConfig
     unit, metric = "steps", "reward"
 
     @property
     def pictured(self) -> bool:
-        return self.config.images
+        return self.images
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.hle import HLE
 
-        return HLE(self.file_in(scope, optional=True), self.config.judge, self.config.images)
+        return HLE(self.file_in(scope, optional=True), self.judge, self.images)

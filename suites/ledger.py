@@ -9,26 +9,21 @@ from dataclasses import dataclass
 from functools import partial
 
 from data import Task
-from suites import Column, Scope, Suite, SuiteConfig
+from suites import Column, Scope, Suite
 from tasks import ledger
 
 
-@dataclass(frozen=True, slots=True)
-class LedgerConfig(SuiteConfig):
-    """Which sessions."""
+@dataclass(frozen=True)
+class Ledger(Suite):
+    """Generated sessions."""
 
     split: str = "dev"
     """split of the facts: dev to choose settings, test to report"""
 
-
-class Ledger(Suite):
-    """Generated sessions."""
-
-    Config = LedgerConfig
     unit, lengths, metric, generated = "sessions", (4, 16, 64), "reward", True
 
     def columns(self, scope: Scope) -> list[Column]:
         def make(length: int) -> list[Task]:
-            return [*ledger.make_questions(scope.seed, scope.n, length, self.config.split)]
+            return [*ledger.make_questions(scope.seed, scope.n, length, self.split)]
 
         return [Column(ledger.KIND, length, partial(make, length)) for length in scope.lengths]

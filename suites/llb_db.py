@@ -9,25 +9,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from suites import Scope
-from suites.llb_os import LLBOS, LLBConfig
+from suites.llb_os import LLBOS
 from tasks.environments import Environment
 
 
-@dataclass(frozen=True, slots=True)
-class LLBDBConfig(LLBConfig):
-    """Where statements run."""
-
-    db_backend: str = "sqlite"
-    """sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
-
-
+@dataclass(frozen=True)
 class LLBDB(LLBOS):
     """Databases; without a file eight tasks of ours."""
 
-    Config = LLBDBConfig
+    db_backend: str = "sqlite"
+    """sqlite, or mysql://USER@HOST, a MariaDB or MySQL of yours"""
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.llb_db import LLBDB
 
         path = self.file_in(scope, optional=True)
-        return LLBDB(path or None, self.config.db_backend, self.config.rules)
+        return LLBDB(path or None, self.db_backend, self.rules)

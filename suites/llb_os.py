@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from suites import Scope, Suite, SuiteConfig
+from suites import Scope, Suite
 from tasks.environments import Environment
 
 RULES = {
@@ -17,26 +17,21 @@ RULES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class LLBConfig(SuiteConfig):
-    """By which rules tasks are judged."""
+@dataclass(frozen=True)
+class LLBOS(Suite):
+    """Shells."""
 
     rules: Literal["own", "released"] = "own"
     """how episodes are judged and end: by rules of ours, or as in the code that LifelongAgentBench
     has released, after 3 (llb-db) or 5 responses instead of 15 (docs/streams.md)"""
 
-
-class LLBOS(Suite):
-    """Shells."""
-
-    Config = LLBConfig
     unit, metric, may_differ = "steps", "reward", ("rules",)
 
     @property
     def judged_by(self) -> str:
-        return RULES[self.config.rules]
+        return RULES[self.rules]
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.llb_os import LLBOS
 
-        return LLBOS(self.file_in(scope), self.config.rules)
+        return LLBOS(self.file_in(scope), self.rules)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from suites._conversations import Conversations, ConversationsConfig
+from suites._conversations import Conversations
 
 
-@dataclass(frozen=True, slots=True)
-class LoCoMoConfig(ConversationsConfig):
-    """Which conversations, and how answers are graded."""
+@dataclass(frozen=True)
+class LoCoMo(Conversations):
+    """LoCoMo."""
 
     source_split: str = ""
     """RULE/PART/adversarial/START, each of which may be left out: RULE/PART = seven-three (also
@@ -24,13 +24,7 @@ class LoCoMoConfig(ConversationsConfig):
     category 5 not asked. The figures of one cannot be compared with the other's, and tables name
     it"""
 
-
-class LoCoMo(Conversations):
-    """LoCoMo."""
-
-    Config = LoCoMoConfig
     may_differ = ("metric",)
 
-    @property
-    def graded_by(self) -> str:
-        return self.config.metric
+    def grader(self) -> str:
+        return self.metric

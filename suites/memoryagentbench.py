@@ -12,29 +12,22 @@ from functools import partial
 
 from config.terminal import say
 from data import Task
-from suites import Column, Scope, Suite, SuiteConfig
+from suites import Column, Scope, Suite
 from tasks import memoryagentbench
 
 
-@dataclass(frozen=True, slots=True)
-class MemoryAgentBenchConfig(SuiteConfig):
-    """Which questions."""
+@dataclass(frozen=True)
+class MemoryAgentBench(Suite):
+    """A column of each source, as long as its longest context in tokens of the model."""
 
     source_split: str = ""
     """use only the questions of this source, such as factconsolidation_mh_6k"""
 
-
-class MemoryAgentBench(Suite):
-    """A column of each source, as long as its longest context in tokens of the model."""
-
-    Config = MemoryAgentBenchConfig
     unit = "tokens"
 
     def columns(self, scope: Scope) -> list[Column]:
         path = self.file_in(scope)
-        tasks, sentences = memoryagentbench.choose(
-            memoryagentbench.load(path), self.config.source_split
-        )
+        tasks, sentences = memoryagentbench.choose(memoryagentbench.load(path), self.source_split)
         memoryagentbench.check_metric(tasks)
         for sentence in sentences:
             say(sentence, "yellow")

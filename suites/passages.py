@@ -9,13 +9,13 @@ from dataclasses import dataclass
 
 from config.errors import clean
 from suites import Column, Scope, Suite
-from suites._sources import Among, AmongConfig
+from suites._sources import Among
 from tasks import passages, readers
 
 
-@dataclass(frozen=True, slots=True)
-class PassagesConfig(AmongConfig):
-    """Which articles' questions."""
+@dataclass(frozen=True)
+class Passages(Among):
+    """SQuAD's questions."""
 
     source_split: str = ""
     """train or test, as --test-articles divides the articles; empty = all"""
@@ -23,22 +23,16 @@ class PassagesConfig(AmongConfig):
     """articles of the split test, all others are train: K/M = those whose number in the file, from
     0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
 
-
-class Passages(Among):
-    """SQuAD's questions."""
-
-    Config = PassagesConfig
     lengths, file_name = (1, 4, 16, 64), "passages"
 
     def columns(self, scope: Scope) -> list[Column]:
-        is_test = passages.article_rule(self.config.test_articles)
+        is_test = passages.article_rule(self.test_articles)
         questions = passages.split_by_article(readers.read(self.file_in(scope)), is_test)
         name = clean(questions[0].dataset or "questions")
-        if self.config.source_split:
-            name += f", {self.config.source_split} articles"
+        if self.source_split:
+            name += f", {self.source_split} articles"
         return self.columns_among(scope, questions, name)
 
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
-        c, about = self.config, Suite.about(self, scope, column)
-        split = {"split": c.source_split, "test_articles": c.test_articles}
-        return about | (split if c.source_split else {})
+        split = {"split": self.source_split, "test_articles": self.test_articles}
+        return Suite.about(self, scope, column) | (split if self.source_split else {})

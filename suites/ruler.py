@@ -12,16 +12,16 @@ from pathlib import Path
 
 from config.errors import UserError
 from data import Pool, Task
-from suites import Column, Scope, Suite
-from suites._sources import FillerConfig, read_filler, select_split
+from suites import Column, Scope
+from suites._sources import Filled, read_filler, select_split
 from tasks import readers, ruler
 
 ESSAY = tuple(kind for kind, settings in ruler.NIAH.items() if settings.haystack == "essay")
 
 
-@dataclass(frozen=True, slots=True)
-class RulerConfig(FillerConfig):
-    """Which tasks of RULER, and of what they are made; --data = HotpotQA's questions, for qa_2."""
+@dataclass(frozen=True)
+class Ruler(Filled):
+    """RULER's tasks."""
 
     ruler_tasks: tuple[str, ...] = ()
     """names of tasks, or all; empty = those whose sources are given"""
@@ -31,21 +31,15 @@ class RulerConfig(FillerConfig):
     squad: str = ""
     """SQuAD file, for the task qa_1"""
 
-
-class Ruler(Suite):
-    """RULER's tasks."""
-
-    Config = RulerConfig
     unit, lengths, may_differ = "tokens", (4096, 8192, 16384), ("ruler_tasks",)
 
     def columns(self, scope: Scope) -> list[Column]:
-        c = self.config
         everything = [task for file in scope.data for task in readers.read(file)]
-        questions = select_split(everything, c.source_split) if scope.data else []
-        squad = readers.read(c.squad) if c.squad else []
-        extra = read_filler(c.filler)
-        texts = haystack_texts(c.haystack, questions, extra)
-        kinds = select_ruler_tasks(c.ruler_tasks, texts, squad, questions)
+        questions = select_split(everything, self.source_split) if scope.data else []
+        squad = readers.read(self.squad) if self.squad else []
+        extra = read_filler(self.filler)
+        texts = haystack_texts(self.haystack, questions, extra)
+        kinds = select_ruler_tasks(self.ruler_tasks, texts, squad, questions)
         sentences = lru_cache(1)(lambda: ruler.sentences(texts))
         questions_of = {"qa_1": squad, "qa_2": questions}
 
@@ -76,9 +70,9 @@ class Ruler(Suite):
 
     def haystack_name(self, data: Sequence[str]) -> str:
         """Name the sources of `haystack_texts`."""
-        if self.config.haystack:
-            return ", ".join(Path(file).name for file in self.config.haystack)
-        return f"passages of {', '.join(Path(f).name for f in (*data, *self.config.filler))}"
+        if self.haystack:
+            return ", ".join(Path(file).name for file in self.haystack)
+        return f"passages of {', '.join(Path(f).name for f in (*data, *self.filler))}"
 
 
 def haystack_texts(files: Sequence[str], tasks: Sequence[Task], extra: Pool | None) -> list[str]:

@@ -12,16 +12,16 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 from config.errors import clean
-from config.options import NOT_NEGATIVE
+from config.settings import NOT_NEGATIVE
 from data import Task
 from suites import Column, Scope, Suite
-from suites._sources import FillerConfig, question_files, read_filler, select_split
+from suites._sources import Filled, question_files, read_filler, select_split
 from tasks import hqa, readers
 
 
-@dataclass(frozen=True, slots=True)
-class RulerHQAConfig(FillerConfig):
-    """How documents are made of questions and filler."""
+@dataclass(frozen=True)
+class RulerHQA(Filled):
+    """The questions of each file among documents; the same questions at every length."""
 
     evidence_order: Literal["any", "forward", "reverse"] = "any"
     """order of the evidence in the document: any; forward = in hop order; reverse = last hop
@@ -33,27 +33,22 @@ class RulerHQAConfig(FillerConfig):
     compat_seed4: bool = False
     """use the original's constant shuffle, which always puts the evidence in the same places"""
 
-
-class RulerHQA(Suite):
-    """The questions of each file among documents; the same questions at every length."""
-
-    Config = RulerHQAConfig
     lengths, file_name = (50, 200, 800), "hqa"
 
     @property
     def evidence(self) -> hqa.Evidence:
-        return hqa.Evidence(self.config.evidence_order, self.config.min_distance)
+        return hqa.Evidence(self.evidence_order, self.min_distance)
 
     def columns(self, scope: Scope) -> list[Column]:
-        c, evidence, columns = self.config, self.evidence, []
-        extra = read_filler(c.filler)
+        evidence, columns = self.evidence, []
+        extra = read_filler(self.filler)
 
         def make(questions: list[Task], n: int, length: int) -> list[Task]:
-            rest = scope.seed, c.compat_seed4, evidence, scope.lengths
+            rest = scope.seed, self.compat_seed4, evidence, scope.lengths
             return hqa.make_tasks(questions, length, n, extra, *rest)
 
         for file in question_files(scope.data, "hotpotqa"):
-            questions = select_split(readers.read(file), c.source_split)
+            questions = select_split(readers.read(file), self.source_split)
             n = min(scope.n, len(questions))
             name = clean(questions[0].dataset or Path(file).name.partition(".")[0])
             if not evidence.anywhere:  # other questions than those of published numbers
@@ -62,7 +57,7 @@ class RulerHQA(Suite):
         return sorted(columns, key=lambda column: column.length)
 
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
-        about = Suite.about(self, scope, column) | {"compat_seed4": self.config.compat_seed4}
+        about = Suite.about(self, scope, column) | {"compat_seed4": self.compat_seed4}
         e = self.evidence
         where = {"evidence_order": e.order, "min_distance": e.min_distance}
         return about | ({} if e.anywhere else where)

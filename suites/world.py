@@ -10,23 +10,24 @@ from functools import partial
 from typing import Annotated
 
 from config.errors import UserError
-from config.options import NOT_EMPTY
+from config.settings import NOT_EMPTY
 from data import Task
-from suites import Column, Scope, Suite, SuiteConfig
+from suites import Column, Scope, Suite
 from tasks import worlds
 
 
-@dataclass(frozen=True, slots=True)
-class WorldConfig(SuiteConfig):
-    """Which questions of generated English."""
+@dataclass(frozen=True)
+class World(Suite):
+    """Generated English."""
 
     kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
     """kinds of question"""
     split: str = "dev"
     """split of the facts: dev to choose settings, test to report"""
 
+    unit, lengths, generated, may_differ = "sections", (4, 16, 64), True, ("kinds",)
+
     def __post_init__(self):
-        SuiteConfig.__post_init__(self)
         for values, choices in ((self.kinds, worlds.KINDS), ((self.split,), worlds.SPLITS)):
             for k, value in enumerate(values):
                 if value not in choices or value in values[:k]:
@@ -35,21 +36,12 @@ class WorldConfig(SuiteConfig):
                         f"Generated English has {known}, each named once, not {value!r}."
                     )
 
-
-class World(Suite):
-    """Generated English."""
-
-    Config = WorldConfig
-    unit, lengths, generated, may_differ = "sections", (4, 16, 64), True, ("kinds",)
-
     def columns(self, scope: Scope) -> list[Column]:
-        c = self.config
-
         def make(kind: str, length: int) -> list[Task]:
-            return [*worlds.make_tasks(scope.seed, scope.n, length, kind, c.split)]
+            return [*worlds.make_tasks(scope.seed, scope.n, length, kind, self.split)]
 
         return [
             Column(kind, length, partial(make, kind, length))
             for length in scope.lengths
-            for kind in c.kinds
+            for kind in self.kinds
         ]

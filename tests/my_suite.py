@@ -1,23 +1,21 @@
 from dataclasses import dataclass
 
 from data import Task
-from suites import Column, Suite, SuiteConfig
+from suites import Column, Suite
 
 
 @dataclass(frozen=True)
-class Config(SuiteConfig):
+class MySuite(Suite):  # of a user's own: a setting, a unit, lengths and one kind of question
     goods: str = "pears"
     """what is counted"""
 
-
-class MySuite(Suite):  # of a user's own: a setting, a unit, lengths and one kind of question
-    Config, unit, lengths = Config, "lines", (2, 8)
+    unit, lengths = "lines", (2, 8)
 
     def columns(self, scope):
         def make(length):
-            lines = [f"Day {k}: {k * 3} {self.config.goods}." for k in range(1, length + 1)]
+            lines = [f"Day {k}: {k * 3} {self.goods}." for k in range(1, length + 1)]
             asked = range(1, min(scope.n, length) + 1)
-            question = f"How many {self.config.goods} were there on day {{}}?".format
+            question = f"How many {self.goods} were there on day {{}}?".format
             text = " ".join(lines)
             return [Task(f"d{k}", question(k), (str(k * 3),), text=text) for k in asked]
 

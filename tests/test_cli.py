@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import typer.main
 import yaml
 from conftest import Inline, cell_of, forked, parts_of, until
 from test_front_page import blocks, commands
@@ -30,12 +31,12 @@ from report.rows import Rows
 from tasks import downloads
 
 ROOT = Path(cli.__file__).parent
-SHARED = ROOT.parent / "shared" / "data"
 
 
 def run(*arguments, code=0):
-    """Run a command in this process; returns what it printed."""
-    result = CliRunner().invoke(cli.app, [str(a) for a in arguments])
+    """Run a command in this process; returns what it printed. A lone text is its whole line."""
+    words = arguments[0].split() if len(arguments) == 1 else map(str, arguments)
+    result = CliRunner().invoke(cli.app, [*words])
     if result.exception and not isinstance(result.exception, SystemExit):
         raise result.exception
     assert result.exit_code == code, result.output
@@ -52,14 +53,10 @@ def python(code, **kwargs):
 def own(tmp_path):
     path = tmp_path / "own.jsonl"
     rows = [
-        {
-            "question": f"Where is {p}?",
-            "answer": "Lima",
-            "context": f"{p} reached Lima. Otto joined Emil.",
-        }
-        for p in ("Anna", "Boris")
+        {"question": f"Where is {who}?", "answer": "Lima", "context": f"{who} reached Lima."}
+        for who in ("Anna", "Boris")
     ]
-    path.write_text("".join(json.dumps(r) + "\n" for r in rows))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     return path
 
 
@@ -99,20 +96,35 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
     assert "the disk is full; make room" in run("data", "look", "world", code=2)
 
 
-def test_every_setting_is_a_flag_with_its_docstring():
-    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train", "--help")))
-    for flag in (
-        "--group-size",
-        "--clip-high",
-        "--dual-clip",
-        "--importance",
-        "--chunk-tokens",
-        "--layout",
-        "--lora-rank",
-        "--updates-per-rollout",
-    ):
-        assert flag in text
+def test_settings_are_flags_with_their_docstrings():
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help")))
+    for flag in ("group-size", "clip-high", "chunk-tokens", "lora-rank", "updates-per-rollout"):
+        assert f"--{flag}" in text
     assert "G, trajectories of one task (default: 16)" in text
+    # what presets and files set, and what means nothing to the agent
+    assert "--grad-clip" not in text and "--compat" not in text
+    for words in ("train --grad-clip 1", "train --compat paper"):
+        assert "No such option" in run(words, code=2)
+
+
+def test_a_run_has_few_flags():
+    """What hardly anybody sets is a constant, or stands in presets and files."""
+    group = typer.main.get_command(cli.app)
+    for name, most in (("train", 60), ("eval", 35)):
+        with group.make_context("cli.py", [name], resilient_parsing=True) as context:
+            _, command, _ = group.resolve_command(context, [name])
+            assert len(command.params) <= most, name
+
+
+def test_little_is_imported_at_the_start():
+    code = (
+        "import sys, cli\n"
+        "files = {getattr(module, '__file__', None) for module in sys.modules.values()}\n"
+        "print(*filter(None, files), sep='\\n')"
+    )
+    ours = [Path(line) for line in python(code).splitlines() if Path(line).is_relative_to(ROOT)]
+    ours = [path for path in ours if ".venv" not in path.parts]
+    assert sum(len(path.read_text().splitlines()) for path in ours) <= 5000
 
 
 @pytest.mark.parametrize(
@@ -122,10 +134,6 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--model", "./nowhere"), "./nowhere"),
         (("train", "--preset", "papre"), "papre"),
         (("train", "--agent", "rememr1", "--compat", "papre"), "paper, upstream"),
-        (("train", "--compat", "papre"), "it is about rememr1"),
-        (("train", "--compat", "paper"), "it is about rememr1"),
-        (("eval", "--compat", "paper"), "it is about rememr1"),
-        (("train", "--alpha", "1.5"), "alpha"),
         (("train", "--agent", "nowhere.py"), "nowhere.py"),
         (("eval", "--agents", "rememr1", "--compat", "papre"), "paper, upstream"),
         (("demo", "--agent", "full"), "section by section"),
@@ -133,20 +141,14 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--lengths", "4,x"), "--lengths"),
         (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
         (("eval", "--agents", "memgent"), "memgent"),
-        (("eval", "--split", "tset"), "tset"),
+        (("eval", "--suite", "world", "--split", "tset"), "tset"),
         (("eval", "--data", "nowhere.parquet"), "nowhere.parquet"),
         (("ask", "nowhere.txt", "why?"), "nowhere.txt"),
         (("show", "nowhere"), "nowhere"),
         (("data", "look", "nowhere.jsonl"), "nowhere.jsonl"),
         (("data", "look", "world", "--kind", "three_hop"), "three_hop"),
         (("data", "build", "nowhere.json", "out"), "nowhere.json"),
-        (("train", "--betas", "0.9"), "betas"),
         (("train", "--lr", "-1"), "lr"),
-        (("train", "--weight-decay", "-1"), "weight_decay"),
-        (("train", "--save-every", "0"), "save_every"),
-        (("train", "--top-p", "0"), "top_p"),
-        (("train", "--grad-clip", "-1"), "grad_clip"),
-        (("train", "--lora-rank", "-1"), "lora_rank"),
         (("train", "--max-sections", "-1"), "max_sections"),
         (("train", "--lengths", ""), "lengths"),
         (("train", "--name", ".."), "--name"),
@@ -155,15 +157,10 @@ def test_every_setting_is_a_flag_with_its_docstring():
         (("train", "--runs", __file__), "test_cli.py"),
         (("eval", "--runs", __file__), "test_cli.py"),
         (("eval", "--n", "0"), "n must"),
-        (("eval", "--in-flight", "0"), "in_flight"),
-        (("eval", "--samples", "0"), "samples"),
         (("eval", "--agents", ""), "agents"),
         (("eval", "--lengths", "50,...,20"), "lengths"),
         (("eval", "--lengths", "...,20"), "lengths"),
         (("eval", "--suite", "hqa"), "suite"),
-        (("eval", "--lengths", "0"), "lengths"),
-        (("eval", "--temperatures", "-1"), "temperatures"),
-        (("eval", "--top-p", "0"), "top_p"),
         (("demo", "--short", "--name", ""), "--name"),
         (("demo", "--short", "--name", "."), "--name"),
         (("demo", "--short", "--name", "../other"), "--name"),
@@ -174,38 +171,29 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
 ):
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == 2
-    assert isinstance(result.exception, SystemExit)
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
     message = result.stderr.strip()
-    assert (
-        message.startswith("memagent: ")
-        and "\n" not in message
-        and words in message
-        and "Traceback" not in result.output
-    )
+    assert message.startswith("memagent: ") and "\n" not in message and words in message
+    assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
-    ("arguments", "choices"),
+    ("line", "choices"),
     [
-        (("train", "--agent", "rememr1", "--callback", "always"), "learned, question, off"),
-        (("train", "--credit", "shared"), "share, split"),
-        (("train", "--dtype", "float33"), "auto, float32, bfloat16, mixed"),
-        (("train", "--device", "foo"), "auto, cpu, cuda"),
-        (("eval", "--device", "foo"), "auto, cpu, cuda"),
-        (("ask", __file__, "why?", "--device", "foo"), "auto, cpu, cuda"),
+        ("train --agent rememr1 --callback always", "learned, question, off"),
+        ("train --credit shared", "share, split"),
+        ("eval --device foo", "auto, cpu, cuda"),
+        (f"ask {__file__} why? --device foo", "auto, cpu, cuda"),
     ],
 )
-def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, arguments, choices):
+def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, line, choices):
     monkeypatch.chdir(tmp_path)
-    result = CliRunner().invoke(cli.app, list(arguments))
-    assert result.exit_code == 2 and isinstance(result.exception, SystemExit)
-    *_, flag, value = arguments
-    message = " ".join(re.sub("[│╭╮╰╯─]", " ", result.stderr).split())
+    message = " ".join(re.sub("[│╭╮╰╯─]", " ", run(line, code=2)).split())
+    flag, value = line.split()[-2:]
     assert f"Invalid value for '{flag}'" in message and f"'{value}' is not one of" in message
     assert ", ".join(f"'{choice}'" for choice in choices.split(", ")) in message
-    assert "Traceback" not in result.output and list(tmp_path.iterdir()) == []
+    assert "Traceback" not in message and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
@@ -286,75 +274,39 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
 ):
     monkeypatch.chdir(tmp_path)
     Path("loop").symlink_to("loop")
+    passages = [{"title": f"T{k}", "text": "t"} for k in range(9)]
     records = [
-        {
-            "id": str(i),
-            "question": f"Who is {i}?",
-            "answers": ["a"],
-            "paragraphs": [{"title": f"{i} {k}", "text": "t"} for k in range(9)],
-        }
+        {"id": str(i), "question": f"Who is {i}?", "answers": ["a"], "paragraphs": passages}
         for i in range(2)
     ]
     Path("set.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
     Path("run/checkpoints/step-1").mkdir(parents=True)
     Path("run/config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     there = sorted(tmp_path.rglob("*"))
+    names = {"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}
     for line in PATHS.strip().splitlines():
-        words = [
-            {"P": path, "OWN": "own.jsonl", "SET": "set.jsonl", "RUN": "run"}.get(word, word)
-            for word in line.split()
-        ]
         if path.endswith("/x") and "--name P" in line:
             continue  # inside the folder of all runs there is neither file nor link
-        words += (
-            "--steps 1 --tasks-per-step 1 --group-size 2".split()
-            if words[0] == "train" and "--resume" not in words
-            else []
-        )
+        words = [names.get(word, word) for word in line.split()]
+        if words[0] == "train" and "--resume" not in words:
+            words += "--steps 1 --tasks-per-step 1 --group-size 2".split()
         result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 2 and isinstance(result.exception, SystemExit), (
-            line,
-            result.output,
-            result.exception,
-        )
+        assert result.exit_code == 2, (line, result.output, result.exception)
+        assert isinstance(result.exception, SystemExit), line
         message = result.stderr.strip()
-        if (
-            "\0" not in path
-        ):  # which no shell can give; the library refuses some of these itself, in its own form
-            assert (
-                message.startswith("memagent: ") and "\n" not in message and len(message) < 2100
-            ), line
+        # no shell can give a NUL byte; the library refuses some of these itself, in its own form
+        if "\0" not in path:
+            assert message.startswith("memagent: ") and "\n" not in message, line
+            assert len(message) < 2100, line
         assert "Traceback" not in result.output, line
         assert sorted(tmp_path.rglob("*")) == there, line
 
 
-@pytest.mark.parametrize(
-    "content",
-    ["{", "grpo: {stepz: 3}", "gpro: {steps: 3}", "[1]", "", "run: 5", "grpo: {steps: abc}"],
-)
-def test_a_wrong_config_file_is_named(tmp_path, monkeypatch, content):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "c.yaml").write_text(content)
-    result = CliRunner().invoke(cli.app, ["train", "--config", "c.yaml"])
-    assert result.exit_code == 2 and "c.yaml" in result.stderr
-
-
 def test_plan_prints_a_line_a_mode_and_its_formulas():
-    out = " ".join(
-        run(
-            "plan",
-            "--model",
-            "Qwen/Qwen3-4B",
-            "--gpu-gib",
-            "24",
-            "--chunk-tokens",
-            "512",
-            "--preset",
-            "vime",
-        ).split()
-    )
+    line = "plan --model Qwen/Qwen3-4B --gpu-gib 24 --chunk-tokens 512 --preset vime"
+    out = " ".join(run(line).split())
     assert "4.02 billion weights" in out and "512 tokens" in out and "layout paper" in out
-    assert "fits │ yes │ yes │ no │" in out and "--sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
+    assert "fits │ yes │ yes │ no │" in out and "sleep │ 1 │ 1 │ │" in out and "bandwidth" in out
 
 
 @pytest.mark.parametrize(
@@ -380,11 +332,8 @@ def test_look_and_convert(own, tmp_path):
     assert "question  Where is " in ledger and "2024-01-06" in ledger and "2024-01-07" not in ledger
     assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
     assert "A ledger has between" in run("data", "look", "ledger", "--sections", 0, code=2)
-    talk = {
-        "id": "t",
-        "memories": [{"text": "Ada left."}],
-        "qa": [{"question": "Who?", "answer": "A"}],
-    }
+    qa = [{"question": "Who?", "answer": "A"}]
+    talk = {"id": "t", "memories": [{"text": "Ada left."}], "qa": qa}
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
     looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
     assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
@@ -395,137 +344,32 @@ def test_look_and_convert(own, tmp_path):
 
 def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    run(
-        "train",
-        "--name",
-        "a",
-        "--steps",
-        2,
-        "--tasks-per-step",
-        2,
-        "--group-size",
-        4,
-        "--lengths",
-        "1,2",
-    )
-    folder = tmp_path / "runs" / "a"
-    assert {p.name for p in folder.iterdir()} >= {
-        "config.yaml",
-        "metrics.csv",
-        "checkpoints",
-        "trajectories.jsonl.gz",
-        "model",
-        "tensorboard",
-    }
+    run("train --name a --steps 2 --tasks-per-step 2 --group-size 4 --lengths 1,2")
+    folder = Path("runs/a")
+    made = "config.yaml metrics.csv checkpoints trajectories.jsonl.gz model tensorboard"
+    assert {path.name for path in folder.iterdir()} >= {*made.split()}
     shown = run("show", folder, "--n", 2)
     assert "Where is" in shown and "reward" in shown
     run("train", "--config", folder / "config.yaml", "--name", "b")
-    assert (tmp_path / "runs/b/model/model.safetensors").read_bytes() == (
-        folder / "model/model.safetensors"
-    ).read_bytes()  # replayed
-    out = run(
-        "eval",
-        "--model",
-        folder / "model",
-        "--lengths",
-        "1,2",
-        "--n",
-        4,
-        "--name",
-        "e",
-        "--temperatures",
-        "1.0",
-    )
-    summary = json.loads((tmp_path / "runs/e/summary.json").read_text())
+    weights = [Path("runs", name, "model/model.safetensors").read_bytes() for name in "ab"]
+    assert weights[0] == weights[1]  # replayed
+    line = "eval --model runs/a/model --lengths 1,2 --n 4 --name e --temperatures 1.0"
+    out = run(line)
+    summary = json.loads(Path("runs/e/summary.json").read_text())
     assert cell_of(summary, "memagent", "two_hop", "1.0", 2)["n"] == 4 and "memagent" in out
-    assert "<html" in (tmp_path / "runs/e/report.html").read_text()
-    rows = (tmp_path / "runs/e/rows.jsonl").read_text()
-    run(
-        "eval",
-        "--model",
-        folder / "model",
-        "--lengths",
-        "1,2",
-        "--n",
-        4,
-        "--name",
-        "e",
-        "--temperatures",
-        "1.0",
-    )
-    assert (tmp_path / "runs/e/rows.jsonl").read_text() == rows  # nothing is asked twice
-    run(
-        "eval",
-        "--data",
-        own,
-        "--n",
-        2,
-        "--name",
-        "own",
-        "--agents",
-        "memagent",
-        "--temperatures",
-        "0",
-    )
-    (tmp_path / "doc.txt").write_text(
+    assert "<html" in Path("runs/e/report.html").read_text()
+    rows = Path("runs/e/rows.jsonl").read_text()
+    run(line)
+    assert Path("runs/e/rows.jsonl").read_text() == rows  # nothing is asked twice
+    run(f"eval --data {own} --n 2 --name own --agents memagent --temperatures 0")
+    Path("doc.txt").write_text(
         "Clara joined Otto. Anna reached Lima. Emil met Ida. "
         "Hugo toured Nice. Max met Vera. Paula met Leon."
     )
-    asking = ("ask", tmp_path / "doc.txt", "Where is Anna?", "--model", "tiny")
-    out = run(*asking, "--agent", "full")
+    asking = ("ask", "doc.txt", "Where is Anna?", "--model", "tiny", "--agent")
+    out = run(*asking, "full")
     assert "answer: Lima" in out and "Its words stand in the text." in out
-    assert "section 1" in run(*asking, "--agent", "memagent")
-
-
-@pytest.mark.skipif(
-    not (SHARED / "hotpotqa_tiny.jsonl.gz").exists(),
-    reason="needs ../shared/data, which is not there",
-)
-def test_real_text_passes_from_end_to_end(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run(
-        "data",
-        "build",
-        SHARED / "hotpotqa_tiny.jsonl.gz",
-        "hqa",
-        "--lengths",
-        "12,20",
-        "--n",
-        4,
-        "--filler",
-        SHARED / "passages_extra.jsonl.gz",
-    )
-    run(
-        "train",
-        "--name",
-        "real",
-        "--data",
-        "hqa/hqa_12.jsonl.gz",
-        "--steps",
-        1,
-        "--tasks-per-step",
-        1,
-        "--group-size",
-        2,
-        "--chunk-tokens",
-        2048,
-    )
-    run(
-        "eval",
-        "--name",
-        "real-eval",
-        "--data",
-        "hqa/hqa_12.jsonl.gz,hqa/hqa_20.jsonl.gz",
-        "--n",
-        1,
-        "--chunk-tokens",
-        2048,
-        "--temperatures",
-        "0",
-    )
-    summary = json.loads(Path("runs/real-eval/summary.json").read_text())
-    assert summary["unit"] == "documents"
-    assert parts_of(summary, "length", agent="memagent") == [12, 20]
+    assert "section 1" in run(*asking, "memagent")
 
 
 def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
@@ -539,10 +383,8 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     Path("runs/d/old").touch()  # an earlier demo is replaced
     Path("runs/other").mkdir()
     Path("runs/other/config.yaml").touch()
-    run(
-        "demo", "--short", "--name", "other", code=2
-    )  # a folder that is no demo, a training run for one, is not
-    run("demo", "--short", "--name", "d")
+    run("demo --short --name other", code=2)  # a folder that is no demo, a run, is not
+    run("demo --short --name d")
     summary = json.loads(Path("runs/d/summary.json").read_text())
     for agent in ("trained", "untrained", "full"):
         for question in ("one_fact", "two_hop"):
@@ -578,53 +420,35 @@ SMALL = {
 def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch, rendered):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
-    left = [
-        Path("runs/demo-rememr1", name) for name in (".demo", "rows/0.jsonl", "old/config.yaml")
-    ]
-    left += [Path("runs/demo-rememr1/rememr1-0", name) for name in ("config.yaml", "metrics.csv")]
-    for path in left:  # by an earlier demo of this name: it goes over that
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("{")
-    out = run("demo", "--agent", "rememr1", "--short")
-    assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
     folder = Path("runs/demo-rememr1")
+    left = ".demo rows/0.jsonl old/config.yaml rememr1-0/config.yaml rememr1-0/metrics.csv"
+    for name in left.split():  # by an earlier demo of this name: it goes over that
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text("{")
+    out = run("demo --agent rememr1 --short")
+    assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
     summary = json.loads((folder / "summary.json").read_text())
-    agents = [
-        "rememr1",
-        "memagent",
-        "untrained rememr1",
-        "untrained memagent",
-        "full",
-        "rememr1, not looking back",
-    ]
-    assert (
-        parts_of(summary, "agent")[:2] == agents[:2]
-        and parts_of(summary, "temperature", agent="full") == ["1.0", "0.0"]
-        and {*parts_of(summary, "agent")} == {*agents}
-    )
-    assert (
-        len(summary["cells"]) == 12
-        and parts_of(summary, "n") == [4]
-        and parts_of(summary, "length") == [4]
-    )
+    arms, untrained = ["rememr1", "memagent"], ["untrained rememr1", "untrained memagent"]
+    off = "rememr1, not looking back"
+    assert parts_of(summary, "agent")[:2] == arms
+    assert {*parts_of(summary, "agent")} == {*arms, *untrained, "full", off}
+    assert parts_of(summary, "temperature", agent="full") == ["1.0", "0.0"]
+    assert len(summary["cells"]) == 12
+    assert parts_of(summary, "n") == parts_of(summary, "length") == [4]
     assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
         (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
     ]
     counted = {cell["agent"]: cell["counts"] for cell in summary["cells"] if "counts" in cell}
-    assert counted.keys() == {*agents} - {"full"}  # it reads no sections
-    assert {name for name, counts in counted.items() if "queries" in counts} <= {
-        agents[0],
-        agents[2],
-        agents[5],
-    }
-    assert all("writes" in counted[name] for name in (agents[1], agents[3]))
-    off = cell_of(summary, agents[5], "two_hop_reverse", "1.0", 4)
-    assert off["counts"]["updates"] > 0 and "queries" not in off["counts"]
-    assert off["rates"]["recall_queries"] == 0
+    assert counted.keys() == {*arms, *untrained, off}  # full reads no sections
+    asking = {name for name, counts in counted.items() if "queries" in counts}
+    assert asking <= {arms[0], untrained[0], off}
+    assert all("writes" in counted[name] for name in (arms[1], untrained[1]))
+    cell = cell_of(summary, off, "two_hop_reverse", "1.0", 4)
+    assert cell["counts"]["updates"] > 0 and "queries" not in cell["counts"]
+    assert cell["rates"]["recall_queries"] == 0
     for name in ("rememr1-0", "memagent-0"):
-        assert (folder / name / "report.html").exists() and (
-            folder / name / "model" / "model.safetensors"
-        ).exists()
+        assert (folder / name / "report.html").exists()
+        assert (folder / name / "model" / "model.safetensors").exists()
     page = (folder / "report.html").read_text()
     assert "Seed by seed" in page and "What the agents did" in page
     assert not (folder / "old").exists()
@@ -668,127 +492,52 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
 
 def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    small = ("--steps", 1, "--tasks-per-step", 1, "--group-size", 2, "--lengths", "1")
+    small = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1"
     out = run(
-        "train",
-        "--name",
-        "a",
-        "--preset",
-        "rememr1",
-        "--compat",
-        "upstream",
-        "--chunk-tokens",
-        24,
-        "--step-tokens",
-        20,
-        "--final-tokens",
-        20,
-        "--updates-per-rollout",
-        1,
-        "--alpha",
-        0.5,
-        *small,
+        f"train --name a --preset rememr1 --compat upstream --chunk-tokens 24 --step-tokens 20 "
+        f"--final-tokens 20 --updates-per-rollout 1 --alpha 0.5 {small}"
     )
     for words in (
-        "history_scope exclude_new",
-        "query_text greedy",
-        "boxed_literal double",
-        "retriever tfidf_tokens",
-        "alpha 0.5",
-        "turn_reward_scale 2.0",
-        "not as upstream: ",
+        *("history_scope exclude_new", "query_text greedy", "boxed_literal double"),
+        *("retriever tfidf_tokens", "alpha 0.5", "turn_reward_scale 2.0", "not as upstream: "),
     ):
         assert words in out
     stored = find.begun(Path("runs/a"))
-    assert (stored["run"]["agent"], stored["agent"]["memory_reward"], stored["grpo"]["kl"]) == (
-        "rememr1",
-        "level",
-        1e-3,
-    )
-    out = run(
-        "train",
-        "--name",
-        "b",
-        "--config",
-        "runs/a/config.yaml",
-        "--compat",
-        "paper",
-        "--history-scope",
-        "exclude_current",
-    )
+    assert stored["run"]["agent"] == "rememr1" and stored["agent"]["memory_reward"] == "level"
+    assert stored["grpo"]["kl"] == 1e-3
+    line = "train --name b --config runs/a/config.yaml --compat paper"
+    out = run(f"{line} --history-scope exclude_current")
     for words in (
-        "history_scope exclude_current",
-        "boxed_literal single",
-        "query_text first",
-        "recall_words all",
-        "retriever word_recall",
-        "alpha 0.8",
-        "aggregation trajectory_mean",
+        *("history_scope exclude_current", "boxed_literal single", "query_text first"),
+        *("recall_words all", "retriever word_recall", "alpha 0.8", "aggregation trajectory_mean"),
     ):
         assert words in out
-    run("train", "--name", "b", "--resume", "--steps", 2)
+    run("train --name b --resume --steps 2")
     assert find.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
     # unless it is said, the agent that the model was trained with
-    for name, said, agent in (("c", (), "rememr1"), ("d", ("--agent", "memagent"), "memagent")):
-        run("train", "--name", name, "--model", "runs/a/model", *said, *small)
+    for name, more, agent in (("c", "", "rememr1"), ("d", "--agent memagent", "memagent")):
+        run(f"train --name {name} --model runs/a/model {more} {small}")
         assert find.begun(Path("runs", name))["run"]["agent"] == agent
-    out = run(
-        "eval",
-        "--name",
-        "e",
-        "--model",
-        "runs/a/model",
-        "--agents",
-        "rememr1,memagent",
-        "--compat",
-        "upstream",
-        "--lengths",
-        "1",
-        "--n",
-        2,
-        "--temperatures",
-        "0",
-    )
+    few = "--model runs/a/model --lengths 1 --temperatures 0"
+    out = run(f"eval --name e --agents rememr1,memagent --compat upstream --n 2 {few}")
     assert "not as upstream: " in out and "query_text greedy" in out
-    assert (
-        "history_scope include_current" in out
-        and "boxed_literal single" in out
-        and not {"memory_reward", "turn_reward_scale"} & {*out.split()}  # nothing is trained
-    )
+    assert "history_scope include_current" in out and "boxed_literal single" in out
+    assert not {"memory_reward", "turn_reward_scale"} & {*out.split()}  # nothing is trained
     assert "What the agents did" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(
         "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. "
         "Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
-    assert "rememr1: memory_text update" in run(
-        "ask", "notes.txt", "Where is Anna?", "--model", "tiny", "--agent", "rememr1"
-    )
-    assert "rememr1: memory_text response_minus_recall" in run(
-        "ask", "notes.txt", "Where is Anna?", "--model", "runs/a/model"
-    )  # as it was trained
-    run(
-        "eval",
-        "--name",
-        "p",
-        "--model",
-        "runs/a/model",
-        "--preset",
-        "rememr1",
-        "--lengths",
-        "1",
-        "--n",
-        1,
-        "--temperatures",
-        "0",
-        "--chunk-tokens",
-        24,
-    )
+    asking = ("ask", "notes.txt", "Where is Anna?", "--model")
+    assert "rememr1: memory_text update" in run(*asking, "tiny", "--agent", "rememr1")
+    as_trained = "rememr1: memory_text response_minus_recall"
+    assert as_trained in run(*asking, "runs/a/model")
+    assert "memory_text" not in run(*asking, "tiny")
+    run(f"eval --name p --preset rememr1 --n 1 --chunk-tokens 24 {few}")
     evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
-    assert (
-        evaluated["eval"]["agents"][0] == "rememr1" and evaluated["agent"]["max_sections"] is None
-    )  # a preset's cap is one of training
-    assert "memory_text" not in run("ask", "notes.txt", "Where is Anna?", "--model", "tiny")
-    assert "agent rememr1" in run("plan", "--model", "Qwen/Qwen3-4B", "--preset", "rememr1")
+    assert evaluated["eval"]["agents"][0] == "rememr1"
+    assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
+    assert "agent rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1")
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
@@ -796,6 +545,37 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
 ):
     """In their order, with small numbers on top, on files of the names and forms they speak of."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(downloads, "get", download)
+    Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
+    shutil.copytree(ROOT / "examples", "examples")
+    shutil.copytree(EMBEDDED, "runs/demo/model")  # the demo, which has a test of its own
+    engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+    text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = [words for words in commands(text) if "my_agent.py" not in words]
+    used = {name for name in SMALL for words in lines if " ".join(words).startswith(name)}
+    assert used == {*SMALL}
+    for words in lines:
+        words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
+        name = " ".join(words[: 1 + (words[0] == "data")])
+        # a run is resumed with its own settings
+        small = [] if "--resume" in words else SMALL[name].split()
+        assert run(*words, *small).strip(), words
+    assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
+    assert "Reward by training step" in Path("runs/mine/report.html").read_text()
+    # what is shown is of a step that there is without the small numbers
+    shown, trained = (next(w for w in lines if w[0] == name) for name in ("show", "train"))
+    assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
+    assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
+    evaluated = json.loads(Path("runs/real-hqa/summary.json").read_text())
+    (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
+    assert asked["policy"] == "runs/real/model" and asked["known"] == 2
+    assert asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
+    assert parts_of(evaluated, "agent") == ["memagent", "full", "bm25", "none", "oracle"]
+    assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
+
+
+def download(name, out, revision, say):
+    """Write questions in HotpotQA's form as `data get` would."""
     questions = [
         {
             "id": str(i),
@@ -806,57 +586,16 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(
             "supporting_facts": {"title": [f"Title {10 * i}"], "sent_id": [0]},
             "context": {
                 "title": [f"Title {k}" for k in range(10 * i, 10 * i + 10)],
-                "sentences": [
-                    [f"Person {k} reached Lima. ", "It rained."] for k in range(10 * i, 10 * i + 10)
-                ],
+                "sentences": [[f"Person {k} is in Lima. "] for k in range(10 * i, 10 * i + 10)],
             },
         }
         for i in range(44)
     ]
-
-    def get(name, out, revision, say):
-        say(f"{name} comes from a hub")
-        (out / name).mkdir(parents=True)
-        train, _, validation = (file.name for file in downloads.SOURCES[name][2])
-        pq.write_table(pa.Table.from_pylist(questions[:22]), out / name / train)
-        pq.write_table(pa.Table.from_pylist(questions[22:]), out / name / validation)
-
-    monkeypatch.setattr(downloads, "get", get)
-    Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
-    shutil.copytree(ROOT / "examples", "examples")
-    shutil.copytree(
-        EMBEDDED, "runs/demo/model"
-    )  # the demo's policy; `make demo` has a test of its own
-    engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
-    (of_a_run, *_) = blocks(engines, "bash")
-    text = of_a_run + (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [words for words in commands(text) if "my_agent.py" not in words]
-    assert {name for name in SMALL for words in lines if " ".join(words).startswith(name)} == {
-        *SMALL
-    }
-    for words in lines:
-        words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
-        name = " ".join(words[: 1 + (words[0] == "data")])
-        small = (
-            [] if "--resume" in words else SMALL[name].split()
-        )  # a run is resumed with its own settings
-        assert run(*words, *small).strip(), words
-    assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
-    assert "Reward by training step" in Path("runs/mine/report.html").read_text()
-    shown, trained = (next(w for w in lines if w[0] == name) for name in ("show", "train"))
-    assert (
-        shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
-    )  # of a step that there is without the small numbers
-    assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
-    evaluated = json.loads(Path("runs/real-hqa/summary.json").read_text())
-    (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
-    assert (
-        asked["policy"] == "runs/real/model"
-        and asked["known"] == 2
-        and asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
-    )
-    assert parts_of(evaluated, "agent") == ["memagent", "full", "bm25", "none", "oracle"]
-    assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
+    say(f"{name} comes from a hub")
+    (out / name).mkdir(parents=True)
+    training, _, validation = (file.name for file in downloads.SOURCES[name][2])
+    pq.write_table(pa.Table.from_pylist(questions[:22]), out / name / training)
+    pq.write_table(pa.Table.from_pylist(questions[22:]), out / name / validation)
 
 
 def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):
@@ -877,25 +616,19 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     words = (
         "train --steps 4 --tasks-per-step 2 --group-size 2 --lengths 1,2 --lr 0.001 "
         "--save-every 1 --chunk-tokens 30 --name"
-    ).split()
+    )
     with pytest.MonkeyPatch.context() as patch:  # it dies in its third step
         patch.setattr(train.TrainingProgress, "on_train_batch_end", dies_in_the_third_step)
-        process = forked([*words, "killed"])
+        process = forked([*words.split(), "killed"])
     process.join()
     assert process.exitcode == -signal.SIGKILL
     before = Path("runs/killed/config.yaml").read_bytes()
-    result = CliRunner().invoke(cli.app, "train --name killed --resume --seed 9 --lr 0.5".split())
-    assert (
-        result.exit_code == 2
-        and "grpo.lr 0.001, not 0.5" in result.stderr
-        and "grpo.seed 0, not 9" in result.stderr
-    )
-    assert (
-        "Traceback" not in result.output and Path("runs/killed/config.yaml").read_bytes() == before
-    )
-    run("train", "--name", "killed", "--resume")
+    said = run("train --name killed --resume --seed 9 --lr 0.5", code=2)
+    assert "grpo.lr 0.001, not 0.5" in said and "grpo.seed 0, not 9" in said
+    assert "Traceback" not in said and Path("runs/killed/config.yaml").read_bytes() == before
+    run("train --name killed --resume")
     assert Path("runs/killed/config.yaml").read_bytes() == before
-    run(*words, "whole")
+    run(f"{words} whole")
 
     def numbers(name):
         with Path("runs", name, "metrics.csv").open(newline="") as file:
@@ -906,7 +639,7 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
         return rows, Path("runs", name, "model", "model.safetensors").read_bytes()
 
     assert numbers("killed") == numbers("whole") and len(numbers("killed")[0]) == 4
-    run("train", "--name", "killed", "--resume", "--steps", 5)  # and past its end
+    run("train --name killed --resume --steps 5")  # and past its end
     assert len(numbers("killed")[0]) == 5
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 5
 
@@ -920,7 +653,7 @@ def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
     one halts with rows of its own.
     """
     monkeypatch.chdir(tmp_path)
-    small = "--lengths 8 --kinds one_fact --n 50 --agents memagent --in-flight 2"
+    small = "--data world --lengths 8 --kinds one_fact --n 50 --agents memagent --in-flight 2"
     words = ["eval", *small.split(), "--name", "shared"]
     first, second = (Path(f"runs/shared/rows-{k}-of-2.jsonl") for k in (1, 2))
 
@@ -960,11 +693,8 @@ def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
 
 def test_an_error_that_quotes_somebody_elses_text_cannot_steer_the_terminal():
     result = CliRunner().invoke(cli.app, ["train", "--data", "\x1b]0;title\x07file"])
-    assert (
-        result.exit_code == 2
-        and "file" in result.stderr
-        and not set("\x1b\x07") & set(result.stderr)
-    )
+    assert result.exit_code == 2 and "file" in result.stderr
+    assert not {"\x1b", "\x07"} & {*result.stderr}
 
 
 def test_nothing_goes_to_the_network_without_being_asked(own):

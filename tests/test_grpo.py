@@ -465,7 +465,7 @@ def test_clipping_by_hand():
 
 def test_importance_correction_by_hand():
     for importance, expected in (("truncate", -2.0), ("mask", 0.0), ("none", -1.0)):
-        config = replace(CONFIG, importance=importance, importance_cap=2.0)
+        config = replace(CONFIG, importance=importance)
         loss, _, _ = loss_of(0.0, 0.0, 1.0, config, sampler=-1.0)  # ratio e
         assert loss == pytest.approx(expected)
     for importance in ("truncate", "mask"):
@@ -588,7 +588,7 @@ def test_a_sampler_with_other_weights_stops_the_run(policy, codec, reward, updat
 
 
 def test_a_turn_whose_mean_ratio_leaves_the_cap_is_not_trained():
-    config = replace(CONFIG, importance="mask_turn", importance_cap=2.0)
+    config = replace(CONFIG, importance="mask_turn")
     old, ones = torch.zeros(6), torch.ones(6)
     apart = torch.tensor([0.6, 0.6, -0.9, 0.3, 5.0, -5.0])  # means .6, -.3, 0; log 2 = .69
     turn = torch.tensor([0, 0, 1, 1, 2, 2])

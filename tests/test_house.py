@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import cli
 import suites
 from agents import find
-from config import options
+from config import options, settings
 from config.options import EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
@@ -204,18 +204,18 @@ def test_every_setting_has_a_flag_a_help_and_a_panel():
         ReadConfig,
         *(find.find(n).Config for n in find.names()),
     ):
-        docs = options.docs(cls)
+        docs = settings.docs(cls)
         for field in fields(cls):
             assert docs.get(field.name), (cls.__name__, field.name)
     everyday = {name for names in options.EVERYDAY.values() for name in names}
     for cls in (RunConfig, GRPOConfig, EvalConfig, ReadConfig):
-        for field in fields(cls):
-            assert field.name in everyday or options.panel_of(field.name) != "More", field.name
+        for name in settings.hints_of(cls).keys() - settings.unflagged(cls):
+            assert name in everyday or options.panel_of(name) != "More", name
 
 
 def test_every_setting_of_a_suite_has_a_help():
     for kind in map(suites.find, suites.names()):
-        assert all(options.docs(kind.Config).get(field.name) for field in fields(kind.Config))
+        assert all(settings.docs(kind).get(field.name) for field in fields(kind))
 
 
 def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():

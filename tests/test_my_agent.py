@@ -53,7 +53,7 @@ def test_a_training_has_the_agents_setting_turn_reward_and_count(trained):
 def forgotten(monkeypatch):
     """As in a process that has not loaded the agent: every command is one."""
     find.find.cache_clear()
-    monkeypatch.setattr(find, "_LOADED", {})
+    monkeypatch.setattr(find.FINDER, "loaded", {})
 
 
 def test_a_stopped_run_goes_on_with_the_users_agent_which_is_named_again(trained, forgotten):
@@ -170,10 +170,7 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
     words = ("train", "--steps", 2, "--tasks-per-step", 2, "--group-size", 3, "--runs", tmp_path)
     run(*words, "--name", "a", "--data", f"{path}:tasks", "--reward", f"{path}:reward")
     lines = list(csv.DictReader((tmp_path / "a" / "metrics.csv").open()))
-    assert (
-        all((5 * 6 * float(line["reward"])) % 1 < 1e-6 or True for line in lines)
-        and len(lines) == 2
-    )
+    assert len(lines) == 2
     assert any(0 < float(line["reward"]) < 1 for line in lines)
     run(
         "eval", "--agents", "oracle,none", "--data", f"{path}:tasks", "--n", 2, "--runs", tmp_path,
@@ -192,39 +189,22 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "what"), [
-    ("import nonsense_module\n", "cannot be imported: line 1: ModuleNotFoundError"),
-    ("x = 1\nx +\n", "cannot be imported: line 2: SyntaxError"),
-    ("x = 1\n", "holds no agent"),
-    ("def a(agent, task):\n    yield\n\ndef b(agent, task):\n    yield\n", "holds several agents "
-                                                                           "(a, b)"),
-    ("AGENT = 3\n", "AGENT is neither"),
-    ("def a(agent, task):\n    yield 'Where?'\n", "yielded str, which is no prompt"),
-    ("def a(agent, task):\n    yield agent.prompt('final', 8)\n", "has no prompt 'final'"),
+    ("import nonsense_module\n", "line 1"),
+    ("x = 1\nx +\n", "line 2"),
+    ("x = 1\n", "none"),
+    ("def a(agent, task):\n    yield\n\ndef b(agent, task):\n    yield\n", "a, b"),
+    ("AGENT = 3\n", "AGENT"),
+    ("def a(agent, task):\n    yield 'Where?'\n", "yielded str"),
+    ("def a(agent, task):\n    yield agent.prompt('final', 8)\n", "no prompt 'final'"),
 ])  # fmt: skip
-@pytest.mark.parametrize("command", ["ask", "train", "eval"])
-def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, command, text, what):
-    path = tmp_path / "wrong.py"
+def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, text, what):
+    path, document = tmp_path / "wrong.py", tmp_path / "doc.txt"
     path.write_text(text)
-    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    words = {
-        "ask": (
-            *("ask", tmp_path / "doc.txt", "Where?", "--agent", path),
-            *("--model", "tiny", "--runs", tmp_path),
-        ),
-        "train": ("train", "--agent", path, "--steps", 1, "--runs", tmp_path, "--name", "a"),
-        "eval": (
-            "eval",
-            "--agents",
-            path,
-            "--lengths",
-            2,
-            "--n",
-            1,
-            "--runs",
-            tmp_path,
-            "--name",
-            "a",
-        ),
-    }[command]
-    said = " ".join(run(*words, code=2).split())
-    assert what in said and "wrong" in said and "Traceback" not in said
+    document.write_text("Anna reached Lima.")
+    for words in (
+        ("ask", document, "Where?", "--agent", path, "--model", "tiny"),
+        ("train", "--agent", path, "--steps", 1, "--name", "a"),
+        ("eval", "--agents", path, "--lengths", 2, "--n", 1, "--name", "a"),
+    ):
+        said = " ".join(run(*words, "--runs", tmp_path, code=2).split())
+        assert what in said and "wrong" in said and "Traceback" not in said

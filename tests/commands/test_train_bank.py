@@ -157,7 +157,8 @@ def test_a_model_is_evaluated_with_the_bank_of_its_training_and_writes_nothing(
     with closing(agent.opened()):
         folder = train.train(*settings(model, tmp_path, "r"), agent)
     path.write_bytes(b"gone on")
-    words = f"--agents {find.learner().name} --lengths 1 --kinds one_fact --n 4 --temperatures 1"
+    words = f"--agents {find.learner().name} --data world --lengths 1 --kinds one_fact --n 4"
+    words += " --temperatures 1"
     words = [*words.split(), "--model", folder / "model", "--runs", tmp_path, "--device", "cpu"]
     result = CliRunner().invoke(cli.app, ["eval", "--name", "e", *map(str, words)])
     assert result.exit_code == 0, result.output

@@ -1,13 +1,15 @@
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from agents import find
 from agents.rememr1 import ReMemR1Config
-from config import files, options
+from config import files, options, settings
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from config.plugins import load_file
 
 
 @pytest.mark.parametrize(
@@ -17,56 +19,39 @@ from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
         (GRPOConfig, "tasks_per_step", ((), (8, 0))),
         (GRPOConfig, "betas", ((0.9,), (0.9, 1.0), (-0.1, 0.9), (0.9, 0.9, 0.9))),
         (GRPOConfig, "lr", (-1.0, math.nan, math.inf)),
-        (GRPOConfig, "weight_decay", (-1.0,)),
         (GRPOConfig, "grad_clip", (-1.0, 0.0, math.nan)),
         (GRPOConfig, "clip_low", (-0.1, 1.1)),
-        (GRPOConfig, "clip_high", (-0.1,)),
         (GRPOConfig, "dual_clip", (-1.0, 0.5)),
-        (GRPOConfig, "kl", (-1.0,)),
-        (GRPOConfig, "importance_cap", (0.0,)),
-        (GRPOConfig, "turns_per_trajectory", (-1,)),
-        (GRPOConfig, "warmup", (-1,)),
-        (GRPOConfig, "rows_per_update", (-1,)),
         (GRPOConfig, "without_signal", ("drop",)),
         (ReMemR1Config, "recall_words", ("new",)),
-        (GRPOConfig, "warmup_from", ("one",)),
         (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
         (GRPOConfig, "top_p", (0.0, 1.1)),
         (GRPOConfig, "grow_at", (math.nan,)),
-        (GRPOConfig, "lora_rank", (-1,)),
-        (GRPOConfig, "lora_alpha", (-1.0,)),
         (GRPOConfig, "seed", (-1, 2**63)),
         (RunConfig, "data", ("",)),
         (RunConfig, "lengths", ((), (0,))),
         (RunConfig, "kinds", ((),)),
         (RunConfig, "save_every", (0,)),
-        (RunConfig, "keep_trajectories", (-1,)),
-        (RunConfig, "keep_checkpoints", (-1,)),
         (RunConfig, "dtype", ("float33", "dtype")),
-        (RunConfig, "device", ("foo",)),
         (EvalConfig, "data", ((),)),
-        (EvalConfig, "agents", ((),)),
-        (EvalConfig, "lengths", ((0,),)),
+        (EvalConfig, "lengths", ((0,), (4, 4))),
+        (EvalConfig, "part", ("9/8", "0/2")),
+        (EvalConfig, "answerer", ("openai:here",)),
+        (RunConfig, "answerer", ("gpt",)),
         (EvalConfig, "n", (0, -3)),
-        (EvalConfig, "samples", (0,)),
-        (EvalConfig, "in_flight", (0,)),
         (EvalConfig, "temperatures", ((), (-1.0,), (math.nan,))),
-        (EvalConfig, "top_p", (0.0,)),
-        (EvalConfig, "transcripts", (-1,)),
-        (EvalConfig, "dtype", ("float33",)),
-        (EvalConfig, "device", ("foo",)),
     ],
 )
 def test_a_value_out_of_range_is_one_sentence_that_names_the_setting(cls, field, values):
     for value in values:
-        with pytest.raises(UserError, match=rf"^{field} must [^\n]+\.$"):
+        with pytest.raises(UserError, match=rf"^{field} (must|has) [^\n]+\.$"):
             replace(cls(), **{field: value})
 
 
 def test_a_rollout_is_cut_into_updates_in_one_way():
     with pytest.raises(
-        UserError, match=r"^Give --rows-per-update or --updates-per-rollout, not both[^\n]+\.$"
+        UserError, match=r"^Give rows_per_update or updates_per_rollout, not both[^\n]+\.$"
     ):
         GRPOConfig(rows_per_update=64, updates_per_rollout=2)
 
@@ -149,51 +134,54 @@ def test_numbers_as_people_write_them(tmp_path):
     }
 
 
-@pytest.mark.parametrize("name", ["state_reward_scale", "recall_match", "chunk_tokens"])
-def test_settings_of_an_earlier_version_and_misplaced_ones_are_named(tmp_path, name):
-    path = tmp_path / "c.yaml"
-    path.write_text(f"grpo: {{{name}: 9}}\nagent: {{}}\n")
-    with pytest.raises(UserError, match=f"grpo has no setting {name!r}"):
-        find.stored_settings(path)
-
-
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "named"),
     [
-        (b"run: 5", "run must be a section"),
-        (b"run: [1]", "run must be a section"),
-        (b"run: {lengths: 4}", "run.lengths must be a list, each item a whole number, not 4"),
-        (b"run: {lengths: [4, x]}", "run.lengths must be a whole number, not"),
-        (b"run: {lengths: [4.5]}", "run.lengths must be a whole number, not"),
-        (b"run: {name: 5}", "run.name must be text, not 5"),
-        (b"run: {trust_remote_code: 1}", "run.trust_remote_code must be true or false, not 1"),
-        (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens must be a whole number, not 2.5"),
-        (b"agent: {chunk_tokens: true}", "agent.chunk_tokens must be a whole number, not True"),
-        (b"agent: {chunk_tokens: null}", "agent.chunk_tokens must be a whole number, not None"),
-        (b"agent: {max_sections: x}", "agent.max_sections must be a whole number, not 'x'"),
-        (b"grpo: {steps: abc}", "grpo.steps must be a whole number, not 'abc'"),
-        (b"grpo: {lr: fast}", "grpo.lr must be a number, not 'fast'"),
-        (b"grpo: {lr: true}", "grpo.lr must be a number, not True"),
-        (b"grpo: {1: 2}", "grpo has no setting 1"),
-        (b"grpo: {aggregation: [1]}", "grpo.aggregation must be one of token_mean, row_mean"),
-        (b"agent: {layout: 5}", "agent.layout must be one of shared, paper, not 5"),
-        (b"agent: 5", "agent must be a section"),
+        (b"run: 5", "run must be"),
+        (b"run: [1]", "run must be"),
+        (b"run: {lengths: 4}", "run.lengths"),
+        (b"run: {lengths: [4, x]}", "run.lengths"),
+        (b"run: {lengths: [4.5]}", "run.lengths"),
+        (b"run: {lengths: [0]}", "run.lengths"),
+        (b"run: {name: 5}", "run.name"),
+        (b"run: {name: !!binary aGk=}", "run.name must"),
+        (b"run: {name: 2024-07-26 10:00:00}", "run.name must"),
+        (b'run: {name: "\\ud800"}', "run.name must"),
+        (b"run: {trust_remote_code: 1}", "run.trust_remote_code"),
+        (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens"),
+        (b"agent: {chunk_tokens: true}", "agent.chunk_tokens"),
+        (b"agent: {chunk_tokens: null}", "agent.chunk_tokens"),
+        (b"agent: {max_sections: x}", "agent.max_sections"),
+        (b"agent: {layout: 5}", "agent.layout"),
+        (b"agent: {template_date: yesterday}", "agent.template_date"),
+        (b"agent: 5", "agent must be"),
+        (b"grpo: {steps: abc}", "grpo.steps"),
+        (b"grpo: {lr: fast}", "grpo.lr"),
+        (b"grpo: {lr: true}", "grpo.lr"),
+        (b"grpo: {betas: [0.9]}", "grpo.betas"),
+        (b"grpo: {aggregation: [1]}", "grpo.aggregation"),
+        (b"grpo: {1: 2}", "no setting 1"),
+        (b"grpo: {chunk_tokens: 9}", "no setting 'chunk_tokens'"),
+        (b"eval: {part: 9/8}", "eval.part"),
+        (b"other: {}", "'other'"),
+        (b"run: {engine_window: 4096}", "engine_window"),  # of an earlier version
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
+        (b'run: {name: "a\\0b"}', "no valid YAML"),
         (b"[" * 5000, "no valid YAML"),
     ],
 )
-def test_a_wrong_type_names_file_section_and_field(tmp_path, content, words):
+def test_what_is_wrong_in_a_file_of_settings_is_named(tmp_path, content, named):
     (tmp_path / "c.yaml").write_bytes(content)
     with pytest.raises(UserError) as error:
         find.stored_settings(tmp_path / "c.yaml")
     message = str(error.value)
-    assert "c.yaml" in message and words in message and "\n" not in message
+    assert "c.yaml" in message and named in message and "\n" not in message
 
 
 def test_what_a_model_says_about_reading_is_checked_too(tmp_path):
     (tmp_path / "agent.yaml").write_text("agent: {chunk_tokens: 2.5}")
-    with pytest.raises(UserError, match=r"agent\.yaml: agent\.chunk_tokens must be a whole number"):
+    with pytest.raises(UserError, match=r"agent\.yaml: agent\.chunk_tokens must"):
         find.resolve("default", tmp_path, {}, {})
 
 
@@ -264,3 +252,34 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
     }
     with pytest.raises(UserError, match="by --name"):
         find.resumed("default", {}, {}, {})
+
+
+def test_the_docs_name_all_settings_that_are_no_flags():
+    text = (
+        Path(settings.__file__).parents[1].joinpath("docs/engines.md").read_text(encoding="utf-8")
+    )
+    for cls in (RunConfig, GRPOConfig, EvalConfig, find.find("memagent").Config):
+        assert all(f"`{name}`" in text for name in settings.unflagged(cls)), cls
+
+
+def test_a_setting_of_an_earlier_version_is_read_at_its_only_value(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("run: {engine_window: 0, name: a}\ngrpo: {importance_cap: 2.0}\n")
+    assert find.stored_settings(path) == {"run": {"name": "a"}, "grpo": {}}
+
+
+def test_a_class_of_a_users_own_is_checked_and_described(tmp_path):
+    """By the plain decorator of dataclasses; its own fields and those that it inherits."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        "from dataclasses import dataclass\nfrom memagent import ReadConfig\n"
+        "@dataclass(frozen=True)\nclass Mine(ReadConfig):\n"
+        '    k: int = 3\n    """how\n    many"""\n'
+        "    def __post_init__(self):\n        if self.k > 9: raise ValueError('k is large')\n"
+    )
+    cls = load_file(path).Mine
+    assert settings.docs(cls)["k"] == "how many" and "section" in settings.docs(cls)["chunk_tokens"]
+    assert replace(cls(k=4), chunk_tokens=9) == cls(chunk_tokens=9, k=4)
+    for given in ({"k": "x"}, {"chunk_tokens": 0}, {"l": 1}, {"k": 10}):
+        with pytest.raises(UserError, match=next(iter(given))):
+            cls(**given)

@@ -79,7 +79,7 @@ def test_what_is_reported_was_not_trained_on():
         assert given["temperatures"] == "0" and given["n"] == 128
         if given["suite"] == "passages":
             assert given["source_split"] == "test"
-            default = suites.find("passages").Config().test_articles
+            default = suites.find("passages")().test_articles
             assert (given["test_articles"] or default) == train[1]["test_articles"]
         else:
             assert given["source_split"] == "validation"

@@ -104,7 +104,7 @@ def test_nothing_is_asked_for_because_a_folder_names_it(tmp_path):
 
 
 @pytest.mark.parametrize("imports, call", [
-    ("from agents.find import _agent_yaml", "_agent_yaml(path)"),
+    ("from agents.find import of_model", "of_model(path)"),
     (LOADS, "Codec.load(path)"),
     ("from models.load import load_model", "load_model(path)"),
     ("from models.embedder import embedder_of", "embedder_of('hf:' + path)"),
@@ -119,7 +119,7 @@ def test_a_pipe_in_a_model_folder_is_a_sentence(imports, call, tmp_path):
 def test_a_pipe_beside_a_gguf_file_is_a_sentence(tmp_path):
     path = folders.pipes(tmp_path)["agent.yaml"] / "a.gguf"
     path.write_bytes(b"")
-    (line,) = said("from agents.find import _agent_yaml", "_agent_yaml(path)", [path])
+    (line,) = said("from agents.find import of_model", "of_model(path)", [path])
     assert "is a pipe or a device and no file" in line
 
 

@@ -123,7 +123,7 @@ def stopped_by(number, words, *where):
 def test_a_training_that_is_stopped_goes_on_to_the_same_numbers(tmp_path, monkeypatch, words):
     """In a step, between steps and while a checkpoint is written; by the command that it says."""
     monkeypatch.chdir(tmp_path)
-    words = [*words, "--steps", 8, "--save-every", 3, "--keep-trajectories", 1]
+    words = [*words, "--steps", 8, "--save-every", 3]
     last = SFT if words[0] == "sft" else GRPO
     run([*words, "--name", "whole"])
     status, said = stopped_by(signal.SIGINT, [*words, "--name", "it's"], 1)
@@ -219,7 +219,7 @@ def full(words, most, *where):
 @pytest.mark.parametrize("words", [SMALL, SMALL_SFT], ids=["train", "sft"])
 def test_a_full_disk_leaves_the_last_checkpoint_and_says_where_it_is(tmp_path, monkeypatch, words):
     monkeypatch.chdir(tmp_path)
-    words = [*words, "--steps", 4, "--save-every", 1, "--keep-trajectories", 1, "--name"]
+    words = [*words, "--steps", 4, "--save-every", 1, "--name"]
     run([*words, "whole"])
     kept = "Step {} of 4 is whole in runs/a/checkpoints/step-{}; go on with: "
     again = f"python {sys.argv[0]} {words[0]} --resume --name a"
@@ -273,7 +273,9 @@ def test_a_stream_on_a_full_disk_goes_on_from_its_last_batch(tmp_path, monkeypat
 
 def test_an_evaluation_on_a_full_disk_keeps_its_rows(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "eval --agents memagent --lengths 2 --kinds one_fact --n 10 --name e".split()
+    words = (
+        "eval --agents memagent --data world --lengths 2 --kinds one_fact --n 10 --name e".split()
+    )
     said = full(words, 2_000, 0, TransformersEngine, "__init__")
     assert said.endswith("make room and call again, the rows so far are kept.")
     said = run(words)
@@ -282,7 +284,9 @@ def test_an_evaluation_on_a_full_disk_keeps_its_rows(tmp_path, monkeypatch):
 
 def test_an_evaluation_whose_page_alone_finds_no_room_says_what_is_safe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = "eval --agents memagent --lengths 2 --kinds one_fact --n 4 --name e".split()
+    words = (
+        "eval --agents memagent --data world --lengths 2 --kinds one_fact --n 4 --name e".split()
+    )
     run(words)
     rows = Path("runs/e/rows.jsonl").read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)

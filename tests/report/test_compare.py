@@ -155,7 +155,18 @@ def test_an_evaluation_that_is_partly_there_is_compared_and_that_is_said(tmp_pat
 
 def test_settings_that_are_not_the_usual_ones_stand_in_the_tables_and_change_no_pair(tmp_path):
     runs = tmp_path / "runs"
-    common = ["--agents", "bm25,full", "--lengths", "4", "--kinds", "one_fact", "--n", "2"]
+    common = [
+        "--agents",
+        "bm25,full",
+        "--data",
+        "world",
+        "--lengths",
+        "4",
+        "--kinds",
+        "one_fact",
+        "--n",
+        "2",
+    ]
     common += ["--temperatures", "0", "--runs", str(runs)]
     for name, more in (("two", ["--top-k", "2"]), ("usual", [])):
         done = CliRunner().invoke(cli.app, ["eval", *common, *more, "--name", name])

@@ -218,7 +218,7 @@ def trajectory(step, sample, agent=Clerk, **counts):
 @pytest.fixture
 def run(tmp_path, monkeypatch):
     """Return the folder of a training that recorded the steps 0, 5 and 10 on two ranks."""
-    monkeypatch.setitem(find._LOADED, str(Path("clerk").absolute()), Clerk)
+    monkeypatch.setitem(find.FINDER.loaded, str(Path("clerk").absolute()), Clerk)
     folder = folder_of(tmp_path / "run", [], metrics=METRICS_CSV)
     writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
     for step, finds in ((0, 1), (5, 50), (10, 3)):
@@ -298,7 +298,7 @@ def test_an_agent_that_lists_nothing_has_records_as_before(run):
     assert "counts" not in next(step_records(run)) and ends_of(run) == []
     path.write_bytes(runlog.packed([trajectory(0, 0, op_find=1)], Clerk(), 0))
     assert [end["step"] for end in ends_of(run)] == [0]
-    del find._LOADED[str(Path("clerk").absolute())]  # of a file that nobody has loaded
+    del find.FINDER.loaded[str(Path("clerk").absolute())]  # of a file that nobody has loaded
     assert ends_of(run) == []
 
 
@@ -324,7 +324,7 @@ ROWS = [
 
 @pytest.fixture
 def clerk(monkeypatch):
-    monkeypatch.setitem(find._LOADED, str(Path("clerk").absolute()), Clerk)
+    monkeypatch.setitem(find.FINDER.loaded, str(Path("clerk").absolute()), Clerk)
 
 
 def test_an_agents_table_is_drawn_cell_by_cell(clerk):

@@ -272,7 +272,7 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits, tmp_path):
     config = EvalConfig(suite="ruler", data=("q.json", "hf:a/b"))
     assert hub.pinned(config).data == ("q.json", f"hf:a/b@{COMMIT}")
     suite = suites.pinned(suites.make("ruler", {"squad": "hf:s:dev"}), print)
-    assert suite.config.squad == f"hf:s@{COMMIT}:dev"
+    assert suite.squad == f"hf:s@{COMMIT}:dev"
 
 
 def test_train_and_eval_are_given_the_commit(commits, monkeypatch):

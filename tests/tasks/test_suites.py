@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import yaml
@@ -42,21 +43,15 @@ def questions(tmp_path):
 
 @pytest.fixture
 def filler(tmp_path):
-    return str(
-        lines(
-            tmp_path / "filler.jsonl",
-            [{"title": f"F{k}", "text": f"Filler sentence {k}. Another one."} for k in range(300)],
-        )
-    )
+    passages = [{"title": f"F{k}", "text": f"Filler {k}. Another one."} for k in range(300)]
+    return str(lines(tmp_path / "filler.jsonl", passages))
 
 
 def asked(codec, **other):
+    """Unit, columns as (question, length), and the tasks of each."""
     unit, columns = asked_of(lambda: codec, **{"n": 2} | other)
-    return (
-        unit,
-        [(c.question, c.length) for c in columns],
-        {(c.question, c.length): c.make() for c in columns},
-    )
+    made = {(c.question, c.length): c.make() for c in columns}
+    return unit, [*made], made
 
 
 def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
@@ -98,150 +93,115 @@ def test_where_questions_come_from(codec, tmp_path, monkeypatch):
     assert asked(codec, suite="ruler-hqa", lengths=(12,))[1] == [("hotpotqa", 12)]
 
 
-def test_ruler_asks_what_it_has_sources_for(codec, tmp_path, questions, filler):
+def test_ruler_asks_what_it_has_sources_for(tmp_path, questions, filler):
+    def names(**other):  # no tokenizer is needed
+        return [c.question for c in asked_of(lengths=(4096,), n=2, suite="ruler", **other)[1]]
+
     generated = [kind for kind in ruler.KINDS if kind not in (*ESSAY, "qa_1", "qa_2")]
-    assert [q for q, _ in asked_names(suite="ruler")] == generated
+    assert names() == generated
     essay = tmp_path / "essay.txt"
     essay.write_text("One thing. Another thing. " * 40)
-    assert [q for q, _ in asked_names(suite="ruler", haystack=(str(essay),))] == [
-        k for k in ruler.KINDS if k[:2] != "qa"
-    ]
-    everything = [k for k in ruler.KINDS if k != "qa_1"]
-    assert [
-        q for q, _ in asked_names(suite="ruler", data=(questions,), filler=(filler,))
-    ] == everything
+    assert names(haystack=(str(essay),)) == [k for k in ruler.KINDS if k[:2] != "qa"]
+    assert names(data=(questions,), filler=(filler,)) == [k for k in ruler.KINDS if k != "qa_1"]
     for kind, words in (
         ("niah_single_2", "--haystack"),
         ("qa_1", "--squad"),
         ("qa_2", "--data"),
         ("all", "niah_single_2 needs --haystack"),
+        ("niah", "'niah'"),
     ):
         with pytest.raises(UserError, match=words):
-            asked_names(suite="ruler", ruler_tasks=(kind,))
-    with pytest.raises(UserError, match="Unknown task of RULER 'niah'"):
-        asked_names(suite="ruler", ruler_tasks=("niah",))
+            names(ruler_tasks=(kind,))
 
 
-def asked_names(**other):
-    """Columns of the suite, for which no tokenizer is needed."""
-    return [(c.question, c.length) for c in asked_of(lengths=(4096,), n=2, **other)[1]]
-
-
-@pytest.mark.parametrize(
-    ("settings", "name"),
-    [
-        ({"haystack": ("a/essays",), "filler": ("c/f.gz",)}, "essays"),
-        ({"filler": ("c/f.gz",)}, "passages of q.jsonl, f.gz"),
-    ],
-)
-def test_the_haystack_is_named(settings, name):
-    scope = suites.Scope(("b/q.jsonl",))
-    about = suites.make("ruler", settings).about(scope, suites.Column(ESSAY[0], 4096, list))
-    assert about == {"seed": 0, "haystack": name}
+def test_the_haystack_is_named():
+    scope, column = suites.Scope(("b/q.jsonl",)), suites.Column(ESSAY[0], 4096, list)
+    for files, name in (("a/essays", "essays"), ("", "passages of q.jsonl, f.gz")):
+        suite = suites.make("ruler", {"haystack": (files,) * bool(files), "filler": ("c/f.gz",)})
+        assert suite.about(scope, column) == {"seed": 0, "haystack": name}
 
 
 # ---------------------------------------------------------------- who answers
 
 
 def test_agents_and_their_weights():
-    config = replace(
-        QUICK,
-        model="m",
-        untrained="u",
-        agents=("memagent", "memagent@untrained", "full", "bm25@untrained"),
-    )
-    assert eval.weights_of(config) == {
-        False: ["memagent", "full"],
-        True: ["memagent@untrained", "bm25@untrained"],
-    }
-    same = replace(config, untrained="m")  # over an endpoint --model is no more than the tokenizer
-    assert eval.weights_of(same) == eval.weights_of(config)
-    for agents, words in (
-        (("other",), "Unknown agent 'other'"),
-        (("full@m",), "only @untrained"),
-        (("other@untrained",), "Unknown agent"),
+    agents = ("memagent", "memagent@untrained", "full", "bm25@untrained")
+    config = replace(QUICK, model="m", untrained="u", agents=agents)
+    weights = {False: [agents[0], agents[2]], True: [agents[1], agents[3]]}
+    # over an endpoint --model is no more than the tokenizer
+    assert eval.weights_of(config) == eval.weights_of(replace(config, untrained="m")) == weights
+    for changed, words in (
+        ({"agents": ("other",)}, "Unknown agent 'other'"),
+        ({"agents": ("full@m",)}, "only @untrained"),
+        ({"agents": ("other@untrained",)}, "Unknown agent"),
+        ({"untrained": ""}, "say by --untrained"),
     ):
         with pytest.raises(UserError, match=words):
-            eval.weights_of(replace(config, agents=agents))
-    with pytest.raises(UserError, match="say by --untrained"):
-        eval.weights_of(replace(config, untrained=""))
+            eval.weights_of(replace(config, **changed))
 
 
 def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
-    config = replace(
-        QUICK,
-        suite="ruler-hqa",
-        data=(questions,),
-        lengths=(12, 20),
-        agents=agents,
-        untrained=str(EMBEDDED),
-        runs=str(tmp_path),
-        name="e",
-        transcripts=1,
-    )
+    config = replace(QUICK, suite="ruler-hqa", data=(questions,), lengths=(12, 20), agents=agents)
+    config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", transcripts=1)
     suite = suites.of(config, {"filler": (filler,)})
     folder = eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     summary = json.loads((folder / "summary.json").read_text())
     assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
-    assert all(
-        parts_of(summary, "length", agent=agent, question="made", temperature="0.0") == [12, 20]
-        for agent in agents
-    )
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    for agent in agents:
+        cell = {"agent": agent, "question": "made", "temperature": "0.0"}
+        assert parts_of(summary, "length", **cell) == [12, 20]
+    rows = read_rows(folder)
     assert len(rows) == 24 and not any(row["error"] for row in rows)
     read = {
         agent: {r["document_tokens"] for r in rows if r["agent"] == agent and r["length"] == 20}
         for agent in agents
     }
     assert read["none"] == {0} and max(read["oracle"]) < min(read["memagent"])
+    said = {(r["agent"], r["id"], r["length"]): r["prediction"] for r in rows}
     assert all(
-        a["prediction"] == b["prediction"]
-        for a in rows
-        for b in rows
-        if {a["agent"], b["agent"]} == {"memagent", "memagent@untrained"}
-        and a["id"] == b["id"]
-        and a["length"] == b["length"]
+        said["memagent@untrained", *of_task] == prediction
+        for (agent, *of_task), prediction in said.items()
+        if agent == "memagent"
     )
     assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
     page = (folder / "report.html").read_text()
-    for part in (
-        "Comparisons",
-        "By depth of the evidence",
-        "What was lost where",
-        "Growth with the document",
-    ):
+    for part in ("Comparisons", "By depth", "What was lost where", "Growth with the document"):
         assert part in page
-    assert (folder / "table.md").read_text().count("| made |") == 6 + 12 and (  # scores, costs
-        folder / "table.csv"
-    ).read_text().count("\n") == 13
+    assert (folder / "table.md").read_text().count("| made |") == 6 + 12  # scores, costs
+    assert (folder / "table.csv").read_text().count("\n") == 13
     eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
-    assert len((folder / "rows.jsonl").read_text().splitlines()) == 24
+    assert len(read_rows(folder)) == 24
+
+
+def read_rows(folder):
+    return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+
+
+def filtered(monkeypatch, file, out, engine, rule="contains"):
+    """The ids of the questions that are left."""
+    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
+    test = taskfiles.ClosedBook(rule, answer_tokens=64)
+    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
+    return {task.id for task in readers.read(out)}
 
 
 def test_questions_that_are_known_without_the_document_are_dropped(
     tmp_path, questions, monkeypatch, capsys
 ):
+    known = {"1?": "\\boxed{A1}", "2?": "It might be A2, \\boxed{x}", "3?": "\\boxed{b}"}
+
     def script(prompt):
         assert "Text 7" not in prompt.text  # the document is not shown
-        said = {
-            "Question 1?": "\\boxed{A1}",
-            "Question 2?": "It might be A2, \\boxed{x}",
-            "Question 3?": "\\boxed{b}",
-        }
-        return next((text for question, text in said.items() if question in prompt.text), "no")
+        return next((text for k, text in known.items() if f"Question {k}" in prompt.text), "no")
 
-    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
         out = tmp_path / rule / "kept.jsonl.gz"
-        test = taskfiles.ClosedBook(rule, answer_tokens=64)
-        taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", test, "cpu", "transformers"
-        )
-        kept = readers.read(out)
-        assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
+        kept = filtered(monkeypatch, Path(questions), out, scripted(script), rule)
+        assert {f"q{k}" for k in range(6)} - kept == dropped
         assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
-        assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
+        # it can be built from
+        assert all(task.evidence and task.n_documents == 10 for task in readers.read(out))
     with pytest.raises(UserError, match="right or contains"):
         taskfiles.ClosedBook("any")
 
@@ -263,26 +223,15 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
     tmp_path, monkeypatch, said, dropped
 ):
     records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
-    file, out = lines(tmp_path / "questions.jsonl", records), tmp_path / "kept.jsonl"
-    # Byte by byte what is said
-    engine = ScriptedEngine(
-        codec_of("bpe"), lambda prompt: said if "Question 3?" in prompt.text else "no"
-    )
-    engine.dtype = "float32"
-    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
-    test = taskfiles.ClosedBook("contains", answer_tokens=64)
-    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
-    assert {task.id for task in readers.read(out)} == {
-        "q0",
-        "q1",
-        "q2",
-        "q4",
-        *(() if dropped else ["q3"]),
-    }
+    file = lines(tmp_path / "questions.jsonl", records)
+    engine = scripted(lambda prompt: said if "Question 3?" in prompt.text else "no", bytewise=True)
+    kept = filtered(monkeypatch, file, tmp_path / "kept.jsonl", engine)
+    assert kept == {"q0", "q1", "q2", "q4"} | (set() if dropped else {"q3"})
 
 
-def scripted(script):
-    made = ScriptedEngine(Codec(tiny.make_tokenizer()), script)
+def scripted(script, bytewise=False):
+    codec = codec_of("bpe") if bytewise else Codec(tiny.make_tokenizer())
+    made = ScriptedEngine(codec, script)
     made.dtype = "float32"
     return made
 
@@ -308,23 +257,12 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
     monkeypatch.setattr(opening, "open_engine", open_engine)
     monkeypatch.setattr(opening, "open_endpoint", open_endpoint)
     monkeypatch.setattr(opening, "fingerprint", lambda model, dtype: model)
-    config = replace(
-        QUICK,
-        agents=("full", "full@untrained"),
-        lengths=(1,),
-        runs=str(tmp_path),
-        name="e",
-        untrained="u",
-    )
-    config = replace(
-        config, model="u" if endpoint else "m", endpoint=endpoint, served_as="m" if endpoint else ""
-    )
-    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
-    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    assert {(row["agent"], row["prediction"]) for row in rows} == {
-        ("full", "new"),
-        ("full@untrained", "old"),
-    }
+    config = replace(QUICK, agents=("full", "full@untrained"), lengths=(1,), runs=str(tmp_path))
+    config = replace(config, model="u" if endpoint else "m", untrained="u")
+    config = replace(config, endpoint=endpoint, served_as="m" if endpoint else "")
+    rows = read_rows(eval.run_suite(config, agents_of(config), ONE_FACT))
+    predicted = {(row["agent"], row["prediction"]) for row in rows}
+    assert predicted == {("full", "new"), ("full@untrained", "old")}
     assert opened == ["m", "u"] and len({row["settings"] for row in rows}) == 2
 
 
@@ -348,25 +286,14 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(opening, "open_engine", opened)
-    config = replace(
-        QUICK,
-        agents=("none",),
-        lengths=(1,),
-        runs=str(tmp_path),
-        name="e",
-        retries=0,
-    )
+    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path), retries=0)
     folder = eval.run_suite(config, agents_of(config), ONE_FACT)
     eval.run_suite(config, agents_of(config), ONE_FACT)
-    assert len(asked) == 2 == len((folder / "rows.jsonl").read_text().splitlines())
+    assert len(asked) == 2 == len(read_rows(folder))
     eval.run_suite(replace(config, redo_failed=True), agents_of(config), ONE_FACT)
-    assert len(asked) == 4 == len((folder / "rows.jsonl").read_text().splitlines())
-    assert (
-        cell_of(json.loads((folder / "summary.json").read_text()), "none", "one_fact", "0.0", 1)[
-            "failed"
-        ]
-        == 1.0
-    )
+    assert len(asked) == 4 == len(read_rows(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert cell_of(summary, "none", "one_fact", "0.0", 1)["failed"] == 1.0
 
 
 @pytest.mark.parametrize(

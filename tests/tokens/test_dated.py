@@ -72,6 +72,13 @@ def model(folder: Path, template: str) -> Path:
     return folder
 
 
+def dated(day: str) -> Path:
+    """Write settings with a date of templates, which no flag sets."""
+    path = Path(f"{day}.yaml")
+    path.write_text(f"agent: {{template_date: {day}}}")
+    return path
+
+
 def settings_of_rows(name: str, *words) -> set[str]:
     run("eval", "--name", name, "--data", "world", "--lengths", 1, "--n", 1, "--agents",
         "memagent", "--temperatures", 0, "--kinds", "one_fact", *SMALL, *words)  # fmt: skip
@@ -85,7 +92,7 @@ def test_rows_of_two_dates_never_mix(tmp_path, monkeypatch):
         folder = model(tmp_path / f"{name}-model", template)
         first = settings_of_rows(name, "--model", folder)
         assert settings_of_rows(name, "--model", folder) == first
-        both = settings_of_rows(name, "--model", folder, "--template-date", "2026-11-29")
+        both = settings_of_rows(name, "--model", folder, "--config", dated("2026-11-29"))
         assert len(first) == 1 and len(both) == (2 if name == "dated" else 1)
 
 
@@ -98,10 +105,10 @@ def test_a_run_and_its_export_keep_the_date(tmp_path, monkeypatch):
     folder = model(tmp_path / "m", CLOCK)
     few = ["--tasks-per-step", 1, "--group-size", 2, "--lengths", 1, *SMALL]
     usual = ["train", "--name", "a", "--model", folder, "--steps", 1, *few]
-    run(*usual, "--template-date", "2026-11-29")
+    run(*usual, "--config", dated("2026-11-29"))
     config = yaml.safe_load(Path("runs/a/config.yaml").read_text())
     assert config["agent"]["template_date"] == "2026-11-29"
-    out = run("train", "--name", "a", "--resume", "--steps", 2, "--template-date", TEMPLATE_DATE,
+    out = run("train", "--name", "a", "--resume", "--steps", 2, "--config", dated(TEMPLATE_DATE),
               code=2)  # fmt: skip
     assert "agent.template_date" in out
     run("train", "--name", "a", "--resume", "--steps", 2)
@@ -114,7 +121,7 @@ def test_a_run_and_its_export_keep_the_date(tmp_path, monkeypatch):
     first = settings_of_rows("e", "--model", "runs/a/model")
     assert len(first) == 1
     assert set(told) == {"2026-11-29"}
-    both = settings_of_rows("e", "--model", "runs/a/model", "--template-date", TEMPLATE_DATE)
+    both = settings_of_rows("e", "--model", "runs/a/model", "--config", dated(TEMPLATE_DATE))
     assert len(both) == 2
 
 
