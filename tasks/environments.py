@@ -1,6 +1,6 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked` (a record of a user's file).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked` and `Text` (of a user's file).
 Leaves out: each environment's own file (tasks/llb_db.py and others), which suite has it (suites/),
 who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
@@ -18,10 +18,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import StringConstraints, TypeAdapter, ValidationError
 
 from config.errors import UserError, clean, clip
 from data import Task
+
+Text = Annotated[str, StringConstraints(pattern=r"\S")]
+"""A text of a user's file that is not blank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +161,6 @@ def checked(kind: Any, value: object, where: object, form: str) -> Any:
 
     UserError names the place within the file (where) and the field, and tells the right form.
     """
-    from pydantic import TypeAdapter, ValidationError
-
     try:
         return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:

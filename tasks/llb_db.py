@@ -31,7 +31,7 @@ from typing import Annotated, Any, Literal, Protocol
 from pydantic import AfterValidator, AliasPath, BaseModel, Field, StringConstraints, model_validator
 
 from config.errors import UserError, first_line
-from tasks.environments import Environment, Episode, Late, Step, Work, checked, fingerprint
+from tasks.environments import Environment, Episode, Late, Step, Text, Work, checked, fingerprint
 from tasks.readers import read_json
 
 SECONDS = 5.0  # of one statement
@@ -71,7 +71,6 @@ def _cell(value: object) -> object:
 Cell = int | float | str | bytes | None
 Row = tuple[Cell, ...]
 Rows = tuple[tuple[Annotated[Any, AfterValidator(_cell)], ...], ...]
-Text = Annotated[str, StringConstraints(pattern=r"\S")]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,64}$")]  # without control characters
 Type = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z]+(?: [A-Za-z]+)*(?:\(\d+(?:, *\d+)?\))?$")

@@ -7,7 +7,6 @@ import random
 import re
 import signal
 import tempfile
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
