@@ -20,12 +20,19 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
-from pydantic import StringConstraints, TypeAdapter, ValidationError
+from pydantic import AfterValidator, TypeAdapter, ValidationError
 
 from config.errors import UserError, clean, clip
 from data import Task
 
-Text = Annotated[str, StringConstraints(pattern=r"\S")]
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_filled)]
 """A text of a user's file that is not blank."""
 
 

@@ -469,7 +469,7 @@ def _unpack(folder: Path) -> str:
     folder.mkdir()
     if not os.geteuid():
         environment["TMPDIR"] = "/tmp"  # root's own may be closed to others
-        shutil.chown(folder, USER)
+        shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             [*_drop(), *fetch], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd="/"

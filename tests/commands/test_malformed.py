@@ -134,7 +134,7 @@ FILES = {
                           "no class TestCases"),
     "bcb twice": ("bcb", "a.jsonl", lines(PROGRAM, PROGRAM), "was there before"),
     "hle is no JSON": ("hle", "a.jsonl", b"question: x", "line 1"),
-    "hle without answer": ("hle", "a.jsonl", lines(QUESTION | {"answer": ""}), "'answer' is empty"),
+    "hle without answer": ("hle", "a.jsonl", lines(QUESTION | {"answer": ""}), "line 1, answer"),
     "hle twice": ("hle", "a.jsonl", lines(QUESTION, QUESTION), "was there before"),
     "hle with a file as picture": ("hle", "a.jsonl", lines(QUESTION | {"image": "cat.png"}),
                                    "data URL"),

@@ -83,38 +83,29 @@ def test_a_task_with_another_answer_is_another_task(tmp_path):
     assert one[0].digest != two[0].digest and one[1].digest == two[1].digest
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"question": None}, "line 2: the field 'question' is missing"),
-    ({"answer": ""}, "line 2: 'answer' is empty"),
-    ({"answer": 4}, "line 2: 'answer' must be a text"),
-    ({"category": ["x"]}, "line 2: 'category' must be a text"),
-    ({"id": "a"}, "line 2: the id 'a' was there before"),
-    ({"answer_type": "essay"}, "line 2: 'answer_type' must be exactMatch or multipleChoice"),
-    ({"image": "cat.png"}, "line 2: 'image' must be empty or a picture as a data URL"),
-    ({"image": 5}, "line 2: 'image' must be empty"),
+@pytest.mark.parametrize("change, field", [
+    ({"question": None}, "line 2, question"), ({"answer": " "}, "line 2, answer"),
+    ({"answer": 4}, "line 2, answer"), ({"category": ["x"]}, "line 2, category"),
+    ({"answer_type": "essay"}, "line 2, answer_type"), ({"image": "cat.png"}, "line 2, image"),
+    ({"image": 5}, "line 2, image"), ({"id": "a"}, "line 2: the id 'a'"),
 ])  # fmt: skip
-def test_another_form_is_named_by_file_record_and_field(tmp_path, change, said):
+def test_another_form_is_named_by_file_record_and_field(tmp_path, change, field):
     path = jsonl(tmp_path, [ROWS[0], ROWS[1] | change])
     with pytest.raises(UserError) as error:
         HLE(path, by_word)
-    assert str(error.value).startswith(f"{path}, {said}") and "\n" not in str(error.value)
+    assert str(error.value).startswith(f"{path}, {field}") and "\n" not in str(error.value)
 
 
 def test_what_is_no_file_of_questions_is_refused(tmp_path):
     (tmp_path / "broken.parquet").write_bytes(b"PAR1 but no more")
-    for path, said in [
+    for path, reason in [
         (tmp_path / "none.jsonl", "No file at"),
         (jsonl(tmp_path, [], "empty.jsonl"), "is empty"),
         (tmp_path / "broken.parquet", "may be damaged"),
         (jsonl(tmp_path, [ROWS[2]], "seen.jsonl"), "have a picture"),
     ]:
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=reason):
             HLE(path, by_word)
-
-
-def test_without_a_path_there_are_six_questions_and_without_a_judge_none():
-    tasks = HLE(judge=by_word).tasks()
-    assert len(tasks) == 6 and len({task.id for task in tasks}) == 6
     with pytest.raises(UserError, match="--judge openai:URL#MODEL"):
         opened("hle")
 
@@ -124,27 +115,20 @@ def test_without_a_path_there_are_six_questions_and_without_a_judge_none():
 
 def test_a_response_is_judged_and_the_right_answer_is_not_told():
     environment = HLE(judge=by_word)
-    for task in environment.tasks():
-        if " " in task.answers[0]:
-            continue
-        right, wrong = task.begin(), task.begin()
-        step = right.step(f"Answer: {task.solution[0]}")
-        assert (step.done, step.reward, step.failure) == (True, 1.0, "") and right.verdict.correct
-        step = wrong.step("Answer: 4711")
-        assert (step.done, step.reward, step.failure) == (True, -1.0, "")
-        assert step.observation == "The answer is wrong: Answer: 4711"
-        assert "ends so" not in step.observation  # the reasons may hold the right answer
+    assert len({task.id for task in environment.tasks()}) == 6
+    task = environment.tasks()[0]
+    right, wrong = task.begin(), task.begin()
+    step = right.step(f"Answer: {task.solution[0]}")
+    assert (step.done, step.reward, step.failure) == (True, 1.0, "") and right.verdict.correct
+    step = wrong.step("Answer: 4711")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "")
+    assert step.observation == "The answer is wrong: Answer: 4711"  # no reasons: they may tell it
 
-
-def test_no_response_is_judged_wrong_without_a_judge():
     def never(*_):
         raise AssertionError
 
     step = HLE(judge=never).tasks()[0].begin().step(" \n")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "empty")
-
-
-def test_what_an_observation_shows_is_short_and_printable():
     judge = lambda *_: Verdict("\x1b[2J" + "x\n" * 9999, "", True, 1.0)  # noqa: E731
     observation = HLE(judge=judge).tasks()[0].begin().step("x").observation
     assert len(observation) < 500 and "\x1b" not in observation and "\n" not in observation
@@ -412,53 +396,40 @@ def of_questions(server, tmp_path, name, refuse=lambda body: False):
     """The folder of a stream on our six questions. refuse: requests that the judge fails at."""
     judged = server.judged
     server.replies, server.judged = [], lambda b: (503, b"") if refuse(b) else judged(b)
-    config = dict(
-        name=name, runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2, batch=3,
-        arms=("memrl",), temperature=1.0,
-    )  # fmt: skip
     try:
-        folder = streamed(**config)
+        folder = streamed(
+            name=name, runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2, batch=3,
+            arms=("memrl",), temperature=1.0,
+        )  # fmt: skip
     finally:
         server.judged = judged
     rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
-    bank = Bank(folder / "memrl.db", BankConfig(), frozen=True)
-    return rows, bank
+    return rows, Bank(folder / "memrl.db", BankConfig(), frozen=True)
 
 
-def about(body, words) -> bool:
-    return words in body["messages"][0]["content"]
+def test_a_judge_that_fails_changes_nothing_and_one_that_stays_away_fails_the_item(
+    server, tmp_path
+):
+    def about(body):
+        return "divide 360" in body["messages"][0]["content"]
 
-
-def test_a_judge_that_fails_once_changes_nothing(server, tmp_path):
     rows, bank = of_questions(server, tmp_path, "whole")
+    assert len(rows) == 12 and {row["reward"] for row in rows} == {-1.0, 1.0}
     left = [3 * 1]  # one response, with the tries that follow a first failure
 
     def refuse(body):
-        down = about(body, "divide 360") and left[0] > 0
+        down = about(body) and left[0] > 0
         left[0] -= down
         return down
 
     again, other = of_questions(server, tmp_path, "failing", refuse)
     assert left == [0] and (again, other.digest) == (rows, bank.digest)
-
-
-def test_a_judge_that_stays_away_fails_the_item_and_teaches_nothing(server, tmp_path):
-    rows, bank = of_questions(server, tmp_path, "s", lambda body: about(body, "divide 360"))
+    rows, bank = of_questions(server, tmp_path, "s", about)
     failed = [row for row in rows if row["error"]]
     assert len(rows) == 12 and {row["id"] for row in failed} == {"own-1"}
     assert all(row["success"] is False and "HTTP 503" in row["error"] for row in failed)
     assert "own-1" not in {event[1] for event in bank.events()} and not bank.entries_of("own-1")
     assert len(bank.entries()) == 12 - len(failed) and bank.check() == []
-
-
-def test_a_stream_runs_on_the_own_questions(server, tmp_path):
-    folder = streamed(
-        name="s", runs=str(tmp_path), suite="hle", judge=server.spec, epochs=2, batch=3,
-        arms=("none", "memrl"),
-    )  # fmt: skip
-    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
-    assert len(rows) == 12 and {row["reward"] for row in rows} == {-1.0, 1.0}
-    assert all(row["error"] == "" for row in rows)
 
 
 # ---------------------------------------------------------------- accuracy and calibration
