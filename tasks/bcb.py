@@ -319,9 +319,6 @@ class BCB(Environment):
         """Begin a task; nothing runs yet."""
         return Coding(self, self._items[id])
 
-    def close(self) -> None:
-        """Do nothing: episodes share nothing."""
-
 
 @dataclass(slots=True)
 class Coding(Episode):
@@ -353,6 +350,3 @@ class Coding(Episode):
         summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
         reward = 1.0 if len(good) == len(tests) and not why else -1.0
         return Step("\n".join(filter(None, (output, summary))), True, reward, why)
-
-    def close(self) -> None:
-        """Do nothing: what ran has ended with its step."""

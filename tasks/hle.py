@@ -164,9 +164,6 @@ class Answering(Episode):
         reward = 1.0 if verdict.correct else -1.0
         return Step(f"The answer is {word}: {read}", True, reward, "", confidence(action))
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 def confidence(response: str) -> float | None:
     """Return how sure of its answer a response says it is, in percent; None: it does not say.

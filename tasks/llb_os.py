@@ -130,9 +130,6 @@ class LLBOS(Environment):
         """Begin a task in a new system. UserError: that, or its initialisation, has failed."""
         return Shell(id, self._items[id], self.most_steps, self.rules == "released")
 
-    def close(self) -> None:
-        """Do nothing: episodes share nothing."""
-
 
 class Shell(Episode):
     """One try of a task, in a system of its own."""
