@@ -29,6 +29,7 @@ from data import Task
 def _filled(text: str) -> str:
     if not text.strip():
         raise ValueError("it is empty")
+    text.encode()  # of half a surrogate pair, which is no text, a ValueError
     return text
 
 

@@ -1,7 +1,6 @@
 """Environments by name, in `stream` and in `eval`."""
 
 import json
-from pathlib import Path
 
 import pytest
 from conftest import opened
@@ -11,8 +10,6 @@ import cli
 from config.errors import UserError
 from tasks.bandit import HINTS, Bandit
 from tasks.environments import Work
-
-SHARED = Path(__file__).parents[3] / "shared" / "data" / "llb_db_train.json.gz"
 
 
 @pytest.mark.parametrize(
@@ -51,46 +48,26 @@ def test_a_task_is_told_apart_by_what_it_is_judged_by():
 
 
 def gold(tmp_path, *words):
-    command = ["eval", "--suite", "llb-db", "--agents", "gold", "--engine", "extractive",
-               "--temperatures", "0", "--n", "1000", "--runs", str(tmp_path), *words]  # fmt: skip
+    command = ["eval", "--agents", "gold", "--engine", "extractive", "--temperatures", "0",
+               "--n", "1000", "--runs", str(tmp_path), *words]  # fmt: skip
     result = CliRunner().invoke(cli.app, command)
     rows = tmp_path / "eval" / "rows.jsonl"
     found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
-    return result, found
+    return result.exit_code, " ".join(result.output.split()), found
 
 
-def test_known_solutions_solve_our_own_items(tmp_path):
-    result, rows = gold(tmp_path)
-    assert result.exit_code == 0, result.output
-    assert len(rows) == 8 and all(row["reward"] == 1.0 for row in rows)
-    said = " ".join(result.output.split())
-    assert "llb-db: judged by rules of ours, which are not those of its release, in 15" in said
-
-
-def test_rows_by_the_rules_of_the_release_are_others(tmp_path):
-    _, rows = gold(tmp_path)
-    result, both = gold(tmp_path, "--rules", "released")
-    assert result.exit_code == 0, result.output
-    said = " ".join(result.output.split())
-    assert "llb-db: judged by the rules of its release, in 3 responses" in said
-    assert "select, released rules" in (tmp_path / "eval" / "table.md").read_text()
+def test_known_solutions_solve_our_own_items_by_rules_that_are_named(tmp_path):
+    code, output, rows = gold(tmp_path, "--suite", "llb-db")
+    assert code == 0 and len(rows) == 8 and all(row["reward"] == 1.0 for row in rows)
+    assert "llb-db: judged by rules of ours, which are not those of its release, in 15" in output
+    code, output, both = gold(tmp_path, "--suite", "llb-db", "--rules", "released")
+    assert code == 0 and "llb-db: judged by the rules of its release, in 3 responses" in output
     wrong = sorted(row["id"] for row in both if not row["reward"])
-    assert len(both) == 2 * len(rows) and wrong == ["own-2", "own-3", "own-4"]
-
-
-@pytest.mark.skipif(not SHARED.exists(), reason="the data beside the checkout is not here")
-def test_known_solutions_solve_the_published_train_tasks_but_for_the_skip_list(tmp_path):
-    result, rows = gold(tmp_path, "--data", str(SHARED))
-    assert result.exit_code == 0, result.output
-    wrong = {row["id"] for row in rows if not row["reward"]}
-    assert len(rows) == 361 and len(rows) - len(wrong) >= 341
-    said = " ".join(result.output.split())
-    assert f"{len(wrong)} of 361 tasks are not right by their own solution here" in said
-    assert all(f" {id}" in said for id in wrong)
+    assert len(both) == 16 and wrong == ["own-2", "own-3", "own-4"]  # other rows than by ours
+    assert f"3 of 8 tasks are not right by their own solution here: {' '.join(wrong)}" in output
+    assert "select, released rules" in (tmp_path / "eval" / "table.md").read_text()
 
 
 def test_gold_acts_in_environments_alone(tmp_path):
-    result = CliRunner().invoke(
-        cli.app, ["eval", "--agents", "gold", "--n", "1", "--lengths", "2", "--runs", str(tmp_path)]
-    )
-    assert result.exit_code == 2 and "gold acts in environments" in " ".join(result.output.split())
+    code, output, rows = gold(tmp_path, "--suite", "world", "--lengths", "2")
+    assert code == 2 and "gold acts in environments" in output and not rows
