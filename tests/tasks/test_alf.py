@@ -20,13 +20,11 @@ from typer.testing import CliRunner
 
 import cli
 from agents.memrl import MemRL, MemRLConfig
-from commands.stream import run_stream
 from config.errors import UserError
-from config.options import StreamConfig
 from engines.scripted import ScriptedEngine
 from rollout import Sampling, rollout
 from tasks import alf as module
-from tasks.alf import OWN, STEPS, ALFWorld, _places, command_of, read, write_own
+from tasks.alf import STEPS, ALFWorld, _places, command_of, read, write_own
 from tasks.alf_examples import KINDS, TITLE, read_examples
 from tokens.codec import Characters
 
@@ -455,32 +453,3 @@ def test_an_impossible_action_changes_nothing_and_ends_nothing(alfworld):
         step = game.step(action)
         assert not step.done and step.observation.startswith("Nothing happens.\nPossible now:")
         game.close()
-
-
-@real
-def test_two_processes_tell_the_same(alfworld):
-    other = opened("alfworld")
-    for one, two in zip(alfworld.tasks(), other.tasks(), strict=True):
-        assert one.digest == two.digest
-        said = []
-        for task in (one, two):
-            game = task.begin()
-            said.append([game.observation, *(game.step(a).observation for a in one.solution)])
-            game.close()
-        assert said[0] == said[1]
-    other.close()
-
-
-@real
-def test_a_stream_runs_on_our_own_games(tmp_path):
-    config = StreamConfig(
-        name="s", runs=str(tmp_path), suite="alfworld", epochs=3, batch=3, arms=("memrl",)
-    )
-    rows = [
-        json.loads(line)
-        for line in (run_stream(config, {}) / "memrl.jsonl").read_text().splitlines()
-    ]
-    assert len(rows) == 18 and all(row["error"] == "" for row in rows)
-    won = [row for row in rows if row["success"]]
-    lengths = {own["kind"]: len(own["solution"].split("; ")) for own in json.loads(OWN.read_text())}
-    assert won and all(row["steps"] == lengths[row["kind"]] for row in won)

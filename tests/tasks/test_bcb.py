@@ -259,88 +259,71 @@ def heir(*methods: str, inherits: str) -> str:
     return case_file(*methods, base="Base", before=class_of("Base", "unittest.TestCase", inherits))
 
 
-GOLDEN = {  # code, tests, what the released evaluator has said of both, run beside the checkout
-    "plain": (RIGHT, case_file(ONE), "pass"),
-    "a test of the base fails": (RIGHT, heir(ONE, inherits=WRONG), "fail"),
-    "one of a base that is no case": (
-        RIGHT,
-        case_file(ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)),
-        "fail",
-    ),
-    "all tests are of the base": (RIGHT, heir("x = 1", inherits=ONE), "pass"),
-    "and fail": (RIGHT, heir("x = 1", inherits=WRONG), "fail"),
-    "a test that the text does not name": (
-        RIGHT,
-        case_file(ONE, after="TestCases.test_two = lambda self: self.fail()\n"),
-        "fail",
-    ),
-    "exit in tearDownClass": (RIGHT, case_file(ONE, EXIT.format("tearDownClass")), "fail"),
-    "exit in tearDownModule": (
-        RIGHT,
-        case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
-        "fail",
-    ),
-    "exit in a cleanup of the class": (
-        RIGHT,
-        case_file(ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"),
-        "fail",
-    ),
-    "interrupted at last": (
-        RIGHT,
-        case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
-        "fail",
-    ),
-    "unpickling at import": (
-        f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
-        case_file(ONE),
-        "fail",
-    ),
-    "unpickling in a test": (
-        f"import pickle\nclass A: pass\n{RIGHT}",
-        case_file("def test_one(self): pickle.loads(pickle.dumps(A()))"),
-        "pass",
-    ),
-    "environ": (
-        "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
-        case_file(ONE),
-        "pass",
-    ),
-    "exit without sys": (
-        RIGHT,
-        case_file("def test_one(self):\n with self.assertRaises(SystemExit): exit(1)"),
-        "fail",
-    ),
-    "quit without sys": (
-        RIGHT,
-        case_file("def test_one(self):\n with self.assertRaises(SystemExit): quit(1)"),
-        "fail",
-    ),
-    "a module of builtins": (f"__builtins__.len\n{RIGHT}", case_file(ONE), "pass"),
-    "the zone of time": (
-        f"import time\n{RIGHT}",
-        case_file("def test_one(self): self.assertEqual(time.tzname[0], os.environ['TZ'])"),
-        "pass",
-    ),
-    "unexpected success": (RIGHT, case_file("@unittest.expectedFailure", ONE), "pass"),
-    "expected failure": (RIGHT, case_file("@unittest.expectedFailure", WRONG), "pass"),
-    "an import of the prompt": (
-        "def task_func(k): return k + math.floor(1.5)",
-        case_file(ONE),
-        "pass",
-    ),
-    "the function of the prompt": (
-        "x = 1",
-        case_file("def test_one(self): self.assertIsNone(task_func(1))"),
-        "pass",
-    ),
-    "from the future": (f"from __future__ import annotations\n{RIGHT}", case_file(ONE), "fail"),
+IN_TEST = "def test_one(self): {}"
+EXITS = IN_TEST.format("\n with self.assertRaises(SystemExit): {}(1)")
+# what the released evaluator has said of tests and, where it is not `RIGHT`, of code, run beside
+# the checkout
+GOLDEN = {
+    "pass": {
+        "plain": case_file(ONE),
+        "all tests are of the base": heir("x = 1", inherits=ONE),
+        "unpickling in a test": (
+            case_file(IN_TEST.format("pickle.loads(pickle.dumps(A()))")),
+            f"import pickle\nclass A: pass\n{RIGHT}",
+        ),
+        "environ": (
+            case_file(ONE),
+            "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
+        ),
+        "a module of builtins": (case_file(ONE), f"__builtins__.len\n{RIGHT}"),
+        "the zone of time": (
+            case_file(IN_TEST.format("self.assertEqual(time.tzname[0], os.environ['TZ'])")),
+            f"import time\n{RIGHT}",
+        ),
+        "unexpected success": case_file("@unittest.expectedFailure", ONE),
+        "expected failure": case_file("@unittest.expectedFailure", WRONG),
+        "an import of the prompt": (
+            case_file(ONE),
+            "def task_func(k): return k + math.floor(1.5)",
+        ),
+        "the function of the prompt": (
+            case_file(IN_TEST.format("self.assertIsNone(task_func(1))")),
+            "x = 1",
+        ),
+    },
+    "fail": {
+        "a test of the base fails": heir(ONE, inherits=WRONG),
+        "one of a base that is no case": case_file(
+            ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)
+        ),
+        "all tests are of the base": heir("x = 1", inherits=WRONG),
+        "a test that the text does not name": case_file(
+            ONE, after="TestCases.test_two = lambda self: self.fail()\n"
+        ),
+        "exit in tearDownClass": case_file(ONE, EXIT.format("tearDownClass")),
+        "exit in tearDownModule": case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
+        "exit in a cleanup of the class": case_file(
+            ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"
+        ),
+        "interrupted at last": case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
+        "unpickling at import": (
+            case_file(ONE),
+            f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
+        ),
+        "exit without sys": case_file(EXITS.format("exit")),
+        "quit without sys": case_file(EXITS.format("quit")),
+        "from the future": (case_file(ONE), f"from __future__ import annotations\n{RIGHT}"),
+    },
 }
 
 
 @needs_sandbox
-@pytest.mark.parametrize("case", GOLDEN)
-def test_a_verdict_is_that_of_the_released_evaluator(path, case):
-    code, tests, verdict = GOLDEN[case]
+@pytest.mark.parametrize(
+    ("verdict", "case"), [(verdict, case) for verdict in GOLDEN for case in GOLDEN[verdict]]
+)
+def test_a_verdict_is_that_of_the_released_evaluator(path, verdict, case):
+    found = GOLDEN[verdict][case]
+    tests, code = (found, RIGHT) if isinstance(found, str) else found
     write(path, [{**ITEMS[0], "test": tests, "task_id": "0", "code_prompt": PROMPT}])
     step = response(BCB(path, sys.executable, seconds=20), "0", fence(code, "python"))
     assert (step.reward, step.failure) == (1.0 if verdict == "pass" else -1.0, ""), step
