@@ -163,17 +163,17 @@ def write_own(folder: Path, data: Path) -> None:
     domain, grammar = (
         (data / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
     )
-    for own in json.loads(OWN.read_text(encoding="utf-8")):
-        place = folder / own["kind"] / "own"
+    for game in json.loads(OWN.read_text(encoding="utf-8")):
+        place = folder / game["kind"] / "own"
         place.mkdir(parents=True)
-        game = {
+        fields = {
             "pddl_domain": domain,
-            "grammar": grammar.replace("UNKNOWN GOAL", own["task"]),
-            "pddl_problem": own["problem"],
+            "grammar": grammar.replace("UNKNOWN GOAL", game["task"]),
+            "pddl_problem": game["problem"],
             "solvable": True,
         }
-        (place / GAME).write_text(json.dumps(game), encoding="utf-8")
-        about = {"task_type": own["kind"], "solution": own["solution"].split("; ")}
+        (place / GAME).write_text(json.dumps(fields), encoding="utf-8")
+        about = {"task_type": game["kind"], "solution": game["solution"].split("; ")}
         (place / ABOUT).write_text(json.dumps(about), encoding="utf-8")
 
 

@@ -250,9 +250,10 @@ class Interpreter:
 def _variables() -> dict[str, str]:
     """Return what keeps numerical libraries to one thread, and to what this processor can do, and
     what the released evaluator sets."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
-    theirs = {"TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    return own | theirs | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    variables |= {"TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return variables | threads | {"MPLBACKEND": "Agg"}
 
 
 # ---------------------------------------------------------------- the environment

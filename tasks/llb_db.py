@@ -26,7 +26,7 @@ from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import md5
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, AliasPath, BaseModel, Field, StringConstraints, model_validator
 
@@ -190,8 +190,8 @@ def same_rows(given: Sequence[Row], gold: Sequence[Row], ordered: bool) -> bool:
     >>> same_rows([("b", "7"), ("a", 1.00049)], [("a", 1.0), ("b", 7)], False)
     True
     """
-    one, other = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
-    return one == other if ordered else Counter(one) == Counter(other)
+    given, gold = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
+    return given == gold if ordered else Counter(given) == Counter(gold)
 
 
 def _plain(cell: Cell) -> Cell:
@@ -294,17 +294,24 @@ def _counted(rows: int) -> str:
     return "1 row" if rows == 1 else f"{rows} rows"
 
 
-class Database(Protocol):
+class Database:
     """One episode's table in a database of its own."""
+
+    item: Item
+    name = "main"
+    """of the database: a temporary table of the same name is not the one that was to be changed"""
 
     def execute(self, sql: str, most: tuple[int, int] = SHOWN) -> Result:
         """Carry out one statement within `SECONDS`, with at most so many rows and characters.
 
         StatementError: it could not be. Lost: there is no database any more.
         """
+        raise NotImplementedError
 
     def table(self) -> list[Row]:
         """Return all rows of the item's table; errors as `execute`."""
+        select = f"SELECT {self.item.names} FROM {self.name}.{quoted(self.item.table)}"
+        return self.execute(select, KEPT).rows
 
     def close(self) -> None:
         """Release it; again is harmless."""
@@ -336,11 +343,11 @@ TOO_LONG = f"the statement took longer than {SECONDS:g} seconds and was ended"
 
 
 class Deviation:
-    """MySQL's STDDEV for SQLite: of the whole population; NULL without a value."""
+    """MySQL's STDDEV for SQLite, of the whole population or of a sample; NULL without a value, of a
+    sample also with one."""
 
-    less = 0
-
-    def __init__(self) -> None:
+    def __init__(self, of_sample: bool = False) -> None:
+        self.of_sample = of_sample
         self.n, self.mean, self.squares = 0, 0.0, 0.0
 
     def step(self, value: Cell) -> None:
@@ -354,17 +361,11 @@ class Deviation:
         self.squares += before * (value - self.mean)
 
     def finalize(self) -> float | None:
-        n = self.n - self.less
+        n = self.n - self.of_sample
         return math.sqrt(self.squares / n) if n > 0 else None
 
 
-class SampleDeviation(Deviation):
-    """MySQL's STDDEV_SAMP for SQLite: of a sample; NULL with fewer than two values."""
-
-    less = 1
-
-
-class SQLite:
+class SQLite(Database):
     """A table in SQLite, in memory; see `Database`.
 
     The authoriser refuses what reaches beyond it: other files, settings, virtual tables, code.
@@ -409,7 +410,7 @@ class SQLite:
             self.connection.execute(f"PRAGMA {pragma}")
         for name in ("STDDEV", "STD", "STDDEV_POP"):
             self.connection.create_aggregate(name, 1, Deviation)
-        self.connection.create_aggregate("STDDEV_SAMP", 1, SampleDeviation)
+        self.connection.create_aggregate("STDDEV_SAMP", 1, lambda: Deviation(True))
         table, holes = quoted(item.table), ", ".join("?" * len(item.columns))
         try:
             self.connection.execute(f"CREATE TABLE {table} ({item.definition})")
@@ -445,11 +446,6 @@ class SQLite:
             raise StatementError(
                 TOO_LONG if late else first_line(error) or "it takes too much memory"
             ) from error
-
-    def table(self) -> list[Row]:
-        # `main`: a temporary table of this name is not the one that was to be changed
-        select = f"SELECT {self.item.names} FROM main.{quoted(self.item.table)}"
-        return self.execute(select, KEPT).rows
 
     def close(self) -> None:
         self.connection.close()

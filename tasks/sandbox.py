@@ -552,14 +552,15 @@ def _has_ids() -> bool:
     """Tell whether the user as whom systems run is there, and has a range of 65,536 ids."""
     try:
         names = (_user(), str(pwd.getpwnam(_user()).pw_uid))
-        lines = [Path(f"/etc/sub{kind}").read_text().split("\n") for kind in ("uid", "gid")]
+        files = [Path(f"/etc/sub{kind}").read_text().split("\n") for kind in ("uid", "gid")]
     except (KeyError, OSError):
         return False
-    ranges = [[line.strip().split(":") for line in of_kind] for of_kind in lines]
-    return all(
-        any(len(r) == 3 and r[0] in names and int(r[2]) >= 65535 for r in of_kind)
-        for of_kind in ranges
-    )
+
+    def is_range(line: str) -> bool:
+        parts = line.strip().split(":")
+        return len(parts) == 3 and parts[0] in names and int(parts[2]) >= 65535
+
+    return all(any(map(is_range, lines)) for lines in files)
 
 
 # ---------------------------------------------------------------- code in a response

@@ -22,14 +22,13 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from config.errors import UserError
 from tasks.llb_db import (
-    KEPT,
     SECONDS,
     SHOWN,
     TOO_LONG,
+    Database,
     Item,
     Lost,
     Result,
-    Row,
     StatementError,
     quoted,
     taken,
@@ -150,7 +149,7 @@ def _number(text: str) -> int | float:
     return int(value) if "." not in text and abs(value) < 2**63 else float(value)
 
 
-class ServerDatabase:
+class ServerDatabase(Database):
     """A table in a database and under an account of its own; see `tasks.llb_db.Database`."""
 
     def __init__(self, server: Server, item: Item, name: str, password: str) -> None:
@@ -233,10 +232,6 @@ class ServerDatabase:
     def _hang_up(self) -> None:
         with suppress(self.server.library.MySQLError, OSError):
             self.connection.close()
-
-    def table(self) -> list[Row]:
-        select = f"SELECT {self.item.names} FROM {self.name}.{quoted(self.item.table)}"
-        return self.execute(select, KEPT).rows
 
     def close(self) -> None:
         if not self._closed:
