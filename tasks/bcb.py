@@ -1,6 +1,7 @@
 """BigCodeBench: a function is written in one response, and judged by the tests of its task.
 
-Holds: `BCB`, `Interpreter`, `Item`, `read`, `judge`. Leaves out: what shuts the code in (tasks/sandbox.py).
+Holds: `BCB`, `Interpreter`, `Item`, `read`, `judge`.
+Leaves out: what shuts the code in (tasks/sandbox.py).
 Exercise it: `pytest tests/tasks/test_bcb.py`. Read next: tasks/environments.py.
 
 The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,

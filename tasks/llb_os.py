@@ -38,6 +38,9 @@ script in a fenced block; it runs without input, for at most {seconds} seconds, 
 output. Each script is a new shell; files, users and processes stay. When all is done, write a line
 with the single word finish, alone or after the last script. Then the system is checked.
 You have {steps} responses, after which it is checked as it is{ends}."""
+NO_SCRIPT = (
+    "Nothing was run: there is neither one script in a fenced block nor a line that says finish."
+)
 STEPS = {"own": 15, "released": 5}  # max_round of configs/components/tasks/os_interaction.yaml
 
 
@@ -168,8 +171,7 @@ class Shell(Episode):
             except OSError as error:
                 return self._failed(lines, f"crashed: {error.strerror}")
         elif not finished:
-            lines.append("Nothing was run: there is neither one script in a fenced block nor a line "
-                        "that says finish.")  # fmt: skip
+            lines.append(NO_SCRIPT)
         if self.seconds_left <= 0:
             why = "timed out"
         elif not finished and not scripts and self.released:
