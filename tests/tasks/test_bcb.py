@@ -432,10 +432,12 @@ def test_an_error_of_the_machine_is_a_failure(path, monkeypatch, unconfined):
     assert step.failure == "crashed: Resource temporarily unavailable" and step.reward == -1.0
 
 
-def test_a_compressed_file_and_libraries_as_a_list(tmp_path):
-    text = json.dumps({**ITEMS[0], "libs": ["re"]}) + "\n\n"
-    (path := tmp_path / "bcb.jsonl.gz").write_bytes(gzip.compress(text.encode()))
-    assert read(path)["Own/0"].libs == ("re",)
+def test_a_compressed_file_libraries_as_a_list_and_tests_of_a_base(tmp_path):
+    item = {**ITEMS[0], "libs": ["re"], "test": heir(ONE, inherits=WRONG)}
+    path = tmp_path / "bcb.jsonl.gz"
+    path.write_bytes(gzip.compress(f"{json.dumps(item)}\n\n".encode()))
+    found = read(path)["Own/0"]
+    assert found.libs == ("re",) and found.tests == {"test_one", "test_base"}
 
 
 def broken(**fields) -> str:
