@@ -33,7 +33,7 @@ from pydantic import BaseModel, StringConstraints
 
 from config.errors import UserError, clean, clip
 from tasks.alf_examples import read_examples, shown_examples
-from tasks.environments import Environment, Episode, Step, Text, Work, checked, fingerprint
+from tasks.environments import Environment, Episode, Step, Text, Texts, Work, checked, fingerprint
 from tasks.readers import read_json
 
 SECONDS = 120.0  # to open a game (its rules are compiled), and of a step
@@ -64,7 +64,7 @@ class GameFiles(BaseModel):
     grammar: Annotated[str, StringConstraints(pattern=r'"Your task is to: [^"]*"')]
     pddl_domain: Text
     task_type: Text
-    solution: tuple[str, ...] = ()
+    solution: Texts = ()
 
 
 @dataclass(frozen=True, slots=True)

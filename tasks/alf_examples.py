@@ -55,7 +55,7 @@ class Example(BaseModel):
 
     kind: Literal[(*KINDS, *KINDS.values())] = Field(validation_alias=AliasChoices("task", "kind"))
     dialogue: Annotated[list[Message], AfterValidator(_in_turn)] = Field(
-        min_length=2, validation_alias=AliasChoices("example", "dialogue")
+        min_length=2, fail_fast=True, validation_alias=AliasChoices("example", "dialogue")
     )
 
 
@@ -66,7 +66,7 @@ def read_examples(path: str | Path) -> dict[str, list[Dialogue]]:
     """
     path = Path(path).expanduser()
     form = "a file of dialogues is what `data few-shot` makes"
-    examples = Annotated[list[Example], Field(min_length=1)]
+    examples = Annotated[list[Example], Field(min_length=1, fail_fast=True)]
     found: dict[str, list[Dialogue]] = {}
     for example in checked(examples, read_json(path), path, form):
         dialogue = tuple(message.content.strip() for message in example.dialogue)

@@ -31,7 +31,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, BeforeValidator, StringConstraints, model_validator
 
 from config.errors import UserError, clean, clip
-from tasks.environments import Environment, Episode, Step, Text, Work, checked
+from tasks.environments import Environment, Episode, Step, Text, Texts, Work, checked
 from tasks.readers import records_of
 from tasks.sandbox import confine, fence, fenced, lacking, require
 
@@ -85,7 +85,7 @@ class Item(BaseModel):
     test: Text
     tests: set[str] = set()
     """names of the tests that `test` has"""
-    libs: Annotated[tuple[Text, ...], BeforeValidator(_names)] = ()
+    libs: Annotated[Texts, BeforeValidator(_names)] = ()
     canonical_solution: str | None = None
     code_prompt: str | None = None
 

@@ -1,6 +1,6 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked` and `Text` (of a user's file).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked`, `items`, `Text` (of a user's file).
 Leaves out: each environment's own file (tasks/llb_db.py and others), which suite has it (suites/),
 who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
@@ -20,7 +20,7 @@ from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
 from config.errors import UserError, clean, clip
 from data import Task
@@ -35,6 +35,8 @@ def _filled(text: str) -> str:
 
 Text = Annotated[str, AfterValidator(_filled)]
 """A text of a user's file that is not blank."""
+Texts = Annotated[tuple[Text, ...], Field(fail_fast=True)]
+"""Such texts, as far as the first that is none: a million mistakes take a gigabyte to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +178,11 @@ def checked(kind: Any, value: object, where: object, form: str) -> Any:
         field = ".".join(map(str, first["loc"]))
         reason = f"{field}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
         raise UserError(f"{where}, {clip(clean(reason), 300)}; {form}.") from error
+
+
+def items(kind: Any, values: object, where: object, form: str) -> dict[str, Any]:
+    """Return the items of a user's JSON object, at least one, by their ids; errors as `checked`."""
+    values = checked(dict, values, where, form)
+    if not values:
+        raise UserError(f"{where} is empty; {form}.")
+    return {id: checked(kind, value, f"{where}, item {id}", form) for id, value in values.items()}

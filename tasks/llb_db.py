@@ -28,10 +28,27 @@ from hashlib import md5
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, AliasPath, BaseModel, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from config.errors import UserError, first_line
-from tasks.environments import Environment, Episode, Late, Step, Text, Work, checked, fingerprint
+from tasks.environments import (
+    Environment,
+    Episode,
+    Late,
+    Step,
+    Text,
+    Texts,
+    Work,
+    fingerprint,
+    items,
+)
 from tasks.readers import read_json
 
 SECONDS = 5.0  # of one statement
@@ -70,7 +87,8 @@ def _cell(value: object) -> object:
 
 Cell = int | float | str | bytes | None
 Row = tuple[Cell, ...]
-Rows = tuple[tuple[Annotated[Any, AfterValidator(_cell)], ...], ...]
+Cells = Annotated[tuple[Annotated[Any, AfterValidator(_cell)], ...], Field(fail_fast=True)]
+Rows = Annotated[tuple[Cells, ...], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,64}$")]  # without control characters
 Type = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z]+(?: [A-Za-z]+)*(?:\(\d+(?:, *\d+)?\))?$")
@@ -90,7 +108,7 @@ class Item(BaseModel):
     instruction: Text
     table: Name = Field(validation_alias=AliasPath("table_info", "name"))
     columns: tuple[Column, ...] = Field(
-        validation_alias=AliasPath("table_info", "column_info_list"), min_length=1
+        validation_alias=AliasPath("table_info", "column_info_list"), min_length=1, fail_fast=True
     )
     rows: Rows = Field(validation_alias=AliasPath("table_info", "row_list"))
     sql: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
@@ -100,7 +118,7 @@ class Item(BaseModel):
     direct: Rows | None = Field(None, validation_alias=AliasPath("answer_info", "direct"))
     """the rows asked for; None: a change was asked for, then `md5`"""
     md5: Text | None = Field(None, validation_alias=AliasPath("answer_info", "md5"))
-    skills: tuple[Text, ...] = Field(validation_alias="skill_list", min_length=1)
+    skills: Texts = Field(validation_alias="skill_list", min_length=1)
 
     @model_validator(mode="after")
     def _fits(self) -> Item:
@@ -151,8 +169,7 @@ def load(path: str | Path) -> dict[str, Item]:
 
     UserError: there is no such file, or it does not hold such tasks; it names file, item and field.
     """
-    items = Annotated[dict[str, Item], Field(min_length=1)]
-    return checked(items, read_json(path), path, FORM)
+    return items(Item, read_json(path), path, FORM)
 
 
 # ---------------------------------------------------------------- what is right

@@ -21,7 +21,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AliasPath, BaseModel, Field
 
 from config.errors import UserError, clean, clip
-from tasks.environments import Environment, Episode, Step, Text, Work, checked, fingerprint
+from tasks.environments import Environment, Episode, Step, Text, Texts, Work, fingerprint, items
 from tasks.readers import read_json
 from tasks.sandbox import BLOCK, Ran, System, fence, fenced, lacking, require
 
@@ -79,7 +79,7 @@ class Item(BaseModel):
     begin: Command | None = Field(None, validation_alias="initialization_command_item")
     gold: Annotated[Command, AfterValidator(_filled)] = _inside("ground_truth_command_item")
     check: Annotated[Command, AfterValidator(_filled)] = _inside("evaluation_command_item")
-    skills: tuple[str, ...] | None = Field(None, validation_alias="skill_list")
+    skills: Texts | None = Field(None, validation_alias="skill_list")
 
 
 def read(path: Path) -> dict[str, Item]:
@@ -87,7 +87,7 @@ def read(path: Path) -> dict[str, Item]:
 
     UserError names the file, the item and what is wrong with it.
     """
-    return checked(Annotated[dict[str, Item], Field(min_length=1)], read_json(path), path, FORM)
+    return items(Item, read_json(path), path, FORM)
 
 
 class LLBOS(Environment):

@@ -107,7 +107,7 @@ FILES = {
     "list": ("llb-db", "a.json", b"[1, 2]", "db_train.json"),
     "nothing": ("llb-db", "a.json", b"{}", "db_train.json"),
     "empty file": ("llb-db", "a.json", b"", ""),
-    "item is a number": ("llb-db", "a.json", b'{"7": 5}', "7: "),
+    "item is a number": ("llb-db", "a.json", b'{"7": 5}', "item 7"),
     "printed by Python": ("llb-db", "a.json", db(answer_info=str(ITEM["answer_info"])),
                           "db_bench_data.json"),
     "another environment's": ("llb-db", "a.json", json.dumps({"0": SHELL}).encode(), "llb-os"),

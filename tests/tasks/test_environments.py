@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
+from tasks import alf_examples, llb_db, llb_os
 from tasks.bandit import HINTS, Bandit
 from tasks.environments import Work
 
@@ -37,7 +38,10 @@ def test_half_of_what_is_known_of_the_bandit_is_wrong():
         said = [text for task, _, text in known if task.startswith(f"{id}-")]
         assert sum(f"the {door} door" in text for text in said) == HINTS // 2
     for task in world.tasks():
-        assert [task.begin().step(a).reward for a in (*task.solution, "neither")] == [1.0, -1.0]
+        door = task.solution[0]
+        other = ({"left", "right"} - {door}).pop()  # of several the last one is meant
+        tries = (door, f"Not {other}, but {door}.", f"{door} {other}", "neither")
+        assert [task.begin().step(a).reward for a in tries] == [1.0, 1.0, -1.0, -1.0]
     names = [{*task.intent.split()} for task in world.tasks()]
     assert not any(a & b for k, a in enumerate(names) for b in names[:k])
 
@@ -45,6 +49,32 @@ def test_half_of_what_is_known_of_the_bandit_is_wrong():
 def test_a_task_is_told_apart_by_what_it_is_judged_by():
     one, two = (Work("t", "q", (), text="", content=content) for content in ("a", "b"))
     assert one.digest != two.digest
+
+
+def wrong_rows() -> dict:
+    """Make a file of database tasks with a table of nothing that a table can hold."""
+    items = json.loads(llb_db.OWN.read_text())
+    items["own-1"]["table_info"]["row_list"] = [[{}] * 5] * 1000
+    return items
+
+
+@pytest.mark.parametrize(
+    ("read", "content"),
+    [
+        (llb_db.load, dict.fromkeys(range(1000), 5)),
+        (llb_db.load, wrong_rows()),
+        (llb_os.read, {key: {} for key in range(1000)}),
+        (alf_examples.read_examples, [5] * 1000),
+        (alf_examples.read_examples, [{"kind": "put", "dialogue": [5] * 1000}]),
+    ],
+)
+def test_of_many_mistakes_only_the_first_is_looked_for(tmp_path, read, content):
+    """A million of them would be a gigabyte, of a file of 12 MB."""
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps(content))
+    with pytest.raises(UserError) as caught:
+        read(path)
+    assert caught.value.__cause__.error_count() < 10
 
 
 def gold(tmp_path, *words):

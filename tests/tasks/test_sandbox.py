@@ -557,6 +557,8 @@ def test_a_program_takes_its_input_and_ends_early():
     assert (ran.output, ran.code) == ("xxxxx", 0)
     ran = sandbox.run(["wc", "-c"], HANG_S, b"x" * 3_000_000)
     assert ran.output.strip() == "3000000"
+    flood = sandbox.run(["head", "-c", "3000000", "/dev/zero"], HANG_S)
+    assert len(flood.output) == sandbox.OUTPUT and flood.code == 0
     ran = sandbox.run(["sh", "-c", "echo out; echo err >&2; kill -9 $$"], HANG_S, apart=True)
     assert (ran.output, ran.errors, ran.code) == ("out\n", "err\n", -9)
     assert sandbox.run(["sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 7"], HANG_S).code == 7
