@@ -1,13 +1,14 @@
 """ALFWorld (arXiv 2010.03768): household tasks in text, by actions such as "go to desk 1".
 
-Holds: `ALFWorld`, `read`, `Game`, `write_own` (six games of ours, one of each type). Leaves out:
-the process in which games run (tasks/alf_worker.py), which imports the packages `alfworld` and
-`textworld`; the protocol (tasks/environments.py).
+Holds: `ALFWorld`, `read`, `Game`, `write_own`. Leaves out: the process in which games run
+(tasks/alf_worker.py), which imports the packages `alfworld` and `textworld`; the protocol
+(tasks/environments.py).
 Exercise it: `pytest tests/tasks/test_alf.py`. Read next: tasks/alf_worker.py.
 
 The games are the user's, a folder of the tree json_2.1.1 that `alfworld-download` brings:
-*/game.tw-pddl with traj_data.json beside it. Without one, six are written of the package's own
-domain and grammar. A game is won when its goal holds; there is no other reward.
+*/game.tw-pddl with traj_data.json beside it. Without one, the six of alf_own.json, one of each
+type, are written with the package's own domain and grammar. A game is won when its goal holds;
+there is no other reward.
 """
 
 from __future__ import annotations
@@ -23,23 +24,27 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, StringConstraints
 
 from config.errors import UserError, clean, clip
 from tasks.alf_examples import read_examples, shown_examples
-from tasks.environments import Environment, Episode, Step, Work
-from tasks.readers import Record, read_json
+from tasks.environments import Environment, Episode, Step, Text, Texts, Work, checked, fingerprint
+from tasks.readers import read_json
 
 SECONDS = 120.0  # to open a game (its rules are compiled), and of a step
 STEPS = 30
 SHOWN = 20_000  # characters of an observation
 GAME, ABOUT = "game.tw-pddl", "traj_data.json"
+OWN = Path(__file__).with_name("alf_own.json")
 PACKAGES = ("alfworld", "textworld", "fast_downward")
 INSTALL = "pip install -r requirements-environments.txt"
+FORM = f"a game is two files as `alfworld-download` brings them, {GAME} and {ABOUT}"
+ALWAYS = ("help", "inventory", "look")  # commands that are possible anywhere
 INSTRUCTIONS = """\
 You work on a task in a household, in text. Each of your responses is one action, on its last line,
 such as: go to cabinet 1; open cabinet 1; take mug 1 from cabinet 1; move mug 1 to desk 1; clean,
@@ -50,6 +55,18 @@ have {steps} actions in all."""
 # ---------------------------------------------------------------- games and their files
 
 
+class GameFiles(BaseModel):
+    """What is read of the two files of a game; only our own have a solution."""
+
+    pddl_problem: Annotated[
+        str, StringConstraints(pattern=r"(?i)\(receptacleAtLocation\s+[\w-]+_bar_[\w-]+\s")
+    ]
+    grammar: Annotated[str, StringConstraints(pattern=r'"Your task is to: [^"]*"')]
+    pddl_domain: Text
+    task_type: Text
+    solution: Texts = ()
+
+
 @dataclass(frozen=True, slots=True)
 class Game:
     """Hold one game as its files have it."""
@@ -57,16 +74,10 @@ class Game:
     id: str  # its folder within the tree
     path: Path
     kind: str  # of the task
-    room: str
-    task: str
+    intent: str  # description of the room and the task
     commands: tuple[str, ...]  # that are possible at first
     content: str  # fingerprint of what it is
     solution: tuple[str, ...] = ()
-
-    @property
-    def intent(self) -> str:
-        """Return the description of the room and the task."""
-        return f"{self.room}\n{self.task}"
 
 
 def read(path: str | Path) -> tuple[list[Game], int]:
@@ -77,14 +88,12 @@ def read(path: str | Path) -> tuple[list[Game], int]:
     """
     root = Path(path).expanduser()
     files = sorted(root.rglob(GAME)) if root.is_dir() else []
-    if not files:
-        raise UserError(
-            f"{path} holds no game ({GAME}): give a folder of the tree json_2.1.1 that "
-            "`alfworld-download` brings, such as json_2.1.1/train."
-        )
     games = [game for file in files if (game := _game(root, file)) is not None]
     if not games:
-        raise UserError(f"No game of {path} is known to be solvable.")
+        raise UserError(
+            f"{path} holds no game ({GAME}) that is known to be solvable: give a folder of the "
+            "tree json_2.1.1 that `alfworld-download` brings, such as json_2.1.1/train."
+        )
     return games, len(files) - len(games)
 
 
@@ -92,38 +101,23 @@ def _game(root: Path, file: Path) -> Game | None:
     id = file.parent.relative_to(root).as_posix()
     if "movable" in id or "Sliced" in id:
         return None
-    record, about = _record(file), _record(file.parent / ABOUT)
-    if record.fields.get("solvable") is not True:
+    fields, about = (
+        checked(dict, read_json(path), path, FORM) for path in (file, file.with_name(ABOUT))
+    )
+    if fields.get("solvable") is not True:
         return None
-    problem, grammar = record.text("pddl_problem"), record.text("grammar")
-    domain = record.text("pddl_domain")
-    task = re.search(r'"(Your task is to: [^"]*?)\s*"', grammar)
-    if not task:
-        raise record.error("'grammar' does not say 'Your task is to: ...'")
-    places = _places(problem)
-    if not places:
-        raise record.error("'pddl_problem' has no (receptacleAtLocation ..)")
-    content = _fingerprint(problem, grammar, domain)
-    known = about.maybe("solution", list)
+    game = checked(GameFiles, fields | about, file, FORM)
+    places = _places(game.pddl_problem)
+    task = re.search(r'"(Your task is to: [^"]*?)\s*"', game.grammar)[1]
     return Game(
-        id, file, about.text("task_type"), _room(places), task[1],
-        (*(f"go to {place}" for place in places), *ALWAYS), content,
-        about.texts("solution") if known else (),
-    )  # fmt: skip
-
-
-def _fingerprint(*parts: str) -> str:
-    return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
-
-
-ALWAYS = ("help", "inventory", "look")  # possible anywhere
-
-
-def _record(file: Path) -> Record:
-    fields = read_json(file)
-    if not isinstance(fields, dict):
-        raise UserError(f"{file} must hold a JSON object.")
-    return Record(file, "", 0, fields)
+        id,
+        file,
+        game.task_type,
+        f"{_room(places)}\n{task}",
+        (*(f"go to {place}" for place in places), *ALWAYS),
+        fingerprint((game.pddl_problem, game.grammar, game.pddl_domain)),
+        game.solution,
+    )
 
 
 def _places(problem: str) -> list[str]:
@@ -164,6 +158,25 @@ def possible(commands: Sequence[str]) -> str:
     return f"Possible now: {'; '.join(sorted(commands, key=_natural))}."
 
 
+def write_own(folder: Path, data: Path) -> None:
+    """Write our six games as a tree. data: the folder of the package's domain and grammar."""
+    domain, grammar = (
+        (data / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
+    )
+    for game in json.loads(OWN.read_text(encoding="utf-8")):
+        place = folder / game["kind"] / "own"
+        place.mkdir(parents=True)
+        fields = {
+            "pddl_domain": domain,
+            "grammar": grammar.replace("UNKNOWN GOAL", game["task"]),
+            "pddl_problem": game["problem"],
+            "solvable": True,
+        }
+        (place / GAME).write_text(json.dumps(fields), encoding="utf-8")
+        about = {"task_type": game["kind"], "solution": game["solution"].split("; ")}
+        (place / ABOUT).write_text(json.dumps(about), encoding="utf-8")
+
+
 # ---------------------------------------------------------------- the environment
 
 
@@ -177,14 +190,12 @@ class ALFWorld(Environment):
     name, most_steps = "alfworld", STEPS
     style: Literal["agent"] = "agent"
     instructions = INSTRUCTIONS.format(steps=STEPS)
-
     skipped_because = "have movable receptacles or slices, or no known solution"
 
     def __init__(self, path: str | Path = "", few_shot: str | Path = ""):
-        self._own: tempfile.TemporaryDirectory | None = None
-        self._process: subprocess.Popen | None = None
         self._examples = read_examples(few_shot) if few_shot else {}
         data = _package_data()
+        self._process: subprocess.Popen | None = None
         self._own = tempfile.TemporaryDirectory(prefix="alfworld-")
         try:
             if not path:
@@ -210,11 +221,11 @@ class ALFWorld(Environment):
             )  # fmt: skip
         self._control.settimeout(SECONDS)
         try:
-            said = self._control.recv(4096).decode(errors="replace")
+            reply = self._control.recv(4096).decode(errors="replace")
         except OSError:
-            said = "no answer"
-        if said != "ready":
-            reason = " ".join(said.split())[:300].rstrip(". ") or "it ended"
+            reply = "no answer"
+        if reply != "ready":
+            reason = " ".join(reply.split())[:300].rstrip(". ") or "it ended"
             raise UserError(f"alfworld cannot be used here ({reason}): {INSTALL}.")
 
     def tasks(self) -> Sequence[Work]:
@@ -233,7 +244,7 @@ class ALFWorld(Environment):
             environment=self,
             solution=game.solution,
             skills=(game.kind,),
-            content=_fingerprint(game.content, example) if example else game.content,
+            content=fingerprint((game.content, example)) if example else game.content,
             example=example,
         )
 
@@ -245,16 +256,12 @@ class ALFWorld(Environment):
         """Begin a game in a process of its own."""
         ours, theirs = socket.socketpair()
         with theirs:
-            for last in (False, True):
-                try:
-                    socket.send_fds(self._control, [b"g"], [theirs.fileno()])
-                    break
-                except OSError:  # it was ended, by a lack of memory for instance
-                    if last:
-                        ours.close()
-                        raise UserError("The process of ALFWorld's games does not stay.") from None
-                    self._end()
-                    self._start()
+            try:
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
+            except OSError:  # the process was ended, by a lack of memory for instance
+                self._end()
+                self._start()
+                socket.send_fds(self._control, [b"g"], [theirs.fileno()])
         return Playing(self._games[id], ours)
 
     def _end(self) -> None:
@@ -267,9 +274,7 @@ class ALFWorld(Environment):
     def close(self) -> None:
         """End the process that starts games, and remove our own games; again is harmless."""
         self._end()
-        if self._own is not None:
-            self._own.cleanup()
-            self._own = None
+        self._own.cleanup()
 
 
 class _Lost(Exception):
@@ -291,8 +296,8 @@ class Playing(Episode):
             self.close()
             raise UserError(f"{game.path} cannot be played: {lost}.") from None
         # room and task, as `Game.intent` has them, without a line of welcome
-        said = re.sub(r"\A-=.*=-\n", "", clean(first["text"]))
-        lines = [line for line in said.splitlines() if line.strip()]
+        text = re.sub(r"\A-=.*=-\n", "", clean(first["text"]))
+        lines = [line for line in text.splitlines() if line.strip()]
         self.observation = "\n".join([*lines, possible(first["commands"])])
 
     def plan(self) -> list[str]:
@@ -368,157 +373,3 @@ def _package_data() -> Path:
             "g++ and cmake)."
         )
     return Path(importlib.util.find_spec("alfworld").origin).parent / "data"
-
-
-# ---------------------------------------------------------------- our own games
-
-KITCHEN = {"countertop 1": "", "fridge 1": "", "microwave 1": "", "sinkbasin 1": ""}
-OPENABLE = {"fridge", "microwave", "drawer", "cabinet"}
-TYPES = {
-    "countertop": "CounterTop", "sinkbasin": "SinkBasin", "desklamp": "DeskLamp",
-    "butterknife": "ButterKnife",
-}  # fmt: skip
-NAMED_BY_DOMAIN = (("sinkbasin", "microwave", "fridge"), ("knife", "butterknife"))
-
-
-@dataclass(frozen=True, slots=True)
-class Own:
-    """Describe one of our own games."""
-
-    kind: str
-    task: str
-    places: Mapping[str, str]  # receptacle -> what is in it
-    goal: str
-    solution: str
-
-
-def _put(thing: str, place: str, also: str = "") -> str:
-    return (
-        f"(exists (?o - object ?r - receptacle) (and {also} (objectType ?o {_type(thing)})"
-        f" (receptacleType ?r {_type(place)}) (inReceptacle ?o ?r)))"
-    )
-
-
-def _type(kind: str) -> str:
-    return TYPES.get(kind, kind.capitalize()) + "Type"
-
-
-OWN = (
-    Own(
-        "pick_and_place_simple",
-        "put some mug on the desk",
-        {"desk 1": "", "shelf 1": "mug 1", "shelf 2": "book 1", "drawer 1": "pencil 1"},
-        _put("mug", "desk"),
-        "go to shelf 1; take mug 1 from shelf 1; go to desk 1; move mug 1 to desk 1",
-    ),
-    Own(
-        "look_at_obj_in_light",
-        "look at the book under the desklamp",
-        {"desk 1": "desklamp 1, pencil 1", "shelf 1": "", "drawer 1": "book 1"},
-        """(and (exists (?a - agent ?o - object) (and (objectType ?o BookType) (holds ?a ?o)))
-   (exists (?a - agent ?o - object ?r - receptacle ?l - location) (and (objectType ?o DeskLampType)
-   (isToggled ?o) (inReceptacle ?o ?r) (receptacleAtLocation ?r ?l) (atLocation ?a ?l))))""",
-        "go to drawer 1; open drawer 1; take book 1 from drawer 1; go to desk 1; use desklamp 1",
-    ),
-    Own(
-        "pick_clean_then_place_in_recep",
-        "put a clean plate in the cabinet",
-        {**KITCHEN, "countertop 1": "plate 1, egg 1", "cabinet 1": ""},
-        _put("plate", "cabinet", "(isClean ?o)"),
-        "go to countertop 1; take plate 1 from countertop 1; go to sinkbasin 1; clean plate 1 with "
-        "sinkbasin 1; go to cabinet 1; open cabinet 1; move plate 1 to cabinet 1",
-    ),
-    Own(
-        "pick_heat_then_place_in_recep",
-        "put a hot egg on the countertop",
-        {**KITCHEN, "fridge 1": "egg 1, apple 1"},
-        _put("egg", "countertop", "(isHot ?o)"),
-        "go to fridge 1; open fridge 1; take egg 1 from fridge 1; go to microwave 1; heat egg 1 "
-        "with microwave 1; go to countertop 1; move egg 1 to countertop 1",
-    ),
-    Own(
-        "pick_cool_then_place_in_recep",
-        "put a cool apple on the shelf",
-        {**KITCHEN, "countertop 1": "apple 1, knife 1", "shelf 1": "mug 1"},
-        _put("apple", "shelf", "(isCool ?o)"),
-        "go to countertop 1; take apple 1 from countertop 1; go to fridge 1; cool apple 1 with "
-        "fridge 1; go to shelf 1; move apple 1 to shelf 1",
-    ),
-    Own(
-        "pick_two_obj_and_place",
-        "find two pencils and put them in the drawer",
-        {"desk 1": "pencil 1", "shelf 1": "pencil 2, book 1", "drawer 1": "mug 1"},
-        """(exists (?r - receptacle ?o ?p - object) (and (receptacleType ?r DrawerType)
-   (objectType ?o PencilType) (objectType ?p PencilType) (not (= ?o ?p)) (inReceptacle ?o ?r)
-   (inReceptacle ?p ?r)))""",
-        "go to desk 1; take pencil 1 from desk 1; go to drawer 1; open drawer 1; move pencil 1 to "
-        "drawer 1; go to shelf 1; take pencil 2 from shelf 1; go to drawer 1; move pencil 2 to "
-        "drawer 1",
-    ),
-)  # fmt: skip
-
-
-def problem(own: Own) -> str:
-    """Return a game of ours in PDDL, for the package's domain."""
-    things = {
-        name: place for place, names in own.places.items() for name in names.split(", ") if name
-    }
-    kinds = [
-        sorted({_type(name.split()[0]) for name in names} | {*map(_type, always)})
-        for names, always in zip((own.places, things), NAMED_BY_DOMAIN, strict=True)
-    ]
-    lines = ["(atLocation agent1 middle)", "(= (total-cost) 0)"]
-    for place in own.places:
-        kind, id = place.split()[0], _id(place)
-        lines.append(f"(receptacleType {id} {_type(kind)}) (receptacleAtLocation {id} at_{id})")
-        lines += [f"(openable {id})"] * (kind in OPENABLE)
-    for name, place in things.items():
-        kind, id = name.split()[0], _id(name)
-        can = ("toggleable",) if kind == "desklamp" else (
-            "pickupable", "moveable", "cleanable", "heatable", "coolable")  # fmt: skip
-        lines.append(f"(objectType {id} {_type(kind)}) (inReceptacle {id} {_id(place)})")
-        lines.append(f"(objectAtLocation {id} at_{_id(place)})")
-        lines.append(" ".join(f"({word} {id})" for word in can))
-    lines += [" ".join(f"(canContain {rtype} {otype})" for otype in kinds[1]) for rtype in kinds[0]]
-    init = "\n  ".join(lines)
-    return f"""\
-(define (problem own)
- (:domain alfred)
- (:objects
-  agent1 - agent
-  middle {" ".join(f"at_{_id(place)}" for place in own.places)} - location
-  {" ".join(map(_id, own.places))} - receptacle
-  {" ".join(map(_id, things))} - object
-  {" ".join(kinds[0])} - rtype
-  {" ".join(kinds[1])} - otype)
- (:init
-  {init})
- (:goal {own.goal})
- (:metric minimize (total-cost)))
-"""
-
-
-def _id(name: str) -> str:
-    """Return the id that the game shows by this name: it numbers ids backwards."""
-    kind, number = name.split()
-    id = f"{kind.removesuffix('basin')}_bar_{9 - int(number)}"
-    return f"{id}_bar_{kind}" if kind.endswith("basin") else id
-
-
-def write_own(folder: Path, data: Path) -> None:
-    """Write our six games as a tree. data: the folder of the package's domain and grammar."""
-    domain, grammar = (
-        (data / name).read_text(encoding="utf-8") for name in ("alfred.pddl", "alfred.twl2")
-    )
-    for own in OWN:
-        place = folder / own.kind / "own"
-        place.mkdir(parents=True)
-        game = {
-            "pddl_domain": domain,
-            "grammar": grammar.replace("UNKNOWN GOAL", own.task),
-            "pddl_problem": problem(own),
-            "solvable": True,
-        }
-        (place / GAME).write_text(json.dumps(game), encoding="utf-8")
-        about = {"task_type": own.kind, "solution": own.solution.split("; ")}
-        (place / ABOUT).write_text(json.dumps(about), encoding="utf-8")

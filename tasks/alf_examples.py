@@ -14,14 +14,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, Field
 
 from config.errors import UserError
-from tasks.readers import Record, read_json
+from tasks.environments import Text, Work, checked
+from tasks.readers import read_json
 
 if TYPE_CHECKING:
     from tasks.alf import ALFWorld
-    from tasks.environments import Work
 
 KINDS = {  # short name -> kind
     "put": "pick_and_place_simple",
@@ -35,36 +37,41 @@ TITLE = "A task of this kind that was solved in another room, what was answered 
 Dialogue = tuple[str, ...]  # what the game said, what was answered, in turn
 
 
+class Message(BaseModel):
+    """What the game or the one who plays it said."""
+
+    role: Literal["user", "assistant"]
+    content: Text
+
+
+def _in_turn(messages: list[Message]) -> list[Message]:
+    if any(m.role != ("user", "assistant")[k % 2] for k, m in enumerate(messages)):
+        raise ValueError("user and assistant take turns, the user first")
+    return messages
+
+
+class Example(BaseModel):
+    """A dialogue of a file."""
+
+    kind: Literal[(*KINDS, *KINDS.values())] = Field(validation_alias=AliasChoices("task", "kind"))
+    dialogue: Annotated[list[Message], AfterValidator(_in_turn)] = Field(
+        min_length=2, fail_fast=True, validation_alias=AliasChoices("example", "dialogue")
+    )
+
+
 def read_examples(path: str | Path) -> dict[str, list[Dialogue]]:
     """Read a file: kind -> its dialogues, in the file's order.
 
     UserError names the file, the place and what is wrong with it.
     """
-    path, items = Path(path).expanduser(), read_json(Path(path).expanduser())
-    if not isinstance(items, list) or not items:
-        raise UserError(f"{path} must hold a JSON list of dialogues: `data few-shot` makes one.")
+    path = Path(path).expanduser()
+    form = "a file of dialogues is what `data few-shot` makes"
+    examples = Annotated[list[Example], Field(min_length=1, fail_fast=True)]
     found: dict[str, list[Dialogue]] = {}
-    for k, item in enumerate(items):
-        record = Record(path, f"dialogue {k + 1}", k, item if isinstance(item, dict) else {})
-        kind = record.text("task" if "task" in record.fields else "kind")
-        if (kind := KINDS.get(kind, kind)) not in KINDS.values():
-            raise record.error(f"{kind!r} is no kind of task ({', '.join(KINDS.values())})")
-        found.setdefault(kind, []).append(_dialogue(record))
+    for example in checked(examples, read_json(path), path, form):
+        dialogue = tuple(message.content.strip() for message in example.dialogue)
+        found.setdefault(KINDS.get(example.kind, example.kind), []).append(dialogue)
     return found
-
-
-def _dialogue(record: Record) -> Dialogue:
-    name = "example" if "example" in record.fields else "dialogue"
-    said = []
-    for k, message in enumerate(record.get(name, list)):
-        one = record.inside(name, message)
-        role = one.text("role")
-        if role != ("user", "assistant")[k % 2]:
-            raise record.error(f"message {k + 1} is of {role!r}: user and assistant take turns")
-        said.append(one.text("content").strip())
-    if len(said) < 2:
-        raise record.error("nobody answers")
-    return tuple(said)
 
 
 def shown_examples(dialogues: Sequence[Dialogue], intent: str) -> str:
@@ -103,15 +110,15 @@ def _solved(task: Work) -> list[dict]:
     except UserError:  # a damaged game
         return []
     try:
-        said, messages = game.observation, []
+        observation, messages = game.observation, []
         for action in game.plan():
-            messages += [{"role": "user", "content": _without_list(said)},
+            messages += [{"role": "user", "content": _without_list(observation)},
                          {"role": "assistant", "content": action}]  # fmt: skip
             step = game.step(action)
             if step.done:
                 last = [{"role": "user", "content": step.observation}]
                 return [*messages, *last] if step.reward > 0 else []
-            said = step.observation
+            observation = step.observation
     except UserError:  # no plan
         pass
     finally:
@@ -119,5 +126,5 @@ def _solved(task: Work) -> list[dict]:
     return []
 
 
-def _without_list(said: str) -> str:
-    return "\n".join(line for line in said.splitlines() if not line.startswith("Possible now:"))
+def _without_list(text: str) -> str:
+    return "\n".join(line for line in text.splitlines() if not line.startswith("Possible now:"))

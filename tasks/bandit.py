@@ -46,19 +46,10 @@ class Bandit(Environment):
 
     def tasks(self) -> Sequence[Work]:
         return [
-            Work(
-                id=f"b{k}",
-                question=self.intent(f"b{k}"),
-                answers=(),
-                text="",
-                kind="bandit",
-                dataset="bandit",
-                environment=self,
-                solution=(self._doors[k],),
-                content=self._doors[k],
-            )
-            for k in range(len(self._names))
-        ]
+            Work(f"b{k}", name, (), text="", kind="bandit", dataset="bandit", environment=self,
+                 solution=(door,), content=door)
+            for k, (name, door) in enumerate(zip(self._names, self._doors, strict=True))
+        ]  # fmt: skip
 
     def intent(self, id: str) -> str:
         return self._names[int(id[1:])]
@@ -71,20 +62,13 @@ class Bandit(Environment):
 
         The task ids are those of the tries that left them: each hint is another's.
         """
-        for k, door in enumerate(self._doors):
+        for k, (name, door) in enumerate(zip(self._names, self._doors, strict=True)):
             other = DOORS[1 - DOORS.index(door)]
-            right = random.Random(f"hints/{self._seed}/{k}").sample(
-                range(self.hints), self.hints // 2
-            )
+            rng = random.Random(f"hints/{self._seed}/{k}")
+            right = rng.sample(range(self.hints), self.hints // 2)
             for n in range(self.hints):
-                said = door if n in right else other
-                yield (
-                    f"b{k}-{n}",
-                    self.intent(f"b{k}"),
-                    f"Visitor {n} of {self._names[k]} took the {said} door.",
-                )
-
-    def close(self) -> None: ...
+                named = door if n in right else other
+                yield f"b{k}-{n}", name, f"Visitor {n} of {name} took the {named} door."
 
 
 @dataclass(slots=True)
@@ -93,8 +77,6 @@ class _Try(Episode):
     door: str
 
     def step(self, action: str) -> Step:
-        said = [word for word in action.lower().split() if word.strip(".") in DOORS]
-        right = bool(said) and said[-1].strip(".") == self.door
+        named = [word.strip(".") for word in action.lower().split() if word.strip(".") in DOORS]
+        right = named[-1:] == [self.door]
         return Step("The prize." if right else "Nothing.", True, 1.0 if right else -1.0)
-
-    def close(self) -> None: ...

@@ -1,6 +1,7 @@
 """BigCodeBench: a function is written in one response, and judged by the tests of its task.
 
-Holds: `BCB`, `Interpreter`, `read`, `judge`. Leaves out: what shuts the code in (tasks/sandbox.py).
+Holds: `BCB`, `Interpreter`, `Item`, `read`, `judge`.
+Leaves out: what shuts the code in (tasks/sandbox.py).
 Exercise it: `pytest tests/tasks/test_bcb.py`. Read next: tasks/environments.py.
 
 The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,
@@ -21,26 +22,101 @@ import inspect
 import json
 import os
 import subprocess
-import zlib
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator, StringConstraints, model_validator
 
 from config.errors import UserError, clean, clip
-from config.foreign import from_json, read_data
-from tasks.environments import Environment, Episode, Step, Work
+from tasks.environments import Environment, Episode, Step, Text, Texts, Work, checked
+from tasks.readers import records_of
 from tasks.sandbox import confine, fence, fenced, lacking, require
 
 SECONDS = 60.0  # of a task
 SHOWN = 2000  # characters of what the tests say
-FIELDS = ("task_id", "instruct_prompt", "complete_prompt", "test", "entry_point")
 INSTRUCTIONS = """\
 Write Python code that does what the task says. Answer with the whole code, imports included, in one
 fenced block. Tests that you do not see are run on it, without network, for at most {seconds:g}
 seconds. There is one response."""
+
+# ---------------------------------------------------------------- the file
+
+
+def _names(libraries: object) -> object:
+    """Return a list of names that the published file writes as text."""
+    try:
+        return ast.literal_eval(libraries) if isinstance(libraries, str) else libraries or ()
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        raise ValueError("this is no list of names of packages") from None
+
+
+def _tests(source: str) -> set[str]:
+    """Return the names of the tests of the class TestCases, inherited ones too.
+
+    ValueError: this is no Python, or there is none.
+    """
+    try:
+        body = ast.parse(source).body
+    except (SyntaxError, MemoryError, RecursionError) as error:
+        raise ValueError(f"'test' is no Python ({error})") from None
+    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
+    names, todo = set(), ["TestCases"]
+    while todo:
+        if (found := classes.pop(todo.pop(), None)) is not None:
+            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+            methods = [node.name for node in found.body if isinstance(node, functions)]
+            names |= {name for name in methods if name.startswith("test")}
+            todo += [base.id for base in found.bases if isinstance(base, ast.Name)]
+    if not names:
+        raise ValueError("'test' has no class TestCases with methods test...")
+    return names
+
+
+class Item(BaseModel):
+    """One task as the file has it."""
+
+    task_id: Text
+    instruct_prompt: Text
+    complete_prompt: Text
+    entry_point: Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*$")]
+    test: Text
+    tests: set[str] = set()
+    """names of the tests that `test` has"""
+    libs: Annotated[Texts, BeforeValidator(_names)] = ()
+    canonical_solution: str | None = None
+    code_prompt: str | None = None
+
+    @model_validator(mode="after")
+    def _complete(self) -> Item:
+        self.tests = _tests(self.test)
+        return self
+
+    @property
+    def begin(self) -> str:
+        """What is put before a response."""
+        return f"{self.code_prompt}\n    pass\n" if self.code_prompt else ""
+
+
+def read(path: Path) -> dict[str, Item]:
+    """Read JSON lines, or another container of such records: id -> item.
+
+    UserError names the file, the line and what is wrong with it.
+    """
+    items: dict[str, Item] = {}
+    for record in records_of(path):
+        item = checked(Item, record.fields, record.where, "bcb reads BigCodeBench's JSON lines")
+        if item.task_id in items:
+            raise record.error(f"the task {item.task_id} was there before: ids must differ")
+        items[item.task_id] = item
+    if not items:
+        raise UserError(f"{path} holds no task: bcb needs BigCodeBench as JSON lines.")
+    return items
+
+
+# ---------------------------------------------------------------- the verdict
 
 
 def judge() -> None:
@@ -108,123 +184,17 @@ def judge() -> None:
     os._exit(0)  # threads that the code has left do not matter
 
 
-def search() -> None:
-    """Write which of the libraries that stdin names are not there; sent like `judge`."""
-    import importlib.util
-    import json
-    import sys
+SEARCH = """
+import importlib.util, json, sys
 
-    missing = []
-    for name in json.load(sys.stdin):
-        try:
-            found = importlib.util.find_spec(name.split(".")[0])
-        except (ImportError, ValueError):  # no name of a module
-            found = None
-        if not found:
-            missing.append(name)
-    print(json.dumps(missing))
+def is_missing(name):
+    try:
+        return importlib.util.find_spec(name.split(".")[0]) is None
+    except (ImportError, ValueError):  # no name of a module
+        return True
 
-
-class BCB(Environment):
-    """Tasks of BigCodeBench's form. UserError: the file, the interpreter or a part is missing.
-
-    python: the interpreter that runs the code. prompt: which text of a task is shown. skip: leave
-    out tasks whose libraries the interpreter lacks (`left_out` has their ids) instead of refusing.
-    """
-
-    name = "bcb"
-    style: Literal["code"] = "code"
-    most_steps = 1
-
-    def __init__(
-        self,
-        path: str | Path,
-        python: str | Path,
-        prompt: Literal["instruct", "complete"] = "instruct",
-        seconds: float = SECONDS,
-        skip: bool = False,
-    ):
-        self.instructions = INSTRUCTIONS.format(seconds=seconds)
-        self.seconds, self.prompt = seconds, f"{prompt}_prompt"
-        self._items = read(Path(path))
-        require(self.name, lacking())
-        self.interpreter = Interpreter.of(python)
-        needed = {lib for item in self._items.values() for lib in item["libs"]}
-        missing = self.interpreter.lacks(sorted(needed))
-        self.left_out = [id for id, item in self._items.items() if missing & {*item["libs"]}]
-        if self.left_out and not skip:
-            raise UserError(
-                f"{python} lacks {', '.join(sorted(missing))}, which {len(self.left_out)} of "
-                f"{len(self._items)} tasks need: install them with {python} -m pip install, give "
-                "another --interpreter, or --leave-out these tasks."
-            )
-        self.skipped, self.skipped_because = (
-            len(self.left_out),
-            "need " + ", ".join(sorted(missing)),
-        )
-        self._tasks = [
-            self._work(id, item) for id, item in self._items.items() if id not in self.left_out
-        ]
-        if not self._tasks:
-            raise UserError(f"No task of {path} is left: {python} lacks a library of every one.")
-
-    def _work(self, id: str, item: dict) -> Work:
-        gold = item["solution"]
-        return Work(
-            id, item[self.prompt], (), dataset=self.name, environment=self,
-            solution=(fence(gold, "python"),) if gold else (), skills=item["libs"],
-            content=blake2b((item["begin"] + item["test"]).encode(), digest_size=8).hexdigest(),
-        )  # fmt: skip
-
-    def tasks(self) -> Sequence[Work]:
-        """Return all tasks that the interpreter can run, in the order of the file."""
-        return self._tasks
-
-    def intent(self, id: str) -> str:
-        """Return the prompt."""
-        return self._items[id][self.prompt]
-
-    def reset(self, id: str) -> Coding:
-        """Begin a task; nothing runs yet."""
-        return Coding(self, self._items[id])
-
-    def close(self) -> None:
-        """Do nothing: episodes share nothing."""
-
-
-@dataclass(slots=True)
-class Coding(Episode):
-    """One try of a task: one response."""
-
-    environment: BCB
-    item: dict
-
-    @property
-    def observation(self) -> str:
-        return self.item[self.environment.prompt]
-
-    def step(self, action: str) -> Step:
-        """Judge the code of a response."""
-        blocks = fenced(action, "python", "py", "python3")
-        if not blocks:
-            return Step("There is no fenced block of code.", True, -1.0, "no code")
-        names = f"def {self.item['entry_point']}("
-        code = next((block for block in reversed(blocks) if names in block), blocks[-1])
-        try:
-            verdict, said, why = self.environment.interpreter.judged(
-                f"{self.item['begin']}{code}\n{self.item['test']}", self.environment.seconds
-            )
-        except OSError as error:
-            return Step(f"Nothing ran: {error.strerror}.", True, -1.0, f"crashed: {error.strerror}")
-        tests = {*self.item["tests"], *verdict}
-        good = [name for name in tests if verdict.get(name)]
-        said = clip(clean(said.strip()), SHOWN)
-        summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
-        reward = 1.0 if len(good) == len(tests) and not why else -1.0
-        return Step("\n".join(filter(None, (said, summary))), True, reward, why)
-
-    def close(self) -> None:
-        """Do nothing: what ran has ended with its step."""
+print(json.dumps([name for name in json.load(sys.stdin) if is_missing(name)]))
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,25 +208,20 @@ class Interpreter:
     def of(cls, python: str | Path) -> Interpreter:
         """Ask an interpreter for its folders. UserError: it is none, or too old."""
         program = Path(python).expanduser()
-        ask = "import json, sys; print(json.dumps([sys.version_info[:2], sys.executable, "
-        ask += "sys.prefix, sys.base_prefix]))"
+        ask = "import json, sys; assert sys.version_info >= (3, 8); "
+        ask += "print(json.dumps([sys.executable, sys.prefix, sys.base_prefix]))"
         try:
-            said = subprocess.run([program, "-I", "-c", ask], capture_output=True, timeout=60)
-            version, *places = json.loads(said.stdout)
+            answer = subprocess.run([program, "-I", "-c", ask], capture_output=True, timeout=60)
+            program, *folders = map(Path, json.loads(answer.stdout))
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise UserError(
-                f"{python} cannot be run as a Python interpreter: give the path of one, such as "
-                "/usr/bin/python3."
+                f"{python} cannot be run as a Python interpreter of 3.8 or newer: give the path of "
+                "one, such as /usr/bin/python3."
             ) from error
-        if tuple(version) < (3, 8):
-            raise UserError(
-                f"{python} is Python {version[0]}.{version[1]}: 3.8 or newer is needed."
-            )
-        program, *folders = map(Path, places)
-        folders = {*folders, program.resolve().parent.parent}
-        if Path("/") in folders:
+        places = {*folders, program.resolve().parent.parent}
+        if Path("/") in places:
             raise UserError(f"{python} has / as its folder: give one in a folder of its own.")
-        outside = sorted(folder for folder in folders if not folder.is_relative_to("/usr"))
+        outside = sorted(place for place in places if not place.is_relative_to("/usr"))
         return cls(str(program), tuple(outside))
 
     def judged(self, module: str, seconds: float) -> tuple[dict[str, bool], str, str]:
@@ -274,9 +239,8 @@ class Interpreter:
 
     def lacks(self, libraries: Sequence[str]) -> set[str]:
         """Return those of the libraries that the interpreter cannot find."""
-        source = inspect.getsource(search) + "\nsearch()\n"
         given = json.dumps([*libraries]).encode()
-        ran = confine([self.program, "-I", "-c", source], 60, given, self.folders)
+        ran = confine([self.program, "-I", "-c", SEARCH], 60, given, self.folders)
         try:
             return {*json.loads(ran.output)}
         except ValueError:
@@ -287,80 +251,104 @@ class Interpreter:
 def _variables() -> dict[str, str]:
     """Return what keeps numerical libraries to one thread, and to what this processor can do, and
     what the released evaluator sets."""
-    own = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
-    theirs = {"TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
-    return own | theirs | {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg"}
+    variables = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    variables |= {"TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}
+    threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+    return variables | threads | {"MPLBACKEND": "Agg"}
 
 
-# ---------------------------------------------------------------- the file
+# ---------------------------------------------------------------- the environment
 
 
-def read(path: Path) -> dict[str, dict]:
-    """Read JSON lines: id -> its fields, `tests` (names), `libs` (names), `begin` (what is put
-    before a response, or "") and `solution` (or "").
+class BCB(Environment):
+    """Tasks of BigCodeBench's form. UserError: the file, the interpreter or a part is missing.
 
-    UserError names the file, the line and what is wrong with it.
+    python: the interpreter that runs the code. skip: leave out tasks whose libraries it lacks
+    (`left_out` has their ids) instead of refusing.
     """
-    try:
-        text = read_data(path).decode()
-    except FileNotFoundError:
-        raise UserError(f"There is no file {path}: bcb needs BigCodeBench as JSON lines.") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror or error}.") from error
-    except (UnicodeDecodeError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} is no text: {clip(str(error), 200)}.") from error
-    lines = [(number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
-    items = [_parsed(f"{path}, line {number}", line) for number, line in lines]
-    if not items:
-        raise UserError(f"{path} holds no task: bcb needs BigCodeBench as JSON lines.")
-    (id, count), *_ = Counter(item["task_id"] for item in items).most_common(1)
-    if count > 1:
-        raise UserError(f"{path} holds the task {id} {count} times: an id must be its own.")
-    return {item["task_id"]: item for item in items}
+
+    name = "bcb"
+    style: Literal["code"] = "code"
+    most_steps = 1
+
+    def __init__(
+        self,
+        path: str | Path,
+        python: str | Path,
+        seconds: float = SECONDS,
+        skip: bool = False,
+    ):
+        self.instructions = INSTRUCTIONS.format(seconds=seconds)
+        self.seconds = seconds
+        self._items = read(Path(path))
+        require(self.name, lacking())
+        self.interpreter = Interpreter.of(python)
+        needed = {lib for item in self._items.values() for lib in item.libs}
+        missing = self.interpreter.lacks(sorted(needed))
+        names = ", ".join(sorted(missing))
+        self.left_out = [id for id, item in self._items.items() if missing & {*item.libs}]
+        if self.left_out and not skip:
+            raise UserError(
+                f"{python} lacks {names}, which {len(self.left_out)} of {len(self._items)} tasks "
+                f"need: install them with {python} -m pip install, give another --interpreter, or "
+                "--leave-out these tasks."
+            )
+        if len(self.left_out) == len(self._items):
+            raise UserError(f"No task of {path} is left: {python} lacks a library of every one.")
+        self.skipped, self.skipped_because = len(self.left_out), f"need {names}"
+        self._tasks = [
+            self._work(id, item) for id, item in self._items.items() if id not in self.left_out
+        ]
+
+    def _work(self, id: str, item: Item) -> Work:
+        gold = f"{item.code_prompt or item.complete_prompt}{item.canonical_solution}"
+        return Work(
+            id, item.instruct_prompt, (), dataset=self.name, environment=self,
+            solution=(fence(gold, "python"),) if item.canonical_solution else (),
+            skills=item.libs,
+            content=blake2b((item.begin + item.test).encode(), digest_size=8).hexdigest(),
+        )  # fmt: skip
+
+    def tasks(self) -> Sequence[Work]:
+        """Return all tasks that the interpreter can run, in the order of the file."""
+        return self._tasks
+
+    def intent(self, id: str) -> str:
+        """Return the prompt."""
+        return self._items[id].instruct_prompt
+
+    def reset(self, id: str) -> Coding:
+        """Begin a task; nothing runs yet."""
+        return Coding(self, self._items[id])
 
 
-def _parsed(where: str, line: str) -> dict:
-    try:
-        item = from_json(line)
-    except ValueError as error:
-        raise UserError(f"{where}: this is no JSON ({clip(str(error), 200)}).") from error
-    if not isinstance(item, dict):
-        raise UserError(f"{where} must be an object.")
-    for name in FIELDS:
-        if not isinstance(item.get(name), str) or not item[name].strip():
-            raise UserError(f"{where}: '{name}' must be a text that is not empty.")
-    if "\0" in item["test"] or not item["entry_point"].isidentifier():
-        raise UserError(f"{where}: 'entry_point' must be a name, and 'test' be Python.")
-    try:
-        classes = {n.name: n for n in ast.parse(item["test"]).body if isinstance(n, ast.ClassDef)}
-    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
-        raise UserError(f"{where}: 'test' is no Python ({clip(str(error), 200)}).") from error
-    functions, tests, todo = (ast.FunctionDef, ast.AsyncFunctionDef), set(), ["TestCases"]
-    while todo:
-        if (found := classes.pop(todo.pop(), None)) is not None:
-            methods = [n.name for n in found.body if isinstance(n, functions)]
-            tests |= {name for name in methods if name.startswith("test")}
-            todo += [base.id for base in found.bases if isinstance(base, ast.Name)]
-    if not tests:
-        raise UserError(f"{where}: 'test' has no class TestCases with methods test...")
-    gold, begin = (item.get(name) or "" for name in ("canonical_solution", "code_prompt"))
-    if not (isinstance(gold, str) and isinstance(begin, str)):
-        raise UserError(f"{where}: 'canonical_solution' and 'code_prompt' must be texts.")
-    return {
-        **{name: item[name] for name in FIELDS},
-        "tests": sorted(tests),
-        "libs": _libraries(where, item.get("libs")),
-        "begin": f"{begin}\n    pass\n" if begin else "",
-        "solution": f"{begin or item['complete_prompt']}{gold}" if gold else "",
-    }
+@dataclass(slots=True)
+class Coding(Episode):
+    """One try of a task: one response."""
 
+    environment: BCB
+    item: Item
 
-def _libraries(where: str, libraries: object) -> tuple[str, ...]:
-    """Return names of packages; the published file writes their list as text."""
-    try:
-        names = ast.literal_eval(libraries) if isinstance(libraries, str) else libraries or []
-        if all(isinstance(name, str) and name.strip() for name in names):
-            return tuple(names)
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        pass
-    raise UserError(f"{where}: 'libs' must be a list of names of packages.")
+    @property
+    def observation(self) -> str:
+        return self.item.instruct_prompt
+
+    def step(self, action: str) -> Step:
+        """Judge the code of a response."""
+        blocks = fenced(action, "python", "py", "python3")
+        if not blocks:
+            return Step("There is no fenced block of code.", True, -1.0, "no code")
+        names = f"def {self.item.entry_point}("
+        code = next((block for block in reversed(blocks) if names in block), blocks[-1])
+        try:
+            verdict, output, why = self.environment.interpreter.judged(
+                f"{self.item.begin}{code}\n{self.item.test}", self.environment.seconds
+            )
+        except OSError as error:
+            return Step(f"Nothing ran: {error.strerror}.", True, -1.0, f"crashed: {error.strerror}")
+        tests = {*self.item.tests, *verdict}
+        good = [name for name in tests if verdict.get(name)]
+        output = clip(clean(output.strip()), SHOWN)
+        summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
+        reward = 1.0 if len(good) == len(tests) and not why else -1.0
+        return Step("\n".join(filter(None, (output, summary))), True, reward, why)

@@ -60,12 +60,12 @@ class Choice(Task):
 
     def beside(self, prediction: str | None) -> dict[str, float]:
         """Return the metrics, of which those of words take a letter for a part of any word."""
-        right, said = self.score(prediction), unwrapped(prediction or "")
-        if right or self.chosen(said) is not None:
+        right, answer = self.score(prediction), unwrapped(prediction or "")
+        if right or self.chosen(answer) is not None:
             return dict.fromkeys(("em", "f1", "sub_em"), right)
-        among = [text for _, text in self.choices if sub_em(said, [text])]
+        among = [text for _, text in self.choices if sub_em(answer, [text])]
         contains = float(among == [self.answers[0]])
-        return {"em": 0.0, "f1": f1(said, self.answers[:1]), "sub_em": contains}
+        return {"em": 0.0, "f1": f1(answer, self.answers[:1]), "sub_em": contains}
 
 
 def _same(answer: str, choices: Sequence[tuple[str, str]]) -> int | None:

@@ -1,7 +1,8 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`. Leaves out: each environment's own file
-(tasks/llb_db.py and others), which suite has it (suites/), who acts in them (agents/).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked`, `items`, `Text` (of a user's file).
+Leaves out: each environment's own file (tasks/llb_db.py and others), which suite has it (suites/),
+who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
 
 An environment gives its tasks one after the other; an episode is one try of one of them. Several
@@ -15,10 +16,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
-from typing import Literal
+from typing import Annotated, Any, Literal
 
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
+
+from config.errors import UserError, clean, clip
 from data import Task
+
+
+def _filled(text: str) -> str:
+    if not text.strip():
+        raise ValueError("it is empty")
+    text.encode()  # of half a surrogate pair, which is no text, a ValueError
+    return text
+
+
+Text = Annotated[str, AfterValidator(_filled)]
+"""A text of a user's file that is not blank."""
+Texts = Annotated[tuple[Text, ...], Field(fail_fast=True)]
+"""Such texts, as far as the first that is none: a million mistakes take a gigabyte to be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,13 +55,11 @@ class Late(Sequence[str]):
     """Actions that are found out when they are first looked at, and then kept."""
 
     def __init__(self, find: Callable[[], Sequence[str]]):
-        self._find, self._found = find, None
+        self._find = find
 
-    @property
+    @cached_property
     def found(self) -> tuple[str, ...]:
-        if self._found is None:
-            self._found = tuple(self._find())
-        return self._found
+        return tuple(self._find())
 
     def __getitem__(self, at):
         return self.found[at]
@@ -128,22 +144,45 @@ class Work(Task):
     @property
     def digest(self) -> str:
         """Return a hex fingerprint of the task with what it is judged by."""
-        parts = (super(Work, self).digest, self.content)
-        return blake2b(repr(parts).encode(), digest_size=8).hexdigest()
+        return fingerprint((super(Work, self).digest, self.content))
 
     def begin(self) -> Episode:
         """Begin a try of the task."""
-        assert self.environment is not None, f"task {self.id} has no environment"
         return self.environment.reset(self.id)
 
     @property
     def instructions(self) -> str:
         """Return what its environment tells of every task, and the example."""
-        assert self.environment is not None, f"task {self.id} has no environment"
         return "\n\n".join(filter(None, (self.environment.instructions, self.example)))
 
     @property
     def intent(self) -> str:
         """Return the text by which experiences of similar tasks are found."""
-        assert self.environment is not None, f"task {self.id} has no environment"
         return self.environment.intent(self.id)
+
+
+def fingerprint(parts: object) -> str:
+    """Return a hex fingerprint of 16 digits, of how Python writes the parts."""
+    return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+
+
+def checked(kind: Any, value: object, where: object, form: str) -> Any:
+    """Return a value of a user's file as `kind`, a type that pydantic knows.
+
+    UserError names the place within the file (where) and the field, and tells the right form.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        field = ".".join(map(str, first["loc"]))
+        reason = f"{field}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
+        raise UserError(f"{where}, {clip(clean(reason), 300)}; {form}.") from error
+
+
+def items(kind: Any, values: object, where: object, form: str) -> dict[str, Any]:
+    """Return the items of a user's JSON object, at least one, by their ids; errors as `checked`."""
+    values = checked(dict, values, where, form)
+    if not values:
+        raise UserError(f"{where} is empty; {form}.")
+    return {id: checked(kind, value, f"{where}, item {id}", form) for id, value in values.items()}

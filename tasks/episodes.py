@@ -86,10 +86,10 @@ class Episode(Task):
             return None
         wanted = {*self.asked.evidence}
         lines = [
-            f"{session.when}\n{said.line}"
+            f"{session.when}\n{utterance.line}"
             for session in self.sessions
-            for said in session.utterances
-            if said.id in wanted or f"S{session.number}" in wanted
+            for utterance in session.utterances
+            if utterance.id in wanted or f"S{session.number}" in wanted
         ]
         return "\n".join(lines)
 
@@ -101,8 +101,8 @@ def _hash(*parts: object) -> str:
 def word_f1(prediction: str, probe: Probe) -> float:
     """Return the F1 of an answer's words; where nothing is known, whether the answer says so."""
     if probe.abstains:
-        said = longmemeval.says_unknown(probe.chosen(prediction))
-        return float(said or exact_match(prediction, probe.answers))
+        unknown = longmemeval.says_unknown(probe.chosen(prediction))
+        return float(unknown or exact_match(prediction, probe.answers))
     return f1(prediction, probe.answers)
 
 
@@ -194,6 +194,10 @@ LOADERS = {
     "own": own.load_own,
 }
 ANSWERED = (1, 2, 3, 4)  # LoCoMo's categories whose questions have an answer
+PUBLISHED = {  # kinds of question that a file has as published: with an answer, without one
+    "locomo": ([*map(locomo.category_label, ANSWERED)], [locomo.category_label(5)]),
+    "longmemeval": (longmemeval.TYPES, [ABSTENTION]),
+}
 PARTS = ("train", "validation", "test")
 STARTS = ("observations", "memories", "sessions", "summaries", "events", "empty")
 ADVERSARIAL = "adversarial"  # the word that asks for questions without an answer too
@@ -214,23 +218,15 @@ class Source(NamedTuple):
         Of the kinds that such a file has as published, and of those in this one; abstaining:
         whether questions without an answer count. reason: follows their names.
         """
-        there = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
         known = {*map(_heading, asked)}
-        if self.kind == "longmemeval" and any(ABSTENTION in kind for kind in known):
+        if any(ABSTENTION in kind for kind in known):
             known.add(ABSTENTION)
-        kinds = dict.fromkeys([*self._published(abstaining), *map(_heading, there)])
-        missing = [kind for kind in kinds if kind not in known]
+        answered, abstained = PUBLISHED.get(self.kind, ((), ()))
+        held = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
+        kinds = [*answered, *(abstained if abstaining else ()), *map(_heading, held)]
+        missing = [kind for kind in dict.fromkeys(kinds) if kind not in known]
         if missing and os.environ.get("RANK", "0") == "0":
-            said = f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}."
-            say(said)
-
-    def _published(self, abstaining: bool) -> list[str]:
-        """Return the kinds of question of a published data set; [] of the user's own files."""
-        if self.kind == "locomo":
-            return [*map(locomo.category_label, (*ANSWERED, 5) if abstaining else ANSWERED)]
-        if self.kind == "longmemeval":
-            return [*longmemeval.TYPES, *([ABSTENTION] if abstaining else [])]
-        return []
+            say(f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}.")
 
 
 def is_conversations(source: str) -> bool:
@@ -251,8 +247,8 @@ def conversations_of(source: str) -> Source:
     path, _, chosen = rest.partition("#")
     conversations = LOADERS[kind](path)
     words = chosen.split("/") if chosen else []
-    there = [name for name in STARTS if any(c.memories.get(name) for c in conversations)]
-    start = words.pop() if words and words[-1] in STARTS else (there or ["empty"])[0]
+    held = [name for name in STARTS if any(c.memories.get(name) for c in conversations)]
+    start = words.pop() if words and words[-1] in STARTS else (held or ["empty"])[0]
     if adversarial := words[-1:] == [ADVERSARIAL]:
         words.pop()
     if words:
@@ -308,15 +304,14 @@ class ConversationTasks:
         self.source = conversations_of(source)
         self.metric, self.lengths, self.seed = metric_of(self.source.kind), lengths, seed
         self.n_probes, self.levels = n_probes, len(lengths) - 1
-        asked: list[Probe] = []
+        probes: list[Probe] = []
         for length in lengths:
-            of = self.source.conversations
-            found = [part for c in of for part in self._stretches(c, length)]
-            if not found:
+            stretches = [self._stretches(c, length) for c in self.source.conversations]
+            if not any(stretches):
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
-            asked += [probe for _, probes in found for probe in probes]
-        row = f"is about {max(lengths)} sessions in a row or fewer, none will be paid for"
-        self.source.say_missing(asked, self.source.adversarial, row)
+            probes += [p for found in stretches for _, part in found for p in part]
+        reason = f"is about {max(lengths)} sessions in a row or fewer, none will be paid for"
+        self.source.say_missing(probes, self.source.adversarial, reason)
 
     def _stretches(self, conversation: Conversation, length: int) -> list[tuple[int, list[Probe]]]:
         """Return (first session, its questions) of every stretch with a question."""
@@ -336,18 +331,15 @@ class ConversationTasks:
             k, probes = rng.choice(self._stretches(conversation, length))
             sessions = conversation.sessions[k : k + length]
             shown = {session.number for session in sessions}
-            part = replace(
-                conversation,
-                id=f"{conversation.id}-{step}-{i}",
-                sessions=sessions,
-                memories={
-                    # one of no session belongs to all of them
-                    name: tuple(m for m in of if m.session in (None, *shown) or not shown)
-                    for name, of in conversation.memories.items()
-                },
-            )
-            asked = rng.sample(probes, min(self.n_probes, len(probes)))
-            tasks.append(episode_of(part, asked, self.source.start, self.metric))
+            memories = {
+                # one of no session belongs to all of them
+                name: tuple(m for m in entries if m.session in (None, *shown) or not shown)
+                for name, entries in conversation.memories.items()
+            }
+            id = f"{conversation.id}-{step}-{i}"
+            part = replace(conversation, id=id, sessions=sessions, memories=memories)
+            hidden = rng.sample(probes, min(self.n_probes, len(probes)))
+            tasks.append(episode_of(part, hidden, self.source.start, self.metric))
         return tasks
 
 
@@ -359,14 +351,14 @@ def validation_episodes(source: str, n: int) -> list[Episode]:
     """
     found = conversations_of(source)
     each = -(-n // len(found.conversations))
-    tasks, asked = [], list[Probe]()
+    tasks, payable = [], list[Probe]()
     for c in found.conversations:
         probes = paid_for(found, c, {session.number for session in c.sessions})
-        asked += probes
+        payable += probes
         probes = random.Random(seed_of("validation", c.id)).sample(probes, min(each, len(probes)))
         if probes:
             tasks.append(episode_of(c, probes, found.start, metric_of(found.kind)))
     if not tasks:
         raise UserError(f"{source}: there is no question that a validation could ask.")
-    found.say_missing(asked, found.adversarial, "is in it, none will be validated")
+    found.say_missing(payable, found.adversarial, "is in it, none will be validated")
     return tasks

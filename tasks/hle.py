@@ -17,17 +17,18 @@ import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, BeforeValidator
 
 from config.errors import UserError, clean, clip
-from tasks.environments import Environment, Episode, Step, Work
+from tasks.environments import Environment, Episode, Step, Text, Work, checked, fingerprint
 from tasks.judge import Judge, Unreadable, Verdict, judge_of
-from tasks.readers import Record, records_of
+from tasks.readers import records_of
 
-KINDS = ("exactMatch", "multipleChoice")
 SHOWN = 300  # characters of an answer in an observation
+OWN = Path(__file__).with_name("hle_own.jsonl")
 INSTRUCTIONS = """\
 Answer the question. Write three parts, each of which begins on a line of its own:
 Explanation: what your answer rests on, in a few sentences
@@ -35,30 +36,29 @@ Answer: the final answer, and nothing else
 Confidence: how sure you are that it is right, from 0% to 100%
 There is one response."""
 
-OWN = (
-    ("Arithmetic", "exactMatch", "How many positive whole numbers divide 360?", "24"),
-    ("Geometry", "exactMatch",
-     "A ladder of 13 m leans at a wall, its foot 5 m away. How high does it reach?", "12 m"),
-    ("Chemistry", "multipleChoice",
-     "Which of these burns in air?\nA. helium\nB. argon\nC. propane\nD. carbon dioxide", "C"),
-    ("Language", "exactMatch", "Which English verb has the past tense \"sought\"?", "seek"),
-    ("Music", "exactMatch", "How many semitones make up a perfect fifth?", "7"),
-    ("Logic", "multipleChoice",
-     "All daxes are wugs, and no wug is a fep. What follows?\nA. Some dax is a fep.\n"
-     "B. No dax is a fep.\nC. All feps are daxes.", "B"),
-)  # fmt: skip
+
+def _data_url(image: object) -> str:
+    """Return a picture as a data URL; "" if there is none. ValueError: it is no picture."""
+    if image in (None, ""):
+        return ""
+    if isinstance(image, dict) and isinstance(raw := image.get("bytes"), bytes):
+        forms = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
+        form = next((form for start, form in forms.items() if raw.startswith(start)), "")
+        image = f"data:image/{form};base64,{b64encode(raw).decode()}" if form else ""
+    if isinstance(image, str) and re.match(r"data:image/[\w.+-]+;base64,", image):
+        return image
+    raise ValueError("it must be empty or a picture as a data URL, data:image/...;base64,")
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Hold one question as the file has it."""
+class Item(BaseModel):
+    """One question as the file has it."""
 
-    id: str
-    question: str
-    answer: str
-    category: str
-    answer_type: str
-    image: str = ""  # as a data URL
+    id: Text
+    question: Text
+    answer: Text
+    category: Text
+    answer_type: Literal["exactMatch", "multipleChoice"]
+    image: Annotated[str, BeforeValidator(_data_url)] = ""
 
 
 def read(path: str | Path) -> list[Item]:
@@ -68,35 +68,13 @@ def read(path: str | Path) -> list[Item]:
     """
     items: dict[str, Item] = {}
     for record in records_of(Path(path)):
-        item = _item(record)
+        item = checked(Item, record.fields, record.where, "hle reads the form of cais/hle")
         if item.id in items:
             raise record.error(f"the id '{item.id}' was there before; results are kept by id")
         items[item.id] = item
     if not items:
         raise UserError(f"{path} is empty: it holds no questions.")
     return [*items.values()]
-
-
-def _item(record: Record) -> Item:
-    kind = record.text("answer_type")
-    if kind not in KINDS:
-        raise record.error(f"'answer_type' must be {' or '.join(KINDS)}, not {kind!r:.80}")
-    names = ("id", "question", "answer", "category")
-    return Item(*(record.text(name) for name in names), kind, _image(record))
-
-
-def _image(record: Record) -> str:
-    """Return the picture as a data URL, "" if there is none."""
-    image = record.fields.get("image")
-    if image in (None, ""):
-        return ""
-    if isinstance(image, dict) and isinstance(raw := image.get("bytes"), bytes):
-        forms = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-        form = next((form for start, form in forms.items() if raw.startswith(start)), "")
-        image = f"data:image/{form};base64,{b64encode(raw).decode()}" if form else ""
-    if isinstance(image, str) and re.match(r"data:image/[\w.+-]+;base64,", image):
-        return image
-    raise record.error("'image' must be empty or a picture as a data URL, data:image/...;base64,")
 
 
 class HLE(Environment):
@@ -117,7 +95,7 @@ class HLE(Environment):
                 "hle needs a judge, a model that reads the responses: give --judge "
                 "openai:URL#MODEL."
             )
-        items = read(path) if path else _own()
+        items = read(path or OWN)
         kept = [item for item in items if images or not item.image]
         if not kept:
             raise UserError(f"All questions of {path} have a picture: --images sends them.")
@@ -139,9 +117,7 @@ class HLE(Environment):
                 solution=(item.answer,),
                 skills=(item.category,),
                 images=(item.image,) if item.image else (),
-                content=blake2b(
-                    repr((item.answer_type, item.image)).encode(), digest_size=8
-                ).hexdigest(),
+                content=fingerprint((item.answer_type, item.image)),
             )
             for item in self._items.values()
         ]
@@ -188,9 +164,6 @@ class Answering(Episode):
         reward = 1.0 if verdict.correct else -1.0
         return Step(f"The answer is {word}: {read}", True, reward, "", confidence(action))
 
-    def close(self) -> None:
-        """Do nothing: there is nothing to release."""
-
 
 def confidence(response: str) -> float | None:
     """Return how sure of its answer a response says it is, in percent; None: it does not say.
@@ -198,12 +171,5 @@ def confidence(response: str) -> float | None:
     >>> confidence("Answer: 7\\nConfidence: 85%"), confidence("**Confidence:** 7.5 %.")
     (85.0, 7.5)
     """
-    said = re.findall(r"confidence\W{0,8}?(\d{1,3}(?:\.\d+)?)(?!\d)", response, re.IGNORECASE)
-    return float(said[-1]) if said and float(said[-1]) <= 100 else None
-
-
-def _own() -> list[Item]:
-    return [
-        Item(f"own-{n}", question, answer, category, kind)
-        for n, (category, kind, question, answer) in enumerate(OWN, 1)
-    ]
+    shares = re.findall(r"confidence\W{0,8}?(\d{1,3}(?:\.\d+)?)(?!\d)", response, re.IGNORECASE)
+    return float(shares[-1]) if shares and float(shares[-1]) <= 100 else None

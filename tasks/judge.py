@@ -106,8 +106,8 @@ def verdict(text: str) -> Verdict:
     if missing := [name for name in KINDS if name not in fields]:
         raise ValueError(f"the field {missing[0]!r} is missing")
     answer, reasoning, correct, sure = (fields[name] for name in KINDS)
-    said = str(correct).strip().lower()
-    if said not in ("yes", "no"):
+    word = str(correct).strip().lower()
+    if word not in ("yes", "no"):
         raise ValueError(f'\'correct\' must be "yes" or "no", not {correct!r:.80}')
     sure = sure.strip().removesuffix("%") if isinstance(sure, str) else sure
     try:
@@ -116,7 +116,7 @@ def verdict(text: str) -> Verdict:
         confidence = float("nan")
     if not 0 <= confidence <= 100:
         raise ValueError(f"'confidence' must be a number from 0 to 100, not {sure!r:.80}")
-    return Verdict(str(answer), str(reasoning), said == "yes", confidence)
+    return Verdict(str(answer), str(reasoning), word == "yes", confidence)
 
 
 def judge_of(spec: str) -> Judge:
@@ -140,14 +140,14 @@ class _Served:
             raise self.server.refusal(reply)
 
     def __call__(self, question: str, answer: str, response: str) -> Verdict:
-        asked = REQUEST.format(question=question, answer=answer, response=response)
-        messages = [{"role": "user", "content": asked}]
-        said = self._reply(messages)
+        request = REQUEST.format(question=question, answer=answer, response=response)
+        messages = [{"role": "user", "content": request}]
+        reply = self._reply(messages)
         try:
-            return verdict(said)
+            return verdict(reply)
         except ValueError as fault:
             repair = REPAIR.format(fault=fault)
-        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": repair}]
+        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": repair}]
         try:
             return verdict(self._reply(messages))
         except ValueError as fault:

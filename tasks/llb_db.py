@@ -1,11 +1,12 @@
 """LifelongAgentBench's database tasks (arXiv 2505.11942): one table each, read or changed by SQL.
 
-Holds: `LLBDB`, `load`, `own`, `Item`, `digest`, `same_rows`, `released_rows`, `SQLite`; what a
-backend is: `Database`, `Result`, `StatementError`, `Lost`.
+Holds: `LLBDB`, `load`, `Item`, `digest`, `same_rows`, `released_rows`, `SQLite`; what a backend is:
+`Database`, `Result`, `StatementError`, `Lost`.
 Leaves out: MariaDB and MySQL (tasks/sql_server.py), the protocol (tasks/environments.py).
 Exercise it: `pytest tests/tasks/test_llb_db.py`. Read next: tasks/sql_server.py.
 
-The files of the release are read from the user's path and never shipped, for they have no licence.
+The files of the release are read from the user's path and never shipped, for they have no licence;
+the eight items of llb_db_own.json are ours.
 An item asks for rows ("direct"), which the agent writes out as its answer, or for a change ("md5"),
 which is judged by a digest of the table. Every episode has a database of its own. Answers are
 judged by rules of ours, or as the release judges them; docs/streams.md lists what they differ in.
@@ -23,54 +24,117 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from hashlib import blake2b, md5
+from hashlib import md5
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    AliasPath,
+    BaseModel,
+    Field,
+    StringConstraints,
+    model_validator,
+)
 
 from config.errors import UserError, first_line
-from tasks.environments import Environment, Episode, Late, Step, Work
-from tasks.readers import Record, read_json
-
-Cell = int | float | str | bytes | None
-Row = tuple[Cell, ...]
+from tasks.environments import (
+    Environment,
+    Episode,
+    Late,
+    Step,
+    Text,
+    Texts,
+    Work,
+    fingerprint,
+    items,
+)
+from tasks.readers import read_json
 
 SECONDS = 5.0  # of one statement
 STATEMENT_CHARACTERS = 20_000
 SHOWN = (500, 20_000)  # rows and characters of a result; more are an error
 KEPT = (10_000, 2_000_000)  # the same of a table that is judged
 ANSWER_CHARACTERS = 200_000
+OWN = Path(__file__).with_name("llb_db_own.json")
 
 # ---------------------------------------------------------------- items and their file
 
-DEMANDS = (
-    "insert",
-    "update",
-    "delete",
-    "select",
-)  # skills that say what is asked; select comes last,
-# for a change may have a SELECT within it
-TYPE = re.compile(r"[A-Za-z]+(?: [A-Za-z]+)*(?:\(\d+(?:, *\d+)?\))?")
-RIGHT = "db_bench_runtime_learning_data.json, db_train.json or db_val.json"
+# skills that say what is asked; select comes last, for a change may have a SELECT within it
+DEMANDS = ("insert", "update", "delete", "select")
+FORM = (
+    "llb-db reads the release's db_bench_runtime_learning_data.json, db_train.json and db_val.json "
+    "(db_bench_data.json is broken, and the files os_interaction_... are for llb-os)"
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
-    """Hold one task as the file has it."""
+def _cell(value: object) -> object:
+    """Check that a value fits into a table; truth values are the numbers 1 and 0."""
+    if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
+        raise ValueError("a text in a table has neither NUL nor half a surrogate pair")
+    if isinstance(value, bool):
+        return int(value)
+    fits = (
+        value is None
+        or isinstance(value, str)
+        or (isinstance(value, int) and -(2**63) <= value < 2**63)
+        or (isinstance(value, float) and math.isfinite(value))
+    )
+    if not fits:
+        raise ValueError("a table has numbers of 64 bits, texts and null")
+    return value
 
-    id: str
-    instruction: str
-    table: str
-    columns: tuple[str, ...]
-    types: tuple[str, ...]  # of the columns, in SQL
-    rows: tuple[Row, ...]
-    sql: str  # the gold statement
-    direct: tuple[Row, ...] | None  # the rows asked for; None: a change was asked for, then `md5`
-    md5: str
-    skills: tuple[str, ...]
+
+Cell = int | float | str | bytes | None
+Row = tuple[Cell, ...]
+Cells = Annotated[tuple[Annotated[Any, AfterValidator(_cell)], ...], Field(fail_fast=True)]
+Rows = Annotated[tuple[Cells, ...], Field(fail_fast=True)]
+Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,64}$")]  # without control characters
+Type = Annotated[
+    str, StringConstraints(pattern=r"^[A-Za-z]+(?: [A-Za-z]+)*(?:\(\d+(?:, *\d+)?\))?$")
+]
+
+
+class Column(BaseModel):
+    """A column of a table."""
+
+    name: Name
+    type: Type  # in SQL
+
+
+class Item(BaseModel):
+    """One task as the file has it."""
+
+    instruction: Text
+    table: Name = Field(validation_alias=AliasPath("table_info", "name"))
+    columns: tuple[Column, ...] = Field(
+        validation_alias=AliasPath("table_info", "column_info_list"), min_length=1, fail_fast=True
+    )
+    rows: Rows = Field(validation_alias=AliasPath("table_info", "row_list"))
+    sql: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1)] = Field(
+        validation_alias=AliasPath("answer_info", "sql")
+    )
+    """the gold statement"""
+    direct: Rows | None = Field(None, validation_alias=AliasPath("answer_info", "direct"))
+    """the rows asked for; None: a change was asked for, then `md5`"""
+    md5: Text | None = Field(None, validation_alias=AliasPath("answer_info", "md5"))
+    skills: Texts = Field(validation_alias="skill_list", min_length=1)
+
+    @model_validator(mode="after")
+    def _fits(self) -> Item:
+        if len({column.name.lower() for column in self.columns}) < len(self.columns):
+            raise ValueError("two columns have the same name")
+        if {len(row) for row in self.rows} - {len(self.columns)}:
+            raise ValueError("a row of the table has not one value per column")
+        if (self.direct is None) == (self.md5 is None):
+            raise ValueError("one of 'direct' and 'md5' must be given, the other null")
+        if len({len(row) for row in self.direct or ()}) > 1:
+            raise ValueError("the rows of 'direct' have different numbers of values")
+        return self
 
     @property
     def ordered(self) -> bool:
-        """Tell whether the order of the rows counts: the gold statement itself sorts."""
+        """Whether the order of the rows counts: the gold statement itself sorts."""
         text = re.sub(r"'[^']*'", "''", self.sql)
         while text != (text := re.sub(r"\([^()]*\)", "", text)):
             pass
@@ -78,108 +142,34 @@ class Item:
 
     @property
     def question(self) -> str:
-        """Return what is to be done, with the table's name and columns."""
-        columns = ", ".join(f"{n} ({t})" for n, t in zip(self.columns, self.types, strict=True))
+        """What is to be done, with the table's name and columns."""
+        columns = ", ".join(f"{column.name} ({column.type})" for column in self.columns)
         return f"{self.instruction}\nThe table is {self.table}. Its columns are {columns}."
 
     @property
     def fingerprint(self) -> str:
-        """Return a hex fingerprint of the table, its rows and what is right."""
-        parts = (self.table, self.columns, self.types, self.rows, self.direct, self.md5)
-        return blake2b(repr((*parts, self.ordered)).encode(), digest_size=8).hexdigest()
+        """A hex fingerprint of the table, its rows and what is right."""
+        names, types = zip(*((column.name, column.type) for column in self.columns), strict=True)
+        parts = (self.table, names, types, self.rows, self.direct, self.md5 or "", self.ordered)
+        return fingerprint(parts)
+
+    @property
+    def names(self) -> str:
+        """The columns' names, as a statement lists them."""
+        return ", ".join(quoted(column.name) for column in self.columns)
+
+    @property
+    def definition(self) -> str:
+        """The columns with their types, as CREATE TABLE takes them."""
+        return ", ".join(f"{quoted(column.name)} {column.type}" for column in self.columns)
 
 
-def load(path: str | Path) -> list[Item]:
+def load(path: str | Path) -> dict[str, Item]:
     """Read a file of LifelongAgentBench's database tasks (JSON, or .gz of it), in its order.
 
     UserError: there is no such file, or it does not hold such tasks; it names file, item and field.
     """
-    return parsed(Path(path), read_json(path))
-
-
-def parsed(path: Path, items: object) -> list[Item]:
-    """Check the content of a file: an object of items by their id. UserError as `load`."""
-    if not (isinstance(items, dict) and items):
-        raise UserError(
-            f"{path} must hold a JSON object of items by their index, as the release's {RIGHT}."
-        )
-    return [
-        _item(Record(path, f"item {id}", n, item)) for n, (id, item) in enumerate(items.items())
-    ]
-
-
-def _item(record: Record) -> Item:
-    if not isinstance(record.fields, dict):
-        raise record.error("an item must be an object")
-    if "evaluation_info" in record.fields:
-        raise record.error(
-            "this is one of the release's files for llb-os (for which "
-            "os_interaction_runtime_learning_data.json, os_interaction_train.json and "
-            f"os_interaction_val.json are right, os_interaction_data.json is broken); llb-db "
-            f"reads {RIGHT}"
-        )
-    for name in ("answer_info", "table_info"):
-        if isinstance(value := record.fields.get(name), str) and value.lstrip().startswith("{"):
-            raise record.error(
-                f"'{name}' is an object printed by Python instead of an object, as in the broken "
-                f"db_bench_data.json of the release; use {RIGHT} beside it"
-            )
-    answer, table = record.inside("answer_info"), record.inside("table_info")
-    columns = [
-        table.inside("column_info_list", column) for column in table.get("column_info_list", list)
-    ]
-    names = tuple(_name(column) for column in columns)
-    if len({name.lower() for name in names}) < len(names):
-        raise record.error("two columns in 'column_info_list' have the same name")
-    direct, hash = answer.fields.get("direct"), answer.fields.get("md5")
-    if (direct is None) == (hash is None):
-        raise record.error("'answer_info' must have one of 'direct' and 'md5', the other null")
-    return Item(
-        record.place.removeprefix("item "),
-        record.text("instruction"),
-        _name(table),
-        names,
-        tuple(_type(column) for column in columns),
-        _rows(table, "row_list", len(names)),
-        answer.text("sql").strip(),
-        None if direct is None else _rows(answer, "direct"),
-        "" if hash is None else answer.text("md5"),
-        record.texts("skill_list"),
-    )
-
-
-def _name(record: Record) -> str:
-    name = record.text("name")
-    if not name.isprintable() or len(name) > 64:
-        raise record.error("'name' must be at most 64 printable characters")
-    return name
-
-
-def _type(record: Record) -> str:
-    if not TYPE.fullmatch(kind := record.text("type")):
-        raise record.error(f"'type' must be a type of SQL such as INT or VARCHAR(20), not {kind!r}")
-    return kind
-
-
-def _rows(record: Record, name: str, width: int | None = None) -> tuple[Row, ...]:
-    rows = record.fields.get(name)
-    if not isinstance(rows, list) or not all(isinstance(row, list) for row in rows):
-        raise record.error(f"'{name}' must be a list of rows, each a list of values")
-    for n, row in enumerate(rows, 1):
-        if len(row) != (len(rows[0]) if width is None else width):
-            raise record.error(f"row {n} of '{name}' has {len(row)} values, not one per column")
-        if not all(map(_is_cell, row)):
-            raise record.error(f"row {n} of '{name}' holds other than numbers, texts and null")
-    return tuple(tuple(int(x) if isinstance(x, bool) else x for x in row) for row in rows)
-
-
-def _is_cell(value: object) -> bool:
-    """Tell whether a value of a file fits into a table."""
-    if isinstance(value, str):
-        return not re.search("[\0\ud800-\udfff]", value)
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or (isinstance(value, int) and -(2**63) <= value < 2**63)
+    return items(Item, read_json(path), path, FORM)
 
 
 # ---------------------------------------------------------------- what is right
@@ -217,8 +207,8 @@ def same_rows(given: Sequence[Row], gold: Sequence[Row], ordered: bool) -> bool:
     >>> same_rows([("b", "7"), ("a", 1.00049)], [("a", 1.0), ("b", 7)], False)
     True
     """
-    one, other = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
-    return one == other if ordered else Counter(one) == Counter(other)
+    given, gold = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
+    return given == gold if ordered else Counter(given) == Counter(gold)
 
 
 def _plain(cell: Cell) -> Cell:
@@ -312,40 +302,41 @@ class Result:
     def shown(self) -> str:
         """Return it as the agent is shown it: a line a row, as JSON."""
         if self.columns is None:
-            changed = f"{self.changed} row{'s' * (self.changed != 1)} changed." * (
-                self.changed >= 0
-            )
-            return f"Done. {changed}".strip()
+            return f"Done. {_counted(self.changed)} changed." if self.changed >= 0 else "Done."
         lines = [", ".join(self.columns), *map(as_json, self.rows)]
-        return "\n".join([*lines, f"({len(self.rows)} row{'s' * (len(self.rows) != 1)})"])
+        return "\n".join([*lines, f"({_counted(len(self.rows))})"])
 
 
-class Database(Protocol):
+def _counted(rows: int) -> str:
+    return "1 row" if rows == 1 else f"{rows} rows"
+
+
+class Database:
     """One episode's table in a database of its own."""
+
+    item: Item
+    name = "main"
+    """of the database: a temporary table of the same name is not the one that was to be changed"""
 
     def execute(self, sql: str, most: tuple[int, int] = SHOWN) -> Result:
         """Carry out one statement within `SECONDS`, with at most so many rows and characters.
 
         StatementError: it could not be. Lost: there is no database any more.
         """
+        raise NotImplementedError
 
     def table(self) -> list[Row]:
         """Return all rows of the item's table; errors as `execute`."""
+        select = f"SELECT {self.item.names} FROM {self.name}.{quoted(self.item.table)}"
+        return self.execute(select, KEPT).rows
 
     def close(self) -> None:
         """Release it; again is harmless."""
 
 
-class Backend(Protocol):
-    """Where databases come from."""
-
-    name: str  # as the agent is told it
-
-    def open(self, item: Item) -> Database:
-        """Make a database with the item's table. UserError: it cannot be made."""
-
-    def close(self) -> None:
-        """Release what all databases share; again is harmless."""
+def quoted(name: str) -> str:
+    """Return a name in backquotes, which SQLite, MariaDB and MySQL read."""
+    return "`" + name.replace("`", "``") + "`"
 
 
 def as_json(row: Sequence[Cell]) -> str:
@@ -369,11 +360,11 @@ TOO_LONG = f"the statement took longer than {SECONDS:g} seconds and was ended"
 
 
 class Deviation:
-    """MySQL's STDDEV for SQLite: of the whole population; NULL without a value."""
+    """MySQL's STDDEV for SQLite, of the whole population or of a sample; NULL without a value, of a
+    sample also with one."""
 
-    sample = False
-
-    def __init__(self) -> None:
+    def __init__(self, of_sample: bool = False) -> None:
+        self.of_sample = of_sample
         self.n, self.mean, self.squares = 0, 0.0, 0.0
 
     def step(self, value: Cell) -> None:
@@ -387,22 +378,17 @@ class Deviation:
         self.squares += before * (value - self.mean)
 
     def finalize(self) -> float | None:
-        n = self.n - self.sample
+        n = self.n - self.of_sample
         return math.sqrt(self.squares / n) if n > 0 else None
 
 
-class SampleDeviation(Deviation):
-    """MySQL's STDDEV_SAMP for SQLite: of a sample; NULL with fewer than two values."""
-
-    sample = True
-
-
-class SQLite:
+class SQLite(Database):
     """A table in SQLite, in memory; see `Database`.
 
     The authoriser refuses what reaches beyond it: other files, settings, virtual tables, code.
     """
 
+    dialect = f"SQLite {sqlite3.sqlite_version}"
     REFUSED = {
         sqlite3.SQLITE_ATTACH,  # VACUUM INTO asks for it too
         sqlite3.SQLITE_DETACH,
@@ -424,7 +410,6 @@ class SQLite:
         sqlite3.SQLITE_LIMIT_TRIGGER_DEPTH: 10,
         sqlite3.SQLITE_LIMIT_ATTACHED: 0,
     }
-
     PRAGMAS = (
         "temp_store=MEMORY",  # nothing on a disk
         "max_page_count=8192",  # 32 MiB, likewise temporary tables
@@ -442,19 +427,15 @@ class SQLite:
             self.connection.execute(f"PRAGMA {pragma}")
         for name in ("STDDEV", "STD", "STDDEV_POP"):
             self.connection.create_aggregate(name, 1, Deviation)
-        self.connection.create_aggregate("STDDEV_SAMP", 1, SampleDeviation)
-        columns = ", ".join(
-            f"{quoted(n)} {t}" for n, t in zip(item.columns, item.types, strict=True)
-        )
-        holes = ", ".join("?" * len(item.columns))
+        self.connection.create_aggregate("STDDEV_SAMP", 1, lambda: Deviation(True))
+        table, holes = quoted(item.table), ", ".join("?" * len(item.columns))
         try:
-            self.connection.execute(f"CREATE TABLE {quoted(item.table)} ({columns})")
-            insert = f"INSERT INTO {quoted(item.table)} VALUES ({holes})"
-            self.connection.executemany(insert, item.rows)
+            self.connection.execute(f"CREATE TABLE {table} ({item.definition})")
+            self.connection.executemany(f"INSERT INTO {table} VALUES ({holes})", item.rows)
         except sqlite3.Error as error:
             self.close()
             reason = first_line(error)
-            raise UserError(f"The table of item {item.id} cannot be made ({reason}).") from error
+            raise UserError(f"The table {item.table} cannot be made ({reason}).") from error
         for limit, value in self.LIMITS.items():
             self.connection.setlimit(limit, value)
         self.connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 100)
@@ -483,30 +464,8 @@ class SQLite:
                 TOO_LONG if late else first_line(error) or "it takes too much memory"
             ) from error
 
-    def table(self) -> list[Row]:
-        columns = ", ".join(map(quoted, self.item.columns))
-        # `main`: a temporary table of this name is not the one that was to be changed
-        return self.execute(f"SELECT {columns} FROM main.{quoted(self.item.table)}", KEPT).rows
-
     def close(self) -> None:
         self.connection.close()
-
-
-class SQLiteBackend:
-    """SQLite of Python; see `Backend`."""
-
-    name = f"SQLite {sqlite3.sqlite_version}"
-
-    def open(self, item: Item) -> SQLite:
-        return SQLite(item)
-
-    def close(self) -> None:
-        pass
-
-
-def quoted(name: str) -> str:
-    """Return a name in backquotes, which SQLite, MariaDB and MySQL read."""
-    return "`" + name.replace("`", "``") + "`"
 
 
 # ---------------------------------------------------------------- actions
@@ -514,12 +473,11 @@ def quoted(name: str) -> str:
 # at the start of a line: what quotes the instructions is no statement
 BLOCK = re.compile(r"^[ \t>]*```(?:(?:sql|sqlite|mysql|mariadb)\b)?(.*?)```", re.I | re.S | re.M)
 ANSWER = re.compile(r"^[ \t>*_#]*(?:final +)?answer[ *_]*:[ *_]*(.*)", re.I | re.M | re.S)
-
-FORM = (
+NO_ACTION = (
     "Nothing was carried out: a response must hold one SQL statement in a block that begins with "
     "```sql and ends with ```, or a line that begins with Answer:"
 )
-ANSWER_FORM = (
+NO_ANSWER = (
     'The answer could not be read. Write the rows as a JSON list of lists, such as [["Ann", 3], '
     '["Bo", null]], or the word done if the table was to be changed.'
 )
@@ -542,14 +500,15 @@ def read_action(response: str) -> tuple[str, str] | None:
 def read_rows(text: str, width: int) -> list[Row] | None:
     """Return the rows that an answer gives, as JSON or as Python writes them; None if it has none.
 
-    A bare value is one row. A flat list is one row, or where a row has one value (`width`), a
-    column. What follows a list is not read.
+    "done" is no rows. A bare value is one row. A flat list is one row, or where a row has one value
+    (`width`), a column. What follows a list is not read.
     """
+    if re.match(r"[\"'`]?done\b", text, re.I):
+        return []
     value = _value(text)
-    if not isinstance(value, list | tuple):
-        value = [] if value is None else [[value]]
-        return [tuple(row) for row in value] or None
-    rows = [*value]
+    if value is None:
+        return None
+    rows = [*value] if isinstance(value, list | tuple) else [[value]]
     if rows and not any(isinstance(row, list | tuple) for row in rows):
         rows = [[cell] for cell in rows] if width == 1 else [rows]
     if not all(isinstance(row, list | tuple) for row in rows):
@@ -579,11 +538,6 @@ def _value(text: str) -> object:
             continue
         return value if isinstance(value, list | tuple | str | int | float) else None
     return None
-
-
-def done_or_rows(text: str, width: int) -> list[Row] | None:
-    """Return the rows of an answer, none for "done"; None if it is neither."""
-    return [] if re.match(r"[\"'`]?done\b", text, re.I) else read_rows(text, width)
 
 
 # ---------------------------------------------------------------- episodes
@@ -619,21 +573,21 @@ class LLBEpisode(Episode):
             right = self._is_changed() if self.item.direct is None else not self.item.direct
         except Lost as error:
             return _lost(error)
-        said = f"The task has ended, and no answer was given. {_said(right)}"
-        return Step(said, True, 1.0 if right else -1.0, "" if right else failure)
+        end = _judged(right)
+        told = f"The task has ended, and no answer was given. {end.observation}"
+        return replace(end, observation=told, failure="" if right else failure)
 
     def _step(self, action: str) -> Step:
         match read_action(action):
             case None:
-                return self.give_up("no action") if self.released else Step(FORM)
+                return self.give_up("no action") if self.released else Step(NO_ACTION)
             case "sql", sql:
                 ignored = len(BLOCK.findall(action)) > 1 or ANSWER.search(BLOCK.sub("", action))
                 note = "\n\nOnly the first statement was run; the rest of the response was ignored."
                 return Step(self._run(sql) + note * bool(ignored))
             case _, text:
-                if (right := self._right(text)) is None:
-                    return Step(ANSWER_FORM)
-                return Step(_said(right), True, 1.0 if right else -1.0)
+                right = self._right(text)
+                return Step(NO_ANSWER) if right is None else _judged(right)
 
     def _run(self, sql: str) -> str:
         if not re.sub(r"--[^\n]*|/\*.*?(?:\*/|\Z)|[;\s]+", "", sql, flags=re.S):
@@ -651,7 +605,7 @@ class LLBEpisode(Episode):
         if self.released:  # the first line counts; of a change, none
             line = answer.partition("\n")[0]
             return self._is_changed() if direct is None else released_rows(line, direct)
-        if (rows := done_or_rows(answer, len(direct[0]) if direct else 0)) is None:
+        if (rows := read_rows(answer, len(direct[0]) if direct else 0)) is None:
             return None
         return self._is_changed() if direct is None else same_rows(rows, direct, self.item.ordered)
 
@@ -667,8 +621,8 @@ class LLBEpisode(Episode):
         self.database.close()
 
 
-def _said(right: bool) -> str:
-    return f"This is {'right' if right else 'wrong'}."
+def _judged(right: bool) -> Step:
+    return Step(f"This is {'right' if right else 'wrong'}.", True, 1.0 if right else -1.0)
 
 
 def _lost(error: Lost) -> Step:
@@ -694,19 +648,21 @@ Only the first statement or answer of a response counts{ends}. You have {steps} 
 answer included: rows that are not given in one of them count as missing, and an answer cannot be \
 taken back. A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or \
 {characters:,} characters are not shown."""
-OWN_RULES = dict(
-    answer='[["Ann", 3], ["Bo", 2.5]]',
-    form="a JSON list with a list for each row, NULL as null",
-    ends="",
-    steps=15,
-)
-# Round limit: max_round of configs/components/tasks/db_bench.yaml
-RELEASED_RULES = dict(
-    answer="[('Ann', 3), ('Bo', 2.5)]",
-    form="on one line, a Python list with a tuple for each row, texts in quotes, numbers without",
-    ends="; one with neither ends the task",
-    steps=3,
-)
+RULES = {
+    "own": dict(
+        answer='[["Ann", 3], ["Bo", 2.5]]',
+        form="a JSON list with a list for each row, NULL as null",
+        ends="",
+        steps=15,
+    ),
+    "released": dict(
+        answer="[('Ann', 3), ('Bo', 2.5)]",
+        form="on one line, a Python list with a tuple for each row, texts in quotes, numbers "
+        "without",
+        ends="; one with neither ends the task",
+        steps=3,  # max_round of configs/components/tasks/db_bench.yaml
+    ),
+}
 
 
 class LLBDB(Environment):
@@ -729,31 +685,31 @@ class LLBDB(Environment):
         None: as many as the rules have. UserError: the file is none of these, or what the backend
         needs is missing.
         """
-        items = own() if path is None else load(path)
-        self.items = {item.id: item for item in items}
-        self.rules = rules
-        said = RELEASED_RULES if rules == "released" else OWN_RULES
-        self.most_steps = most_steps or said["steps"]
-        self.backend = _backend(backend)
+        self.items, self.rules = load(path or OWN), rules
+        self.most_steps = most_steps or RULES[rules]["steps"]
+        self.server = None
+        if backend != "sqlite":
+            from tasks.sql_server import Server
+
+            self.server = Server(backend)
         self.instructions = INSTRUCTIONS.format(
-            **said | {"steps": self.most_steps},
-            dialect=self.backend.name,
+            **RULES[rules] | {"steps": self.most_steps},
+            dialect=self.server.dialect if self.server else SQLite.dialect,
             seconds=SECONDS,
             rows=SHOWN[0],
             characters=SHOWN[1],
         )
-        self._tasks: list[Work] = []
+        self._tasks = [self._work(id, item) for id, item in self.items.items()]
 
     def tasks(self) -> list[Work]:
         """Return all tasks in the file's order. Their solutions run the gold statement, and answer
         with the rows that this backend gives: it is asked when one is first looked at."""
-        self._tasks = self._tasks or [self._work(item) for item in self.items.values()]
         return [*self._tasks]
 
-    def _work(self, item: Item) -> Work:
+    def _work(self, id: str, item: Item) -> Work:
         kind = next((skill for skill in DEMANDS if skill in item.skills), item.skills[0])
         return Work(
-            item.id,
+            id,
             item.question,
             (),
             text="",
@@ -766,7 +722,7 @@ class LLBDB(Environment):
         )
 
     def _solution(self, item: Item) -> tuple[str, str]:
-        with closing(self.backend.open(item)) as database:
+        with closing(self.database(item)) as database:
             try:
                 rows = database.execute(item.sql, KEPT).rows
             except StatementError:  # not in this backend's dialect
@@ -775,162 +731,27 @@ class LLBDB(Environment):
         answer = "done" if item.direct is None else written
         return f"```sql\n{item.sql}\n```", f"Answer: {answer}"
 
+    def database(self, item: Item) -> Database:
+        """Make a database with the table of an item. UserError: it cannot be made."""
+        return self.server.open(item) if self.server else SQLite(item)
+
     def intent(self, id: str) -> str:
         return self.items[id].instruction
 
     def reset(self, id: str) -> LLBEpisode:
         item = self.items[id]
-        return LLBEpisode(item, self.backend.open(item), self.most_steps, self.rules == "released")
+        return LLBEpisode(item, self.database(item), self.most_steps, self.rules == "released")
 
     def skip_list(self) -> list[str]:
         """Return the ids of the tasks whose own solution is not right on this backend."""
-        return [task.id for task in self.tasks() if not self._verified(task)]
-
-    def _verified(self, task: Work) -> bool:
-        with closing(task.begin()) as episode:
-            steps = [episode.step(action) for action in task.solution]
-        return steps[-1].reward > 0
+        missed = []
+        for task in self._tasks:
+            with closing(task.begin()) as episode:
+                steps = [episode.step(action) for action in task.solution]
+            if steps[-1].reward <= 0:
+                missed.append(task.id)
+        return missed
 
     def close(self) -> None:
-        self.backend.close()
-
-
-def _backend(name: str) -> Backend:
-    if name == "sqlite":
-        return SQLiteBackend()
-    if not name.startswith("mysql://"):
-        form = "mysql://USER:PASSWORD@HOST, a MariaDB or MySQL of yours"
-        raise UserError(f"The database must be sqlite or {form}, not {name!r}.")
-    from tasks.sql_server import Server
-
-    return Server(name)
-
-
-# ---------------------------------------------------------------- items of our own
-
-BOATS = (
-    "boats",
-    "boat_id INT, name TEXT, kind TEXT, length_m DOUBLE, berth INT",
-    (
-        (1, "Petrel", "sloop", 9.5, 4),
-        (2, "Gannet", "ketch", 12.25, None),
-        (3, "Tern", "sloop", 7.0, 11),
-        (4, "Skua", "yawl", 10.5, 7),
-        (5, "Puffin", "sloop", 9.5, None),
-        (6, "Fulmar", "ketch", 14.0, 2),
-    ),
-)
-LOANS = (
-    "loans",
-    "loan_id INT, reader TEXT, title TEXT, days INT, fine DOUBLE",
-    (
-        (1, "Ida", "Tides", 12, 0.0),
-        (2, "Omar", "Knots", 30, 2.25),
-        (3, "Ida", "Charts", 21, 0.75),
-        (4, "Lena", "Tides", 45, 6.0),
-        (5, "Omar", "Stars", 9, None),
-    ),
-)
-# instruction, table, gold statement, skills, what is right: rows asked for or the changed table
-OWN = (
-    (
-        "Which sloops are there? Give name and length in metres, the longest first and boats of "
-        "the same length by name.",
-        BOATS,
-        "SELECT name, length_m FROM boats WHERE kind = 'sloop' ORDER BY length_m DESC, name ASC;",
-        "select where_single_condition order_by_multiple_columns_different_directions",
-        "rows",
-        (("Petrel", 9.5), ("Puffin", 9.5), ("Tern", 7)),
-    ),
-    (
-        "What is the mean length of all boats, and how many have a berth?",
-        BOATS,
-        "SELECT AVG(length_m) AS mean_length, COUNT(berth) AS berthed FROM boats;",
-        "select column_alias",
-        "rows",
-        ((10.458, 4),),
-    ),
-    (
-        "For each kind with at least two boats, give the kind and the length of its longest boat.",
-        BOATS,
-        "SELECT kind, MAX(length_m) AS longest FROM boats GROUP BY kind HAVING COUNT(*) >= 2;",
-        "select column_alias group_by_single_column having_single_condition_with_aggregate",
-        "rows",
-        (("sloop", 9.5), ("ketch", 14)),
-    ),
-    (
-        "List name and berth of all boats longer than ten metres, by name.",
-        BOATS,
-        "SELECT name, berth FROM boats WHERE length_m > 10 ORDER BY name;",
-        "select where_single_condition order_by_single_column",
-        "rows",
-        (("Fulmar", 2), ("Gannet", None), ("Skua", 7)),
-    ),
-    (
-        "Enter a new loan: number 6, reader Lena, title Knots, 3 days; nothing is known of a fine.",
-        LOANS,
-        "INSERT INTO loans (loan_id, reader, title, days) VALUES (6, 'Lena', 'Knots', 3);",
-        "insert",
-        "table",
-        (*LOANS[2], (6, "Lena", "Knots", 3, None)),
-    ),
-    (
-        "Raise the fine of every loan of more than 20 days by a half of what it is.",
-        LOANS,
-        "UPDATE loans SET fine = fine * 1.5 WHERE days > 20;",
-        "update where_single_condition",
-        "table",
-        (
-            (1, "Ida", "Tides", 12, 0),
-            (2, "Omar", "Knots", 30, 3.375),
-            (3, "Ida", "Charts", 21, 1.125),
-            (4, "Lena", "Tides", 45, 9),
-            (5, "Omar", "Stars", 9, None),
-        ),
-    ),
-    (
-        "Delete the loans of readers whose longest loan is shorter than 25 days.",
-        LOANS,
-        "DELETE FROM loans WHERE reader IN (SELECT reader FROM (SELECT reader FROM loans "
-        "GROUP BY reader HAVING MAX(days) < 25) AS short);",
-        "delete group_by_single_column having_single_condition_with_aggregate subquery_nested",
-        "table",
-        (LOANS[2][1], LOANS[2][3], LOANS[2][4]),
-    ),
-    (
-        "Boats without a berth get berth 20, but only if they are sloops.",
-        BOATS,
-        "UPDATE boats SET berth = 20 WHERE berth IS NULL AND kind = 'sloop';",
-        "update where_multiple_conditions",
-        "table",
-        (*BOATS[2][:4], (5, "Puffin", "sloop", 9.5, 20), BOATS[2][5]),
-    ),
-)
-
-
-def own_file() -> dict[str, dict]:
-    """Return eight items of our own in the schema of the release's file."""
-    out = {}
-    for n, (instruction, (table, columns, rows), sql, skills, kind, right) in enumerate(OWN, 1):
-        names = (column.rpartition(" ") for column in columns.split(", "))
-        out[f"own-{n}"] = {
-            "instruction": instruction,
-            "answer_info": {
-                "direct": [[*row] for row in right] if kind == "rows" else None,
-                "md5": digest(right) if kind == "table" else None,
-                "sql": sql,
-            },
-            "table_info": {
-                "name": table,
-                "column_info_list": [{"name": name, "type": type} for name, _, type in names],
-                "row_list": [[*row] for row in rows],
-            },
-            "skill_list": skills.split(),
-        }
-    return out
-
-
-def own() -> list[Item]:
-    """Return eight items of our own: rows sorted, grouped, summed up, with NULLs; changes of all
-    three kinds."""
-    return parsed(Path("own items"), own_file())
+        if self.server:
+            self.server.close()

@@ -152,9 +152,9 @@ def mem0_bleu1(prediction: str, probe: Probe) -> float:
     def words(text: str) -> list[str]:
         return word_tokenize(text.strip().lower(), preserve_line=True)
 
-    smooth, said = SmoothingFunction().method1, words(prediction)
+    smooth, given = SmoothingFunction().method1, words(prediction)
     scores = (
-        sentence_bleu([words(gold)], said, weights=(1.0,), smoothing_function=smooth)
+        sentence_bleu([words(gold)], given, weights=(1.0,), smoothing_function=smooth)
         for gold in probe.answers
     )
     return float(max(scores, default=0.0))

@@ -26,12 +26,12 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import pwd
 import re
 import secrets
 import select
+import selectors
 import shutil
 import signal
 import struct
@@ -40,7 +40,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,12 +62,6 @@ SYSTEM = (*PROGRAM, "newuidmap", "newgidmap", "unshare")
 PACKAGES = {  # of Debian; util-linux for all others
     "bwrap": "bubblewrap", "newuidmap": "uidmap", "newgidmap": "uidmap", "mmdebstrap": "mmdebstrap",
     "perl": "perl-base",
-}  # fmt: skip
-SETTINGS = {  # file -> the content that forbids user namespaces, what permits them
-    "/proc/sys/kernel/apparmor_restrict_unprivileged_userns": (
-        "1", "kernel.apparmor_restrict_unprivileged_userns=0"),
-    "/proc/sys/kernel/unprivileged_userns_clone": ("0", "kernel.unprivileged_userns_clone=1"),
-    "/proc/sys/user/max_user_namespaces": ("0", "user.max_user_namespaces=10000"),
 }  # fmt: skip
 # As the processor numbers add_key and the two calls behind it, clone, unshare, socket, setns,
 # prctl; its name
@@ -121,6 +115,15 @@ _ROOT_INSIDE = ("unshare", "--map-auto", "--map-root-user")
 SUITE = "bookworm"
 INCLUDE = "procps,vim-tiny,sudo,cron,zip,unzip,bc"
 GET_SYSTEM = "python cli.py data get os-root"
+ADD_IDS = (
+    f"useradd --system --no-create-home --shell /usr/sbin/nologin {USER}, if you are root; then "
+    "usermod --add-subuids 1000000-1065535 --add-subgids 1000000-1065535 that user"
+)
+ALLOW = (
+    "allow user namespaces (sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 "
+    "kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000), use another machine, or "
+    "docker run --privileged"
+)
 
 
 # ---------------------------------------------------------------- a program under a clock
@@ -160,20 +163,19 @@ def run(
         start_new_session=True,
     )
     pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe]
-    said = {pipe.fileno(): bytearray() for pipe in pipes}
+    outputs = {pipe.fileno(): bytearray() for pipe in pipes}
     is_over = False
     try:
         if stdin:
             threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True).start()
-        is_over = _listen(process.pid, said, begin + seconds, limit)
+        is_over = _listen(process.pid, outputs, begin + seconds, limit)
     finally:
         if not is_over:
             os.killpg(process.pid, signal.SIGKILL)
         code = process.wait()
         for pipe in pipes:
             pipe.close()
-    texts = [text.decode(errors="replace") for text in said.values()]
-    output, errors = texts if apart else (*texts, "")
+    output, errors = [*(text.decode(errors="replace") for text in outputs.values()), ""][:2]
     return Ran(output, errors, code if is_over else None, time.monotonic() - begin)
 
 
@@ -182,43 +184,41 @@ def _feed(pipe: IO[bytes], data: bytes) -> None:
         pipe.write(data)
 
 
-def _listen(pid: int, said: dict[int, bytearray], until: float, limit: int) -> bool:
+def _listen(pid: int, outputs: dict[int, bytearray], until: float, limit: int) -> bool:
     """Collect what a process writes to these descriptors; tell whether it ended in time."""
-    for pipe in said:
-        os.set_blocking(pipe, False)
-    ended, waiting = os.pidfd_open(pid), select.poll()  # select takes no descriptor over 1023
+    ended = os.pidfd_open(pid)
     try:
-        for pipe in (ended, *said):
-            waiting.register(pipe, select.POLLIN)
-        while (left := until - time.monotonic()) > 0:
-            ready = {pipe for pipe, _ in waiting.poll(math.ceil(1000 * left))}
-            for pipe in said.keys() & ready:
-                if not _take(pipe, said[pipe], limit):
-                    waiting.unregister(pipe)
-            if ended in ready:
-                for pipe in said:  # what is still in the pipe; it holds no more than 1 MB
-                    _take(pipe, said[pipe], limit)
-                return True
+        with selectors.DefaultSelector() as waiting:
+            for pipe in (ended, *outputs):
+                waiting.register(pipe, selectors.EVENT_READ)
+            while (left := until - time.monotonic()) > 0:
+                ready = {key.fd for key, _ in waiting.select(left)}
+                for pipe in outputs.keys() & ready:
+                    if not _take(pipe, outputs[pipe], limit):
+                        waiting.unregister(pipe)
+                if ended in ready:
+                    for pipe in outputs:  # what is still in the pipe; it holds no more than 1 MB
+                        os.set_blocking(pipe, False)
+                        with suppress(BlockingIOError):
+                            _take(pipe, outputs[pipe], limit)
+                    return True
         return False
     finally:
         os.close(ended)
 
 
+def _take(pipe: int, output: bytearray, limit: int) -> bool:
+    """Read from a pipe once, and keep up to `limit` bytes of all; tell whether it is still open."""
+    data = os.read(pipe, MEGABYTE)
+    output += data[: limit - len(output)]
+    return bool(data)
+
+
 def _has_ended(process: int, seconds: float = 0) -> bool:
     """Tell whether the process of a descriptor ends within so many seconds."""
-    waiting = select.poll()
+    waiting = select.poll()  # select() takes no descriptor over 1023
     waiting.register(process, select.POLLIN)
     return bool(waiting.poll(1000 * seconds))
-
-
-def _take(pipe: int, said: bytearray, limit: int) -> bool:
-    """Read from a pipe once, and keep up to `limit` bytes of all; tell whether it is still open."""
-    try:
-        data = os.read(pipe, MEGABYTE)
-    except BlockingIOError:
-        return True
-    said += data[: limit - len(said)]
-    return bool(data)
 
 
 # ---------------------------------------------------------------- one program shut in
@@ -358,13 +358,13 @@ class System:
             start_new_session=True,
             bufsize=0,
         )  # fmt: skip
-        said = self._until_ready()
-        if not said.endswith("ready\n"):
+        first_lines = self._until_ready()
+        if not first_lines.endswith("ready\n"):
             os.killpg(self.holder.pid, signal.SIGKILL)
             reason = " ".join(self.holder.stderr.read().decode(errors="replace").split())
             self._release()
             raise UserError(f"No system can be started from {tree} ({reason or 'no answer'}).")
-        self.pid = json.loads(said.removesuffix("ready\n"))["child-pid"]
+        self.pid = json.loads(first_lines.removesuffix("ready\n"))["child-pid"]
         self.first = os.pidfd_open(self.pid)
 
     def _until_ready(self, seconds: float = 20) -> str:
@@ -372,12 +372,12 @@ class System:
         clock = threading.Timer(seconds, os.killpg, (self.holder.pid, signal.SIGKILL))
         clock.start()
         try:
-            said = ""
+            lines = []
             for line in self.holder.stdout:
-                said += line.decode(errors="replace")
+                lines.append(line.decode(errors="replace"))
                 if line == b"ready\n":
                     break
-            return said
+            return "".join(lines)
         finally:
             clock.cancel()
 
@@ -438,7 +438,8 @@ def make_system(say: Callable[[str], None] = print) -> Path:
         return tree
     from filelock import FileLock, Timeout
 
-    require("Making the Debian tree", [*_programs(*SYSTEM, "mmdebstrap"), *_ids()])
+    beside_tree = [part for part in lacking(system=True) if part[1] != GET_SYSTEM]
+    require("Making the Debian tree", _programs("mmdebstrap") + beside_tree)
     try:
         tree.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(tree.with_name(f".{tree.name}.lock"), timeout=0):
@@ -468,7 +469,7 @@ def _unpack(folder: Path) -> str:
     folder.mkdir()
     if not os.geteuid():
         environment["TMPDIR"] = "/tmp"  # root's own may be closed to others
-        os.chown(folder, _account().pw_uid, _account().pw_gid)
+        shutil.chown(folder, USER, pwd.getpwnam(USER).pw_gid)
     with tempfile.TemporaryFile() as errors:
         with subprocess.Popen(
             [*_drop(), *fetch], stdout=subprocess.PIPE, stderr=errors, env=environment, cwd="/"
@@ -481,8 +482,8 @@ def _unpack(folder: Path) -> str:
         lines = errors.read().decode(errors="replace").strip().split("\n")
     if not (fetching.returncode or unpacking.returncode):
         return ""
-    told = [line for line in lines if line.startswith(("E:", "tar:", "unshare:"))]
-    return clip(" ".join(told or lines[-3:]).strip(" ."), 300)
+    errors = [line for line in lines if line.startswith(("E:", "tar:", "unshare:"))]
+    return clip(" ".join(errors or lines[-3:]).strip(" ."), 300)
 
 
 def _remove(tree: Path) -> None:
@@ -503,23 +504,25 @@ def lacking(system: bool = False) -> list[tuple[str, str]]:
     """
     if sys.platform != "linux":
         return [("Linux", "use a Linux machine")]
-    found = [*_programs(*SYSTEM), *_ids()] if system else [*_programs(*PROGRAM)]
+    found = _programs(*(SYSTEM if system else PROGRAM))
+    if system and not _has_ids():
+        found.append((f"a user {_user()} with 65,536 ids in /etc/subuid and /etc/subgid", ADD_IDS))
     if found:
         return found
     try:
         ran = confine(["true"], 10)
-        if ran.code:
-            return [_forbidden(ran.errors)]
-        if system and not system_folder().exists():
-            return [("a Debian tree", GET_SYSTEM)]
-        if system:
-            if (owner := system_folder().stat().st_uid) != _account().pw_uid:
-                remove = f"rm -rf {system_folder()} && {GET_SYSTEM}"
-                return [(f"a Debian tree of this user (it is that of uid {owner})", remove)]
+        reason = ran.errors if ran.code else ""
+        if system and not reason:
+            if not (tree := system_folder()).exists():
+                return [("a Debian tree", GET_SYSTEM)]
+            if (owner := tree.stat().st_uid) != pwd.getpwnam(_user()).pw_uid:
+                what = f"a Debian tree of this user (it is that of uid {owner})"
+                return [(what, f"rm -rf {tree} && {GET_SYSTEM}")]
             System().close()
     except UserError as error:
-        return [_forbidden(str(error))]
-    return []
+        reason = str(error)
+    reason = clip(" ".join(reason.split()).strip(" ."), 300)
+    return [(f"namespaces and mounts, which are refused here ({reason})", ALLOW)] if reason else []
 
 
 def require(what: str, found: Sequence[tuple[str, str]]) -> None:
@@ -530,60 +533,34 @@ def require(what: str, found: Sequence[tuple[str, str]]) -> None:
         raise UserError(f"{what} needs {things}: {commands}.")
 
 
-def _sudo() -> str:
-    return "sudo " if os.geteuid() else ""
-
-
-def _account() -> pwd.struct_passwd:
-    """Return the user as whom systems run; KeyError: there is none."""
-    return pwd.getpwuid(os.geteuid()) if os.geteuid() else pwd.getpwnam(USER)
-
-
-def _programs(*names: str) -> Iterator[tuple[str, str]]:
+def _programs(*names: str) -> list[tuple[str, str]]:
     missing = [name for name in names if not shutil.which(name, path=ENVIRONMENT["PATH"])]
-    needed = " ".join(dict.fromkeys(PACKAGES.get(name, "util-linux") for name in missing))
-    for name in missing:
-        yield name, f"{_sudo()}apt-get install --no-install-recommends {needed}"
+    packages = " ".join(dict.fromkeys(PACKAGES.get(name, "util-linux") for name in missing))
+    return [(name, f"apt-get install --no-install-recommends {packages}") for name in missing]
 
 
-def _ids() -> Iterator[tuple[str, str]]:
-    """Yield what is missing of the user's range of ids."""
+def _user() -> str:
+    """Return the name of the user as whom systems run; the number of one without a name."""
+    if not os.geteuid():
+        return USER
+    with suppress(KeyError):
+        return pwd.getpwuid(os.geteuid()).pw_name
+    return str(os.geteuid())
+
+
+def _has_ids() -> bool:
+    """Tell whether the user as whom systems run is there, and has a range of 65,536 ids."""
     try:
-        user = _account()
-    except KeyError:
-        if os.geteuid():
-            yield f"a name for uid {os.geteuid()}", "run it as a user that /etc/passwd knows"
-        else:
-            yield (
-                f"the user {USER}",
-                (
-                    "useradd --system --add-subids-for-system --no-create-home "
-                    f"--shell /usr/sbin/nologin {USER}"
-                ),
-            )
-        return
-    for kind in ("uid", "gid"):
-        try:
-            lines = Path(f"/etc/sub{kind}").read_text().split("\n")
-        except OSError:
-            lines = []
-        ranges = (line.strip().split(":") for line in lines)
-        if not any(
-            len(r) == 3 and r[0] in (user.pw_name, str(user.pw_uid)) and int(r[2]) >= 65535
-            for r in ranges
-        ):
-            add = f"{_sudo()}usermod --add-sub{kind}s 1000000-1065535 {user.pw_name}"
-            yield f"65,536 {kind}s for {user.pw_name} in /etc/sub{kind}", add
+        names = (_user(), str(pwd.getpwnam(_user()).pw_uid))
+        files = [Path(f"/etc/sub{kind}").read_text().split("\n") for kind in ("uid", "gid")]
+    except (KeyError, OSError):
+        return False
 
+    def is_range(line: str) -> bool:
+        parts = line.strip().split(":")
+        return len(parts) == 3 and parts[0] in names and int(parts[2]) >= 65535
 
-def _forbidden(reason: str) -> tuple[str, str]:
-    reason = clip(" ".join(reason.split()).strip(" ."), 300)
-    for path, (value, setting) in SETTINGS.items():
-        with suppress(OSError):
-            if Path(path).read_text().strip() == value:
-                return f"user namespaces ({reason})", f"{_sudo()}sysctl -w {setting}"
-    advice = "use a machine that allows user namespaces and mounts, or docker run --privileged"
-    return f"namespaces and mounts, which are refused here ({reason})", advice
+    return all(any(map(is_range, lines)) for lines in files)
 
 
 # ---------------------------------------------------------------- code in a response

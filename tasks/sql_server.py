@@ -15,22 +15,20 @@ from __future__ import annotations
 import re
 import secrets
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from decimal import Decimal
 from itertools import count
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from config.errors import UserError, first_line
+from config.errors import UserError
 from tasks.llb_db import (
-    KEPT,
     SECONDS,
     SHOWN,
     TOO_LONG,
+    Database,
     Item,
     Lost,
     Result,
-    Row,
     StatementError,
     quoted,
     taken,
@@ -40,23 +38,8 @@ RIGHTS = "SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, CREATE VIE
 KILLED, DENIED = 1927, 1045  # numbers of errors
 
 
-def _library():
-    """Return PyMySQL; UserError: it is not installed."""
-    try:
-        import pymysql
-    except ImportError as error:
-        install = "pip install PyMySQL -c requirements-environments.txt"
-        raise UserError(f"MariaDB and MySQL need PyMySQL: {install}.") from error
-    import pymysql.cursors
-
-    return pymysql
-
-
-# ---------------------------------------------------------------- the server
-
-
 class Server:
-    """The server at a URL; see `tasks.llb_db.Backend`."""
+    """The server at a URL, which gives every episode a database."""
 
     def __init__(self, url: str) -> None:
         """Log on to the server at mysql://USER:PASSWORD@HOST:PORT.
@@ -65,24 +48,30 @@ class Server:
         instead of a host: a server on this machine.
         UserError: what is missing, or why the server cannot be reached.
         """
-        self.where, self.library = _address(url), _library()
+        self.where = _address(url)
+        try:
+            import pymysql
+        except ImportError as error:
+            install = "pip install PyMySQL -c requirements-environments.txt"
+            raise UserError(f"MariaDB and MySQL need PyMySQL: {install}.") from error
+        self.library = pymysql
+        # RuntimeError: an account whose password needs the package `cryptography`
+        self.errors = (pymysql.MySQLError, RuntimeError, OSError)
         self._lock, self._numbers = threading.Lock(), count(1)
         self._names = f"llb_{secrets.token_hex(4)}"  # of this object's databases and accounts
         try:
             self.admin = self.connect(**self.where)
-            version = self.admin.get_server_info()
-        except (self.library.MySQLError, RuntimeError, OSError) as error:
-            raise UserError(f"The database server cannot be reached ({_said(error)}).") from error
+        except self.errors as error:
+            raise UserError(f"The database server cannot be reached ({_reason(error)}).") from error
+        version = self.admin.get_server_info()
         maria = re.search(r"([\d.]+)-MariaDB", version)
-        self.name = f"MariaDB {maria[1]}" if maria else f"MySQL {version}"
+        self.dialect = f"MariaDB {maria[1]}" if maria else f"MySQL {version}"
 
     def connect(self, **where: object):
-        """Log on; errors are PyMySQL's, or RuntimeError where it lacks `cryptography`."""
-        fields = self.library.constants.FIELD_TYPE
-        whole = (fields.TINY, fields.SHORT, fields.LONG, fields.LONGLONG, fields.INT24, fields.YEAR)
-        decode = dict.fromkeys(whole, int) | dict.fromkeys((fields.FLOAT, fields.DOUBLE), float)
-        decode |= dict.fromkeys((fields.DECIMAL, fields.NEWDECIMAL), _number)
-        encode = self.library.converters.encoders
+        """Log on; errors are `errors`."""
+        fields, converters = self.library.constants.FIELD_TYPE, self.library.converters
+        numbers = {k: kind for k, kind in converters.decoders.items() if kind in (int, float)}
+        numbers |= dict.fromkeys((fields.DECIMAL, fields.NEWDECIMAL), _number)
         return self.library.connect(
             **where,
             ssl_disabled="unix_socket" in where,  # a context takes 100 ms; elsewhere: if offered
@@ -91,14 +80,12 @@ class Server:
             init_command="SET SESSION lock_wait_timeout = 10",
             connect_timeout=10,
             read_timeout=3 * SECONDS,  # should the server not end a statement when it is told to
-            conv=encode | decode,  # all else stays as the server prints it
+            conv=converters.encoders | numbers,  # all else stays as the server prints it
         )
 
     def open(self, item: Item) -> ServerDatabase:
+        """Make a database with the item's table. UserError: it cannot be made."""
         name, password = f"{self._names}_{next(self._numbers)}", secrets.token_hex(16)
-        columns = ", ".join(
-            f"{quoted(n)} {t}" for n, t in zip(item.columns, item.types, strict=True)
-        )
         table = f"{quoted(name)}.{quoted(item.table)}"
         holes = ", ".join(["%s"] * len(item.columns))
         try:
@@ -106,14 +93,13 @@ class Server:
                 cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
                 cursor.execute(f"CREATE USER {name}@'%' IDENTIFIED BY '{password}'")
                 cursor.execute(f"GRANT {RIGHTS} ON {name}.* TO {name}@'%'")
-                cursor.execute(f"CREATE TABLE {table} ({columns})")
+                cursor.execute(f"CREATE TABLE {table} ({item.definition})")
                 insert = f"INSERT INTO {table.replace('%', '%%')} VALUES ({holes})"
                 cursor.executemany(insert, item.rows)
             return ServerDatabase(self, item, name, password)
-        except (self.library.MySQLError, RuntimeError, OSError) as error:
+        except self.errors as error:
             self.drop(name)
-            reason = _said(error)
-            raise UserError(f"The table of item {item.id} cannot be made ({reason}).") from error
+            raise UserError(f"The table {item.table} cannot be made ({_reason(error)}).") from error
 
     def allow(self, name: str, password: str) -> None:
         """Set the password of an episode's account."""
@@ -137,20 +123,22 @@ def _address(url: str) -> dict[str, object]:
         parts = urlsplit(url)
         where = {"host": parts.hostname, "port": parts.port or 3306}
         query = parse_qs(parts.query, strict_parsing=bool(parts.query))
-    except ValueError as error:
-        raise UserError(f"The database's address cannot be read ({first_line(error)}).") from error
-    if socket := query.pop("unix_socket", None):
-        where = {"unix_socket": socket[0]}
-    if not parts.username or not any(where.values()) or query or parts.path.strip("/"):
+        if socket := query.pop("unix_socket", None):
+            where = {"unix_socket": socket[0]}
+        if parts.scheme != "mysql" or not parts.username or not any(where.values()):
+            raise ValueError
+        if query or parts.path.strip("/"):
+            raise ValueError
+    except ValueError:
         raise UserError(
-            "The database's address must be mysql://USER:PASSWORD@HOST:PORT or "
-            "mysql://USER:PASSWORD@/?unix_socket=PATH, without a database."
-        )
+            "The database must be sqlite or a server of yours, mysql://USER:PASSWORD@HOST:PORT or "
+            "mysql://USER:PASSWORD@/?unix_socket=PATH, without a database's name."
+        ) from None
     return where | {"user": unquote(parts.username), "password": unquote(parts.password or "")}
 
 
-def _said(error: BaseException) -> str:
-    """Return what the server has said, without PyMySQL's tuple."""
+def _reason(error: BaseException) -> str:
+    """Return what the server says of an error, without PyMySQL's tuple."""
     text = error.args[-1] if error.args else ""
     return str(text or type(error).__name__).partition("\n")[0].rstrip(". ")
 
@@ -161,42 +149,45 @@ def _number(text: str) -> int | float:
     return int(value) if "." not in text and abs(value) < 2**63 else float(value)
 
 
-# ---------------------------------------------------------------- an episode's database
-
-
-class ServerDatabase:
+class ServerDatabase(Database):
     """A table in a database and under an account of its own; see `tasks.llb_db.Database`."""
 
     def __init__(self, server: Server, item: Item, name: str, password: str) -> None:
         self.server, self.item, self.name = server, item, name
-        self.library = server.library
         self._where = server.where | {"user": name, "password": password, "database": name}
         self._closed = False
         self.connection = server.connect(**self._where)
 
     def execute(self, sql: str, most: tuple[int, int] = SHOWN) -> Result:
-        error = None
-        with self._within_time() as ended:
-            try:
-                result = self._result(sql, most)
-            # the others: a text that is no UTF-8, from either side; replies that make no sense
-            except (StatementError, self.library.MySQLError, ValueError, LookupError) as e:
-                error = e
-        understood = error is None or isinstance(error, StatementError | self.library.MySQLError)
+        late, error = threading.Event(), None
+        timer = threading.Timer(SECONDS, self._end, [late])
+        timer.daemon = True
+        timer.start()
+        try:
+            result = self._result(sql, most)
+        # the last two: a text that is no UTF-8, from either side; replies that make no sense
+        except (StatementError, self.server.library.MySQLError, ValueError, LookupError) as e:
+            error = e
+        finally:
+            timer.cancel()
+            timer.join()  # what it ends must not be the next statement
+        answered = error is None or isinstance(
+            error, StatementError | self.server.library.MySQLError
+        )
         killed = error is not None and error.args[:1] == (KILLED,)
-        if not self.connection.open or killed or not understood:
+        # a connection whose statement has not come to its end serves no other one
+        if late.is_set() or killed or not answered or not self.connection.open:
             self._reconnect()
-        if ended.is_set():
+        if late.is_set():
             raise StatementError(TOO_LONG) from error
         if error is not None:
-            raise StatementError(_said(error)) from error
+            raise StatementError(_reason(error)) from error
         return result
 
     def _result(self, sql: str, most: tuple[int, int]) -> Result:
-        cursor = self.connection.cursor(self.library.cursors.SSCursor)
+        cursor = self.connection.cursor(self.server.library.cursors.SSCursor)
         try:
-            changed = cursor.execute(sql)
-            result = Result(changed=changed)
+            result = Result(changed=cursor.execute(sql))
             if cursor.description is not None:
                 columns = tuple(column[0] for column in cursor.description)
                 result = Result(columns, taken(iter(cursor.fetchone, None), most))
@@ -205,65 +196,42 @@ class ServerDatabase:
                     pass
             return result
         except StatementError:
-            self._kill()  # else all the rest would have to be received
+            self._kill("QUERY")  # else all the rest would have to be received
             raise
         finally:
-            with suppress(self.library.MySQLError):
+            with suppress(self.server.library.MySQLError):
                 cursor.close()
 
-    @contextmanager
-    def _within_time(self) -> Iterator[threading.Event]:
-        """End what runs on the connection after `SECONDS`; the event is then set."""
-        ended = threading.Event()
+    def _end(self, late: threading.Event) -> None:
+        late.set()
+        self._kill("CONNECTION")  # a loop of statements would swallow the end of one
 
-        def end() -> None:
-            ended.set()
-            self._kill("CONNECTION")  # a loop of statements would swallow the end of one
-
-        timer = threading.Timer(SECONDS, end)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield ended
-        finally:
-            timer.cancel()
-            timer.join()  # what it kills must not be the next statement
-
-    def _kill(self, what: str = "QUERY") -> None:
+    def _kill(self, what: str) -> None:
         """End the statement that runs, or all of its connection; an account may do so with its
         own."""
-        with suppress(self.library.MySQLError, RuntimeError, OSError):
-            other = self._log_on()
-            with suppress(self.library.MySQLError):
-                other.query(f"KILL {what} {self.connection.thread_id()}")
-            other.close()
+        with suppress(*self.server.errors), closing(self._log_on()) as other:
+            other.query(f"KILL {what} {self.connection.thread_id()}")
 
     def _reconnect(self) -> None:
         self._hang_up()
         try:
             self.connection = self._log_on()
-        except (self.library.MySQLError, RuntimeError, OSError) as error:
-            raise Lost(_said(error)) from error
+        except self.server.errors as error:
+            raise Lost(_reason(error)) from error
 
     def _log_on(self):
         """Return a new connection; an account can change its password, which is undone."""
         try:
             return self.server.connect(**self._where)
-        except self.library.OperationalError as error:
+        except self.server.library.OperationalError as error:
             if error.args[:1] != (DENIED,):
                 raise
         self.server.allow(self.name, self._where["password"])
         return self.server.connect(**self._where)
 
     def _hang_up(self) -> None:
-        with suppress(self.library.MySQLError, OSError):
+        with suppress(self.server.library.MySQLError, OSError):
             self.connection.close()
-
-    def table(self) -> list[Row]:
-        columns = ", ".join(map(quoted, self.item.columns))
-        return self.execute(
-            f"SELECT {columns} FROM {self.name}.{quoted(self.item.table)}", KEPT
-        ).rows
 
     def close(self) -> None:
         if not self._closed:

@@ -166,7 +166,7 @@ def test_a_loop_that_took_too_long_has_ended(monkeypatch, sql):
     from tasks import sql_server
 
     def commands(env: LLBDB) -> list[str]:
-        with env.backend.admin.cursor() as cursor:
+        with env.server.admin.cursor() as cursor:
             cursor.execute(
                 "SELECT command FROM information_schema.processlist WHERE user LIKE 'llb%'"
             )

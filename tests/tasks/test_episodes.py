@@ -1,17 +1,13 @@
 """Episodes: generated ledgers, conversations as training tasks, and their questions."""
 
-import contextlib
 import itertools
 import json
-import os
-import signal
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from conftest import asked_of
-from test_locomo import LOCOMO, question, sample, write
+from test_locomo import LOCOMO, sample, write
 from typer.testing import CliRunner
 
 import cli
@@ -20,7 +16,6 @@ from config.errors import UserError
 from config.options import RunConfig, TrainConfig
 from dev import keeper
 from engines.scripted import ScriptedEngine
-from report.rows import Rows
 from rollout import rollout
 from tasks import episodes, ledger, worlds
 from tasks.conversations import NOT_MENTIONED, Probe
@@ -279,51 +274,6 @@ def test_rows_of_one_metric_are_never_taken_for_the_others(path, no_report):
         assert summaries.setdefault(metric, summary["cells"]) == summary["cells"]
 
 
-def test_killed_by_sigkill_and_called_again_there_are_the_rows_of_an_undisturbed_run(
-    tmp_path, no_report
-):
-    samples = [sample("made-1"), sample("made-2", ("Cy", "Di"))]
-    for made in samples:
-        made["qa"] = [
-            question(k % 4 + 1, answer=f"pears {k}", evidence=[f"D{k % 2 + 1}:1"]) | {
-                "question": f"What line has number {k}?"
-            }
-            for k in range(60)
-        ]  # fmt: skip
-    path = write(tmp_path / "made.json", samples)
-    rows = tmp_path / "killed" / "rows.jsonl"
-    append, appended = Rows.append, []
-
-    def dies(self, row):
-        append(self, row)
-        appended.append(row)
-        if len(appended) == 25:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    child = os.fork()
-    if not child:
-        Rows.append = dies
-        try:
-            with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stdout(nowhere):
-                evaluated(path, "killed")
-        finally:
-            os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-    before = rows.read_bytes()
-    assert before.count(b"\n") == 25  # of 240
-    whole_of = {
-        name: sorted(
-            json.dumps({k: v for k, v in row.items() if k not in ("seconds", "mib", "counts")}
-                       | {"counts": {k: v for k, v in row.get("counts", {}).items()
-                                     if not k.endswith("_s")}}, sort_keys=True)
-            for row in evaluated(path, name)[1]
-        )
-        for name in ("killed", "whole")
-    }  # fmt: skip
-    assert len(whole_of["whole"]) == 240 and whole_of["killed"] == whole_of["whole"]
-    assert rows.read_bytes().startswith(before[: before.rindex(b"\n") + 1])  # none was made anew
-
-
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
     source = f"locomo:{path}#memory-r1/train/observations"
     tasks = episodes.ConversationTasks(source, (1, 2), seed=0)
@@ -339,30 +289,23 @@ def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(pa
 
 @pytest.mark.parametrize(
     "chosen",  # after the part, without a part, before the start
-    ["#memory-r1/train/adversarial", "#adversarial", "#memory-r1/train/adversarial/events"],
+    ["memory-r1/train/adversarial", "adversarial", "memory-r1/train/adversarial/events"],
 )
 def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
     def categories(chosen):
-        tasks = episodes.ConversationTasks(f"locomo:{path}{chosen}", (3,), seed=0).batch(0, 0, 20)
+        source = f"locomo:{path}#{chosen}" if chosen else f"locomo:{path}"
+        tasks = episodes.ConversationTasks(source, (3,), seed=0).batch(0, 0, 20)
         return {probe.category for task in tasks for probe in task.probes}
 
-    assert categories(chosen) == {1, 2, 4, 5}
-    assert categories(chosen.replace("adversarial", "").replace("//", "/").rstrip("#/")) == {
-        1,
-        2,
-        4,
-    }
-    found = episodes.conversations_of(f"locomo:{path}{chosen}")
-    assert found.start == ("events" if "events" in chosen else "observations")
-
-
-def test_an_evaluation_of_a_part_asks_category_5_where_the_user_asks_for_it(path):
-    def categories(chosen):
-        return {task.asked.category for task in asked(path, source_split=chosen).values()}
-
-    assert categories("memory-r1/train") == {1, 2, 3, 4}
-    assert categories("memory-r1/train/adversarial") == categories("") == {1, 2, 3, 4, 5}
-    assert categories("memupdate/test/adversarial") == {1, 2, 3, 4, 5}
+    without = chosen.replace("/adversarial", "").replace("adversarial", "")
+    assert categories(chosen) == {1, 2, 4, 5} and categories(without) == {1, 2, 4}
+    start = episodes.conversations_of(f"locomo:{path}#{chosen}").start
+    assert start == ("events" if "events" in chosen else "observations")
+    evaluated = {task.asked.category for task in asked(path, source_split=chosen).values()}
+    assert evaluated == {1, 2, 3, 4, 5}
+    if "/" in without:
+        evaluated = {task.asked.category for task in asked(path, source_split=without).values()}
+        assert evaluated == {1, 2, 3, 4}
 
 
 @pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
@@ -437,28 +380,15 @@ def test_categories_without_a_question_are_said_at_the_start(path, capsys):
         episodes.ConversationTasks(f"locomo:{write(path, samples)}", (2,), seed=0)
 
 
-@pytest.mark.parametrize(
-    ("chosen", "said"),
-    [
-        ("#half/train", "RULE/PART/adversarial/START"),
-        ("#memory-r1/dev", "RULE"),
-        ("#memory-r1/a/b/c", "RULE"),
-    ],
-)
-def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen, said):
-    with pytest.raises(UserError, match=said):
+@pytest.mark.parametrize("chosen", ["#half/train", "#memory-r1/dev", "#memory-r1/a/b/c"])
+def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen):
+    with pytest.raises(UserError, match="RULE/PART/adversarial/START"):
         episodes.conversations_of(f"locomo:{path}{chosen}")
 
 
-def test_more_sessions_than_any_conversation_has_are_all_of_them(path):
-    tasks = episodes.ConversationTasks(f"locomo:{path}", (99,), seed=0)
-    (task,) = tasks.batch(0, 0, 1)
-    assert len(task.sessions) == max(p for q in task.probes for p in q.sessions) or task.sessions
-
-
 def test_the_words_of_an_answer_and_of_a_refusal():
-    asked = Probe("q", "Who?", ("Ada Lovelace",), 0)
-    assert episodes.word_f1("Ada", asked) == pytest.approx(2 / 3)
+    probe = Probe("q", "Who?", ("Ada Lovelace",), 0)
+    assert episodes.word_f1("Ada", probe) == pytest.approx(2 / 3)
     nothing = Probe("q", "Who?", ("-",), 0, abstains=True)
     assert episodes.word_f1("It is not mentioned.", nothing) == 1
     assert episodes.word_f1("Ada", nothing) == 0

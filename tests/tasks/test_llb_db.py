@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import os
@@ -10,7 +9,6 @@ import random
 import subprocess
 import sys
 import textwrap
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -21,13 +19,11 @@ from config.errors import UserError
 from tasks import llb_db
 from tasks.llb_db import (
     LLBDB,
+    OWN,
     SQLite,
     StatementError,
     digest,
     load,
-    own,
-    own_file,
-    parsed,
     read_action,
     read_rows,
     released_rows,
@@ -41,6 +37,7 @@ FDS = Path("/proc/self/fd")
 SECONDS = llb_db.SECONDS
 SERVER = os.environ.get("LLB_SERVER", "")
 with_server = pytest.mark.skipif(not SERVER, reason="LLB_SERVER=mysql://USER@HOST is not set")
+RIGHT = 'Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]'  # to own-1
 
 
 @pytest.fixture(autouse=True)
@@ -54,89 +51,106 @@ def block(sql: str) -> str:
     return f"```sql\n{sql}\n```"
 
 
-def one_item(**changes) -> llb_db.Item:
-    """Make an item of a file with this one: own-1 with other fields."""
-    item = own_file()["own-1"] | changes
-    return parsed(Path("made"), {"1": item})[0]
+def steps(env: LLBDB, id: str, *actions: str) -> list:
+    with closing(env.reset(id)) as episode:
+        return [episode.step(action) for action in actions]
+
+
+def changed(place: str, value: object) -> dict:
+    """Return our own file with one field of its first item replaced."""
+    items = json.loads(OWN.read_text())
+    *path, last = (int(name) if name.isdigit() else name for name in place.split("."))
+    inner = items["own-1"]
+    for name in path:
+        inner = inner[name]
+    inner[last] = value
+    return items
+
+
+def item(path: Path, place: str = "instruction", value: object = "x") -> llb_db.Item:
+    """Make own-1 with another field."""
+    path.write_text(json.dumps(changed(place, value)))
+    return load(path)["own-1"]
 
 
 # ---------------------------------------------------------------- the file
 
 
-def changed(place: str, value: object) -> str:
-    """Return our own file as JSON, with one field of its first item replaced."""
-    items = copy.deepcopy(own_file())
-    *path, last = place.split(".")
-    inner = items["own-1"]
-    for name in path:
-        inner = inner[int(name) if name.isdigit() else name]
-    inner[int(last) if last.isdigit() else last] = value
-    return json.dumps(items)
-
-
-PYTHON = repr(own_file()["own-1"]["answer_info"])
-MALFORMED = [
-    ("", "not JSON"),
-    ("{'own-1': {}}", "not JSON"),
-    ("[" * 100_000, "not JSON"),
-    ("[]", "JSON object of items"),
-    ("{}", "JSON object of items"),
-    ('{"7": "x"}', "item 7: an item must be an object"),
-    (changed("instruction", None), "item own-1: the field 'instruction' is missing"),
-    (changed("instruction", 3), "'instruction' must be a text"),
-    (changed("instruction", "\ud800"), "'instruction' holds half of a surrogate"),
-    (changed("answer_info", []), "'answer_info' must be an object"),
-    (changed("answer_info.sql", ""), "'sql' is empty"),
-    (changed("answer_info.direct", None), "one of 'direct' and 'md5'"),
-    (changed("answer_info.md5", "5e55"), "one of 'direct' and 'md5'"),
-    (changed("answer_info.direct.1", ["Puffin"]), "row 2 of 'direct' has 1 values"),
-    (changed("answer_info.direct.0.0", {"a": 1}), "row 1 of 'direct' holds other than"),
-    (changed("table_info.name", "a\nb"), "'name' must be"),
-    (changed("table_info.column_info_list", {}), "'column_info_list' must be a list"),
-    (changed("table_info.column_info_list.0", "boat_id INT"), "must be an object"),
-    (changed("table_info.column_info_list.0.name", "NAME"), "the same name"),
-    (changed("table_info.column_info_list.0.type", "INT); DROP TABLE x"), "'type' must be a type"),
-    (changed("table_info.row_list", "none"), "'row_list' must be a list of rows"),
-    (changed("table_info.row_list.2", [3, "Tern"]), "row 3 of 'row_list' has 2 values"),
-    (changed("table_info.row_list.0.0", 2**63), "row 1 of 'row_list' holds other than"),
-    (changed("table_info.row_list.0.3", float("nan")), "row 1 of 'row_list' holds other than"),
-    (changed("skill_list", "insert"), "'skill_list' must be a list"),
-    # the two broken files of the release, and its file for another environment
-    (changed("answer_info", PYTHON), "db_bench_data.json of the release; use db_bench_runtime_l"),
-    (
-        json.dumps({"0": {"evaluation_info": "{'ground_truth_command_item': {}}"}}),
-        "os_interaction_runtime_learning_data.json",
-    ),
-    (json.dumps({"0": {"evaluation_info": {}}}), "llb-db reads db_bench_runtime_learning_data"),
-]
-
-
-@pytest.mark.parametrize(("text", "reason"), MALFORMED, ids=range(len(MALFORMED)))
-def test_a_malformed_file_is_one_sentence(tmp_path, text, reason):
+@pytest.mark.parametrize(
+    ("content", "field"),
+    [
+        ("{'own-1': {}}", "JSON"),
+        ("[" * 100_000, "JSON"),
+        ([], "dictionary"),
+        ({}, "empty"),
+        ({"7": "x"}, "item 7"),
+        ({"0": {"evaluation_info": {}}}, "os_interaction"),  # another environment's
+        (changed("instruction", None), "item own-1, instruction"),
+        (changed("instruction", "\ud800"), "item own-1, instruction"),
+        (changed("answer_info", "{'sql': 'SELECT'}"), "db_bench_data.json"),  # as Python prints
+        (changed("answer_info.sql", " "), "item own-1, answer_info.sql"),
+        (changed("answer_info.direct", None), "'direct'"),
+        (changed("answer_info.md5", "5e55"), "'direct'"),
+        (changed("answer_info.direct.1", ["Puffin"]), "'direct'"),
+        (changed("answer_info.direct.0.0", {"a": 1}), "item own-1, answer_info.direct.0.0"),
+        (changed("table_info.name", "a\nb"), "item own-1, table_info.name"),
+        (changed("table_info.column_info_list", []), "column_info_list"),
+        (changed("table_info.column_info_list.0.name", "NAME"), "the same name"),
+        (changed("table_info.column_info_list.0.type", "INT); DROP"), "column_info_list.0.type"),
+        (changed("table_info.row_list.2", [3, "Tern"]), "one value per column"),
+        (changed("table_info.row_list.0.0", 2**63), "item own-1, table_info.row_list.0.0"),
+        (changed("table_info.row_list.0.1", "a\0"), "item own-1, table_info.row_list.0.1"),
+        (changed("table_info.row_list.0.3", float("nan")), "item own-1, table_info.row_list.0.3"),
+        (changed("skill_list", "insert"), "item own-1, skill_list"),
+    ],
+)
+def test_a_malformed_file_is_one_sentence(tmp_path, content, field):
     path = tmp_path / "db.json"
-    path.write_text(text)
+    path.write_text(content if isinstance(content, str) else json.dumps(content))
     with pytest.raises(UserError) as caught:
-        load(path)
-    said = str(caught.value)
-    assert reason in said and str(path) in said
-    assert "\n" not in said and said.endswith(".")
+        LLBDB(path)
+    assert field in str(caught.value) and str(path) in str(caught.value)
+    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_a_file_that_is_not_there_or_damaged(tmp_path):
-    with pytest.raises(UserError, match="No file at"):
-        LLBDB(tmp_path / "none.json")
-    broken = tmp_path / "db.json.gz"
-    broken.write_bytes(gzip.compress(json.dumps(own_file()).encode())[:-40])
-    with pytest.raises(UserError, match="cannot be read"):
-        LLBDB(broken)
+def test_a_file_is_read_plain_and_compressed_whole(tmp_path):
+    packed = gzip.compress(OWN.read_bytes())
+    (path := tmp_path / "db.json.gz").write_bytes(packed)
+    assert load(path) == load(OWN) and len(load(path)) == 8
+    path.write_bytes(packed[:-40])
+    for broken in (path, tmp_path / "none.json"):
+        with pytest.raises(UserError, match=broken.name):
+            LLBDB(broken)
 
 
-def test_a_file_is_read_plain_and_compressed(tmp_path):
-    text = json.dumps(own_file()).encode()
-    (tmp_path / "db.json").write_bytes(text)
-    (tmp_path / "db.json.gz").write_bytes(gzip.compress(text))
-    items = load(tmp_path / "db.json")
-    assert items == load(tmp_path / "db.json.gz") == own() and len(items) == 8
+def test_fingerprints_tell_tables_answers_and_rules_apart(tmp_path):
+    path = tmp_path / "db.json"
+    others = [("table_info.row_list", []), ("answer_info.direct", [["Tern", 7.0]])]
+    found = [item(path).fingerprint, *(item(path, *other).fingerprint for other in others)]
+    assert len({*found}) == 3 and item(path, "instruction", "y").fingerprint == found[0]
+    tasks = [*LLBDB().tasks(), *LLBDB(rules="released").tasks()]
+    assert len({task.digest for task in tasks}) == 16
+    assert [task.digest for task in tasks[:8]] == [task.digest for task in LLBDB().tasks()]
+    assert {task.kind for task in tasks} == {
+        f"{kind}, {rules} rules"
+        for kind in ("select", "insert", "update", "delete")
+        for rules in ("own", "released")
+    }
+
+
+@pytest.mark.parametrize(
+    ("sql", "ordered"),
+    [
+        ("SELECT a FROM t ORDER\nBY a", True),
+        ("select a from t order by f(a)", True),
+        ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3) AS s", False),
+        ("SELECT a FROM t WHERE b = 'in order by (a'", False),
+        ("SELECT RANK() OVER (ORDER BY a) FROM t", False),
+        ("SELECT a FROM t WHERE b IN (SELECT b FROM t) ORDER BY a", True),
+    ],
+)
+def test_order_counts_if_the_statement_itself_sorts(tmp_path, sql, ordered):
+    assert item(tmp_path / "db.json", "answer_info.sql", sql).ordered is ordered
 
 
 # ---------------------------------------------------------------- the score
@@ -144,10 +158,9 @@ def test_a_file_is_read_plain_and_compressed(tmp_path):
 
 def test_the_digest_by_hand():
     """By the shell: `printf '1,Ann,2.5' | md5sum` and so on, `sort`, `paste -sd,`, `md5sum`."""
-    rows = [(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)]
-    firsts = ["6b7ad", "22b28", "9ffec"]
-    assert digest(rows) == llb_db._md5(",".join(sorted(firsts)))
-    assert digest(rows) == "ad4ecd83d31c89dc8355bb50070daff1"
+    assert digest([(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)]) == (
+        "ad4ecd83d31c89dc8355bb50070daff1"
+    )
     assert digest([]) == "None"
 
 
@@ -231,80 +244,11 @@ def test_two_rules_for_one_answer():
         "[('ketch', 14), ('sloop', 9.5)]",
         "[('sloop', 9.5),\n('ketch', 14)]",  # of several lines the first
     )
-    rewards = {}
-    for rules in ("own", "released"):
-        env = LLBDB(rules=rules)
-        rewards[rules] = []
-        for rows in answers:
-            with closing(env.reset("own-3")) as episode:
-                rewards[rules].append(episode.step(f"Answer: {rows}").reward)
+    rewards = {
+        rules: [steps(LLBDB(rules=rules), "own-3", f"Answer: {a}")[0].reward for a in answers]
+        for rules in ("own", "released")
+    }
     assert rewards == {"own": [1, 1, 1, 1, 1], "released": [-1, -1, 1, -1, -1]}
-
-
-def test_rules_are_named_and_tell_tasks_apart():
-    own_rules, released = LLBDB().tasks(), LLBDB(rules="released").tasks()
-    assert own_rules[0].kind == "select, own rules" and len(own_rules) == len(released)
-    assert released[0].kind == "select, released rules"
-    assert not {t.digest for t in own_rules} & {t.digest for t in released}
-
-
-def test_the_limits_of_the_release():
-    env = LLBDB(rules="released")
-    assert env.most_steps == 3 and "You have 3 responses" in env.instructions
-    # a mean that our item rounds, an order that is not asked for, a NULL: wrong there
-    assert env.skip_list() == ["own-2", "own-3", "own-4"]
-    with closing(env.reset("own-1")) as episode:
-        steps = [episode.step(block("SELECT 1")) for _ in range(3)]
-        assert [step.done for step in steps] == [False, False, True]
-    with closing(env.reset("own-1")) as episode:  # what has no action ends the task
-        step = episode.step("Let me think.")
-        assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
-    with closing(env.reset("own-5")) as episode:
-        assert not episode.step(next(t for t in env.tasks() if t.id == "own-5").solution[0]).done
-        step = episode.step("I have done it.")
-        assert (step.done, step.reward, step.failure) == (True, 1.0, "")
-
-
-@pytest.mark.parametrize("rules", ["own", "released"])
-def test_without_an_answer_a_change_is_judged_by_its_table(rules):
-    """As in the release, whose check looks at the table however an episode has ended."""
-    env = LLBDB(rules=rules, most_steps=2)
-    for task in env.tasks():
-        asks = env.items[task.id].direct is not None
-        with closing(task.begin()) as episode:
-            episode.step(task.solution[0])
-            last = episode.step(block("SELECT 1"))
-        assert last.done and "no answer was given" in last.observation
-        assert (last.reward, last.failure) == ((-1.0, "steps") if asks else (1.0, ""))
-        with closing(task.begin()) as episode:  # ended by who acts, the model's window for one
-            episode.step(task.solution[0])
-            step = episode.give_up("window")
-        assert (step.reward, step.failure) == ((-1.0, "window") if asks else (1.0, ""))
-        with closing(task.begin()) as episode:
-            assert [episode.step(block("SELECT 1")).reward for _ in range(2)] == [0.0, -1.0]
-
-
-def test_no_answer_is_that_of_no_rows():
-    item = one_item(answer_info=own_file()["own-1"]["answer_info"] | {"direct": []})
-    for released in (False, True):
-        with closing(llb_db.LLBEpisode(item, SQLite(item), 1, released)) as episode:
-            assert episode.step(block("SELECT 1")).reward == 1.0
-
-
-@pytest.mark.parametrize(
-    ("sql", "ordered"),
-    [
-        ("SELECT a FROM t ORDER\nBY a", True),
-        ("select a from t order by f(a)", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3) AS s", False),
-        ("SELECT a FROM t WHERE b = 'in order by (a'", False),
-        ("SELECT RANK() OVER (ORDER BY a) FROM t", False),
-        ("SELECT a FROM t WHERE b IN (SELECT b FROM t) ORDER BY a", True),
-    ],
-)
-def test_order_counts_if_the_statement_itself_sorts(sql, ordered):
-    answer = own_file()["own-1"]["answer_info"] | {"sql": sql}
-    assert one_item(answer_info=answer).ordered is ordered
 
 
 # ---------------------------------------------------------------- actions
@@ -344,6 +288,7 @@ def test_what_a_response_does(response, action):
         ("42", 1, [(42,)]),
         ("'a b'", 1, [("a b",)]),
         ("[]", 1, []),
+        ("done.", 1, []),
         ("12 Main Street", 1, None),
         ("a, b", 2, None),
         ('[["a"], "b"]', 1, None),
@@ -363,100 +308,118 @@ def test_the_rows_of_an_answer(text, width, rows):
 
 @pytest.mark.parametrize("filler", [" ", "\n", "`", "(", "Answer:", "answer *", "```sql ", "-- "])
 def test_a_long_response_is_read_at_once(filler):
-    episode = LLBDB().reset("own-1")
-    for response in (filler * 100_000, f"```{filler * 100_000}", f"Answer: [{filler * 100_000}"):
-        assert not episode.step(response).done
+    filler *= 100_000
+    for step in steps(LLBDB(), "own-1", filler, f"```{filler}", f"Answer: [{filler}"):
+        assert not step.done
 
 
 # ---------------------------------------------------------------- episodes
 
 
-def test_our_own_items_are_solved_by_their_gold_statements():
+def test_our_own_items_are_solved_by_their_solutions_alone():
     env = LLBDB()
     tasks = env.tasks()
     assert len(tasks) == 8 and env.skip_list() == []
-    kinds = {task.kind.removesuffix(", own rules") for task in tasks}
-    assert kinds == {"select", "insert", "update", "delete"}
     for task in tasks:
-        assert task.environment is env and task.answers == () and task.begin().observation
-        assert task.intent in task.question and task.question.count("\n") == 1
-        assert len(task.solution) == 2 and read_action(task.solution[0])[0] == "sql"
+        assert task.environment is env and task.answers == ()
+        assert task.intent in task.question == env.reset(task.id).observation
+        (step,) = steps(env, task.id, "Answer: done")
+        assert (step.done, step.reward, step.failure) == (True, -1.0, "")
     assert tasks[0].question.endswith(
         "The table is boats. Its columns are boat_id (INT), name (TEXT), kind (TEXT), "
         "length_m (DOUBLE), berth (INT)."
     )
-
-
-def test_without_the_statement_a_change_is_not_right():
-    env = LLBDB()
-    for task in env.tasks():
-        with closing(task.begin()) as episode:
-            step = episode.step("Answer: done")
-        assert step.done and step.reward == -1.0 and not step.failure
+    # a mean that our item rounds, an order that is not asked for, a NULL
+    assert LLBDB(rules="released").skip_list() == ["own-2", "own-3", "own-4"]
 
 
 def test_a_skip_list_names_what_its_own_statement_does_not_solve(tmp_path):
-    items = own_file()
-    items["own-2"]["answer_info"]["sql"] = "SELECT MEDIAN(length_m), 4 FROM boats;"
+    items = changed("answer_info.sql", "SELECT MEDIAN(length_m), 4 FROM boats;")
     items["own-5"]["answer_info"]["md5"] = "0" * 32
     (tmp_path / "db.json").write_text(json.dumps(items))
-    env = LLBDB(tmp_path / "db.json")
-    assert env.skip_list() == ["own-2", "own-5"]
+    assert LLBDB(tmp_path / "db.json").skip_list() == ["own-1", "own-5"]
+
+
+def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
+    env, opened = LLBDB(), []
+    monkeypatch.setattr(llb_db, "SQLite", lambda item: opened.append(item) or SQLite(item))
+    task = env.tasks()[1]
+    assert (task.digest, task.intent, opened) == (task.digest, env.intent("own-2"), [])
+    assert task.solution[0].startswith("```sql") and len(task.solution) == 2
+    assert [*task.solution][1].startswith("Answer: [[10.458")
+    assert opened == [env.items["own-2"]]
 
 
 def test_an_episode_shows_results_and_errors_and_goes_on():
-    with closing(LLBDB().reset("own-7")) as episode:
-        said = [
-            episode.step(action)
-            for action in (
-                block("SELECT loan_id, fine FROM loans WHERE reader = 'Omar'"),
-                block("SELECT colour FROM loans"),
-                block("DELETE FROM loans WHERE loan_id > 4"),
-                "Let me think.",
-                block("SELECT 1") + "\nAnswer: [[1]]",
-                "Answer: all of them",
-            )
-        ]
-        assert not any(step.done or step.reward for step in said)
-        texts = [step.observation for step in said]
-        assert texts[0] == "loan_id, fine\n[2, 2.25]\n[5, null]\n(2 rows)"
-        assert texts[1].startswith("Error: no such column: colour")
-        assert texts[2] == "Done. 1 row changed."
-        assert texts[3].startswith("Nothing was carried out")
-        assert texts[4].startswith("1\n[1]\n(1 row)") and "ignored" in texts[4]
-        assert texts[5].startswith("The answer could not be read")
-        end = episode.step("Answer: done")
-        assert end.done and end.reward == -1.0
-        assert episode.step(block("SELECT 1")) is end
+    *going, end, after = steps(
+        LLBDB(),
+        "own-7",
+        block("SELECT loan_id, fine FROM loans WHERE reader = 'Omar'"),
+        block("SELECT colour FROM loans"),
+        block("DELETE FROM loans WHERE loan_id > 4"),
+        "Let me think.",
+        block("SELECT 1") + "\nAnswer: [[1]]",
+        "Answer: all of them",
+        block(" ;-- nothing\n/* not closed"),
+        block(f"SELECT '{'x' * 20_000}'"),
+        "Answer: done",
+        block("SELECT 1"),
+    )
+    assert not any(step.done or step.reward for step in going)
+    texts = [step.observation for step in going]
+    assert texts[0] == "loan_id, fine\n[2, 2.25]\n[5, null]\n(2 rows)"
+    assert texts[1].startswith("Error: no such column: colour")
+    assert texts[2] == "Done. 1 row changed."
+    assert texts[3].startswith("Nothing was carried out")
+    assert texts[4].startswith("1\n[1]\n(1 row)") and "ignored" in texts[4]
+    assert texts[5].startswith("The answer could not be read")
+    assert texts[6].startswith("Error: there is no statement")
+    assert texts[7].startswith("Error: ") and "20,000 characters" in texts[7]
+    assert end.done and end.reward == -1.0 and after is end
 
 
-def test_the_last_response_ends_the_episode_as_the_instructions_say(monkeypatch):
+@pytest.mark.parametrize(("rules", "most"), [("own", 15), ("released", 3)])
+def test_an_episode_ends_as_the_instructions_say(monkeypatch, rules, most):
     monkeypatch.setattr(llb_db, "SECONDS", SECONDS)
-    env = LLBDB(most_steps=3)
-    assert "You have 3 responses" in env.instructions and env.most_steps == 3
+    env = LLBDB(rules=rules)
+    assert env.most_steps == most and f"You have {most} responses" in env.instructions
     assert "SQLite" in env.instructions and "5 seconds" in env.instructions
-    with closing(env.reset("own-1")) as episode:
-        steps = [episode.step(block("SELECT 1")) for _ in range(3)]
-    assert [step.done for step in steps] == [False, False, True]
-    assert steps[2].reward == -1.0 and "no answer" in steps[2].observation
-    for task in env.tasks():  # an answer in the last response counts
-        with closing(task.begin()) as episode:
-            assert not episode.step("hm").done
-            assert not episode.step(task.solution[0]).done
-            assert episode.step(task.solution[1]).reward == 1.0
-    assert LLBDB().most_steps == 15 and "You have 15 responses" in LLBDB().instructions
-
-
-def test_what_the_instructions_show_can_be_done():
-    env = LLBDB()
+    ends = [step.done for step in steps(env, "own-1", *[block("SELECT 1")] * most)]
+    assert ends == [False] * (most - 1) + [True]
+    last = steps(env, "own-1", *[block("SELECT 1")] * (most - 1), RIGHT)[-1]
+    assert last.reward == (1.0 if rules == "own" else -1.0)  # the release reads tuples
+    (step,) = steps(env, "own-1", "Let me think.")
+    outcome = (True, -1.0, "no action") if rules == "released" else (False, 0.0, "")
+    assert (step.done, step.reward, step.failure) == outcome
     lines = env.instructions.splitlines()
-    start = lines.index("```sql")
+    start = lines.index("```sql")  # what is shown can be done
     assert read_action("\n".join(lines[start : start + 3]))[0] == "sql"
-    answers = [line for line in lines if line.startswith("Answer:")]
-    assert len(answers) == 2
-    for line in answers:
-        with closing(env.reset("own-1")) as episode:
-            assert episode.step(line).done
+    shown = [line for line in lines if line.startswith("Answer:")]
+    assert len(shown) == 2 and all(steps(env, "own-1", line)[0].done for line in shown)
+
+
+@pytest.mark.parametrize("rules", ["own", "released"])
+def test_without_an_answer_a_change_is_judged_by_its_table(rules):
+    """As in the release, whose check looks at the table however an episode has ended."""
+    env = LLBDB(rules=rules, most_steps=2)
+    for task in env.tasks():
+        rows_asked = env.items[task.id].direct is not None
+        last = steps(env, task.id, task.solution[0], block("SELECT 1"))[-1]
+        assert last.done and "no answer was given" in last.observation
+        assert (last.reward, last.failure) == ((-1.0, "steps") if rows_asked else (1.0, ""))
+        with closing(task.begin()) as episode:  # ended by who acts, the model's window for one
+            episode.step(task.solution[0])
+            step = episode.give_up("window")
+        assert (step.reward, step.failure) == ((-1.0, "window") if rows_asked else (1.0, ""))
+        nothing_done = steps(env, task.id, *[block("SELECT 1")] * 2)
+        assert [step.reward for step in nothing_done] == [0.0, -1.0]
+
+
+@pytest.mark.parametrize("rules", ["own", "released"])
+def test_no_answer_is_that_of_no_rows(tmp_path, rules):
+    item(path := tmp_path / "db.json", "answer_info.direct", [])
+    env = LLBDB(path, rules=rules, most_steps=1)
+    assert steps(env, "own-1", block("SELECT 1"))[0].reward == 1.0
 
 
 def test_a_closed_episode_is_over():
@@ -464,28 +427,21 @@ def test_a_closed_episode_is_over():
     episode.close()
     episode.close()
     step = episode.step(block("SELECT 1"))
-    assert step.done and step.reward == -1.0 and step.failure == "closed"
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "closed")
 
 
-def test_fingerprints_tell_tables_and_answers_apart():
-    first, *others = (
-        one_item(),
-        one_item(table_info=own_file()["own-1"]["table_info"] | {"row_list": []}),
-        one_item(answer_info=own_file()["own-1"]["answer_info"] | {"direct": [["Tern", 7.0]]}),
-        one_item(answer_info=own_file()["own-5"]["answer_info"]),
-    )
-    assert first.fingerprint == one_item().fingerprint
-    assert first.fingerprint not in {item.fingerprint for item in others}
-    tasks = LLBDB().tasks()
-    assert len({task.digest for task in tasks}) == 8
-    assert [t.digest for t in tasks] == [t.digest for t in LLBDB().tasks()]
-
-
-def test_a_table_that_cannot_be_made_is_one_sentence():
-    kinds = own_file()["own-1"]["table_info"]
-    item = one_item(table_info=kinds | {"name": "sqlite_boats"})
-    with pytest.raises(UserError, match="The table of item 1 cannot be made"):
-        SQLite(item)
+def test_two_episodes_share_nothing():
+    env = LLBDB()
+    solution = env.tasks()[4].solution
+    with closing(env.reset("own-5")) as one, closing(env.reset("own-5")) as other:
+        one.step(block("DELETE FROM loans"))
+        one.step(block("CREATE TABLE notes (a INT)"))
+        one.step(block("CREATE TEMP TABLE notes2 (a INT)"))
+        assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
+        for name in ("notes", "notes2"):
+            assert "no such table" in other.step(block(f"SELECT * FROM {name}")).observation
+        other.step(solution[0])
+        assert other.step(solution[1]).reward == 1.0 and one.step(solution[1]).reward == -1.0
 
 
 # ---------------------------------------------------------------- SQLite
@@ -493,59 +449,48 @@ def test_a_table_that_cannot_be_made_is_one_sentence():
 
 @pytest.fixture
 def boats():
-    with closing(SQLite(own()[0])) as database:
+    with closing(SQLite(load(OWN)["own-1"])) as database:
         yield database
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
 LONG = "replace(hex(zeroblob(20000)), '0', 'a')"
-HOSTILE = [
-    ("SELECT 1; DROP TABLE boats", "one statement at a time"),
-    ("SELECT * FROM boats a, boats b, boats c, boats d", "more than 500 rows"),
-    ("SELECT hex(zeroblob(20000))", "20,000 characters"),
-    ("SELECT hex(zeroblob(900000000))", "too big"),
-    ("SELECT printf('%.*c', 900000000, 'x')", "not authorized"),
-    ("SELECT FORMAT('%.*c', 900000000, 'x')", "not authorized"),
-    (ENDLESS + "SELECT * FROM c", "more than 500 rows"),
-    ("ATTACH 'PLACE/a.db' AS a", "not authorized"),
-    ("ATTACH ':memory:' AS a", "not authorized"),
-    ("DETACH main", "not authorized"),
-    ("VACUUM INTO 'PLACE/b.db'", "authorization denied"),
-    ("PRAGMA journal_mode = WAL", "not authorized"),
-    ("PRAGMA table_info(boats)", "not authorized"),
-    ("SELECT * FROM pragma_table_info('boats')", "prohibited"),
-    ("CREATE VIRTUAL TABLE v USING fts5(a, content='')", "not authorized"),
-    ("SELECT load_extension('PLACE/x.so')", "not authorized"),
-    ("SELECT writefile('PLACE/c', 'x')", "no such function"),
-    ("SELECT readfile('/etc/passwd')", "no such function"),
-    ("SELECT ?", "bindings"),
-    ("SELECT '\ud800'", "surrogates"),
-    ("SELECT 'a\0b'", "null character"),
-    ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
-    ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
-    ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
-    ("garbage", "syntax error"),
-]
 
 
-@pytest.mark.parametrize(("sql", "reason"), HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize(
+    ("sql", "reason"),
+    [
+        ("SELECT 1; DROP TABLE boats", "one statement at a time"),
+        ("SELECT * FROM boats a, boats b, boats c, boats d", "more than 500 rows"),
+        ("SELECT hex(zeroblob(20000))", "20,000 characters"),
+        ("SELECT hex(zeroblob(900000000))", "too big"),
+        ("SELECT printf('%.*c', 900000000, 'x')", "not authorized"),
+        ("SELECT FORMAT('%.*c', 900000000, 'x')", "not authorized"),
+        (ENDLESS + "SELECT * FROM c", "more than 500 rows"),
+        ("ATTACH 'PLACE/a.db' AS a", "not authorized"),
+        ("ATTACH ':memory:' AS a", "not authorized"),
+        ("DETACH main", "not authorized"),
+        ("VACUUM INTO 'PLACE/b.db'", "authorization denied"),
+        ("PRAGMA journal_mode = WAL", "not authorized"),
+        ("PRAGMA table_info(boats)", "not authorized"),
+        ("SELECT * FROM pragma_table_info('boats')", "prohibited"),
+        ("CREATE VIRTUAL TABLE v USING fts5(a, content='')", "not authorized"),
+        ("SELECT load_extension('PLACE/x.so')", "not authorized"),
+        ("SELECT writefile('PLACE/c', 'x')", "no such function"),
+        ("SELECT readfile('/etc/passwd')", "no such function"),
+        ("SELECT ?", "bindings"),
+        ("SELECT '\ud800'", "surrogates"),
+        ("SELECT 'a\0b'", "null character"),
+        ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
+        ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
+        ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
+        ("garbage", "syntax error"),
+    ],
+)
 def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
-    with closing(LLBDB().reset("own-1")) as episode:
-        step = episode.step(block(sql.replace("PLACE", str(tmp_path))))
-        assert step.observation.startswith("Error: ") and reason in step.observation
-        assert not step.done and not [*tmp_path.iterdir()]
-        assert episode.step('Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]').reward == 1.0
-
-
-@pytest.mark.parametrize("sql", ["", ";", " ;\n; ", "-- nothing", "/* not closed", "/* a */ -- b"])
-def test_an_empty_statement_is_an_error_reply(sql):
-    with closing(LLBDB().reset("own-1")) as episode:
-        assert episode.step(block(sql)).observation.startswith("Error: there is no statement")
-
-
-def test_a_statement_has_a_longest_length():
-    with closing(LLBDB().reset("own-1")) as episode:
-        assert "20,000 characters" in episode.step(block(f"SELECT '{'x' * 20_000}'")).observation
+    step, end = steps(LLBDB(), "own-1", block(sql.replace("PLACE", str(tmp_path))), RIGHT)
+    assert step.observation.startswith("Error: ") and reason in step.observation
+    assert not step.done and not [*tmp_path.iterdir()] and end.reward == 1.0
 
 
 @pytest.mark.parametrize(
@@ -561,44 +506,30 @@ def test_a_statement_has_a_longest_length():
     ],
 )
 def test_an_endless_statement_is_ended(monkeypatch, boats, sql):
-    with monkeypatch.context() as patch, pytest.raises(StatementError, match="took longer than"):
+    assert SECONDS == 5  # as the reply says
+    with monkeypatch.context() as patch, pytest.raises(StatementError, match="than 5 seconds"):
         patch.setattr(llb_db, "SECONDS", 0.2)
         boats.execute(sql)
         boats.execute("SELECT s FROM v")
-    assert boats.table() == [*own()[0].rows]
+    assert boats.table() == [*boats.item.rows]
 
 
-def test_a_statement_has_its_seconds(monkeypatch, boats):
-    """Five of them, as is said; here one."""
-    assert SECONDS == 5
-    monkeypatch.setattr(llb_db, "SECONDS", 1.0)
-    started = time.monotonic()
-    with pytest.raises(StatementError, match="longer than 5 seconds"):
-        boats.execute(ENDLESS + "SELECT count(*) FROM c")
-    assert 0.9 < time.monotonic() - started
-
-
-def test_a_table_that_has_become_an_endless_view_is_wrong(monkeypatch):
+def test_what_is_no_table_any_more_is_wrong_and_a_temporary_one_hides_none(monkeypatch):
+    env = LLBDB()
+    made = block("CREATE TEMP TABLE boats AS SELECT * FROM boats LIMIT 1")
+    *_, made, end = steps(env, "own-8", env.tasks()[7].solution[0], made, "Answer: done")
+    assert made.observation.startswith("Done.") and end.reward == 1.0
     monkeypatch.setattr(llb_db, "SECONDS", 0.2)
-    with closing(LLBDB().reset("own-5")) as episode:
-        episode.step(block("DROP TABLE loans"))
-        columns = "x AS loan_id, x AS reader, x AS title, x AS days, count(*) AS fine"
-        view = f"CREATE VIEW loans AS {ENDLESS}SELECT {columns} FROM c"
-        assert episode.step(block(view)).observation.startswith("Done.")
-        step = episode.step("Answer: done")
-        assert step.done and step.reward == -1.0
-    with closing(LLBDB().reset("own-5")) as episode:
-        episode.step(block("DROP TABLE loans"))
-        assert episode.step("Answer: done").reward == -1.0
+    columns = "x AS loan_id, x AS reader, x AS title, x AS days, count(*) AS fine"
+    view = block(f"CREATE VIEW loans AS {ENDLESS}SELECT {columns} FROM c")
+    for sql in ([view], []):
+        *_, end = steps(env, "own-5", block("DROP TABLE loans"), *sql, "Answer: done")
+        assert end.done and end.reward == -1.0
 
 
-def test_a_temporary_table_does_not_hide_the_one_that_is_judged():
-    task = next(task for task in LLBDB().tasks() if task.id == "own-8")
-    with closing(task.begin()) as episode:
-        episode.step(task.solution[0])
-        made = episode.step(block("CREATE TEMP TABLE boats AS SELECT * FROM boats LIMIT 1"))
-        assert made.observation.startswith("Done.")
-        assert episode.step("Answer: done").reward == 1.0
+def test_a_table_that_cannot_be_made_is_one_sentence(tmp_path):
+    with pytest.raises(UserError, match="sqlite_boats cannot be made"):
+        SQLite(item(tmp_path / "db.json", "table_info.name", "sqlite_boats"))
 
 
 def test_memory_is_limited():
@@ -606,10 +537,10 @@ def test_memory_is_limited():
     code = f"""
         import re, resource
         from tasks import llb_db
-        from tasks.llb_db import SQLite, StatementError, own
+        from tasks.llb_db import OWN, SQLite, StatementError, load
         resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))  # should the limit not hold
         llb_db.SECONDS = 60
-        database = SQLite(own()[0])
+        database = SQLite(load(OWN)["own-1"])
         for form in ("SELECT hex(zeroblob(20000)) || x AS y FROM c ORDER BY y",
                      "INSERT INTO boats (name) SELECT hex(zeroblob(20000)) FROM c"):
             try:
@@ -625,8 +556,8 @@ def test_memory_is_limited():
         [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
     )
     *errors, peak = done.stdout.splitlines()
-    assert errors[0] == "it takes too much memory" and errors[1] == "database or disk is full"
-    assert len(errors) == 2 and int(peak) < 450, done.stderr
+    assert errors == ["it takes too much memory", "database or disk is full"], done.stderr
+    assert int(peak) < 450
 
 
 def test_standard_deviations_are_mysqls(boats):
@@ -642,25 +573,10 @@ def test_standard_deviations_are_mysqls(boats):
     assert row("'3 men'", "1")[0] == 0 == row("x'00'", "1")[0]
 
 
-def test_two_episodes_share_nothing():
-    env = LLBDB()
-    with closing(env.reset("own-5")) as one, closing(env.reset("own-5")) as other:
-        one.step(block("DELETE FROM loans"))
-        one.step(block("CREATE TABLE notes (a INT)"))
-        one.step(block("CREATE TEMP TABLE notes2 (a INT)"))
-        assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
-        for name in ("notes", "notes2"):
-            assert "no such table" in other.step(block(f"SELECT * FROM {name}")).observation
-        solution = next(task for task in env.tasks() if task.id == "own-5").solution
-        other.step(solution[0])
-        assert other.step(solution[1]).reward == 1.0
-        assert one.step(solution[1]).reward == -1.0
-
-
 def test_nothing_is_on_the_disk(tmp_path, monkeypatch):
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
     before = {*FDS.iterdir()} if FDS.is_dir() else set()
-    with closing(SQLite(own()[0])) as database:
+    with closing(SQLite(load(OWN)["own-1"])) as database:
         database.execute(
             "CREATE TEMP TABLE t AS SELECT a.* FROM boats a, boats b, boats c, boats d"
         )
@@ -717,16 +633,6 @@ def test_random_hostile_statements_never_raise(monkeypatch):
     assert 50 < ran < 950  # neither all refused nor all run
 
 
-def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
-    env, opened = LLBDB(), []
-    real = env.backend.open
-    monkeypatch.setattr(env.backend, "open", lambda item: opened.append(item.id) or real(item))
-    task = env.tasks()[1]
-    assert (task.digest, task.intent, opened) == (task.digest, env.intent("own-2"), [])
-    assert task.solution[0].startswith("```sql") and len(task.solution) == 2
-    assert [*task.solution][1].startswith("Answer: [[10.458") and opened == ["own-2"]
-
-
 # ---------------------------------------------------------------- the published file
 
 
@@ -747,137 +653,117 @@ def test_gold_answers_of_the_published_file_on_sqlite():
 def test_changes_of_the_published_file_without_an_answer(rules):
     env = LLBDB(TRAIN, rules=rules, most_steps=2)
     changes = [task for task in env.tasks() if env.items[task.id].direct is None]
-    right = 0
-    for task in changes:
-        with closing(task.begin()) as episode:
-            right += [episode.step(task.solution[0]), episode.step(block("SELECT 1"))][1].reward > 0
-    assert (len(changes), right) == (102, 94)
+    ends = [steps(env, task.id, task.solution[0], block("SELECT 1"))[1] for task in changes]
+    assert (len(changes), sum(end.reward > 0 for end in ends)) == (102, 94)
 
 
 @published
 def test_answers_of_other_items_of_the_published_file_are_wrong():
     env = LLBDB(TRAIN)
-    tasks = env.tasks()
-    reads = [task for task in tasks if env.items[task.id].direct is not None]
+    reads = [task for task in env.tasks() if env.items[task.id].direct is not None]
     for task, other in zip(reads, reads[1:] + reads[:1], strict=True):
-        with closing(task.begin()) as episode:
-            assert episode.step(other.solution[1]).reward == -1.0, (task.id, other.id)
+        (step,) = steps(env, task.id, other.solution[1])
+        assert step.reward == -1.0, (task.id, other.id)
 
 
 # ---------------------------------------------------------------- a server of the user's
 
 
-@pytest.mark.parametrize("name", ["mariadb", "postgres://u@127.0.0.1", "mysql:/x", ""])
-def test_a_database_is_named_by_its_address(name):
-    with pytest.raises(UserError, match="mysql://USER"):
-        LLBDB(backend=name)
+@pytest.mark.parametrize(
+    "url",
+    [
+        "mariadb", "postgres://u@127.0.0.1", "mysql:/x", "", "mysql://", "mysql://host",
+        "mysql://u@h:port", "mysql://u@h/base", "mysql://u@h?a=b",
+    ],
+)  # fmt: skip
+def test_a_database_is_named_by_its_address(url):
+    with pytest.raises(UserError, match="mysql://USER:PASSWORD@HOST"):
+        LLBDB(backend=url)
 
 
-def test_what_is_missing_for_a_server_is_told(monkeypatch):
+def test_a_server_that_is_not_there_and_a_package_that_is_missing(monkeypatch):
+    pytest.importorskip("pymysql")
+    with pytest.raises(UserError, match="cannot be reached"):
+        LLBDB(backend="mysql://root@/?unix_socket=/nowhere/socket")
     monkeypatch.setitem(sys.modules, "pymysql", None)
     with pytest.raises(UserError, match=r"PyMySQL.*requirements-environments\.txt"):
         LLBDB(backend="mysql://u@h")
 
 
-@pytest.mark.parametrize(
-    "url", ["mysql://", "mysql://host", "mysql://u@h:port", "mysql://u@h/base", "mysql://u@h?a=b"]
-)
-def test_an_address_that_is_none_is_one_sentence(url):
-    with pytest.raises(UserError, match="The database's address"):
-        LLBDB(backend=url)
-
-
-def test_a_server_that_does_not_answer_is_one_sentence():
-    pytest.importorskip("pymysql")
-    with pytest.raises(UserError, match="cannot be reached"):
-        LLBDB(backend="mysql://root@/?unix_socket=/nowhere/socket")
-
-
 @pytest.fixture(scope="module")
 def maria():
-    env = LLBDB(backend=SERVER)
+    env = LLBDB(backend=SERVER, most_steps=10**6)
     yield env
     env.close()
 
 
 def accounts(env: LLBDB) -> tuple[set, set]:
     """Return the names of a server's databases and accounts that are of its episodes."""
-    with env.backend.admin.cursor() as cursor:
-        cursor.execute(f"SHOW DATABASES LIKE '{env.backend._names}%'")
+    with env.server.admin.cursor() as cursor:
+        cursor.execute(f"SHOW DATABASES LIKE '{env.server._names}%'")
         databases = {*cursor.fetchall()}
-        cursor.execute(f"SELECT user FROM mysql.user WHERE user LIKE '{env.backend._names}%'")
+        cursor.execute(f"SELECT user FROM mysql.user WHERE user LIKE '{env.server._names}%'")
         return databases, {*cursor.fetchall()}
 
 
 @with_server
-def test_our_own_items_on_a_server(maria):
-    assert maria.skip_list() == [] and maria.instructions.count(maria.backend.name) == 1
-    assert accounts(maria) == (set(), set())
-
-
-@with_server
-@published
-def test_gold_answers_of_the_published_file_on_a_server(maria):
-    env = LLBDB(TRAIN)
-    env.backend = maria.backend
-    assert 361 - len(env.skip_list()) >= 346
-
-
-SERVER_HOSTILE = [
-    ("SELECT 1; DROP TABLE boats", "syntax"),
-    ("SELECT * FROM boats a, boats b, boats c, boats d, boats e, boats f, boats g", "500 rows"),
-    (ENDLESS + "SELECT x FROM c", "500 rows"),
-    ("SELECT * FROM boats INTO OUTFILE '/tmp/llb-outfile'", "denied"),
-    ("LOAD DATA INFILE '/etc/passwd' INTO TABLE boats", "denied"),
-    ("LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE boats", "not allowed"),
-    ("SHUTDOWN", "denied"),
-    ("DROP DATABASE mysql", "denied"),
-    ("SELECT user FROM mysql.user", "denied"),
-    ("SET GLOBAL max_connections = 1", "denied"),
-    ("INSTALL SONAME 'x'", "denied"),
-    ("CREATE USER x", "denied"),
-    ("FLUSH TABLES WITH READ LOCK", "denied"),
-    ("KILL CONNECTION_ID()", "killed"),
-    ("SELECT '\ud800'", "surrogates"),
-    ("garbage", "syntax"),
-]
-
-
-@with_server
-@pytest.mark.parametrize(("sql", "reason"), SERVER_HOSTILE, ids=range(len(SERVER_HOSTILE)))
-def test_a_hostile_statement_is_an_error_reply_of_a_server(maria, sql, reason):
-    with closing(maria.reset("own-1")) as episode:
-        step = episode.step(block(sql))  # what is too long is not received to its end
-        assert step.observation.startswith("Error: ") and reason in step.observation
-        assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
-        assert episode.step('Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]').reward == 1.0
+def test_known_solutions_on_a_server_that_goes_on_when_it_is_closed_here(maria):
+    other = LLBDB(backend=SERVER)
+    assert other.skip_list() == [] and other.server.dialect in other.instructions
+    other.close()
+    other.close()
+    with pytest.raises(UserError, match="cannot be made"):
+        other.reset("own-1")
+    assert maria.skip_list() == [] and accounts(maria) == (set(), set())
+    if TRAIN.is_file():
+        env = LLBDB(TRAIN)
+        env.server = maria.server
+        assert 361 - len(env.skip_list()) >= 346
 
 
 @with_server
 @pytest.mark.parametrize(
-    "sql",
+    ("sql", "reason"),
     [
-        "SELECT SLEEP(3600)",
-        "SET STATEMENT max_statement_time = 0 FOR SELECT BENCHMARK(1000000000000, MD5('x'))",
-        "BEGIN NOT ATOMIC WHILE TRUE DO SELECT 1; END WHILE; END",
+        ("SELECT 1; DROP TABLE boats", "syntax"),
+        ("SELECT * FROM boats a, boats b, boats c, boats d, boats e, boats f, boats g", "500 rows"),
+        (ENDLESS + "SELECT x FROM c", "500 rows"),  # it is not received to its end
+        ("SELECT * FROM boats INTO OUTFILE '/tmp/llb-outfile'", "denied"),
+        ("LOAD DATA INFILE '/etc/passwd' INTO TABLE boats", "denied"),
+        ("LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE boats", "not allowed"),
+        ("SHUTDOWN", "denied"),
+        ("DROP DATABASE mysql", "denied"),
+        ("SELECT user FROM mysql.user", "denied"),
+        ("SET GLOBAL max_connections = 1", "denied"),
+        ("INSTALL SONAME 'x'", "denied"),
+        ("CREATE USER x", "denied"),
+        ("FLUSH TABLES WITH READ LOCK", "denied"),
+        ("KILL CONNECTION_ID()", "killed"),
+        ("SELECT '\ud800'", "surrogates"),
+        ("garbage", "syntax"),
+        # ended after its seconds
+        ("SELECT SLEEP(3600)", "took longer than"),
+        ("SET STATEMENT max_statement_time = 0 FOR SELECT BENCHMARK(1000000000000, MD5('x'))",
+         "took longer than"),
+        ("BEGIN NOT ATOMIC WHILE TRUE DO SELECT 1; END WHILE; END", "took longer than"),
     ],
-)
-def test_a_server_ends_an_endless_statement(maria, monkeypatch, sql):
-    from tasks import sql_server
-
+)  # fmt: skip
+def test_a_hostile_statement_is_an_error_reply_of_a_server(maria, monkeypatch, sql, reason):
     with closing(maria.reset("own-1")) as episode:
         with monkeypatch.context() as patch:
-            patch.setattr(sql_server, "SECONDS", 0.5)
-            assert "took longer than" in episode.step(block(sql)).observation
+            if reason == "took longer than":
+                patch.setattr("tasks.sql_server.SECONDS", 0.5)
+            step = episode.step(block(sql))
+        assert step.observation.startswith("Error: ") and reason in step.observation
         assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
+        assert episode.step(RIGHT).reward == 1.0
 
 
 @with_server
 def test_a_changed_password_changes_nothing(maria):
-    with closing(maria.reset("own-1")) as episode:
-        episode.step(block("SET PASSWORD = PASSWORD('x')"))
-        episode.step(block("KILL CONNECTION_ID()"))
-        assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
+    password, end, rows = block("SET PASSWORD = PASSWORD('x')"), "KILL CONNECTION_ID()", "boats"
+    step = steps(maria, "own-1", password, block(end), block(f"SELECT * FROM {rows}"))[-1]
+    assert "(6 rows)" in step.observation
 
 
 @with_server
@@ -886,33 +772,18 @@ def test_two_episodes_of_a_server_share_nothing(maria):
         one.step(block("DELETE FROM loans"))
         assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
         for sql in ("SELECT * FROM {}.loans", "DROP DATABASE {}", "USE {}"):
-            said = one.step(block(sql.format(other.database.name))).observation
-            assert "denied" in said
-        assert one.database.name in one.step(block("SHOW DATABASES")).observation
-        assert other.database.name not in one.step(block("SHOW DATABASES")).observation
+            assert "denied" in one.step(block(sql.format(other.database.name))).observation
+        shown = one.step(block("SHOW DATABASES")).observation
+        assert one.database.name in shown and other.database.name not in shown
         assert len(accounts(maria)[0]) == 2
     assert accounts(maria) == (set(), set())
 
 
 @with_server
 def test_random_hostile_statements_never_raise_on_a_server(maria, monkeypatch):
-    from tasks import sql_server
-
-    monkeypatch.setattr(sql_server, "SECONDS", 0.5)
-    monkeypatch.setattr(maria, "most_steps", 10**6)
+    monkeypatch.setattr("tasks.sql_server.SECONDS", 0.5)
     with closing(maria.reset("own-1")) as episode:
         for sql in hostile(400, 1):
             assert not episode.step(f"```sql\n{sql}\n```").failure
-        monkeypatch.setattr(sql_server, "SECONDS", HANG_S)
+        monkeypatch.setattr("tasks.sql_server.SECONDS", HANG_S)
         assert episode.database.execute("SELECT 1").rows == [(1,)]
-
-
-@with_server
-def test_a_server_goes_on_when_it_is_closed_here(maria):
-    env = LLBDB(backend=SERVER)
-    assert env.skip_list() == []
-    env.close()
-    env.close()
-    with pytest.raises(UserError, match="cannot be made"):
-        env.reset("own-1")
-    assert maria.skip_list() == []

@@ -169,13 +169,13 @@ def test_both_versions_agree():
     rng = random.Random(0)
     words = "a the and pears pear Running runs red, plums, 3,000 co-op; U.S. dies , ;".split()
     scores = []
-    for _ in range(1000):
+    for _ in range(300):
         prediction, gold = (" ".join(rng.choices(words, k=rng.randrange(7))) for _ in range(2))
         for category in (1, 2, 3, 4):
             score = official_score(prediction, probe(gold, category))
             assert score == pytest.approx(plain(prediction, gold, category)), (prediction, gold)
             scores.append(score)
-    assert sum(0 < score < 1 for score in scores) > 1000
+    assert sum(0 < score < 1 for score in scores) > 300
 
 
 def test_no_data_of_nltk_is_needed(monkeypatch):
