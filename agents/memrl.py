@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.bank import Bank, BankConfig, Entry, Found, Retrieved, Update
+from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NUMBER
 from data import Task, grade
@@ -313,7 +313,7 @@ class MemRL(Agent):
             if len(self._retrieved) > 1 << 12:
                 self._retrieved.clear()
             if c.recall == "own":
-                last = bank.entries_of(task.id)[-1:]
+                last = bank.entries(task_id=task.id)[-1:]
                 found = tuple(Found(entry, 1.0, 0.0, 0.0, 0.0) for entry in last)
                 self._retrieved[key] = Retrieved(found, len(found), 1.0 if last else 0.0)
             else:
@@ -518,17 +518,12 @@ class MemRL(Agent):
         shown = tuple(_found(self.opened(), noted) for noted in best.shown)
         return Lesson(trajectories[0].task, best, shown, fmean(rewards))
 
-    def learn(self, lessons: Sequence[Lesson], **noted: object) -> list[Update]:
-        """Teach the bank a batch of lessons, first all feedback, then all experiences.
-
-        noted: what the bank keeps beside them, in the same transaction.
-        """
-        bank, updates = self.opened(), []
+    def learn(self, lessons: Sequence[Lesson]) -> None:
+        """Teach the bank a batch of lessons, first all feedback, then all experiences."""
+        bank = self.opened()
         with bank.batch():
             for lesson in lessons:
-                updates += bank.feedback(
-                    lesson.shown, lesson.reward, task_id=lesson.task.id, epoch=self.epoch
-                )
+                bank.feedback(lesson.shown, lesson.reward, task_id=lesson.task.id, epoch=self.epoch)
             for lesson in lessons:
                 tried = lesson.tried
                 if not tried.experience:
@@ -543,9 +538,6 @@ class MemRL(Agent):
                     parents=[found.entry.id for found in lesson.shown],
                     meta={"steps": tried.steps, "kind": lesson.task.kind},
                 )
-            for key, value in noted.items():
-                bank.note(key, value)
-        return updates
 
     def after_group(self, group: Group) -> None:
         if (lesson := self.lesson(group.trajectories)) is not None:

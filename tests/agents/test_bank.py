@@ -212,10 +212,11 @@ def test_utilities_follow_the_closed_form():
 def test_one_reward_each_and_each_entry_once():
     made = filled([(0.9, 0.0), (0.8, 0.0)])
     shown = made.retrieve("q").shown
-    updates = made.feedback([*shown, shown[0]], [1.0, -1.0, 1.0])
-    assert [(u.entry_id, round(u.q_after, 9)) for u in updates] == [(1, 0.3), (2, -0.3)]
+    made.feedback([*shown, shown[0]], [1.0, -1.0, 1.0])
+    assert [(e.id, round(e.q, 9), e.visits) for e in made.entries()] == [(1, 0.3, 1), (2, -0.3, 1)]
     made.config = BankConfig(retrieve="dense", embedder="hash:8", delta=0.5, q_floor=0.0)
-    assert made.feedback(shown[1:], -1.0)[0].q_after == 0.0
+    made.feedback(shown[1:], -1.0)
+    assert made.entries()[1].q == 0.0
 
 
 @pytest.mark.parametrize("reward", [math.nan, 1.5, -2, math.inf, "1", None])
@@ -408,7 +409,7 @@ def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
     words.begin([(k, text, b"") for k, text in enumerate(texts)])
     for i, text in enumerate(texts):
         for j, other in enumerate(texts):
-            lexical = words._scores(Counter(tokens(text)))[j]
+            lexical = words.scores(Counter(tokens(text)))[j]
             one, two = Plane().embed([text, other])
             cosine = float(one @ two)
             both = {"bm25": lexical, "dense": cosine, "hybrid": (lexical + cosine) / 2}
@@ -437,7 +438,7 @@ def test_the_nearest_are_those_of_the_naive_way_and_of_equals_the_lower_ids():
     meanings.begin(listed[:100])
     meanings.add(listed[100:])
     for text in ("one", "two", "text 7"):
-        (vector,) = meanings._embedded([text])
+        (vector,) = meanings.embedded([text])
         cosines = {id: round(float(row @ vector), 6) for id, row in zip(ids, rows, strict=True)}
         wanted = sorted(ids, key=lambda id: (-cosines[id], id))
         for k in (1, 7, n, n + 9):
