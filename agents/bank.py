@@ -55,6 +55,8 @@ TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
 STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
+DELTA_SHARE = 0.8  # of the similarities of all pairs of intents, below delta
+GAMMA, LAMBDA = 0.9, 0.5  # credit dag: factors on the reward and on alpha at each step back
 TABLES = """
 CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE intent (
@@ -93,10 +95,8 @@ class BankConfig(ReadConfig):
     k2: Annotated[int, COUNT] = 3
     """entries that a task is shown"""
     delta: float | None = None
-    """similarity above which an intent counts; None = the quantile of all pairs of the tasks'
-    intents that delta_quantile names (in training, of the bank's intents)"""
-    delta_quantile: Annotated[float, SHARE] = 0.8
-    """see delta"""
+    """similarity above which an intent counts; None = the .8 quantile of all pairs of the tasks'
+    intents (in training, of the bank's intents)"""
     at_delta: bool = False
     """a similarity that equals delta counts too"""
     rank: Literal["intents", "entries"] = "intents"
@@ -133,10 +133,6 @@ class BankConfig(ReadConfig):
     credit: Literal["shared", "dag"] = "shared"
     """who learns from a reward: shared = each entry that was shown; dag = also those that it was
     made from, weaker at each step back: the idea of MemQ (arXiv 2605.08374)"""
-    credit_gamma: Annotated[float, SHARE] = 0.9
-    """credit dag: factor on the reward at each step back"""
-    credit_lambda: Annotated[float, SHARE] = 0.5
-    """credit dag: factor on alpha at each step back"""
     same_intent: float = 0.9
     """similarity from which a new entry belongs to an intent that is there"""
     max_entries: Annotated[int, LIMIT] = 0
@@ -592,7 +588,7 @@ class Bank:
         if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
-            self._own_delta = self.batches, self.quantile(self.config.delta_quantile)
+            self._own_delta = self.batches, self.quantile(DELTA_SHARE)
         return self._own_delta[1]
 
     def quantile(self, share: float) -> float:
@@ -602,12 +598,12 @@ class Bank:
 
     @property
     def _delta_key(self) -> str:
-        return f"delta {self.config.retrieve} {self.config.delta_quantile:g} {self.namespace}"
+        return f"delta {self.config.retrieve} {DELTA_SHARE:g} {self.namespace}"
 
     def calibrate(self, intents: Sequence[str]) -> float:
-        """Return the quantile `delta_quantile` of the similarities of all pairs, and keep it."""
+        """Return the delta that the similarities of all pairs suggest, and keep it."""
         texts = [*dict.fromkeys(intent[:MOST_CHARACTERS] for intent in intents)]
-        delta = self.likeness.quantile(texts, self.config.delta_quantile)
+        delta = self.likeness.quantile(texts, DELTA_SHARE)
         if not self.frozen:
             self.note(self._delta_key, delta)
         return delta
@@ -747,14 +743,14 @@ class Bank:
         waiting = deque((id, 1) for id in found.entry.parents)
         while waiting:
             id, depth = waiting.popleft()
-            rate = c.alpha * c.credit_lambda**depth
+            rate = c.alpha * LAMBDA**depth
             if id in seen or rate < 1e-6:
                 continue
             seen.add(id)
             parents = self._value("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
             if parents is None:  # forgotten
                 continue
-            self._learn(id, c.credit_gamma**depth * reward, rate, found, task_id, epoch)
+            self._learn(id, GAMMA**depth * reward, rate, found, task_id, epoch)
             waiting.extend((parent, depth + 1) for parent in json.loads(parents))
 
     def write(

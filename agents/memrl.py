@@ -69,6 +69,7 @@ REFLECT = (
 )
 
 ABOVE = 512  # tokens of experiences above a document, where nothing else is set
+TRAJECTORY = 1024  # tokens of the trajectory in an experience
 CUT, LEAST = 8, 24  # tokens: of " ..." and the seams of a cut experience; of what is left of it
 
 
@@ -96,8 +97,6 @@ class MemRLConfig(BankConfig):
     context_tokens: Annotated[int, LIMIT] = 0
     """most tokens of all experiences in a prompt; 0 = no limit in a task of an environment, 512
     above a document"""
-    experience_tokens: Annotated[int, LIMIT] = 1024
-    """most tokens of the trajectory in an experience, whose end is cut; 0 = no limit"""
     max_steps: Annotated[int, LIMIT] = 0
     """most actions of a task; 0 = as many as its environment allows"""
     success_reward: Annotated[float, NUMBER] = 1.0
@@ -423,7 +422,7 @@ class MemRL(Agent):
         if not kept:
             return
         self.opened().prepare(tried.intent)
-        trajectory = self.cut("\n".join(told[1:]), c.experience_tokens)
+        trajectory = self.cut("\n".join(told[1:]), TRAJECTORY)
         if c.build == "trajectory" or (c.update == "vanilla" and not tried.success):
             tried.kind, tried.experience = "trajectory", f"{told[0]}\n{trajectory}"
             return
@@ -487,9 +486,9 @@ class MemRL(Agent):
         return "\n\n".join(parts)
 
     def cut(self, text: str, tokens: int) -> str:
-        """Return the first tokens of a text; 0 = all of it."""
+        """Return the first tokens of a text."""
         ids = self.codec.encode(text)
-        if not tokens or len(ids) <= tokens:
+        if len(ids) <= tokens:
             return text
         return str(self.codec.response(ids[:tokens])) + " ..."
 

@@ -32,7 +32,7 @@ from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
-from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
+from config.options import COUNT, LIMIT, NOT_NEGATIVE
 from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tasks.conversations import Probe
@@ -130,8 +130,6 @@ class MemUpdateConfig(ReadConfig):
     the formula of the original's documentation, by shared words, times its efficiency; the last two
     can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
     out"""
-    size_cap: Annotated[int, COUNT] = 100
-    """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
     """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
     the formula's value from the start to there, efficiency included"""
@@ -139,12 +137,8 @@ class MemUpdateConfig(ReadConfig):
     """take from each turn the share of its calls that failed"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """weight of the share of calls that were valid; without a call it is 0"""
-    size_weight: Annotated[float, NOT_NEGATIVE] = 0.1
-    """budget soft: weight of the tokens over the budget, as a share of it"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """build: weight of 1 - tokens of the store / tokens of the source"""
-    visible_weight: Annotated[float, SHARE] = 1.0
-    """target visible: weight of the other probes, so that unrelated memories may not be lost"""
 
     def __post_init__(self):
         ReadConfig.__post_init__(self)

@@ -498,8 +498,11 @@ def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turn
         assert won["delta"] == (-1.5 if mode == "refine" else 0)
 
 
-def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(codec):
+def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(
+    codec, monkeypatch
+):
     """Section 7 of the specification, with a cap of 20 entries and 36 at the start: what pays."""
+    monkeypatch.setattr("agents.pay.SIZE_CAP", 20)
     memories = tuple(
         Memory("It rained in the town and all were at home.", None, None, 1, ()) for _ in range(36)
     )
@@ -516,7 +519,7 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
         **{name: EXPLOITS[name] for name in ("quotes", "invalid", "search", "noop")},
     }.items():
         agent = refiner(
-            pay="compat", size_cap=20, max_ops=99, max_calls=99, call_tokens=900, show_k=1
+            pay="compat", max_ops=99, max_calls=99, call_tokens=900, show_k=1
         )
         rewards[name], won = worth(codec, once(*calls), agent, task)
         assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
