@@ -518,9 +518,7 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
         "19 kept and the answer": [*wipe[19:], *ANSWERED],
         **{name: EXPLOITS[name] for name in ("quotes", "invalid", "search", "noop")},
     }.items():
-        agent = refiner(
-            pay="compat", max_ops=99, max_calls=99, call_tokens=900, show_k=1
-        )
+        agent = refiner(pay="compat", max_ops=99, max_calls=99, call_tokens=900, show_k=1)
         rewards[name], won = worth(codec, once(*calls), agent, task)
         assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
     # too many entries make the honest insertion cheap
