@@ -2,7 +2,6 @@
 
 import csv
 import json
-import re
 from collections import Counter
 
 import pytest
@@ -56,9 +55,7 @@ def test_it_looks_ahead_writes_from_both_and_stops_after_one_of_four_sections(co
     agent, done = play(codec, responses)
     plan, write, stop, final = (turn.prompt for turn in done.turns)
     assert slots_of(plan) == [TASK.question, "0 of 4 sections read; looked for: -", NO_MEMORY]
-    assert slots_of(write) == [
-        SECTIONS[0], TASK.question, SECTIONS[3], NO_MEMORY,
-    ]  # fmt: skip
+    assert slots_of(write) == [SECTIONS[0], TASK.question, SECTIONS[3], NO_MEMORY]
     assert slots_of(stop) == [
         TASK.question, "1 of 4 sections read; looked for: Otto", "Otto reached Lima.",
     ]  # fmt: skip
@@ -199,18 +196,13 @@ def test_an_answer_of_yes_is_not_looked_for_and_all_are_where_all_are_asked_for(
 
 
 def test_every_sampled_token_of_every_turn_is_trained_and_early_stops_are_compared(codec):
-    agent = InfMem(InfMemConfig(**SIZES))
-    scripts = (
-        ["<recall>Otto</recall>", "Otto reached Lima.", "STOP", "\\boxed{Lima}"],
-        ["<recall>Otto</recall>", "Otto reached Lima.", *["no", "Otto reached Lima."] * 3,
-         "\\boxed{Lima}"],
-    )  # fmt: skip
+    look, final = ["<recall>Otto</recall>", "Otto reached Lima."], "\\boxed{Lima}"
     trajectories = []
-    for k, script in enumerate(scripts):
-        _, done = play(codec, script)
+    for k, script in enumerate(([*look, "STOP", final], [*look, *["no", look[1]] * 3, final])):
+        agent, done = play(codec, script)
         done.sample, done.reward = k, agent.reward(done)
-        for turn, own in zip(done.turns, agent.turn_rewards(done), strict=True):
-            turn.rewards = own
+        for turn, rewards in zip(done.turns, agent.turn_rewards(done), strict=True):
+            turn.rewards = rewards
         trajectories.append(done)
     config = GRPOConfig(normalisation="mean", alpha=0.375, turns_per_trajectory=0)
     rows = training_rows([Group(TASK, trajectories)], config)
@@ -266,36 +258,21 @@ def test_rows_rates_and_transcripts_of_an_evaluation_report_what_stopping_saves(
     assert n_sections(record(done, agent)) == 1
 
 
-def run(*words):
-    result = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result.output
+def test_train_and_ask(tmp_path):
+    def run(*words):
+        result = CliRunner().invoke(cli.app, [*map(str, words)])
+        assert result.exit_code == 0, result.output
+        return result.output
 
-
-def test_train_eval_and_ask(tmp_path):
-    run("train", "--agent", "infmem", "--steps", 3, "--tasks-per-step", 1, "--group-size", 2,
+    run("train", "--agent", "infmem", "--steps", 1, "--tasks-per-step", 1, "--group-size", 2,
         "--lengths", 2, "--plan-tokens", 6, "--name", "t", "--runs", tmp_path)  # fmt: skip
-    lines = [*csv.DictReader((tmp_path / "t" / "metrics.csv").open())]
-    assert len(lines) == 3
-    for line in lines:
-        assert (
-            0 <= float(line["sections_unread"]) <= 1 and 0 <= float(line["turn_reward_stop"]) <= 0.6
-        )
-    run("eval", "--agents", "infmem", "--model", tmp_path / "t" / "model", "--lengths", 2, "--n", 4,
-        "--name", "e", "--runs", tmp_path)  # fmt: skip
-    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
-    rates = [cell["rates"] for cell in summary["cells"] if "rates" in cell]
-    assert rates and all(
-        {"sections_unread", "tokens_saved", "stopped"} <= {*each} for each in rates
-    )
-    assert "sections unread" in (tmp_path / "e" / "report.html").read_text()
+    (line,) = csv.DictReader((tmp_path / "t" / "metrics.csv").open())
+    assert 0 <= float(line["sections_unread"]) <= 1 and 0 <= float(line["turn_reward_stop"]) <= 0.6
     (tmp_path / "doc.txt").write_text(TASK.text)
-    said = run("ask", tmp_path / "doc.txt", TASK.question, "--agent", "infmem", "--model", "tiny",
-               "--plan-tokens", 6, "--runs", tmp_path, "--name", "a")  # fmt: skip
-    assert "answer:" in said or "The response is empty" in said
+    run("ask", tmp_path / "doc.txt", TASK.question, "--agent", "infmem", "--model", "tiny",
+        "--plan-tokens", 6, "--runs", tmp_path, "--name", "a")  # fmt: skip
     turns = [json.loads(line) for line in (tmp_path / "a" / "turns.jsonl").open()]
     read = sum(bool(turn["section"]) for turn in turns)
     assert read and sum(turn.get("aside", False) for turn in turns) >= read
-    assert all(1 <= int(n) <= read for n in re.findall(r"^section (\d+)", said, re.MULTILINE))
     shown = run("show", tmp_path / "a")
     assert f"section {read} of {read}" in shown and f"section {read + 1}" not in shown
