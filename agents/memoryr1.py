@@ -91,14 +91,14 @@ class MemoryR1(MemUpdate):
         super().check(task)
 
     def _answers_train(self, task: Task) -> bool:
-        return self.config.stage == "answerer" and bool(self.probes_of(task))
+        return self.config.stage == "answerer" and bool(task.probes)
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         if not self._answers_train(task):
             yield from super().run(task)
             return
         snapshot = Store(entries_of(task.memories)).snapshot()
-        for probe in self.probes_of(task):
+        for probe in task.probes:
             self._answers.clear()  # each member of a group answers for itself
             steps = self._ask(snapshot, probe)
             turn = yield replace(next(steps), frozen=False, place=probe.id)
@@ -128,7 +128,7 @@ class MemoryR1(MemUpdate):
         if not self._answers_train(task):
             return super().turn_rewards(trajectory)
         said = [(t.notes.probe, Answered(str(t.response), ())) if t.notes else None for t in turns]
-        probes = {probe.id: probe for probe in self.probes_of(task)}
+        probes = {probe.id: probe for probe in task.probes}
         return [{"right": self._score(task, probes[x[0]], x[1])} if x else {} for x in said]
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
@@ -137,7 +137,7 @@ class MemoryR1(MemUpdate):
         if not self._answers_train(trajectory.task):
             return super().reward(trajectory, outcome)
         right = [rewards.get("right", 0.0) for rewards in self.turn_rewards(trajectory)]
-        return sum(right) / len(self.probes_of(trajectory.task))
+        return sum(right) / len(trajectory.task.probes)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         """Count the memories that an answer was shown, and those that it copies."""

@@ -33,7 +33,6 @@ class Editing:
     """An episode while its store is edited."""
 
     task: Task
-    probes: Sequence
     store: Store
     scope: Scope
     budget: int | None  # in tokens; None: in entries, or none
@@ -51,12 +50,12 @@ class Editing:
     @property
     def asked(self) -> list:
         """The probes whose evidence was shown, as far as it is known where that stands."""
-        return [p for p in self.probes if not self.unread & {*p.sessions}]
+        return [p for p in self.task.probes if not self.unread & {*p.sessions}]
 
     @property
     def share(self) -> float:
         """How many of the probes these are."""
-        return len(self.asked) / len(self.probes)
+        return len(self.asked) / len(self.task.probes)
 
 
 class Scored(NamedTuple):
@@ -85,7 +84,7 @@ def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
     if c.target == "hidden":
         return share * fmean(won)
-    visible = won[0] if probes[0] is editing.probes[0] else 0.0
+    visible = won[0] if probes[0] is editing.task.probes[0] else 0.0
     return visible + share * fmean(won)
 
 
@@ -117,7 +116,7 @@ def parts(
         "tokens_before": float(tokens_of(first.snapshot)),
         "tokens_after": float(tokens),
     }
-    if unread := len(editing.probes) - len(probes):
+    if unread := len(editing.task.probes) - len(probes):
         found["unread"] = float(unread)
     known = [after for before, after in pairs if before > 0]
     if known and c.pay == "answer":

@@ -595,7 +595,7 @@ def called(store, scope, form, response):
     return ops
 
 
-def test_ten_thousand_mutated_calls():
+def test_thousands_of_mutated_calls():
     """No exception; what fails changes nothing.
 
     Half of the calls are damaged as text, in all formats, half as values. bench/small.py measures
@@ -605,7 +605,7 @@ def test_ten_thousand_mutated_calls():
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)
     codes: Counter[str] = Counter()
     failed = 0
-    for made in range(10_000):
+    for made in range(3_000):
         name, args = valid_call(draw, store)
         form = draw.choice(FORMATS)
         if made % 2:
@@ -629,8 +629,8 @@ def test_ten_thousand_mutated_calls():
             assert redone(store).snapshot().entries == store.snapshot().entries
             store = Store(ENTRIES)
     often = {"", "bad_arguments", "missing", "unknown_tool", "unreadable", "cut", "full"}
-    assert often <= {code for code, count in codes.items() if count > 50}
-    assert failed > 8000
+    assert often <= {code for code, count in codes.items() if count > 15}
+    assert failed > 2400
 
 
 def test_values_nested_without_end():
