@@ -1,6 +1,4 @@
 import json
-import re
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,7 +8,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from agents.calls import DEEPEST, Call, Fault, Format, _next_call, format_of
+from agents.calls import DEEPEST, Call, Fault, Format, format_of
 from agents.tools import TOOLS, schemas
 from embedded import tiny
 from tokens.codec import Codec
@@ -235,34 +233,15 @@ def test_the_deepest_call_that_is_read():
     assert found == [("x", json.loads(arguments))]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "search_memory",
-        '{"name": "search_memory", "arguments": {}}',
-        "<function=>\n</function>",
-        "<function=x>",
-        "<function=x>Ann</function>",
-        "<function=x><parameter=a>1</parameter> and </function>",
-        "<function=x><parameter=a>1</parameter><parameter=a>2</parameter></function>",
-        "<function=x><parameter=a>1</function>",
-        "<function=x></function><function=y></function>",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "", "search_memory", '{"name": "search_memory", "arguments": {}}',
+    "<function=>\n</function>", "<function=x>", "<function=x>Ann</function>",
+    "<function=x><parameter=a>1</parameter> and </function>",
+    "<function=x><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+    "<function=x><parameter=a>1</function>", "<function=x></function><function=y></function>",
+])  # fmt: skip
 def test_what_is_no_xml_call_is_a_fault(body):
     assert read(XML, f"<tool_call>{body}</tool_call>") == ["unreadable"]
-
-
-@settings(max_examples=1000, derandomize=True)
-@given(
-    st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "x"]), max_size=12),
-    st.integers(0, 4),
-)
-def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
-    text = "".join(pieces)
-    found = re.compile(r'\{\s*"name"').search(text, at)
-    assert _next_call(text, at) == (found.start() if found else len(text))
 
 
 @settings(max_examples=150, derandomize=True)
@@ -312,17 +291,11 @@ def test_the_marks_of_a_chat_template_choose_the_format(kind):
     assert format_of(named) == form
 
 
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        None,
-        SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None),
-        tiny.make_tokenizer(),
-        tokenizer_with(HEAD),
-        tokenizer_with(HEAD + TOOLS_SHOWN),  # it takes tools, and calls are written who knows how
-        tokenizer_with(HEAD + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
-    ],
-)
+@pytest.mark.parametrize("tokenizer", [
+    None, tiny.make_tokenizer(), tokenizer_with(HEAD),
+    tokenizer_with(HEAD + TOOLS_SHOWN),  # it takes tools, and calls are written who knows how
+    tokenizer_with(HEAD + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
+])  # fmt: skip
 def test_without_marks_calls_are_described_in_the_prompt(tokenizer):
     form = format_of(tokenizer)
     assert form == Format("hermes", by_template=False)

@@ -1,14 +1,10 @@
 """InfMem: what a plan finds, where it stops, what that saves, and what its turns are paid."""
 
-import csv
-import json
 from collections import Counter
 
 import pytest
 from conftest import counted, slots_of
-from typer.testing import CliRunner
 
-import cli
 from agents.infmem import InfMem, InfMemConfig, read_plan
 from agents.mem1 import DocumentSearch
 from agents.retrieval import BM25
@@ -150,18 +146,12 @@ def test_a_faulty_call_looks_for_the_question_and_is_counted(codec):
     assert agent.turn_rewards(done)[0]["calls"] == 0.0 and agent.reward(done) == 0.0
 
 
-def test_a_memory_that_is_cut_is_counted_and_not_paid(codec):
-    responses = ["no", "Anna " * 20, "STOP", "\\boxed{Lima}"]
-    agent, done = play(codec, responses)
-    assert counted(agent, done)["unfinished"] == 1
-    assert agent.turn_rewards(done)[0] == {"stop": 0.0, "calls": 0.5, "memories": 0.0}
-
-
 # ---------------------------------------------------------------- rewards
 
 
 @pytest.mark.parametrize(("memories", "stops", "stop"), [
     # memories after the sections that are read; whether STOP follows
+    (["Anna " * 20], True, 0.0),  # cut: not paid for its memory either
     (["Lima"], True, 0.6),  # at once: 0.6 * 0.6 ** 0
     (["x", "Lima"], True, 0.6),
     (["x", "Lima", "Lima"], True, 0.36),
@@ -179,7 +169,8 @@ def test_the_reward_of_a_stop_falls_with_every_section_past_the_answer(
     own = agent.turn_rewards(done)
     assert len(own) == len(done.turns)
     for rewards in own:
-        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": 0.5}
+        whole = 0.5 * all(len(memory) < 20 for memory in memories)
+        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": whole}
 
 
 def test_an_answer_of_yes_is_not_looked_for_and_all_are_where_all_are_asked_for(codec):
@@ -256,23 +247,3 @@ def test_rows_rates_and_transcripts_of_an_evaluation_report_what_stopping_saves(
     (step,) = shown
     assert (step.number, step.after.strip()) == (1, "Otto reached Lima.") and step.lines[0].before
     assert n_sections(record(done, agent)) == 1
-
-
-def test_train_and_ask(tmp_path):
-    def run(*words):
-        result = CliRunner().invoke(cli.app, [*map(str, words)])
-        assert result.exit_code == 0, result.output
-        return result.output
-
-    run("train", "--agent", "infmem", "--steps", 1, "--tasks-per-step", 1, "--group-size", 2,
-        "--lengths", 2, "--plan-tokens", 6, "--name", "t", "--runs", tmp_path)  # fmt: skip
-    (line,) = csv.DictReader((tmp_path / "t" / "metrics.csv").open())
-    assert 0 <= float(line["sections_unread"]) <= 1 and 0 <= float(line["turn_reward_stop"]) <= 0.6
-    (tmp_path / "doc.txt").write_text(TASK.text)
-    run("ask", tmp_path / "doc.txt", TASK.question, "--agent", "infmem", "--model", "tiny",
-        "--plan-tokens", 6, "--runs", tmp_path, "--name", "a")  # fmt: skip
-    turns = [json.loads(line) for line in (tmp_path / "a" / "turns.jsonl").open()]
-    read = sum(bool(turn["section"]) for turn in turns)
-    assert read and sum(turn.get("aside", False) for turn in turns) >= read
-    shown = run("show", tmp_path / "a")
-    assert f"section {read} of {read}" in shown and f"section {read + 1}" not in shown

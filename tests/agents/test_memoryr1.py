@@ -8,11 +8,10 @@ from test_memupdate import call, create
 from typer.testing import CliRunner
 
 import cli
-from agents import find
 from agents.memoryr1 import MemoryR1, MemoryR1Config
 from agents.store import Entry, Store
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig
+from config.options import GRPOConfig
 from data import Task
 from dev import keeper
 from engines.scripted import ScriptedEngine
@@ -81,12 +80,6 @@ def place_of(prompt) -> str:
 
 
 # ---------------------------------------------------------------- the manager
-
-
-def test_the_preset_has_the_learning_rate_and_the_batch_that_the_source_gives():
-    grpo, agent = find.resolve("memoryr1", EMBEDDED, {}, {}, "memoryr1")
-    assert (grpo.lr, grpo.tasks_per_step, agent.config.answer_k) == (1e-6, (128,), 60)
-    assert grpo.group_size == GRPOConfig().group_size  # not known
 
 
 def test_it_adds_updates_deletes_and_leaves_one_turn_a_section(codec):

@@ -156,19 +156,12 @@ def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
     assert reader.lesson([trajectory]) is None
 
 
-@pytest.mark.parametrize(
-    ("settings", "solved", "kind"),
-    [
-        (dict(build="trajectory"), True, "trajectory"),
-        (dict(build="script"), True, "script"),
-        (dict(update="validation"), False, ""),
-        (dict(update="validation"), True, "script"),
-        (dict(update="vanilla"), False, "trajectory"),
-        (dict(update="none"), True, ""),
-        (ARMS["rag"], False, "trajectory"),
-        (ARMS["none"], True, ""),
-    ],
-)
+@pytest.mark.parametrize(("settings", "solved", "kind"), [
+    (dict(build="trajectory"), True, "trajectory"), (dict(build="script"), True, "script"),
+    (dict(update="validation"), False, ""), (dict(update="validation"), True, "script"),
+    (dict(update="vanilla"), False, "trajectory"), (dict(update="none"), True, ""),
+    (ARMS["rag"], False, "trajectory"), (ARMS["none"], True, ""),
+])  # fmt: skip
 def test_what_is_kept_is_a_setting(settings, solved, kind):
     reader, engine = agent(**settings), answering("yes" if solved else "no")
     notes = reader.tried(tried(reader, engine, Counting().task(0)))

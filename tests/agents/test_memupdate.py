@@ -5,27 +5,23 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from statistics import fmean
 
 import pytest
 from conftest import random_policy
 
 from agents import find, memupdate, pay
 from agents.store import Entry, Store
-from commands.dryrun import _brief
 from commands.train import check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task
 from dev import keeper
-from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from grpo import GRPO, training_rows
-from memagent import Finish, Group, Turn
+from grpo import GRPO
+from memagent import Finish, Turn
 from models.setup import TrainingSetup
-from report.metrics import describe
 from report.records import record_turn
 from report.rows import Cell
 from rollout import Sampling, rollout
@@ -202,12 +198,6 @@ def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(cod
     assert parts(done)["unread"] == len(TASK.probes) - len(about)
 
 
-def test_a_dry_run_reads_two_sessions_of_a_conversation(codec):
-    agent = _brief(editor(max_turns=1, budget="none"))
-    (done,) = play(codec, agent, TASK, lambda p: "")
-    assert [n.session for n in noted(done)] == [1, 8]
-
-
 BAD = "<tool_call>{"
 UNKNOWN = call("drop_memory", memory_id="m1")
 ILL_TYPED = call("manage_memory", operation="create", content=7)
@@ -299,38 +289,6 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
 
 
 # ---------------------------------------------------------------- what is trained
-
-
-@pytest.mark.parametrize("history", ["bounded", "append"])
-def test_exactly_the_sampled_tokens_are_trained_and_measured(chat_codec, history):
-    """The policy is random, so most calls are faults; replies are templated, never trained."""
-    policy = random_policy(chat_codec)
-    agent = editor(history=history, max_turns=3, max_invalid=9, call_tokens=12, templates="")
-    agent = agent.on(chat_codec)
-    task = replace(TASK, sessions=TASK.sessions[:2])
-    engine = TransformersEngine(policy, chat_codec)
-    done = list(rollout(engine, agent, [(task, k) for k in range(3)], Sampling(1.0), seed=1))
-    for k, trajectory in enumerate(done):
-        trajectory.reward = float(k)
-        assert any(t.prompt.frozen for t in trajectory.turns)
-    rows = training_rows([Group(task, done)], GRPOConfig(without_signal="keep"))
-    sampled = [t for d in done for t in d.turns if not t.prompt.frozen]
-    assert [r.response_ids for r in rows] == [t.response_ids for t in sampled]
-    # a step's metrics are of these turns: an answer of the frozen policy, greedy and often cut, is
-    # neither its surprisal nor its memory
-    metrics = describe([Group(task, done)], {})
-    written = sum(len(turn.response_ids) for turn in sampled)
-    assert metrics["written_tokens"] == written
-    assert metrics["memory_tokens"] == pytest.approx(written / len(sampled))
-    assert metrics["memory_cut"] == fmean(turn.finish is Finish.LENGTH for turn in sampled)
-    logprobs_sampled = [lp for turn in sampled for lp in turn.logprobs]
-    assert metrics["surprisal"] == pytest.approx(-fmean(logprobs_sampled))
-    if history == "append":
-        for trajectory in done:
-            edits = [t for t in trajectory.turns if not t.prompt.frozen]
-            for before, turn in itertools.pairwise(edits):
-                whole = before.prompt_ids + before.response_ids
-                assert turn.prompt_ids[: len(whole)] == whole  # as sampled, never encoded again
 
 
 def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_again(codec):

@@ -1,10 +1,8 @@
 """Whole episodes: what an embedder finds, likelihoods, what is trained in every format of calls,
-losses of growing chats, members of a group.
+losses of growing chats.
 """
 
-import json
 import random
-import re
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -330,51 +328,3 @@ def test_loss_and_gradients_of_a_growing_chat_are_those_of_one_turn_at_a_time(mo
     longest = {row.trajectory: len(row) for row in rows}
     whole = sum(longest.values()) / sum(map(len, rows))
     assert micro_tokens == 400 or share <= whole < 0.7  # a chat is computed once
-
-
-# ---------------------------------------------------------------- a group
-
-
-def test_members_of_a_group_share_their_beginning_and_never_each_others_edits(codec):
-    """Four members at once: each creates, deletes and updates something of its own."""
-    places, begun = ["Genoa", "Lima", "Oslo", "Rome"], []
-    sample, second = call("sample_memory", k=2), {}
-
-    def script(prompt):
-        if "None yet." in prompt.text:
-            begun.append(prompt)
-            return sample + create(f"Dora reached {places[len(begun) - 1]}.")
-        if "Sampled" in prompt.text or "[m4]" in prompt.memory:
-            (own,) = re.findall(r"Dora (?:reached|left) (\w+)\.", prompt.memory)
-            if own in second:
-                return ""
-            second[own] = prompt
-            k = places.index(own)
-            deleted = call("delete_memory", memory_id=f"m{k}") if k else ""
-            update = dict(operation="update", content=f"Dora left {own}.", memory_id="m4")
-            return deleted + (call("manage_memory", **update) if k == 3 else "") or sample
-        raise AssertionError(prompt.text)
-
-    agent = refiner(answer_k=3)
-    done = play(codec, agent, REFINED, script, n=4)
-    firsts = [next(t for t in d.turns if not t.prompt.frozen).prompt for d in done]
-    assert len({prompt.text for prompt in firsts}) == 1 and len(begun) == 4
-    ends = {}
-    for trajectory in done:
-        start, end = states_of(trajectory)
-        assert [e.text for e in start.entries] == [m.text for m in MEMORIES]
-        ops = [op for notes in noted(trajectory) for op in notes.ops]
-        assert ops[0]["tool"] == "sample_memory" and ops[1]["message"] == "Created m4."
-        (own,) = (p for p in places if f"Dora reached {p}." in json.dumps(ops[1]["args"]))
-        ends[own] = [entry.text for entry in end.entries], ops[0]["message"]
-        # answered from its own store, before and after; the first state is everybody's
-        answers = noted(trajectory)[-1].answers
-        assert [a["question"] for a in answers] == [p.question for p in REFINED.probes]
-        assert [a["before"] for a in answers] == ["Oslo", "unknown"]
-        assert answers[1]["after"] == ("Rome" if own == "Rome" else own)
-    assert len({reply for _, reply in ends.values()}) == 1  # the same draw for everybody
-    texts = [m.text for m in MEMORIES]
-    for k, place in enumerate(places):
-        left = texts if not k else [*texts[: k - 1], *texts[k:]]
-        last = f"Dora left {place}." if k == 3 else f"Dora reached {place}."
-        assert ends[place][0] == [*left, last]
