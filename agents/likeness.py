@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from agents.retrieval import K1, B, Lucene, tokens
-from config.errors import UserError
 
 if TYPE_CHECKING:
     from agents.search import Embedder
@@ -76,16 +75,9 @@ class Likeness(ABC):
 def likeness_of(
     how: Literal["bm25", "dense", "hybrid"], embedder: Embedder | None = None
 ) -> Likeness:
-    """Return similarity by words, by embeddings, or the mean of both.
-
-    UserError: there is no embedder, and one is needed.
-    """
+    """Return similarity by words, by embeddings, or the mean of both; these need an embedder."""
     if how == "bm25":
         return Words()
-    if embedder is None:
-        raise UserError(
-            f"To compare intents by {how} an embedder is needed: name one, or take bm25."
-        )
     return Meanings(embedder) if how == "dense" else Both(Words(), Meanings(embedder))
 
 

@@ -325,7 +325,7 @@ class MemRL(Agent):
     def _work(self, task: Work, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Act in the task's environment until it is done, then write the experience."""
         c, environment = self.config, task.environment
-        block, shown = self.rendered(retrieved, c.context_tokens)
+        block, retrieved = self.rendered(retrieved, c.context_tokens)
         episode = task.begin()
         try:
             most = min(c.max_steps or environment.most_steps, environment.most_steps)
@@ -372,12 +372,12 @@ class MemRL(Agent):
             failure=step.failure,
             confidence=step.confidence,
         )
-        yield from self._end(task, turn, tried, shown, retrieved, told)
+        yield from self._end(task, turn, tried, retrieved, told)
 
     def _read(self, task: Task, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Read a document section by section, with the experiences beside the question."""
         c, problem, sections = self.config, task.question, self.sections(task)
-        block, shown = self.rendered(retrieved, self._above())
+        block, retrieved = self.rendered(retrieved, self._above())
         memory = first = self.codec.text(NO_MEMORY)
         above = ((self.codec.text(f"{block}\n\n"), False),) if block else ()
 
@@ -400,20 +400,14 @@ class MemRL(Agent):
             leaked=bool(count_phrases(phrases(task.answers), block)),
         )
         told = [f"Task: {problem}", f"Memory: {memory}", f"Answer: {turn.response}"]
-        yield from self._end(task, turn, tried, shown, retrieved, told)
+        yield from self._end(task, turn, tried, retrieved, told)
 
     def _end(
-        self,
-        task: Task,
-        turn: Turn,
-        tried: Tried,
-        shown: Sequence[Found],
-        retrieved: Retrieved,
-        told: Sequence[str],
+        self, task: Task, turn: Turn, tried: Tried, retrieved: Retrieved, told: Sequence[str]
     ) -> Generator[Prompt, Turn, None]:
         """Note what became of a task, with the experience that is kept of it."""
         c = self.config
-        tried.shown = [_noted(found) for found in shown]
+        tried.shown = [_noted(found) for found in retrieved.shown]
         tried.pool, tried.best_sim = retrieved.pool, retrieved.best_sim
         tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
@@ -451,31 +445,26 @@ class MemRL(Agent):
         share."""
         return self.config.context_tokens or ABOVE
 
-    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, tuple[Found, ...]]:
-        """Compose the experiences for a prompt, and say which of them are in it.
+    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, Retrieved]:
+        """Compose the experiences for a prompt, and leave those in it as what is shown.
 
         most: tokens, 0 = no limit. What does not fit is left out, the least useful first; of the
-        most useful the end is cut, where the trajectory stands. Without any there is no text.
+        most useful the end is cut, where the trajectory stands, unless too little of it would be
+        left. Without any there is no text.
         """
-        shown = [*retrieved.shown]
+        shown, text = [*retrieved.shown], ""
         while shown:
             text = self._block(shown)
             excess = len(self.codec.encode(text)) - most if most else 0
             if excess <= 0:
-                return text, tuple(shown)
-            if len(shown) == 1:
-                return self._cut_block(shown[0], excess)
-            shown.pop()
-        return "", ()
-
-    def _cut_block(self, found: Found, excess: int) -> tuple[str, tuple[Found, ...]]:
-        """Compose one experience without its last tokens; "" if too little of it would be left."""
-        ids = self.codec.encode(found.entry.experience)
-        left = len(ids) - excess - CUT
-        if left < LEAST:
-            return "", ()
-        cut = replace(found.entry, experience=self.cut(found.entry.experience, left))
-        return self._block([replace(found, entry=cut)]), (found,)
+                break
+            *shown, last = shown
+            left = len(self.codec.encode(last.entry.experience)) - excess - CUT
+            if not shown and left >= LEAST:
+                cut = replace(last.entry, experience=self.cut(last.entry.experience, left))
+                text, shown = self._block([replace(last, entry=cut)]), [last]
+                break
+        return text if shown else "", replace(retrieved, shown=tuple(shown))
 
     @staticmethod
     def _block(shown: Sequence[Found]) -> str:

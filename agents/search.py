@@ -83,8 +83,8 @@ class Search:
     """Find the entries that match a query best, by their text with date and speaker.
 
     how: "bm25" finds entries that share a word with the query; "dense" ranks all by the cosine of
-    their embeddings; "hybrid" fuses both rankings by reciprocal ranks. UserError: another `how`, or
-    no embedder where one is needed.
+    their embeddings; "hybrid" fuses both rankings by reciprocal ranks. The last two need an
+    embedder.
 
     Indexes and embeddings are kept: several queries to the same entries build one index, and a
     text is embedded once.
@@ -95,10 +95,6 @@ class Search:
         how: Literal["bm25", "dense", "hybrid"] = "bm25",
         embedder: Embedder | None = None,
     ):
-        if how not in ("bm25", "dense", "hybrid"):
-            raise UserError(f"Memories are searched by bm25, dense or hybrid, not by {how!r}.")
-        if how != "bm25" and embedder is None:
-            raise UserError(f"To search by {how} an embedder is needed: name one, or take bm25.")
         self.how, self.embedder = how, embedder
         self._indexes: OrderedDict[tuple[int, ...], _Index] = OrderedDict()
         # (text, is it a query?) -> its embedding, and whether its end was not read

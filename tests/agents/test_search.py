@@ -146,13 +146,7 @@ def test_dense_and_hybrid_by_hand():
     )
 
 
-def test_an_embedder_is_needed_and_must_keep_its_word():
-    for how in ("dense", "hybrid"):
-        with pytest.raises(UserError, match="an embedder is needed"):
-            Search(how)
-    with pytest.raises(UserError, match="not by 'exact'"):
-        Search("exact")
-
+def test_an_embedder_must_keep_its_word():
     embedder = Letters()
     search = Search("dense", embedder)
     assert search.top(entries("a"), "a", 1)
