@@ -246,9 +246,9 @@ def row_of(identity: dict) -> np.ndarray:
     return np.frombuffer(base64.b64decode(identity["probe"]), np.float16).astype(np.float32)
 
 
-def same(one: dict, other: dict) -> bool:
+def same(first: dict, second: dict) -> bool:
     """Whether both embed alike: a folder may have moved, its model or pooling not changed."""
-    if one["dim"] != other["dim"]:
+    if first["dim"] != second["dim"]:
         return False
-    a, b = row_of(one), row_of(other)
+    a, b = row_of(first), row_of(second)
     return float(a @ b) > 0.999 * float(np.linalg.norm(a) * np.linalg.norm(b))

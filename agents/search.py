@@ -54,12 +54,13 @@ def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
     """
     if not evidence:
         return 1.0
-    there = {one for entry in found for one in entry.evidence}
-    whole = {session_of(one) for one in there if one.startswith("S")} - {None}
-    touched = {*map(session_of, there)} - {None}
+    named = {source for entry in found for source in entry.evidence}
+    whole = {session_of(source) for source in named if source.startswith("S")} - {None}
+    touched = {*map(session_of, named)} - {None}
 
-    def is_found(one: str) -> bool:
-        return one in there or session_of(one) in (touched if one.startswith("S") else whole)
+    def is_found(source: str) -> bool:
+        sessions = touched if source.startswith("S") else whole
+        return source in named or session_of(source) in sessions
 
     return sum(map(is_found, evidence)) / len(evidence)
 
@@ -182,8 +183,8 @@ def fused(rankings: Sequence[Sequence[int]]) -> dict[int, float]:
     """
     scores: dict[int, float] = {}
     for ranking in rankings:
-        for rank, one in enumerate(ranking, 1):
-            scores[one] = scores.get(one, 0.0) + 1 / (RRF_K + rank)
+        for rank, member in enumerate(ranking, 1):
+            scores[member] = scores.get(member, 0.0) + 1 / (RRF_K + rank)
     return scores
 
 
