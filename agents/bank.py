@@ -562,7 +562,7 @@ class Bank:
             with self._sentences(), self._transaction():
                 self._set("batches", self.batches + 1)
                 yield
-                self._evict()
+                self.evict()
         finally:
             self._writing = False
         if self._buried:  # an intent without entries takes no place among the k1
@@ -812,7 +812,7 @@ class Bank:
             self._new.append((id, text, vec))
         return id
 
-    def _evict(self) -> None:
+    def evict(self) -> None:
         """Let go of entries beyond `max_entries`, none of those that this batch has written."""
         most = self.config.max_entries
         if most and (excess := self._total("count(*)") - most) > 0:

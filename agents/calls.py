@@ -8,9 +8,9 @@ Exercise it: `pytest tests/agents/test_calls.py`. Read next: agents/memupdate.py
 
 transformers' `chat_parsing` splits a response by a response template of ours. It could read the
 bodies too, but raises for the whole message if one of them is damaged; the bodies are therefore
-taken as text, and each is read by itself. What cannot be read becomes a Fault in its place, never an exception.
-Some chat templates begin a thought at the end of the prompt: the response then has only its end, or
-not even that.
+taken as text, and each is read by itself. What cannot be read becomes a Fault in its place, never
+an exception. Some chat templates begin a thought at the end of the prompt: the response then has
+only its end, or not even that.
 
 | format | one call | whose |
 |---|---|---|
