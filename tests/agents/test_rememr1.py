@@ -20,9 +20,22 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from data import Pool, Task
 from embedded import tiny
-from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Trajectory, Turn
+from engines.scripted import ScriptedEngine
+from eval import evaluate
+from memagent import (
+    NO_MEMORY,
+    Finish,
+    Group,
+    MemAgent,
+    MemAgentConfig,
+    Prompt,
+    Trajectory,
+    Turn,
+)
 from memory import Recall
 from report.metrics import describe_turns
+from report.rows import Cell
+from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tasks.mentions import answer_recall
 
@@ -337,6 +350,34 @@ def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
     turns = driven(codec, thought + ask("c", "d"), ask("e"), ask("f"), "x")
     assert (turns[0].notes.step.memory, turns[0].notes.step.query) == ("c", "d")
     assert turns[1].notes.recalled.query == "d"
+
+
+def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
+    """One task alone is a batch like any other."""
+    said = [
+        ask("Otto reached Lima.", "Anna"), "<recall>Otto", ask("Ida left.", "Otto Lima"), "x",
+        ask("", "Lima"), ask("Max left.\nAnna too.", "Lima\nAnna"), ask("Anna met Otto."),
+    ]  # fmt: skip
+
+    def prompts(run) -> list[tuple]:
+        seen: list[tuple] = []
+
+        def script(prompt: Prompt) -> str:
+            seen.append((prompt.text, codec.chat(prompt.pieces)))
+            return "\\boxed{Lima}" if prompt.final else said[(len(seen) - 1) % len(said)]
+
+        run(ScriptedEngine(codec, script))
+        return seen
+
+    task = worlds.make_task(0, 9, "two_hop_reverse")
+    agent, cell = tiny.agent("rememr1", step_tokens=60), Cell("a", "", "", 9)
+    trained = prompts(lambda engine: list(rollout(engine, agent, [(task, 0)])))
+    followed = prompts(lambda engine: list(follow(engine, agent, task, Sampling())))
+    evaluated = prompts(
+        lambda engine: evaluate(engine, agent, [task], Sampling(), cell, tmp_path / "rows")
+    )
+    assert trained == followed == evaluated and len(trained) == 10
+    assert sum(NOT_RECALLED not in text for text, _ in trained) >= 2
 
 
 @pytest.mark.parametrize("layout", ["shared", "paper"])
