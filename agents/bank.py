@@ -3,8 +3,8 @@
     intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
-Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`, `Update`. Leaves
-out: similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
+Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`. Leaves out:
+similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
 (commands/banks.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
 
@@ -23,9 +23,10 @@ import base64
 import json
 import math
 import random
+import re
 import sqlite3
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -34,7 +35,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.likeness import Identity, Likeness, Row, likeness_of
+from agents.likeness import Likeness, Row, identity_of, likeness_of, row_of, same
 from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.locks import writing
@@ -54,6 +55,8 @@ TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
 STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
+DELTA_SHARE = 0.8  # of the similarities of all pairs of intents, below delta
+GAMMA, LAMBDA = 0.9, 0.5  # credit dag: factors on the reward and on alpha at each step back
 TABLES = """
 CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE intent (
@@ -72,24 +75,10 @@ CREATE TABLE event (
 """
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type DESC, name"
+KEPT = ("info", "intent", "entry", "event")  # tables, those that others point to first
+SURROGATE = re.compile("[\ud800-\udfff]")  # what bytes that are no text are read as
 WHOLE = 1 << 40  # a whole number lies below: sums of millions of them are no overflow
-FITS = {  # declared type -> what a value of a column must be; SQLite itself asks for little
-    "INTEGER": f"typeof({{0}}) = 'integer' AND {{0}} BETWEEN -{WHOLE} AND {WHOLE}",
-    "REAL": "typeof({0}) = 'real' AND {0} BETWEEN -1e100 AND 1e100",
-    "TEXT": "typeof({0}) = 'text'",
-    "BLOB": "typeof({0}) = 'blob'",
-}
 MOST_JSON = 1 << 16  # characters of what is kept of an entry as JSON; a bank writes some hundreds
-IS_JSON = (
-    f"CASE WHEN typeof({{0}}) = 'text' AND length({{0}}) <= {MOST_JSON} AND instr({{0}}, char(0)) "
-    "= 0 AND json_valid({0}) THEN json_type({0}) = '{1}' AND NOT EXISTS "
-    "(SELECT 1 FROM json_each({0}) WHERE {2}) ELSE 0 END"
-)
-LARGE = f"type = 'integer' AND value NOT BETWEEN -{WHOLE} AND {WHOLE}"
-HOLDS = {  # column -> of which kind its JSON is, and what it must not hold
-    "parents": ("array", f"type != 'integer' OR {LARGE}"),
-    "meta": ("object", f"type IN ('array', 'object') OR {LARGE}"),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +95,8 @@ class BankConfig(ReadConfig):
     k2: Annotated[int, COUNT] = 3
     """entries that a task is shown"""
     delta: float | None = None
-    """similarity above which an intent counts; None = the quantile of all pairs of the tasks'
-    intents that delta_quantile names (in training, of the bank's intents)"""
-    delta_quantile: Annotated[float, SHARE] = 0.8
-    """see delta"""
+    """similarity above which an intent counts; None = the .8 quantile of all pairs of the tasks'
+    intents (in training, of the bank's intents)"""
     at_delta: bool = False
     """a similarity that equals delta counts too"""
     rank: Literal["intents", "entries"] = "intents"
@@ -146,10 +133,6 @@ class BankConfig(ReadConfig):
     credit: Literal["shared", "dag"] = "shared"
     """who learns from a reward: shared = each entry that was shown; dag = also those that it was
     made from, weaker at each step back: the idea of MemQ (arXiv 2605.08374)"""
-    credit_gamma: Annotated[float, SHARE] = 0.9
-    """credit dag: factor on the reward at each step back"""
-    credit_lambda: Annotated[float, SHARE] = 0.5
-    """credit dag: factor on alpha at each step back"""
     same_intent: float = 0.9
     """similarity from which a new entry belongs to an intent that is there"""
     max_entries: Annotated[int, LIMIT] = 0
@@ -206,16 +189,6 @@ class Retrieved:
         return tuple(found.entry.id for found in self.shown)
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
-    """What feedback has changed."""
-
-    entry_id: int
-    q_before: float
-    reward: float
-    q_after: float
-
-
 # what entries may be chosen by -> the condition, with a place for its value
 CONDITIONS = {
     "q_below": "q < ?",
@@ -240,32 +213,52 @@ def _entry(row: Sequence) -> Entry:
     return Entry(id, intent, kind, experience, bool(success), *numbers, *made_of)
 
 
-def _whole(text: str) -> int:
-    """Read a whole number of JSON; ValueError: it is too large, or NaN, which Python takes too."""
-    if not abs(float(text)) < WHOLE:
-        raise ValueError(f"{clip(text, 40)} is no number of a bank")
-    return int(text)
-
-
 # ---------------------------------------------------------------- the door
 
 
 @cache
-def _ours() -> tuple[list[tuple], dict[str, dict[str, str]]]:
-    """Return the layout of a bank, and table -> column -> what its values must be."""
+def _layout() -> list[tuple]:
+    """Return the tables and indexes of a bank: type, name, table, SQL."""
     with closing(sqlite3.connect(":memory:")) as db:
         db.executescript(TABLES)
-        layout = db.execute(LAYOUT).fetchall()
-        return layout, {
-            name: {
-                column: f"({IS_JSON.format(column, *HOLDS[column])})"
-                if column in HOLDS
-                else f"({FITS[kind].format(column)})"
-                for _, column, kind, *_ in db.execute(f"PRAGMA table_info({name})")
-            }
-            for type, name, *_ in layout
-            if type == "table"
-        }
+        return db.execute(LAYOUT).fetchall()
+
+
+def _loaded(text: str) -> object:
+    """Read JSON. ValueError: it holds a number that is too large, or NaN, which Python takes."""
+
+    def number(digits: str) -> int:
+        if not abs(float(digits)) < WHOLE:
+            raise ValueError(f"{clip(digits, 40)} is no number of a bank")
+        return int(digits)
+
+    return json.loads(text, parse_constant=number, parse_int=number)
+
+
+def _fits(column: str, kind: str, value: object) -> bool:
+    """Tell whether a value is one that a bank writes; SQLite itself asks for little.
+
+    kind: the column's declared type.
+    """
+    if kind == "INTEGER":
+        return type(value) is int and abs(value) <= WHOLE
+    if kind == "REAL":
+        return type(value) is float and abs(value) <= 1e100
+    if kind == "BLOB":
+        return type(value) is bytes
+    if type(value) is not str:
+        return False
+    if column not in ("parents", "meta"):
+        return SURROGATE.search(value) is None
+    try:
+        held = _loaded(value) if len(value) <= MOST_JSON else None
+    except (ValueError, RecursionError):
+        return False
+    if column == "parents":
+        return isinstance(held, list) and all(type(id) is int for id in held)
+    if not isinstance(held, dict):
+        return False
+    return not any(isinstance(each, dict | list) for each in held.values())
 
 
 class _Patience:
@@ -282,6 +275,7 @@ class _Patience:
 def _connected(path: str | Path, patience: _Patience, file: Path | None = None):
     """Open a database that is not to be trusted. file: where it is kept, if anywhere."""
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=str(path)[:5] == "file:")
+    db.text_factory = lambda raw: raw.decode(errors="surrogateescape")  # `_fits` refuses it
     db.execute("PRAGMA trusted_schema = OFF")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
     db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
@@ -289,9 +283,8 @@ def _connected(path: str | Path, patience: _Patience, file: Path | None = None):
     if file is not None:
         try:
             kept = sum(f.stat().st_size for f in (file, _beside(file, "wal")) if f.exists())
-            (pages,), (size,) = (
-                db.execute(f"PRAGMA page_{what}").fetchone() for what in ("count", "size")
-            )
+            (pages,) = db.execute("PRAGMA page_count").fetchone()
+            (size,) = db.execute("PRAGMA page_size").fetchone()
             if pages * size > min(kept, MOST_BYTES):
                 raise sqlite3.DataError(f"{pages * size} bytes are too many for it")
         except BaseException:
@@ -379,8 +372,8 @@ class Bank:
 
     def _begin(self) -> None:
         """Check the file before anything is written to it; make the tables of a new one."""
-        read = self._value
-        new = not read("SELECT count(*) FROM sqlite_master") and not read("PRAGMA application_id")
+        new = self._value("SELECT count(*) FROM sqlite_master") == 0
+        new = new and not self._value("PRAGMA application_id")
         if new and self.frozen:
             raise UserError(f"{self.path} holds no bank.")
         if not new:
@@ -409,46 +402,43 @@ class Bank:
         self._db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}")
         with self._transaction():
             self._set("schema", SCHEMA)
-            self._set("embedder", mine.as_json() if mine else {})
+            self._set("embedder", mine)
 
-    def _identity(self) -> Identity | None:
-        return Identity.of(self.embedder) if self.likeness.needs_vectors else None
+    def _identity(self) -> dict:
+        return identity_of(self.embedder) if self.likeness.needs_vectors else {}
 
     def _check_layout(self) -> None:
-        """Refuse another file and another version; nothing is read from a table before."""
+        """Refuse another file; nothing is read from a table before."""
         if self._value("PRAGMA application_id") != APPLICATION:
             raise UserError(f"{self.path} is a database, but no bank.")
-        ours, theirs = _ours()[0], self._rows(LAYOUT)
-        if theirs != ours:
-            (_, name, *_), *_ = [row for row in theirs if row not in ours] or [
-                row for row in ours if row not in theirs
-            ] or theirs  # fmt: skip
+        if (theirs := self._rows(LAYOUT)) != _layout():
+            other = [name for _, name, *_ in {*theirs} ^ {*_layout()}] or ["their order"]
             raise UserError(
                 f"{self.path} is no bank of version {SCHEMA}, or damaged: its layout differs in "
-                f"{clip(repr(name), 80)}."
+                f"{clip(repr(min(other)), 80)}."
             )
 
     def _check_pages(self) -> None:
         """Refuse trees of pages that are too deep or without end, then pages that are in two."""
-        for type, name, table, _ in _ours()[0]:
+        for type, name, table, _ in _layout():
             how = "NOT INDEXED" if type == "table" else f"INDEXED BY {name}"
             self._rows(f"SELECT total(1) FROM {table} {how}")
         if (found := self._value("PRAGMA quick_check(1)")) != "ok":
             raise sqlite3.DataError(clip(" ".join(found.split()), 200))
 
     def _check_rows(self) -> None:
-        """Refuse values that no bank writes, with their row."""
-        for table, columns in _ours()[1].items():
-            key, fits = next(iter(columns)), [*columns.values()]
-            wrong = self._rows(
-                f"SELECT {key}, {', '.join(fits)} FROM {table} "
-                f"WHERE NOT ({' AND '.join(fits)}) LIMIT 1"
-            )
-            for row, *each in wrong:
-                names = ", ".join(name for name, fit in zip(columns, each, strict=True) if not fit)
-                raise sqlite3.DataError(f"row {clip(repr(row), 40)} of {table}: {names}")
+        """Refuse values that no bank writes, with their row, and another version."""
+        for table in KEPT:
+            kinds = [
+                (name, kind) for _, name, kind, *_ in self._rows(f"PRAGMA table_info({table})")
+            ]
+            for row in self._db.execute(f"SELECT * FROM {table}"):
+                for (name, kind), value in zip(kinds, row, strict=True):
+                    if not _fits(name, kind, value):
+                        key = clip(repr(row[0]), 40)
+                        raise sqlite3.DataError(f"row {key} of {table}: {name}")
         for (value,) in self._rows("SELECT value FROM info"):
-            json.loads(value, parse_constant=_whole, parse_int=_whole)
+            _loaded(value)
         if (version := self.noted("schema")) != SCHEMA:
             raise UserError(
                 f"{self.path} is a bank of version {clip(repr(version), 40)}, this is version "
@@ -457,27 +447,26 @@ class Bank:
 
     def _check_embedder(self) -> None:
         """Refuse another embedder than that the bank was made with."""
-        mine, kept = self._identity(), self.noted("embedder", dict)
-        if kept is None:
+        mine, made = self._identity(), self.noted("embedder", dict)
+        if made is None:
             raise UserError(f"{self.path} is damaged (it does not say which embedder made it).")
-        made = Identity(**kept) if kept else None
-        if made and not (isinstance(made.name, str) and len(made.row) == made.dim):
+        if made and len(row_of(made)) != made["dim"]:
             raise ValueError("the embedding by which its embedder is told has another size")
-        size = 4 * made.dim if made else 0  # bytes
+        name, size = (clip(made["name"], 80), 4 * made["dim"]) if made else ("", 0)  # bytes
         query = "SELECT id, length(vec) FROM intent WHERE length(vec) != ? LIMIT 1"
         for id, n in self._rows(query, size):
             raise ValueError(f"the embedding of intent {id} has {n} bytes, not {size}")
         if mine and not made:
             reason = "was made without an embedder: search it by bm25, or make another"
-        elif mine and not mine.same(made):
+        elif mine and not same(mine, made):
             reason = (
-                f"was made with the embedder {clip(made.name, 80)} ({made.dim} numbers), not with "
-                f"{mine.name} ({mine.dim}): name that one"
+                f"was made with the embedder {name} ({made['dim']} numbers), not with "
+                f"{mine['name']} ({mine['dim']}): name that one"
             )
         elif made and not mine and not (self.frozen or self.upkeep):
             reason = (
-                f"holds embeddings of {clip(made.name, 80)}, and new intents need them too: name "
-                "that embedder, or open it frozen"
+                f"holds embeddings of {name}, and new intents need them too: name that embedder, "
+                "or open it frozen"
             )
         else:
             return
@@ -493,7 +482,7 @@ class Bank:
     # ---- reading and writing
 
     def _rows(self, query: str, *values: object) -> list[tuple]:
-        """Return what a query finds: the one way in which the file is read."""
+        """Return what a query finds."""
         with self._sentences():
             return self._db.execute(query, values).fetchall()
 
@@ -525,19 +514,18 @@ class Bank:
         what = self.path or "The bank that a model or a run holds"
         try:
             yield
-        except sqlite3.OperationalError as error:
+        except sqlite3.Error as error:
             reason = first_line(error)
-            if "disk" in reason:  # is full, or fails: what was written before is whole
-                kept = "what it held before is kept; make room and call again"
-                raise UserError(f"{self.path} cannot be written ({reason}): {kept}.") from error
+            if reason == "interrupted":
+                if self._patience.ticks <= self._patience.most:
+                    raise KeyboardInterrupt from None
+                reason = "its pages have no end"
             if "locked" in reason or "busy" in reason:
                 raise UserError(f"{what} is in use by another process.") from error
-            if reason == "interrupted" and self._patience.ticks <= self._patience.most:
-                raise KeyboardInterrupt from None
-            reason = "its pages have no end" if reason == "interrupted" else reason
-            raise UserError(f"{what} cannot be used: {reason}.") from error
-        except sqlite3.DatabaseError as error:
-            raise UserError(f"{what} is no bank, or damaged ({first_line(error)}).") from error
+            if re.search("disk (is full|I/O)", reason):  # what was written before is whole
+                kept = "what it held before is kept; make room and call again"
+                raise UserError(f"{what} cannot be written ({reason}): {kept}.") from error
+            raise UserError(f"{what} is no bank, or damaged ({reason}).") from error
         except OSError as error:
             raise UserError(f"{what} cannot be used: {error.strerror}.") from error
         except DAMAGE as error:
@@ -600,7 +588,7 @@ class Bank:
         if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
-            self._own_delta = self.batches, self.quantile(self.config.delta_quantile)
+            self._own_delta = self.batches, self.quantile(DELTA_SHARE)
         return self._own_delta[1]
 
     def quantile(self, share: float) -> float:
@@ -610,12 +598,12 @@ class Bank:
 
     @property
     def _delta_key(self) -> str:
-        return f"delta {self.config.retrieve} {self.config.delta_quantile:g} {self.namespace}"
+        return f"delta {self.config.retrieve} {DELTA_SHARE:g} {self.namespace}"
 
     def calibrate(self, intents: Sequence[str]) -> float:
-        """Return the quantile `delta_quantile` of the similarities of all pairs, and keep it."""
+        """Return the delta that the similarities of all pairs suggest, and keep it."""
         texts = [*dict.fromkeys(intent[:MOST_CHARACTERS] for intent in intents)]
-        delta = self.likeness.quantile(texts, self.config.delta_quantile)
+        delta = self.likeness.quantile(texts, DELTA_SHARE)
         if not self.frozen:
             self.note(self._delta_key, delta)
         return delta
@@ -657,9 +645,11 @@ class Bank:
             pool = kept
         sims, qs = [sim for _, sim in pool], [entry.q for entry, _ in pool]
         if c.norm == "fixed":
-            sims, qs = [(sim - c.sim_mean) / c.sim_std for sim in sims], _clipped(_fixed_z(qs))
+            sims, qs = [(sim - c.sim_mean) / c.sim_std for sim in sims], _z(qs, 1e-9)
         elif c.norm == "pool":
-            sims, qs = _z(sims), _clipped(_z(qs))
+            sims, qs = _z(sims), _z(qs)
+        if c.norm != "none":  # an outlier in utility decides no more than CLIP deviations
+            qs = [max(-CLIP, min(CLIP, q)) for q in qs]
         shown = self._total("coalesce(sum(visits), 0)") if c.ucb else 0
         found = []
         for hit, sim_z, q_z in zip(pool, sims, qs, strict=True):
@@ -705,7 +695,7 @@ class Bank:
         *,
         task_id: str = "",
         epoch: int = 0,
-    ) -> list[Update]:
+    ) -> None:
         """Move the utilities of the entries that were shown towards a reward (Eq. 4).
 
         reward: in [-1, 1], one for all or one for each. Each entry learns once. ValueError: a
@@ -715,22 +705,21 @@ class Bank:
         for r in rewards:
             if not (isinstance(r, int | float) and -1 <= r <= 1):  # NaN compares as False
                 raise ValueError(f"a reward must be a number in [-1, 1], not {r!r}")
-        c, updates = self.config, []
+        c = self.config
+        once = {found.entry.id: (found, r) for found, r in zip(shown, rewards, strict=True)}
         with self.batch():
-            for found, r in {f.entry.id: (f, float(r)) for f, r in
-                             zip(shown, rewards, strict=True)}.values():  # fmt: skip
-                updates.append(self._learn(found.entry.id, r, c.alpha, found, task_id, epoch))
+            for id, (found, r) in once.items():
+                self._learn(id, r, c.alpha, found, task_id, epoch)
                 self._db.execute(
                     "UPDATE entry SET visits = visits + 1, wins = wins + ? WHERE id = ?",
-                    (r > 0, found.entry.id),
+                    (r > 0, id),
                 )
                 if c.credit == "dag":
                     self._credit_ancestors(found, r, task_id, epoch)
-        return updates
 
     def _learn(
         self, id: int, reward: float, rate: float, found: Found, task_id: str, epoch: int
-    ) -> Update:
+    ) -> None:
         before = self._value("SELECT q FROM entry WHERE id = ?", id)
         if before is None:
             raise ValueError(f"the bank has no entry {id}")
@@ -743,7 +732,6 @@ class Bank:
             "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
             (epoch, task_id, id, found.sim, before, found.score, reward, after),
         )
-        return Update(id, before, reward, after)
 
     def _credit_ancestors(self, found: Found, reward: float, task_id: str, epoch: int) -> None:
         """Let the entries that an entry was made from learn, once each, by their distance.
@@ -755,14 +743,14 @@ class Bank:
         waiting = deque((id, 1) for id in found.entry.parents)
         while waiting:
             id, depth = waiting.popleft()
-            rate = c.alpha * c.credit_lambda**depth
+            rate = c.alpha * LAMBDA**depth
             if id in seen or rate < 1e-6:
                 continue
             seen.add(id)
             parents = self._value("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
             if parents is None:  # forgotten
                 continue
-            self._learn(id, c.credit_gamma**depth * reward, rate, found, task_id, epoch)
+            self._learn(id, GAMMA**depth * reward, rate, found, task_id, epoch)
             waiting.extend((parent, depth + 1) for parent in json.loads(parents))
 
     def write(
@@ -825,8 +813,7 @@ class Bank:
         return id
 
     def evict(self) -> None:
-        """Let go of entries beyond `max_entries`, none of those that this batch has written; every
-        batch ends with it."""
+        """Let go of entries beyond `max_entries`, none of those that this batch has written."""
         most = self.config.max_entries
         if most and (excess := self._total("count(*)") - most) > 0:
             query = f"entry.id {LIVE} AND created < ? ORDER BY q, visits, entry.id LIMIT ?"
@@ -845,18 +832,13 @@ class Bank:
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
         rows = self._rows(f"SELECT {COLUMNS} {JOINED} {clause} ORDER BY entry.id", *values)
-        with self._sentences():
-            return [*map(_entry, rows)]
+        return [*map(_entry, rows)]
 
     def entry(self, id: int) -> Entry:
         """Return an entry, also one that was let go of. ValueError: there was never one."""
         for entry in self._entries("entry.id = ?", id):
             return entry
         raise ValueError(f"the bank has no entry {id}")
-
-    def entries_of(self, task_id: str) -> list[Entry]:
-        """Return the entries that a task has left, the oldest first."""
-        return self.entries(task_id=task_id)
 
     def forget(self, **where: object) -> int:
         """Let go of the entries that all conditions hold for; return how many they were."""
@@ -868,23 +850,27 @@ class Bank:
     def stats(self) -> dict[str, float]:
         """Count entries and describe their utilities and how often they were shown."""
         entries = self.entries()
-        n, qs = len(entries), sorted(entry.q for entry in entries)
-        shares = {
-            "never_shown": sum(not entry.visits for entry in entries),
-            "q_negative": sum(q < 0 for q in qs),
-            "q_zero": sum(q == 0 for q in qs),
-            "q_positive": sum(q > 0 for q in qs),
-        }
-        quantiles = {"q_min": 0.0, "q_10": 0.1, "q_median": 0.5, "q_90": 0.9, "q_max": 1.0}
+        n, qs = len(entries), sorted(entry.q for entry in entries) or [0.0]
+
+        def share(hits: Iterable[bool]) -> float:
+            return sum(hits) / n if n else 0.0
+
+        def quantile(place: float) -> float:
+            return qs[min(len(qs) - 1, int(place * n))]
+
         return {
             "entries": n,
             "intents": len({entry.intent for entry in entries}),
-            **{name: count / n if n else 0.0 for name, count in shares.items()},
-            "q_mean": fmean(qs) if n else 0.0,
-            **{
-                name: qs[min(n - 1, int(share * n))] if n else 0.0
-                for name, share in quantiles.items()
-            },
+            "never_shown": share(not entry.visits for entry in entries),
+            "q_negative": share(entry.q < 0 for entry in entries),
+            "q_zero": share(entry.q == 0 for entry in entries),
+            "q_positive": share(entry.q > 0 for entry in entries),
+            "q_mean": fmean(qs),
+            "q_min": qs[0],
+            "q_10": quantile(0.1),
+            "q_median": quantile(0.5),
+            "q_90": quantile(0.9),
+            "q_max": qs[-1],
             "visits": sum(entry.visits for entry in entries),
             "wins": sum(entry.wins for entry in entries),
             "cut": sum(not {"cut", "not_read"}.isdisjoint(entry.meta) for entry in entries),
@@ -931,7 +917,7 @@ class Bank:
                 [base64.b64encode(x).decode() if isinstance(x, bytes) else x for x in row]
                 for row in self._rows(f"SELECT * FROM {table} ORDER BY 1")
             ]
-            for table in ("info", "intent", "entry", "event")
+            for table in KEPT
         }
 
     def load(self, dumped: dict) -> None:
@@ -941,15 +927,14 @@ class Bank:
         if any(info.get(key) != self.noted(key) for key in ("schema", "embedder")):
             raise UserError(f"{self.path or 'The bank'} is of another version or embedder.")
         with self._sentences(), self.batch():
-            for table in ("event", "entry", "intent", "info"):
+            for table in reversed(KEPT):
                 self._db.execute(f"DELETE FROM {table}")
-            for table in ("info", "intent", "entry", "event"):
-                for row in dumped[table]:
-                    vec = [base64.b64decode(row[3])] if table == "intent" else row[3:4]
+            for table in KEPT:
+                for row in map(list, dumped[table]):
+                    if table == "intent":
+                        row[3] = base64.b64decode(row[3])
                     marks = ", ".join("?" * len(row))
-                    self._db.execute(
-                        f"INSERT INTO {table} VALUES ({marks})", [*row[:3], *vec, *row[4:]]
-                    )
+                    self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
             self._check_rows()
             self._check_embedder()
             self._buried = True  # the index is built anew
@@ -967,25 +952,14 @@ def _order(found: Found) -> tuple[float, float, int]:
     return -found.score, -found.sim, found.entry.id
 
 
-def _z(values: Sequence[float]) -> list[float]:
-    """Return z-scores by the population's deviation; 0 where there is none.
+def _z(values: Sequence[float], least: float = 1e-6) -> list[float]:
+    """Return z-scores by the population's deviation; 0 where it is below the least one.
 
     >>> _z([1.0, 3.0]), _z([2.0])
     ([-1.0, 1.0], [0.0])
     """
     std = pstdev(values) if len(values) > 1 else 0.0
-    if std < 1e-6:
+    if std < least:
         return [0.0] * len(values)
     mean = fmean(values)
     return [(value - mean) / std for value in values]
-
-
-def _fixed_z(values: Sequence[float]) -> list[float]:
-    """Return the utilities' z-scores as the released code takes them: a deviation of 0 is 1."""
-    std = pstdev(values) if len(values) > 1 else 1.0
-    mean, std = fmean(values), std if std > 1e-9 else 1.0
-    return [(value - mean) / std for value in values]
-
-
-def _clipped(values: Sequence[float]) -> list[float]:
-    return [max(-CLIP, min(CLIP, value)) for value in values]

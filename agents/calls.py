@@ -6,11 +6,11 @@ Exercise it: `pytest tests/agents/test_calls.py`. Read next: agents/memupdate.py
 
     response --transformers--> thoughts, text, bodies of calls --ours--> a Call or a Fault each
 
-transformers' `chat_parsing` splits a response by a response template. It could read the bodies too,
-but raises for the whole message if one of them is damaged; the bodies are therefore taken as text,
-and each is read by itself. What cannot be read becomes a Fault in its place, never an exception.
-Some chat templates begin a thought at the end of the prompt: the response then has only its end, or
-not even that.
+transformers' `chat_parsing` splits a response by a response template of ours. It could read the
+bodies too, but raises for the whole message if one of them is damaged; the bodies are therefore
+taken as text, and each is read by itself. What cannot be read becomes a Fault in its place, never
+an exception. Some chat templates begin a thought at the end of the prompt: the response then has
+only its end, or not even that.
 
 | format | one call | whose |
 |---|---|---|
@@ -18,7 +18,9 @@ not even that.
 | list | `<tool_call>[{"name": ..., "arguments": {...}}]</tool_call>` | SmolLM2 |
 | xml | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</tool_call>` | Qwen3.5 |
 | bare | `{"name": ..., "parameters": {...}}` | Llama 3 |
-| own | whatever the tokenizer's `response_template` says | |
+
+A model whose template has other marks is told in the prompt to write the first one. What a
+tokenizer's own `response_template` says is not looked at.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Literal
 
 from agents.tools import is_text, schemas
-from config.errors import UserError, clean, clip, first_line
+from config.errors import clean, clip
 from tokens.chat_templates import rendered
 
 if TYPE_CHECKING:
@@ -75,38 +77,22 @@ def _object(pairs: list[tuple[str, object]]) -> dict:
     return values
 
 
-def _constant(name: str) -> None:
-    raise _Unreadable(f"{name} is no JSON value")
-
-
 def _number(text: str) -> int | float:
+    """Read a number. _Unreadable: it is none that JSON knows, or so long that Python refuses it."""
     if len(text) > 18:
         raise _Unreadable("a number has more than 18 characters")
-    number = float(text)
-    return number if math.isfinite(number) else _constant(text)
-
-
-def _integer(text: str) -> int:
-    return int(text) if len(text) <= 18 else _number(text)
+    if not math.isfinite(number := float(text)):
+        raise _Unreadable(f"{text} is no JSON value")
+    return int(text) if text.removeprefix("-").isdecimal() else number
 
 
 DECODER = json.JSONDecoder(
-    object_pairs_hook=_object,
-    parse_constant=_constant,
-    parse_float=_number,
-    parse_int=_integer,
+    object_pairs_hook=_object, parse_constant=_number, parse_float=_number, parse_int=_number
 )
-
-
-# more levels than that, before any bracket closes; strings are passed over
-DEEP = re.compile(rf'(?:(?:[^"\[\]{{}}]|"(?:[^"\\]|\\.)*+")*+[\[{{]){{{DEEPEST + 1}}}', re.DOTALL)
-DEEP_WITHIN = 500  # characters
 
 
 def _decode(text: str, at: int = 0) -> tuple[object, int]:
     """Read the JSON value that begins at a place; return it and where it ends."""
-    if DEEP.match(text, at, at + DEEP_WITHIN):  # json would go down a thousand levels, and back
-        raise _Unreadable("it is nested too deeply")
     try:
         value, end = DECODER.raw_decode(text, at)
     except json.JSONDecodeError as error:
@@ -352,28 +338,17 @@ def _splitter(bare: bool) -> ResponseTemplate:
     return load_response_template(BARE if bare else MARKED)
 
 
-def _marks_of_thoughts(splitter: ResponseTemplate) -> tuple[str, str]:
-    """Return the marks by which a splitter knows thoughts; a codec shows all by `THOUGHT`."""
-    marks = splitter.fields.get("thinking")
-    literal = marks is not None and marks.open_literals and marks.close_literals
-    if not literal or THOUGHT[0] in marks.open_literals[0]:
-        return THOUGHT
-    return marks.open_literals[0], marks.close_literals[0]
-
-
 @dataclass(frozen=True, slots=True)
 class Format:
     """How one model writes calls."""
 
-    kind: Literal["hermes", "list", "xml", "bare", "own"] = "hermes"
+    kind: Literal["hermes", "list", "xml", "bare"] = "hermes"
     # the schemas are given to the chat template; False: `instructions` has to stand in the prompt
     by_template: bool = False
     gap: str = ""  # between the marks of a call and its body
     # what the chat template itself writes of a response if it begins a thought, else "": where the
     # model is not asked to think, and where it is
     begun: tuple[str, str] = ("", "")
-    # of the tokenizer, for "own": what splits a response, and what reads the body of a call
-    own: tuple[ResponseTemplate, ResponseTemplate] | None = None
 
     def parse(self, response: str, before: str = "") -> tuple[str, str, list[Call | Fault]]:
         """Split a response into thoughts, text and calls in their order. Never raises.
@@ -384,57 +359,43 @@ class Format:
         """
         from transformers.utils.chat_parsing import ResponseParser
 
-        splitter = self.own[0] if self.own else _splitter(self.kind == "bare")
-        for shown, mark in zip(THOUGHT, _marks_of_thoughts(splitter), strict=True):
-            response = response.replace(shown, mark)
         if not before:
-            before, response = self._begin(splitter, response)
-        try:
-            parser = ResponseParser(splitter, prefix=before)
-            closed = parser.feed(response + "\n")  # so that no mark stands at the very end
-            cut = parser.finalize()[1]
-        except (ValueError, KeyError, TypeError) as error:  # a template of the tokenizer's own
-            return "", response, [_fault(first_line(error), response)]
+            before, response = self._begin(response)
+        parser = ResponseParser(_splitter(self.kind == "bare"), prefix=before)
+        closed = parser.feed(response + "\n")  # so that no mark stands at the very end
         parts: dict[str, list[str]] = {"thinking": [], "content": []}
         calls: list[Call | Fault] = []
-        for k, event in enumerate([*closed, *cut]):
+        for k, event in enumerate([*closed, *parser.finalize()[1]]):
             if event["type"] != "region_close":
                 continue
             if event["field"] == "tool_calls":
                 calls += self._read(event["value"], cut=k >= len(closed))
             elif event["field"] in parts:
                 parts[event["field"]].append(event["value"])
-                marked = self.kind in ("hermes", "list", "xml") and event["field"] == "content"
-                if marked and CLOSE in event["value"]:
+                if self.kind != "bare" and event["field"] == "content" and CLOSE in event["value"]:
                     calls.append(_fault(f"{OPEN} is missing before it", event["value"]))
         thoughts, text = ("\n".join(filter(None, texts)) for texts in parts.values())
         return thoughts, text, calls
 
-    def _begin(self, splitter: ResponseTemplate, response: str) -> tuple[str, str]:
+    def _begin(self, response: str) -> tuple[str, str]:
         """Return what the prompt has written of a response, and the response without the mark that
         a codec puts before it if the template began a thought (`Codec.response`)."""
         always, thinking = self.begun
-        opening = _marks_of_thoughts(splitter)[0]
-        if opening in thinking and response.startswith(opening):
-            return thinking, response.removeprefix(opening)
-        marks = splitter.fields.get("thinking")
-        if not always and marks and marks.open_re and marks.close_re:
-            end, start = marks.close_re.search(response), marks.open_re.search(response)
-            if end and not (start and start.start() < end.start()):
-                return thinking or (marks.open_literals or ("",))[0], response
+        if THOUGHT[0] in thinking and response.startswith(THOUGHT[0]):
+            return thinking, response.removeprefix(THOUGHT[0])
+        before, ends, _ = response.partition(THOUGHT[1])
+        if not always and ends and THOUGHT[0] not in before:
+            return thinking or THOUGHT[0], response
         return always, response
 
-    def _read(self, body: str | Mapping[str, str], cut: bool) -> list[Call | Fault]:
+    def _read(self, body: str, cut: bool) -> list[Call | Fault]:
         """Read one body; cut: it goes to the end of the response."""
-        if self.own:
-            return self._read_own(body, cut)
         if self.kind == "bare":
             return [*_objects(body)]
         if cut:
             return [_cut(CLOSE, piece.strip()) for piece in body.split(OPEN)]
-        read = _in_xml if self.kind == "xml" else _in_json
         try:
-            return read(body)
+            return _in_xml(body) if self.kind == "xml" else _in_json(body)
         except _Unreadable as error:
             reason = str(error)
         *lost, last = body.split(OPEN)
@@ -445,37 +406,11 @@ class Format:
         noticed = any(isinstance(call, Fault) for call in found)
         return found if noticed else [*found, _fault(reason, body)]
 
-    def _read_own(self, found: Mapping[str, str], cut: bool) -> list[Call | Fault]:
-        """Read a body as the tokenizer's own template says, with the texts that its marks hold."""
-        from transformers.utils.chat_parsing.content_parsers import process_field
-
-        field = self.own[1].fields["tool_calls"]
-        body = found["body"]
-        if cut and field.close_re is not None:
-            return [_cut("its closing mark", body)]
-        try:
-            if field.content == "json" and not field.content_args:
-                _json(body)  # stricter than transformers
-            value = process_field(body, field, {k: v for k, v in found.items() if k != "body"})
-        except (_Unreadable, ValueError, KeyError, TypeError, RecursionError) as error:
-            return [_fault(first_line(error), body)]
-        calls = []
-        for item in value if isinstance(value, list) else [value]:
-            call = _call(item.get("function", item) if isinstance(item, dict) else item, body)
-            if isinstance(call, Call) and isinstance(call.arguments, dict):
-                if field.content != "json":
-                    call = Call(call.name, _typed(call.name, call.arguments), body)
-            calls.append(call)
-        return calls
-
     def write(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write one call as this model would; the arguments keep their order.
 
-        XML knows no escapes: there a value must not hold a closing mark. UserError: a tokenizer's
-        own format can be read, not written.
+        XML knows no escapes: there a value must not hold a closing mark.
         """
-        if self.kind == "own":
-            raise UserError("Calls cannot be written for this model: its format is its own.")
         if self.kind == "bare":
             return _dumps({"name": name, "parameters": dict(arguments)})
         if self.kind == "xml":
@@ -492,10 +427,7 @@ class Format:
 
         A thought and any text are free, but a mark of a call is followed by a call of one of these
         tools, with arguments of its schema. thinking: whether the model is asked to think.
-        UserError: a tokenizer's own format can be read, not written.
         """
-        if self.kind == "own":
-            raise UserError("Calls cannot be constrained for this model: its format is its own.")
         begin, call = self._call_by(schemas)
         end = "}" if self.kind == "bare" else CLOSE
         text = {
@@ -561,30 +493,22 @@ GAP = re.compile(r"<tool_call>(?:\\n|\n)")
 
 
 def format_of(tokenizer: object) -> Format:
-    """Return the format of a tokenizer's model.
+    """Return the format of a tokenizer's model: what its chat template has marks of.
 
-    It is the tokenizer's own `response_template`, or what its chat template has marks of. A
-    template that takes no tools, or writes calls in a way that is not known here, leaves it to
+    A template that takes no tools, or writes calls in a way that is not known here, leaves it to
     `Format.instructions` to describe them.
     """
-    template = _chat_template(tokenizer)
-    takes_tools = bool(template) and _takes_tools(tokenizer)
-    spec = getattr(tokenizer, "response_template", None) or {}
-    if takes_tools and "tool_calls" in spec.get("fields", {}):
-        both = _own(spec)
-        return Format("own", True, begun=_begun(tokenizer, both[0]), own=both)
+    template = getattr(tokenizer, "chat_template", None) or ""
+    if isinstance(template, Mapping):  # some tokenizers have several, by name
+        template = template.get("tool_use") or template.get("default") or ""
+    if not template:
+        return Format()
     kind = next((kind for kind, mark in MARKS if mark.search(template)), None)
     gap = "\n" if GAP.search(template) else ""
-    begun = _begun(tokenizer, _splitter(kind == "bare")) if template else ("", "")
-    return Format(kind or "hermes", kind is not None and takes_tools, gap, begun)
-
-
-def _chat_template(tokenizer: object) -> str:
-    """Return the source of the template for tools; some tokenizers have several, by name."""
-    template = getattr(tokenizer, "chat_template", None)
-    if isinstance(template, Mapping):
-        template = template.get("tool_use") or template.get("default")
-    return template or ""
+    by_template = kind is not None and _takes_tools(tokenizer)
+    return Format(
+        kind or "hermes", by_template, gap, (_begun(tokenizer, False), _begun(tokenizer, True))
+    )
 
 
 def _takes_tools(tokenizer: object) -> bool:
@@ -599,48 +523,19 @@ def _takes_tools(tokenizer: object) -> bool:
     return given != none
 
 
-def _begun(tokenizer: object, splitter: ResponseTemplate) -> tuple[str, str]:
+def _begun(tokenizer: object, thinking: bool) -> str:
     """Return what a chat template writes of a response if that begins a thought, else "".
 
-    Where the model is not asked to think, and where it is.
+    thinking: whether the model is asked to think.
     """
     from jinja2 import TemplateError
-    from transformers.utils.chat_parsing import ResponseParser
 
-    def begun(thinking: bool) -> str:
-        message, switch = [{"role": "user", "content": "-"}], {"enable_thinking": thinking}
+    message, switch = [{"role": "user", "content": "-"}], {"enable_thinking": thinking}
+    try:
         prompt, whole = (
             rendered(tokenizer, message, add_generation_prompt=k, **switch) for k in (False, True)
         )
-        written = whole.removeprefix(prompt)
-        parser = ResponseParser(splitter, prefix=written)
-        *_, last = {}, *parser.initial_events, *parser.feed("-")
-        return written if last.get("field") == "thinking" and "text" in last else ""
-
-    try:
-        return begun(False), begun(True)
-    except (TemplateError, ValueError, KeyError, TypeError):  # a template's own, as in `parse`
-        return "", ""
-
-
-def _own(spec: dict) -> tuple[ResponseTemplate, ResponseTemplate]:
-    """Return a tokenizer's template twice: with all fields as plain text, and as it is.
-
-    The plain one gives of a call {"body": ..., and the texts that its opening mark holds}.
-    """
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
-    try:
-        full = load_response_template(spec)
-        anchors = ("open", "open_pattern", "close", "close_pattern")
-        plain = {
-            name: {key: field[key] for key in anchors if key in field}
-            for name, field in spec["fields"].items()
-        }
-        held = full.fields["tool_calls"].open_re.groupindex
-        names = {name: f"{{{name}}}" for name in held}
-        plain["tool_calls"]["transform"] = {"body": "{content}"} | names
-        return load_response_template(spec | {"fields": plain}), full
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = f"cannot be used for tool calls ({first_line(error)})"
-        raise UserError(f"The tokenizer's response_template {reason}.") from error
+    except TemplateError:
+        return ""
+    written = whole.removeprefix(prompt)
+    return written if written.rfind(THOUGHT[0]) > written.rfind(THOUGHT[1]) else ""

@@ -88,14 +88,14 @@ class InfMem(memagent.MemAgent):
         for k, section in enumerate(sections):
             history = f"{k} of {n} sections read; looked for: {'; '.join(queries[-8:]) or '-'}"
             turn = yield self.prompt("plan", c.plan_tokens, history=history, **base)
-            query, said = read_plan(turn.response, task.question)
+            query, plan = read_plan(turn.response, task.question)
             here = range(k * chunk // size, -(-(k + 1) * chunk // size))
             found = [i for i, _ in search.top_k(query, c.passages_k, here)]
-            counts = {f"plan_{said}": 1, "searches": bool(query), "hits": bool(found)}
+            counts = {f"plan_{plan}": 1, "searches": bool(query), "hits": bool(found)}
             turn.notes = Notes(counts, query, tuple(i + 1 for i in found))
-            if said == "stop":
+            if plan == "stop":
                 break
-            queries += [query[:100]] * (said == "search")
+            queries += [query[:100]] * (plan == "search")
             more = dict(section=section, passages="\n\n".join(passages[i] for i in found))
             turn = yield self.prompt("write" if found else "update", c.memory_tokens, **more | base)
             old, text, read = base["memory"], codec.after_thinking(turn.response), k + 1
@@ -144,9 +144,9 @@ class InfMem(memagent.MemAgent):
 
 def read_plan(response: str, question: str) -> tuple[str, str]:
     """Return the words to look for, and the kind of a plan: search, fault, stop or silent."""
-    step = parse_step(said := strip_thinking(response))
+    step = parse_step(text := strip_thinking(response))
     if step.query:
         return step.query, "search"
     if {"unclosed_recall", "empty_recall"} & {*step.errors}:
         return question, "fault"  # a call without words, or without its end
-    return "", "stop" if any(places("STOP", said)) else "silent"
+    return "", "stop" if any(places("STOP", text)) else "silent"

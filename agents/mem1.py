@@ -96,17 +96,17 @@ class Mem1(memagent.MemAgent):
             slots = known | dict(section=text, memory=state, query=query or "-")
             room = c.memory_tokens + c.action_tokens
             turn = yield self.prompt("turn", room, turns_left=str(left), **slots)
-            said = codec.after_thinking(turn.response)
-            step, asked = parse_step(said, turn.finish), bool(query)
+            response = codec.after_thinking(turn.response)
+            step, queried = parse_step(response, turn.finish), bool(query)
             new = codec.text(step.memory or "")
             capped = len(new.ids) > c.memory_tokens
             new = codec.decode(new.ids[: c.memory_tokens]) if capped else new
             state = overwrite(state, new, NO_MEMORY, c.empty)
             query = step.query or ""
-            answer = "".join(re.findall("<answer>(.+?)</answer>", said, re.DOTALL)[:1]).strip()
+            answer = "".join(re.findall("<answer>(.+?)</answer>", response, re.DOTALL)[:1]).strip()
             counts = {f"error_{error}": 1 for error in step.errors} | {
                 "turns": 1, "no_state": not new.strip(), "memory_capped": capped,
-                "queries": bool(query), "asked": asked, "hits": bool(hits)}  # fmt: skip
+                "queries": bool(query), "asked": queried, "hits": bool(hits)}  # fmt: skip
             turn.notes = Notes(counts, query, tuple(k + 1 for k in read))
         state = f"{state}\n\nAnswer: {answer}" if answer else state
         turn = yield self.prompt("final", c.final_tokens, final=True, memory=state, **known)

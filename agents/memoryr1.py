@@ -91,14 +91,14 @@ class MemoryR1(MemUpdate):
         super().check(task)
 
     def _answers_train(self, task: Task) -> bool:
-        return self.config.stage == "answerer" and bool(self.probes_of(task))
+        return self.config.stage == "answerer" and bool(task.probes)
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         if not self._answers_train(task):
             yield from super().run(task)
             return
         snapshot = Store(entries_of(task.memories)).snapshot()
-        for probe in self.probes_of(task):
+        for probe in task.probes:
             self._answers.clear()  # each member of a group answers for itself
             steps = self._ask(snapshot, probe)
             turn = yield replace(next(steps), frozen=False, place=probe.id)
@@ -111,9 +111,10 @@ class MemoryR1(MemUpdate):
         if len(speakers) < 2 or c.answer_order != "best":
             return super().context(snapshot, question)
         found, share = [], max(1, c.answer_k // len(speakers))
-        for one in speakers:
-            of = lambda entry, one=one: entry.speaker == one  # noqa: E731
-            found += self.searcher().top(snapshot.entries, question, share, of)
+        for speaker in speakers:
+            found += self.searcher().top(
+                snapshot.entries, question, share, lambda entry, who=speaker: entry.speaker == who
+            )
         return [e for e, _ in sorted(found, key=lambda hit: (-hit[1], number(hit[0].id)))]
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
@@ -127,9 +128,15 @@ class MemoryR1(MemUpdate):
         task, turns = trajectory.task, trajectory.turns
         if not self._answers_train(task):
             return super().turn_rewards(trajectory)
-        said = [(t.notes.probe, Answered(str(t.response), ())) if t.notes else None for t in turns]
-        probes = {probe.id: probe for probe in self.probes_of(task)}
-        return [{"right": self._score(task, probes[x[0]], x[1])} if x else {} for x in said]
+        probes, rewards = {probe.id: probe for probe in task.probes}, []
+        for turn in turns:
+            answered = Answered(str(turn.response), ())
+            rewards.append(
+                {"right": self._score(task, probes[turn.notes.probe], answered)}
+                if turn.notes
+                else {}
+            )
+        return rewards
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Return the answerer's mean exact match; of a manager, what MemUpdate pays for, which is
@@ -137,7 +144,7 @@ class MemoryR1(MemUpdate):
         if not self._answers_train(trajectory.task):
             return super().reward(trajectory, outcome)
         right = [rewards.get("right", 0.0) for rewards in self.turn_rewards(trajectory)]
-        return sum(right) / len(self.probes_of(trajectory.task))
+        return sum(right) / len(trajectory.task.probes)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         """Count the memories that an answer was shown, and those that it copies."""

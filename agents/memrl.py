@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.bank import Bank, BankConfig, Entry, Found, Retrieved, Update
+from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NUMBER
 from data import Task, grade
@@ -69,6 +69,7 @@ REFLECT = (
 )
 
 ABOVE = 512  # tokens of experiences above a document, where nothing else is set
+TRAJECTORY = 1024  # tokens of the trajectory in an experience
 CUT, LEAST = 8, 24  # tokens: of " ..." and the seams of a cut experience; of what is left of it
 
 
@@ -96,8 +97,6 @@ class MemRLConfig(BankConfig):
     context_tokens: Annotated[int, LIMIT] = 0
     """most tokens of all experiences in a prompt; 0 = no limit in a task of an environment, 512
     above a document"""
-    experience_tokens: Annotated[int, LIMIT] = 1024
-    """most tokens of the trajectory in an experience, whose end is cut; 0 = no limit"""
     max_steps: Annotated[int, LIMIT] = 0
     """most actions of a task; 0 = as many as its environment allows"""
     success_reward: Annotated[float, NUMBER] = 1.0
@@ -313,7 +312,7 @@ class MemRL(Agent):
             if len(self._retrieved) > 1 << 12:
                 self._retrieved.clear()
             if c.recall == "own":
-                last = bank.entries_of(task.id)[-1:]
+                last = bank.entries(task_id=task.id)[-1:]
                 found = tuple(Found(entry, 1.0, 0.0, 0.0, 0.0) for entry in last)
                 self._retrieved[key] = Retrieved(found, len(found), 1.0 if last else 0.0)
             else:
@@ -326,7 +325,7 @@ class MemRL(Agent):
     def _work(self, task: Work, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Act in the task's environment until it is done, then write the experience."""
         c, environment = self.config, task.environment
-        block, shown = self.rendered(retrieved, c.context_tokens)
+        block, retrieved = self.rendered(retrieved, c.context_tokens)
         episode = task.begin()
         try:
             most = min(c.max_steps or environment.most_steps, environment.most_steps)
@@ -373,12 +372,12 @@ class MemRL(Agent):
             failure=step.failure,
             confidence=step.confidence,
         )
-        yield from self._end(task, turn, tried, shown, retrieved, told)
+        yield from self._end(task, turn, tried, retrieved, told)
 
     def _read(self, task: Task, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Read a document section by section, with the experiences beside the question."""
         c, problem, sections = self.config, task.question, self.sections(task)
-        block, shown = self.rendered(retrieved, self._above())
+        block, retrieved = self.rendered(retrieved, self._above())
         memory = first = self.codec.text(NO_MEMORY)
         above = ((self.codec.text(f"{block}\n\n"), False),) if block else ()
 
@@ -401,20 +400,14 @@ class MemRL(Agent):
             leaked=bool(count_phrases(phrases(task.answers), block)),
         )
         told = [f"Task: {problem}", f"Memory: {memory}", f"Answer: {turn.response}"]
-        yield from self._end(task, turn, tried, shown, retrieved, told)
+        yield from self._end(task, turn, tried, retrieved, told)
 
     def _end(
-        self,
-        task: Task,
-        turn: Turn,
-        tried: Tried,
-        shown: Sequence[Found],
-        retrieved: Retrieved,
-        told: Sequence[str],
+        self, task: Task, turn: Turn, tried: Tried, retrieved: Retrieved, told: Sequence[str]
     ) -> Generator[Prompt, Turn, None]:
         """Note what became of a task, with the experience that is kept of it."""
         c = self.config
-        tried.shown = [_noted(found) for found in shown]
+        tried.shown = [_noted(found) for found in retrieved.shown]
         tried.pool, tried.best_sim = retrieved.pool, retrieved.best_sim
         tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
@@ -423,7 +416,7 @@ class MemRL(Agent):
         if not kept:
             return
         self.opened().prepare(tried.intent)
-        trajectory = self.cut("\n".join(told[1:]), c.experience_tokens)
+        trajectory = self.cut("\n".join(told[1:]), TRAJECTORY)
         if c.build == "trajectory" or (c.update == "vanilla" and not tried.success):
             tried.kind, tried.experience = "trajectory", f"{told[0]}\n{trajectory}"
             return
@@ -452,31 +445,26 @@ class MemRL(Agent):
         share."""
         return self.config.context_tokens or ABOVE
 
-    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, tuple[Found, ...]]:
-        """Compose the experiences for a prompt, and say which of them are in it.
+    def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, Retrieved]:
+        """Compose the experiences for a prompt, and leave those in it as what is shown.
 
         most: tokens, 0 = no limit. What does not fit is left out, the least useful first; of the
-        most useful the end is cut, where the trajectory stands. Without any there is no text.
+        most useful the end is cut, where the trajectory stands, unless too little of it would be
+        left. Without any there is no text.
         """
-        shown = [*retrieved.shown]
+        shown, text = [*retrieved.shown], ""
         while shown:
             text = self._block(shown)
             excess = len(self.codec.encode(text)) - most if most else 0
             if excess <= 0:
-                return text, tuple(shown)
-            if len(shown) == 1:
-                return self._cut_block(shown[0], excess)
-            shown.pop()
-        return "", ()
-
-    def _cut_block(self, found: Found, excess: int) -> tuple[str, tuple[Found, ...]]:
-        """Compose one experience without its last tokens; "" if too little of it would be left."""
-        ids = self.codec.encode(found.entry.experience)
-        left = len(ids) - excess - CUT
-        if left < LEAST:
-            return "", ()
-        cut = replace(found.entry, experience=self.cut(found.entry.experience, left))
-        return self._block([replace(found, entry=cut)]), (found,)
+                break
+            *shown, last = shown
+            left = len(self.codec.encode(last.entry.experience)) - excess - CUT
+            if not shown and left >= LEAST:
+                cut = replace(last.entry, experience=self.cut(last.entry.experience, left))
+                text, shown = self._block([replace(last, entry=cut)]), [last]
+                break
+        return text if shown else "", replace(retrieved, shown=tuple(shown))
 
     @staticmethod
     def _block(shown: Sequence[Found]) -> str:
@@ -487,9 +475,9 @@ class MemRL(Agent):
         return "\n\n".join(parts)
 
     def cut(self, text: str, tokens: int) -> str:
-        """Return the first tokens of a text; 0 = all of it."""
+        """Return the first tokens of a text."""
         ids = self.codec.encode(text)
-        if not tokens or len(ids) <= tokens:
+        if len(ids) <= tokens:
             return text
         return str(self.codec.response(ids[:tokens])) + " ..."
 
@@ -518,17 +506,12 @@ class MemRL(Agent):
         shown = tuple(_found(self.opened(), noted) for noted in best.shown)
         return Lesson(trajectories[0].task, best, shown, fmean(rewards))
 
-    def learn(self, lessons: Sequence[Lesson], **noted: object) -> list[Update]:
-        """Teach the bank a batch of lessons, first all feedback, then all experiences.
-
-        noted: what the bank keeps beside them, in the same transaction.
-        """
-        bank, updates = self.opened(), []
+    def learn(self, lessons: Sequence[Lesson]) -> None:
+        """Teach the bank a batch of lessons, first all feedback, then all experiences."""
+        bank = self.opened()
         with bank.batch():
             for lesson in lessons:
-                updates += bank.feedback(
-                    lesson.shown, lesson.reward, task_id=lesson.task.id, epoch=self.epoch
-                )
+                bank.feedback(lesson.shown, lesson.reward, task_id=lesson.task.id, epoch=self.epoch)
             for lesson in lessons:
                 tried = lesson.tried
                 if not tried.experience:
@@ -543,9 +526,6 @@ class MemRL(Agent):
                     parents=[found.entry.id for found in lesson.shown],
                     meta={"steps": tried.steps, "kind": lesson.task.kind},
                 )
-            for key, value in noted.items():
-                bank.note(key, value)
-        return updates
 
     def after_group(self, group: Group) -> None:
         if (lesson := self.lesson(group.trajectories)) is not None:

@@ -18,7 +18,6 @@ the same way. Any other document is read as well: each of its sections is a sess
 from __future__ import annotations
 
 import time
-from collections import OrderedDict
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -32,7 +31,7 @@ from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
-from config.options import COUNT, LIMIT, NOT_NEGATIVE, SHARE
+from config.options import COUNT, LIMIT, NOT_NEGATIVE
 from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tasks.conversations import Probe
@@ -130,8 +129,6 @@ class MemUpdateConfig(ReadConfig):
     the formula of the original's documentation, by shared words, times its efficiency; the last two
     can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
     out"""
-    size_cap: Annotated[int, COUNT] = 100
-    """compat: entries above which a store counts as too large"""
     turn_credit: bool = False
     """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
     the formula's value from the start to there, efficiency included"""
@@ -139,12 +136,8 @@ class MemUpdateConfig(ReadConfig):
     """take from each turn the share of its calls that failed"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """weight of the share of calls that were valid; without a call it is 0"""
-    size_weight: Annotated[float, NOT_NEGATIVE] = 0.1
-    """budget soft: weight of the tokens over the budget, as a share of it"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """build: weight of 1 - tokens of the store / tokens of the source"""
-    visible_weight: Annotated[float, SHARE] = 1.0
-    """target visible: weight of the other probes, so that unrelated memories may not be lost"""
 
     def __post_init__(self):
         ReadConfig.__post_init__(self)
@@ -257,7 +250,7 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: OrderedDict[tuple[str, str, str], Answered] = OrderedDict()
+        self._answers: dict[tuple[str, str, str], Answered] = {}
         self._checked: set[str] = set()  # fingerprints of documents with room for an entry
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
@@ -271,7 +264,7 @@ class MemUpdate(Agent):
     # ---- what it does
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        if not self.probes_of(task):
+        if not task.probes:
             store = yield from self.make(task)
             yield from self.answer(task, store)
             return
@@ -291,7 +284,7 @@ class MemUpdate(Agent):
 
     def source(self, task: Task) -> str | None:
         """Return a fingerprint of the document; None where the store is made for the question."""
-        alone = not self.keeps or self.config.target == "visible" or self.probes_of(task)
+        alone = not self.keeps or self.config.target == "visible" or task.probes
         return None if alone else self._fingerprint(task)
 
     @staticmethod
@@ -336,12 +329,12 @@ class MemUpdate(Agent):
             may_update="update" not in c.without,
         )
         states = [store.snapshot()]
-        return Editing(task, self.probes_of(task), store, scope, budget, source, states=states)
+        return Editing(task, store, scope, budget, source, states=states)
 
     def _measured(self, task: Task, store: Store) -> tuple[int, int | None]:
         """Return the tokens of what is read, or of the store at the start, and the budget in
         tokens, None if it is in entries or there is none. UserError: it holds no entry."""
-        c, source = self.config, self._source_tokens(task, store)
+        c, source = self.config, self.source_tokens(task, store.snapshot().entries)
         if c.budget == "none" or c.budget_entries:
             return source, None
         budget = self.budget_tokens(source)
@@ -356,18 +349,15 @@ class MemUpdate(Agent):
             return []
         return entries_of(task.memories)
 
-    def probes_of(self, task: Task) -> Sequence:
-        return task.probes
-
     def budget_tokens(self, source: int) -> int:
         """Return the tokens that a store may have. source: those of what it is made from."""
         share = self.config.memory_budget or {"build": 0.1, "refine": 1.0}[self.config.mode]
         return max(1, round(share * source))
 
-    def _source_tokens(self, task: Task, store: Store) -> int:
-        """Return the tokens of the document or, in `refine`, of the store at the start."""
+    def source_tokens(self, task: Task, entries: Sequence[Entry]) -> int:
+        """Return the tokens of the document or, in `refine`, of the entries at the start."""
         if self.config.mode == "refine":
-            return self.tokens_of(store.snapshot())
+            return sum(self.measure(entry.line) for entry in entries)
         return len(self.codec.cut(task.document, self.config.chunk_tokens).ids)
 
     def _pieces(self, task: Task) -> Iterator[tuple[int | None, str | None, str]]:
@@ -479,7 +469,7 @@ class MemUpdate(Agent):
         sizes = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
         if c.target == "hidden":
             return sizes
-        first, *_ = (*self.probes_of(editing.task), editing.task)
+        first, *_ = (*editing.task.probes, editing.task)
         # without the answers to choose from
         plain = first if isinstance(first, Probe) else first.asked or first
         return f"{sizes}\n{TARGET}{plain.question}"
@@ -577,9 +567,9 @@ class MemUpdate(Agent):
                 search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
             score = fmean(turn.logprobs) if target else 0.0
+            if len(self._answers) >= ANSWERS:
+                self._answers.clear()
             self._answers[key] = Answered(str(turn.response), lines, score)
-            while len(self._answers) > ANSWERS:
-                self._answers.popitem(last=False)
         # other entries may read the same: ids are not shown to the frozen policy
         return replace(self._answers[key], found=lines)
 
@@ -648,7 +638,7 @@ class MemUpdate(Agent):
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Return an episode's reward, or grade the answer where one question was asked."""
-        if not self.probes_of(trajectory.task):
+        if not trajectory.task.probes:
             return Agent.reward(self, trajectory, outcome)
         return next(
             (

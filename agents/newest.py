@@ -20,12 +20,7 @@ class Newest(Facts):
             return entries
         if c.budget_entries:
             return entries[-c.budget_entries :]
-        source = (
-            sum(self.measure(entry.line) for entry in entries)
-            if c.mode == "refine"
-            else len(self.codec.cut(task.document, c.chunk_tokens).ids)
-        )
-        room = self.budget_tokens(source)
+        room = self.budget_tokens(self.source_tokens(task, entries))
         kept = []
         for entry in reversed(entries):
             room -= self.measure(entry.line)

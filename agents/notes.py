@@ -138,4 +138,4 @@ def edited(memory: str, notes: dict) -> list[str]:
     }
     for op in notes.get("ops", ()):
         lines |= zip(op["ids"], op.get("lines", ()), strict=False)
-    return [lines[one] for one in sorted(lines, key=number) if lines[one]]
+    return [lines[id] for id in sorted(lines, key=number) if lines[id]]

@@ -24,13 +24,15 @@ from agents.tools import Scope
 from data import Task
 from memagent import ReadConfig, Turn
 
+SIZE_WEIGHT = 0.1  # budget soft: of the tokens over the budget, as a share of it
+SIZE_CAP = 100  # compat: entries above which a store counts as too large
+
 
 @dataclass(slots=True)
 class Editing:
     """An episode while its store is edited."""
 
     task: Task
-    probes: Sequence
     store: Store
     scope: Scope
     budget: int | None  # in tokens; None: in entries, or none
@@ -48,7 +50,12 @@ class Editing:
     @property
     def asked(self) -> list:
         """The probes whose evidence was shown, as far as it is known where that stands."""
-        return [p for p in self.probes if not self.unread & {*p.sessions}]
+        return [p for p in self.task.probes if not self.unread & {*p.sessions}]
+
+    @property
+    def share(self) -> float:
+        """How many of the probes these are."""
+        return len(self.asked) / len(self.task.probes)
 
 
 class Scored(NamedTuple):
@@ -62,23 +69,23 @@ def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     """Return what a state is worth over the first one; 0 if no probe is asked.
 
     compat: the gain in shared words times the efficiency of getting from the first state to this
-    one. Else the gain in score; where the question is visible, its own and that of all probes.
+    one. Else the gain in score; where the question is visible, its own and that of all probes, so
+    that unrelated memories may not be lost.
     A probe whose evidence was not shown is not asked and has gained nothing: all members of a
     group are paid for the same probes, and whoever fills the window early is paid less, not more.
     """
     probes = editing.asked
     if not probes:
         return 0.0
-    share = len(probes) / len(editing.probes)
+    share = editing.share
     if c.pay == "compat":
-        sides = sizes(first.snapshot), sizes(now.snapshot)
         gain = share * gained(probes, first.snapshot, now.snapshot)
-        return gain * efficiency(*sides, c.size_cap)
+        return gain * efficiency(sizes(first.snapshot), sizes(now.snapshot))
     won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
     if c.target == "hidden":
         return share * fmean(won)
-    visible = won[0] if probes[0] is editing.probes[0] else 0.0
-    return visible + c.visible_weight * share * fmean(won)
+    visible = won[0] if probes[0] is editing.task.probes[0] else 0.0
+    return visible + share * fmean(won)
 
 
 def gains(c: ReadConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
@@ -109,7 +116,7 @@ def parts(
         "tokens_before": float(tokens_of(first.snapshot)),
         "tokens_after": float(tokens),
     }
-    if unread := len(editing.probes) - len(probes):
+    if unread := len(editing.task.probes) - len(probes):
         found["unread"] = float(unread)
     known = [after for before, after in pairs if before > 0]
     if known and c.pay == "answer":
@@ -120,15 +127,14 @@ def parts(
         found[f"delta_{category}"] = fmean(won)
     won = worth(c, editing, first, last)
     if c.pay == "compat":
-        factor = efficiency(sizes(first.snapshot), sizes(last.snapshot), c.size_cap)
-        share = len(probes) / len(editing.probes)
-        delta = share * gained(probes, first.snapshot, last.snapshot) if probes else 0.0
+        factor = efficiency(sizes(first.snapshot), sizes(last.snapshot))
+        delta = editing.share * gained(probes, first.snapshot, last.snapshot)
         return found | {"delta": delta, "efficiency": factor, "reward": won}
     size = compression = 0.0
     if c.budget == "soft":
         most = c.budget_entries or editing.budget
         used = len(last.snapshot) if c.budget_entries else tokens
-        size = -c.size_weight * max(0.0, used / most - 1)
+        size = -SIZE_WEIGHT * max(0.0, used / most - 1)
     if c.mode == "build" and editing.turns:
         compression = c.compression_weight * max(0.0, 1 - tokens / max(1, editing.source))
     found |= {
@@ -205,10 +211,10 @@ def sizes(snapshot: Snapshot) -> tuple[int, int]:
     return len(snapshot), sum(len(entry.text) for entry in snapshot.entries)
 
 
-def efficiency(old: tuple[int, int], new: tuple[int, int], cap: int = 100) -> float:
+def efficiency(old: tuple[int, int], new: tuple[int, int]) -> float:
     """Return the factor on the gain of a store, in [0.1, 1.5]. old, new: of `sizes`."""
     (n_old, chars_old), (n_new, chars_new) = old, new
-    size = 1.0 if n_new <= cap else max(0.1, 1 - (n_new - cap) / cap)
+    size = 1.0 if n_new <= SIZE_CAP else max(0.1, 1 - (n_new - SIZE_CAP) / SIZE_CAP)
     density = 1.0
     if n_old:
         density = min(1.2, (chars_new / max(n_new, 1)) / max(chars_old / n_old, 1))

@@ -33,7 +33,7 @@ from memagent import (
     Turn,
     Wording,
 )
-from memory import MemoryState, Recall, Retriever
+from memory import MemoryState, Recall
 from tasks.mentions import answer_recall, count_phrases, phrases
 from tokens.codec import Codec
 from tokens.templates import ANSWER_REQUESTS
@@ -373,7 +373,9 @@ class ReMemR1(Agent):
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         c, codec, sections = self.config, self.codec, self.sections(task)
         first, nothing = codec.text(NO_MEMORY), codec.text(NOT_RECALLED)
-        state = MemoryState(first, retriever_of(c, codec), placeholder=first)
+        by_tokens = c.retriever == "tfidf_tokens"
+        retriever = Tfidf(tokens=codec.tokens) if by_tokens else RETRIEVERS[c.retriever]()
+        state = MemoryState(first, retriever, placeholder=first)
         evidence, queries = Evidence(task), {normalize_answer(c.example_query)}
 
         def prompt(name: str, max_tokens: int, **more) -> Prompt:
@@ -470,35 +472,18 @@ class ReMemR1(Agent):
             return n
         recalled, step = notes.recalled, notes.step
         if recalled.query:
-            n |= {
-                "queries": 1,
-                "hits": bool(recalled.steps),
-                "ages": recalled.age,
-                "current": recalled.current,
-            }
+            n |= {"queries": 1, "hits": bool(recalled.steps)}
+            n |= {"ages": recalled.age, "current": recalled.current}
         if recalled.query and recalled.steps:
-            n |= {
-                "sought": notes.sought,
-                "holds": notes.evidence == "answer",
-                "evidence_sought": notes.evidence != "unknown",
-                "evidence": notes.evidence in ("answer", "evidence"),
-            }
-        if step is None:
-            return n
-        return (
-            n
-            | dict.fromkeys(step.errors, 1)
-            | {
-                "stray_tag": step.stray,
-                "memory_capped": step.memory_cut,
-                "query_capped": step.query_cut,
-                "degenerate": notes.degenerate,
-                "memory_length": notes.memory_tokens,
-                "gain": notes.gain,
-                "level": notes.level,
-                "covered": notes.covered,
-            }
-        )
+            n |= {"sought": notes.sought, "holds": notes.evidence == "answer"}
+            n |= {"evidence_sought": notes.evidence != "unknown"}
+            n |= {"evidence": notes.evidence in ("answer", "evidence")}
+        if step is not None:
+            n |= dict.fromkeys(step.errors, 1) | {"stray_tag": step.stray}
+            n |= {"memory_capped": step.memory_cut, "query_capped": step.query_cut}
+            n |= {"degenerate": notes.degenerate, "memory_length": notes.memory_tokens}
+            n |= {name: getattr(notes, name) for name in ("gain", "level", "covered")}
+        return n
 
     def memory_after(self, turn: dict) -> str:
         step = (turn.get("notes") or {}).get("step") or {}
@@ -527,13 +512,6 @@ class ReMemR1(Agent):
         if notes["asked"]:
             lines.append(Line("looks for", notes["asked"]))
         return lines
-
-
-def retriever_of(config: ReMemR1Config, codec: Codec) -> Retriever:
-    """Make a retriever; every trajectory has its own."""
-    if config.retriever == "tfidf_tokens":
-        return Tfidf(tokens=codec.tokens)
-    return RETRIEVERS[config.retriever]()
 
 
 # ---------------------------------------------------------------- rewards of single turns

@@ -95,8 +95,8 @@ class Items:
         without: indices that are no candidates. at_zero: candidates that share nothing with the
         query follow, the most recent first.
         """
-        asked = self.tokens(query)
-        scores = self._scores(asked, without) if asked else {}
+        wanted = self.tokens(query)
+        scores = self._scores(wanted, without) if wanted else {}
         found = {i: x for i, x in scores.items() if x > 0 and i not in without}
         best = sorted(found.items(), key=lambda hit: (-hit[1], -hit[0]))[:k]
         if at_zero and len(best) < k:
@@ -135,9 +135,9 @@ class WordRecall(Items):
             self.places.setdefault(token, array("I")).append(self.n)
 
     def _scores(self, query: Sequence[str], without: Container[int]) -> Mapping[int, float]:
-        asked = dict.fromkeys(query)
-        shared = Counter(i for word in asked for i in self.places.get(word, ()))
-        return {i: n / len(asked) for i, n in shared.items()}
+        wanted = dict.fromkeys(query)
+        shared = Counter(i for word in wanted for i in self.places.get(word, ()))
+        return {i: n / len(wanted) for i, n in shared.items()}
 
 
 class Tfidf(Items):
@@ -158,8 +158,8 @@ class Tfidf(Items):
             length = math.sqrt(sum(x * x for x in weights.values()))
             return {word: x / length for word, x in weights.items()}
 
-        asked, rows = vector(query, None), [vector(item, place.get) for item in items]
-        return [sum(x * asked.get(word, 0.0) for word, x in row.items()) for row in rows]
+        wanted, rows = vector(query, None), [vector(item, place.get) for item in items]
+        return [sum(x * wanted.get(word, 0.0) for word, x in row.items()) for row in rows]
 
 
 class BM25(Items):

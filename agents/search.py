@@ -54,12 +54,13 @@ def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
     """
     if not evidence:
         return 1.0
-    there = {one for entry in found for one in entry.evidence}
-    whole = {session_of(one) for one in there if one.startswith("S")} - {None}
-    touched = {*map(session_of, there)} - {None}
+    named = {source for entry in found for source in entry.evidence}
+    whole = {session_of(source) for source in named if source.startswith("S")} - {None}
+    touched = {*map(session_of, named)} - {None}
 
-    def is_found(one: str) -> bool:
-        return one in there or session_of(one) in (touched if one.startswith("S") else whole)
+    def is_found(source: str) -> bool:
+        sessions = touched if source.startswith("S") else whole
+        return source in named or session_of(source) in sessions
 
     return sum(map(is_found, evidence)) / len(evidence)
 
@@ -83,8 +84,8 @@ class Search:
     """Find the entries that match a query best, by their text with date and speaker.
 
     how: "bm25" finds entries that share a word with the query; "dense" ranks all by the cosine of
-    their embeddings; "hybrid" fuses both rankings by reciprocal ranks. UserError: another `how`, or
-    no embedder where one is needed.
+    their embeddings; "hybrid" fuses both rankings by reciprocal ranks. The last two need an
+    embedder.
 
     Indexes and embeddings are kept: several queries to the same entries build one index, and a
     text is embedded once.
@@ -95,10 +96,6 @@ class Search:
         how: Literal["bm25", "dense", "hybrid"] = "bm25",
         embedder: Embedder | None = None,
     ):
-        if how not in ("bm25", "dense", "hybrid"):
-            raise UserError(f"Memories are searched by bm25, dense or hybrid, not by {how!r}.")
-        if how != "bm25" and embedder is None:
-            raise UserError(f"To search by {how} an embedder is needed: name one, or take bm25.")
         self.how, self.embedder = how, embedder
         self._indexes: OrderedDict[tuple[int, ...], _Index] = OrderedDict()
         # (text, is it a query?) -> its embedding, and whether its end was not read
@@ -186,8 +183,8 @@ def fused(rankings: Sequence[Sequence[int]]) -> dict[int, float]:
     """
     scores: dict[int, float] = {}
     for ranking in rankings:
-        for rank, one in enumerate(ranking, 1):
-            scores[one] = scores.get(one, 0.0) + 1 / (RRF_K + rank)
+        for rank, member in enumerate(ranking, 1):
+            scores[member] = scores.get(member, 0.0) + 1 / (RRF_K + rank)
     return scores
 
 

@@ -24,7 +24,6 @@ import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import date
 from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Literal
@@ -46,24 +45,16 @@ from agents.search import Search
 from agents.store import KINDS, Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
-from tasks.conversations import text_fault
+from tasks.conversations import is_day, text_fault
 
-CODES = {
-    "unknown_tool": "there is no tool of this name, or it is not allowed here",
-    "bad_arguments": "an argument is unknown, of another type, out of range or without effect",
-    "missing": "a required argument is missing",
-    "too_long": "a text has more characters than it may have",
-    "empty": "a text is blank, or there is no entry to show",
-    "unknown_id": "no entry has ever had this id",
-    "deleted_id": "the entry is deleted",
-    "duplicate": "a live entry has the same text",
-    "one_part": "a split finds no place to cut",
-    "full": "the store is full, and the call would enlarge it",
-    "refused": "an operation that this run does not allow",
-    "unreadable": "what stands there cannot be read as a call (agents/calls.py)",
-    "cut": "a call has no end (agents/calls.py)",
-    "too_many": "more calls than are run, in a turn or in all (the agent's limits)",
-}
+CODES = (
+    # of a call's form: it names no tool, or its arguments do not fit
+    *("unknown_tool", "bad_arguments", "missing", "too_long", "empty"),
+    # of the store, or of what the run allows: "full" enlarges it over a hard budget
+    *("unknown_id", "deleted_id", "duplicate", "one_part", "full", "refused"),
+    # of what is no call (agents/calls.py), and of one past the agent's limits
+    *("unreadable", "cut", "too_many"),
+)
 """Why an operation failed: the codes of its record."""
 
 MOST = 1000
@@ -105,19 +96,16 @@ Done = tuple[str, Sequence[Entry]]  # the reply, and the versions to write
 def _paragraph(text: str) -> str:
     """Return a text as one paragraph: line breaks and tabs become blanks."""
     text = re.sub(r"[\t\r\n]+", " ", text)
-    fault = text_fault(text)
-    if not fault and not any(c.isprintable() and c != " " for c in text):
-        fault = "has no visible character"
-    if fault:
-        raise PydanticCustomError("bad_arguments", "{fault}", {"fault": fault})
+    if fault := text_fault(text):
+        raise ValueError(fault)
+    if not any(c.isprintable() and c != " " for c in text):
+        raise ValueError("has no visible character")
     return text
 
 
 def _day(text: str) -> str:
-    try:
-        date.fromisoformat(text)
-    except ValueError:
-        raise PydanticCustomError("bad_arguments", "there is no such day") from None
+    if not is_day(text):
+        raise ValueError("there is no such day")
     return text
 
 
@@ -137,7 +125,7 @@ Kind = Literal[KINDS]
 
 def _distinct(ids: list[str]) -> list[str]:
     if len({*ids}) < len(ids):
-        raise PydanticCustomError("bad_arguments", "each id may stand there once")
+        raise ValueError("each id may stand there once")
     return ids
 
 
@@ -148,7 +136,7 @@ def _key(text: str) -> str:
 
 def _different(texts: list[str]) -> list[str]:
     if len({*map(_key, texts)}) < len(texts):
-        raise PydanticCustomError("bad_arguments", "each text may stand there once")
+        raise ValueError("each text may stand there once")
     return texts
 
 
@@ -172,7 +160,7 @@ class Arguments(BaseModel):
             if needed and getattr(self, name) is None:
                 raise PydanticCustomError("missing", f"{name}: required by {what}")
             if not needed and getattr(self, name) is not None:
-                raise PydanticCustomError("bad_arguments", f"{name}: not taken by {what}")
+                raise ValueError(f"{name}: not taken by {what}")
 
 
 # ---------------------------------------------------------------- the tools
@@ -199,7 +187,7 @@ class SearchMemory(Arguments):
     @model_validator(mode="after")
     def _in_order(self) -> SearchMemory:
         if self.since and self.until and self.since > self.until:
-            raise PydanticCustomError("bad_arguments", "since: must not be later than until")
+            raise ValueError("since: must not be later than until")
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
@@ -378,7 +366,7 @@ class SplitMemory(Arguments):
         if self.split_criteria == "thematic":
             self._check(["parts"], "thematic", needed=True)
         if self.parts and len(self.parts) > self.max_parts:
-            raise PydanticCustomError("bad_arguments", "parts: there are more than max_parts")
+            raise ValueError("parts: there are more than max_parts")
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
@@ -597,7 +585,8 @@ def _fault(error: ValidationError) -> tuple[str, str]:
     first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, *inside = first["loc"] or ("",)
     where = _quoted(field, "") + "".join(f"[{k}]" for k in inside)
-    reason = first["msg"][:1].lower() + first["msg"][1:]
+    reason = first["msg"].removeprefix("Value error, ")
+    reason = reason[:1].lower() + reason[1:]
     reply = f"Error: {where}: {reason}." if where else f"Error: {reason}."
     return _CODE_OF.get(first["type"], "bad_arguments"), reply
 

@@ -102,7 +102,7 @@ def main() -> None:
         path = Path(folder, "bank.db")
         fill(path)
         bank = opened(path, frozen=True)  # a bank has one writer
-        bank.likeness._embedded(["query"])  # the embedder's own time is not measured
+        bank.likeness.embedded(["query"])  # the embedder's own time is not measured
         measures = (of_help, of_store, lambda: seconds(lambda: opened(path).close()),
                     lambda: seconds(lambda: bank.retrieve("query"), 40))  # fmt: skip
         found = {

@@ -122,7 +122,7 @@ TRAPS = {
         "test_hqa.test_evidence_stands_as_asked"
     ),
     "a switch without effect, and an environment that was set for good": (
-        "test_rememr1.test_three_arms_differ_in_nothing_but_what_is_looked_for "
+        "test_rememr1.test_what_is_looked_for_stands_in_the_next_prompt_and_only_there "
         "test_rememr1.test_the_question_is_looked_for_whether_or_not_the_policy_asks "
         "test_traps.test_the_environment_is_put_back"
     ),

@@ -1,6 +1,4 @@
 import json
-import re
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -10,9 +8,8 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from agents.calls import DEEPEST, Call, Fault, Format, _next_call, format_of
+from agents.calls import DEEPEST, Call, Fault, Format, format_of
 from agents.tools import TOOLS, schemas
-from config.errors import UserError
 from embedded import tiny
 from tokens.codec import Codec
 
@@ -236,34 +233,15 @@ def test_the_deepest_call_that_is_read():
     assert found == [("x", json.loads(arguments))]
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "",
-        "search_memory",
-        '{"name": "search_memory", "arguments": {}}',
-        "<function=>\n</function>",
-        "<function=x>",
-        "<function=x>Ann</function>",
-        "<function=x><parameter=a>1</parameter> and </function>",
-        "<function=x><parameter=a>1</parameter><parameter=a>2</parameter></function>",
-        "<function=x><parameter=a>1</function>",
-        "<function=x></function><function=y></function>",
-    ],
-)
+@pytest.mark.parametrize("body", [
+    "", "search_memory", '{"name": "search_memory", "arguments": {}}',
+    "<function=>\n</function>", "<function=x>", "<function=x>Ann</function>",
+    "<function=x><parameter=a>1</parameter> and </function>",
+    "<function=x><parameter=a>1</parameter><parameter=a>2</parameter></function>",
+    "<function=x><parameter=a>1</function>", "<function=x></function><function=y></function>",
+])  # fmt: skip
 def test_what_is_no_xml_call_is_a_fault(body):
     assert read(XML, f"<tool_call>{body}</tool_call>") == ["unreadable"]
-
-
-@settings(max_examples=1000, derandomize=True)
-@given(
-    st.lists(st.sampled_from(["{", '"name"', " ", "\n", "\u2003", '"name', "x"]), max_size=12),
-    st.integers(0, 4),
-)
-def test_the_next_call_begins_where_a_pattern_finds_it(pieces, at):
-    text = "".join(pieces)
-    found = re.compile(r'\{\s*"name"').search(text, at)
-    assert _next_call(text, at) == (found.start() if found else len(text))
 
 
 @settings(max_examples=150, derandomize=True)
@@ -296,10 +274,9 @@ TEMPLATES = {  # our own, with the marks that those of the models have
 }
 
 
-def tokenizer_with(template, response_template=None):
+def tokenizer_with(template):
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer(WordLevel({"x": 0}, unk_token="x")),
-        response_template=response_template,
+        tokenizer_object=Tokenizer(WordLevel({"x": 0}, unk_token="x"))
     )
     tokenizer.chat_template = template
     return tokenizer
@@ -314,17 +291,11 @@ def test_the_marks_of_a_chat_template_choose_the_format(kind):
     assert format_of(named) == form
 
 
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        None,
-        SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None),
-        tiny.make_tokenizer(),
-        tokenizer_with(HEAD),
-        tokenizer_with(HEAD + TOOLS_SHOWN),  # it takes tools, and calls are written who knows how
-        tokenizer_with(HEAD + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
-    ],
-)
+@pytest.mark.parametrize("tokenizer", [
+    None, tiny.make_tokenizer(), tokenizer_with(HEAD),
+    tokenizer_with(HEAD + TOOLS_SHOWN),  # it takes tools, and calls are written who knows how
+    tokenizer_with(HEAD + "{% if tools %}{{ raise_exception('no tools') }}{% endif %}"),
+])  # fmt: skip
 def test_without_marks_calls_are_described_in_the_prompt(tokenizer):
     form = format_of(tokenizer)
     assert form == Format("hermes", by_template=False)
@@ -340,62 +311,6 @@ def test_smollm2_knows_lists_without_a_template_for_tools():
     assert form.instructions(schemas()).endswith(form.write("NAME", {"ARGUMENT": "VALUE"}))
 
 
-# ---------------------------------------------------------------- a tokenizer's response template
-
-JSON_CALLS = {
-    "start_anchor": "assistant\n",
-    "fields": {
-        "thinking": {"open": "<think>", "close": "</think>"},
-        "tool_calls": {
-            "open": "<call>",
-            "close": "</call>",
-            "repeats": True,
-            "content": "json",
-            "transform": {"type": "function", "function": "{content}"},
-        },
-        "content": {},
-    },
-}
-NAMED_CALLS = {
-    "start_anchor": "assistant\n",
-    "fields": {
-        "tool_calls": {
-            "open_pattern": r"<call:(?P<name>\w+)>",
-            "close_pattern": r"</call\s*>",
-            "repeats": True,
-            "content": "xml-inline",
-            "content_args": {"tag_pattern": r"<(?P<key>\w+)>(?P<value>.*?)</\w+>"},
-            "transform": {"function": {"name": "{name}", "arguments": "{content}"}},
-        },
-        "content": {},
-    },
-}
-
-
-def own(spec):
-    form = format_of(tokenizer_with(HEAD + TOOLS_SHOWN, spec))
-    assert (form.kind, form.by_template) == ("own", True)
-    return form
-
-
-def test_a_response_template_of_the_tokenizer_is_used():
-    form = own(JSON_CALLS)
-    call = '<call>{"name": "search_memory", "arguments": {"query": "Ann", "top_k": 3}}</call>'
-    assert form.parse(f"<think>Hm.</think>I look. {call}")[:2] == ("Hm.", "I look.")
-    bad = '<call>{"name": "search_memory", "arguments": {"query": "Ann}}</call>'
-    twice = '<call>{"name": "x", "arguments": {"a": 1, "a": 2}}</call>'
-    found = read(form, f"{call}{bad}{call}{twice}{call[:-2]}")
-    assert found == [FIND, "unreadable", FIND, "unreadable", "cut"]
-
-
-def test_names_in_the_marks_of_a_response_template():
-    form = own(NAMED_CALLS)
-    call = "<call:search_memory><query>Ann</query><top_k>3</top_k></call>"
-    assert read(form, f"Ok. {call} {call[:-7]}") == [FIND, "cut"]
-    assert read(form, call) == [FIND]  # the closing pattern stands at the very end
-    assert form.parse(f"Ok. {call}")[1] == "Ok."
-
-
 # ---------------------------------------------------------------- thoughts that a prompt begins
 
 ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -404,26 +319,16 @@ BEGUN = {  # what a chat template writes at the end of a prompt: always, or if t
     "if asked": ASKED + "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}",
     "never": ASKED + "{% endif %}",
 }
-OWN_THOUGHTS = JSON_CALLS | {
-    "start_anchor": "<|im_start|>assistant\n",
-    "fields": JSON_CALLS["fields"]
-    | {"thinking": {"open": "<think>\n", "close_pattern": r"\n?</think>"}},
-}
 
 
 @pytest.mark.parametrize("thinking", [False, True])
 @pytest.mark.parametrize("begun", BEGUN)
-@pytest.mark.parametrize("kind", [*TEMPLATES, "own"])
+@pytest.mark.parametrize("kind", TEMPLATES)
 def test_a_thought_that_the_template_begins_is_a_thought(kind, begun, thinking):
     """Its end, if it has one, stands in the response; its mark stands in the prompt."""
-    template = TEMPLATES.get(kind, HEAD + TOOLS_SHOWN) + BEGUN[begun]
-    tokenizer = tokenizer_with(template, OWN_THOUGHTS if kind == "own" else None)
+    tokenizer = tokenizer_with(TEMPLATES[kind] + BEGUN[begun])
     codec, form = Codec(tokenizer, thinking), format_of(tokenizer)
-    assert form.kind == kind
-    if kind == "own":
-        call = '<call>{"name": "search_memory", "arguments": {"query": "Ann", "top_k": 3}}</call>'
-    else:
-        call = form.write(*FIND)
+    call = form.write(*FIND)
 
     def parsed(said):
         """A response as an engine gives it: with the mark where the template has begun."""
@@ -442,37 +347,3 @@ def test_a_thought_that_the_template_begins_is_a_thought(kind, begun, thinking):
         )  # fmt: skip
     # whatever the codec says: where the template always begins a thought there is no doubt
     assert bool(form.parse(f"I look. {call}")[2]) is (begun != "always")
-
-
-OTHER_MARKS = OWN_THOUGHTS | {
-    "fields": OWN_THOUGHTS["fields"] | {"thinking": {"open": "[THINK]", "close": "[/THINK]"}}
-}
-
-
-def test_other_marks_of_a_thought():
-    call = '<call>{"name": "search_memory", "arguments": {"query": "Ann", "top_k": 3}}</call>'
-    for end, cut in (("[THINK]", []), ("", [FIND])):
-        template = HEAD + TOOLS_SHOWN + ASKED + end + "{% endif %}"
-        form = format_of(tokenizer_with(template, OTHER_MARKS))
-        assert form.parse(f"Hm. {call}[/THINK]Ok. {call}")[:2] == (f"Hm. {call}", "Ok.")
-        assert read(form, f"Hm. {call}[/THINK]Ok. {call}") == [FIND]
-        assert read(form, f"Hm. {call}") == cut
-        # as a codec shows it, whatever the marks are
-        assert read(form, f"<think>Hm. {call}</think>Ok. {call}") == [FIND]
-        assert read(form, f"<think>Hm. {call}") == []
-
-
-def test_a_format_of_its_own_can_be_neither_written_nor_constrained():
-    form = own(JSON_CALLS)
-    with pytest.raises(UserError, match="its own"):
-        form.write(*FIND)
-    with pytest.raises(UserError, match="its own"):
-        form.grammar(schemas())
-
-
-def test_a_response_template_without_calls_or_in_disorder():
-    thinking = {**JSON_CALLS, "fields": {"thinking": JSON_CALLS["fields"]["thinking"]}}
-    assert format_of(tokenizer_with(TEMPLATES["xml"], thinking)).kind == "xml"
-    wrong = {**JSON_CALLS, "version": 9}
-    with pytest.raises(UserError, match="response_template"):
-        format_of(tokenizer_with(TEMPLATES["xml"], wrong))

@@ -1,15 +1,10 @@
 """InfMem: what a plan finds, where it stops, what that saves, and what its turns are paid."""
 
-import csv
-import json
-import re
 from collections import Counter
 
 import pytest
 from conftest import counted, slots_of
-from typer.testing import CliRunner
 
-import cli
 from agents.infmem import InfMem, InfMemConfig, read_plan
 from agents.mem1 import DocumentSearch
 from agents.retrieval import BM25
@@ -56,9 +51,7 @@ def test_it_looks_ahead_writes_from_both_and_stops_after_one_of_four_sections(co
     agent, done = play(codec, responses)
     plan, write, stop, final = (turn.prompt for turn in done.turns)
     assert slots_of(plan) == [TASK.question, "0 of 4 sections read; looked for: -", NO_MEMORY]
-    assert slots_of(write) == [
-        SECTIONS[0], TASK.question, SECTIONS[3], NO_MEMORY,
-    ]  # fmt: skip
+    assert slots_of(write) == [SECTIONS[0], TASK.question, SECTIONS[3], NO_MEMORY]
     assert slots_of(stop) == [
         TASK.question, "1 of 4 sections read; looked for: Otto", "Otto reached Lima.",
     ]  # fmt: skip
@@ -153,18 +146,12 @@ def test_a_faulty_call_looks_for_the_question_and_is_counted(codec):
     assert agent.turn_rewards(done)[0]["calls"] == 0.0 and agent.reward(done) == 0.0
 
 
-def test_a_memory_that_is_cut_is_counted_and_not_paid(codec):
-    responses = ["no", "Anna " * 20, "STOP", "\\boxed{Lima}"]
-    agent, done = play(codec, responses)
-    assert counted(agent, done)["unfinished"] == 1
-    assert agent.turn_rewards(done)[0] == {"stop": 0.0, "calls": 0.5, "memories": 0.0}
-
-
 # ---------------------------------------------------------------- rewards
 
 
 @pytest.mark.parametrize(("memories", "stops", "stop"), [
     # memories after the sections that are read; whether STOP follows
+    (["Anna " * 20], True, 0.0),  # cut: not paid for its memory either
     (["Lima"], True, 0.6),  # at once: 0.6 * 0.6 ** 0
     (["x", "Lima"], True, 0.6),
     (["x", "Lima", "Lima"], True, 0.36),
@@ -182,7 +169,8 @@ def test_the_reward_of_a_stop_falls_with_every_section_past_the_answer(
     own = agent.turn_rewards(done)
     assert len(own) == len(done.turns)
     for rewards in own:
-        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": 0.5}
+        whole = 0.5 * all(len(memory) < 20 for memory in memories)
+        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": whole}
 
 
 def test_an_answer_of_yes_is_not_looked_for_and_all_are_where_all_are_asked_for(codec):
@@ -199,18 +187,13 @@ def test_an_answer_of_yes_is_not_looked_for_and_all_are_where_all_are_asked_for(
 
 
 def test_every_sampled_token_of_every_turn_is_trained_and_early_stops_are_compared(codec):
-    agent = InfMem(InfMemConfig(**SIZES))
-    scripts = (
-        ["<recall>Otto</recall>", "Otto reached Lima.", "STOP", "\\boxed{Lima}"],
-        ["<recall>Otto</recall>", "Otto reached Lima.", *["no", "Otto reached Lima."] * 3,
-         "\\boxed{Lima}"],
-    )  # fmt: skip
+    look, final = ["<recall>Otto</recall>", "Otto reached Lima."], "\\boxed{Lima}"
     trajectories = []
-    for k, script in enumerate(scripts):
-        _, done = play(codec, script)
+    for k, script in enumerate(([*look, "STOP", final], [*look, *["no", look[1]] * 3, final])):
+        agent, done = play(codec, script)
         done.sample, done.reward = k, agent.reward(done)
-        for turn, own in zip(done.turns, agent.turn_rewards(done), strict=True):
-            turn.rewards = own
+        for turn, rewards in zip(done.turns, agent.turn_rewards(done), strict=True):
+            turn.rewards = rewards
         trajectories.append(done)
     config = GRPOConfig(normalisation="mean", alpha=0.375, turns_per_trajectory=0)
     rows = training_rows([Group(TASK, trajectories)], config)
@@ -264,38 +247,3 @@ def test_rows_rates_and_transcripts_of_an_evaluation_report_what_stopping_saves(
     (step,) = shown
     assert (step.number, step.after.strip()) == (1, "Otto reached Lima.") and step.lines[0].before
     assert n_sections(record(done, agent)) == 1
-
-
-def run(*words):
-    result = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_train_eval_and_ask(tmp_path):
-    run("train", "--agent", "infmem", "--steps", 3, "--tasks-per-step", 1, "--group-size", 2,
-        "--lengths", 2, "--plan-tokens", 6, "--name", "t", "--runs", tmp_path)  # fmt: skip
-    lines = [*csv.DictReader((tmp_path / "t" / "metrics.csv").open())]
-    assert len(lines) == 3
-    for line in lines:
-        assert (
-            0 <= float(line["sections_unread"]) <= 1 and 0 <= float(line["turn_reward_stop"]) <= 0.6
-        )
-    run("eval", "--agents", "infmem", "--model", tmp_path / "t" / "model", "--lengths", 2, "--n", 4,
-        "--name", "e", "--runs", tmp_path)  # fmt: skip
-    summary = json.loads((tmp_path / "e" / "summary.json").read_text())
-    rates = [cell["rates"] for cell in summary["cells"] if "rates" in cell]
-    assert rates and all(
-        {"sections_unread", "tokens_saved", "stopped"} <= {*each} for each in rates
-    )
-    assert "sections unread" in (tmp_path / "e" / "report.html").read_text()
-    (tmp_path / "doc.txt").write_text(TASK.text)
-    said = run("ask", tmp_path / "doc.txt", TASK.question, "--agent", "infmem", "--model", "tiny",
-               "--plan-tokens", 6, "--runs", tmp_path, "--name", "a")  # fmt: skip
-    assert "answer:" in said or "The response is empty" in said
-    turns = [json.loads(line) for line in (tmp_path / "a" / "turns.jsonl").open()]
-    read = sum(bool(turn["section"]) for turn in turns)
-    assert read and sum(turn.get("aside", False) for turn in turns) >= read
-    assert all(1 <= int(n) <= read for n in re.findall(r"^section (\d+)", said, re.MULTILINE))
-    shown = run("show", tmp_path / "a")
-    assert f"section {read} of {read}" in shown and f"section {read + 1}" not in shown

@@ -5,30 +5,25 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from statistics import fmean
 
 import pytest
 from conftest import random_policy
 
 from agents import find, memupdate, pay
 from agents.store import Entry, Store
-from commands.dryrun import _brief
-from commands.train import build, check
+from commands.train import check
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
-from data import Task, same_answer
+from data import Task
 from dev import keeper
-from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from grpo import GRPO, training_rows
-from memagent import Finish, Group, Turn
+from grpo import GRPO
+from memagent import Finish, Turn
 from models.setup import TrainingSetup
-from report.metrics import describe
 from report.records import record_turn
 from report.rows import Cell
-from report.transcripts import steps_of
 from rollout import Sampling, rollout
 from tasks import ledger
 from tasks.conversations import Memory, Probe, Session, Utterance
@@ -108,38 +103,23 @@ def editor(**settings):
 
 def refiner(**settings):
     """The default, on a store that is there already."""
-    own = dict(
-        mode="refine",
-        budget="soft",
-        budget_entries=0,
-        max_turns=30,
-        max_calls=4,
-        format_weight=0.05,
-        call_tokens=200,
-        show="relevant",
-        history="bounded",
-        templates="",
-    )
-    return editor(**(own | settings))  # fmt: skip
+    own = dict(mode="refine", budget="soft", budget_entries=0, max_turns=30, max_calls=4,
+               format_weight=0.05, call_tokens=200, show="relevant", history="bounded",
+               templates="")  # fmt: skip
+    return editor(**own | settings)
 
 
 # ---------------------------------------------------------------- episodes
 
 
-def test_a_perfect_editor_is_right_about_everybody_and_the_newest_sentences_are_not(codec):
+def test_a_perfect_editor_is_right_about_everybody(codec):
     rng = random.Random(0)
-    right, newest = [], []
-    for k in range(40):
+    for k in range(8):
         task = ledger.make_ledger(k, 12)
         (done,) = play(codec, editor(), task, lambda p: keeper.demonstrate(rng, p, 1.0))
-        right.append(parts(done)["score_after"])
-        assert parts(done)["score_before"] == 0 and parts(done)["valid"] == 1
+        won = parts(done)
+        assert (won["score_before"], won["score_after"], won["valid"]) == (0, 1, 1)
         assert noted(done)[-1].entries <= keeper.ENTRIES
-        last = " ".join(m.text for m in task.memories[-6:][::-1])
-        newest += [same_answer(keeper.answer(p.question, last)[-40:].partition("{ ")[2][:-1],
-                               p.answers) for p in task.probes]  # fmt: skip
-    assert sum(right) / len(right) == 1.0
-    assert 0.5 < sum(newest) / len(newest) < 0.7
 
 
 def test_sessions_are_read_in_order_with_their_dates_and_new_entries_have_them(codec):
@@ -172,6 +152,12 @@ def test_why_editing_stops(codec, settings, says, stop, ops):
     assert [n.stop for n in notes][-1] == stop and not any(n.stop for n in notes[:-1])
     assert sum(len(n.ops) for n in notes) == ops
     assert agent.count(task, done.turns[len(notes) - 1])[f"stop_{stop}"] == 1
+    # all stand in the journal, in order, those too that were not run
+    journal = Store.from_lines(notes[-1].store, "the record").journal
+    assert [op.message for op in journal] == [op["message"] for n in notes for op in n.ops]
+    assert parts(done)["valid"] == (sum(op.ok for op in journal) / ops if ops else 0)
+    if stop == "ops":
+        assert journal[-1].code == "too_many" and "at most 3 operations" in journal[-1].message
 
 
 @pytest.mark.parametrize("limit", ["ops", "turns"])
@@ -210,32 +196,6 @@ def test_of_more_sessions_than_are_to_be_read_the_others_are_not_asked_about(cod
     assert 0 < len(about) < len(TASK.probes)
     assert [a["question"] for a in noted(done)[-1].answers] == about
     assert parts(done)["unread"] == len(TASK.probes) - len(about)
-
-
-def test_a_dry_run_reads_two_sessions_of_a_conversation(codec):
-    agent = _brief(editor(max_turns=1, budget="none"))
-    (done,) = play(codec, agent, TASK, lambda p: "")
-    assert [n.session for n in noted(done)] == [1, 8]
-
-
-def test_calls_past_the_operations_are_told_so_and_recorded_and_are_no_operations(codec):
-    """All stand in the journal, in order; the state line never counts more than there may be."""
-    told = []
-
-    def script(prompt):
-        told.append(prompt.text)
-        return create(f"a{len(told)}") + create(f"b{len(told)}")
-
-    agent = editor(call_tokens=400, budget="none", max_turns=9, max_ops=3, templates="")
-    task = replace(TASK, sessions=TASK.sessions[:1])
-    (done,) = play(codec, agent, task, script)
-    ops = [op for notes in noted(done) for op in notes.ops]
-    assert [(op["ok"], op["code"]) for op in ops] == [(True, "")] * 3 + [(False, "too_many")]
-    assert ops[3]["message"] == "Error: at most 3 operations; this one was not run."
-    assert len(told) == 2 and "1 operations left" in told[1]
-    journal = Store.from_lines(noted(done)[-1].store, "the record").journal
-    assert [op.message for op in journal] == [op["message"] for op in ops]
-    assert parts(done)["valid"] == 0.75
 
 
 BAD = "<tool_call>{"
@@ -314,6 +274,8 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     if pay == "answer":
         assert parts(done)["delta"] == pytest.approx(0.5 * 2 / 5)
         assert parts(read)["delta"] >= parts(done)["delta"]
+    counts = [agent.count(task, turn) for turn in done.turns if not turn.prompt.frozen]
+    assert counts[-1]["stop_context"] == 1 and counts[-1]["episodes"] == 1
     none = replace(task, probes=probes[2:])
     (done,) = rollout(engine, agent, [(none, 0)])
     assert not done.error and parts(done)["unread"] == 3 and parts(done)["delta"] == 0
@@ -321,47 +283,12 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     credited = agent.with_settings(turn_credit=True, target="visible")
     (done,) = rollout(engine, credited, [(none, 0)])
     assert not done.error and set(noted(done)[-1].gains) == {0.0}
-
-
-def test_sampling_is_the_same_for_the_whole_group(codec):
-    done = play(codec, refiner(max_turns=2), REFINED, lambda p: call("sample_memory", k=2), n=3)
-    replies = [[op["message"] for n in noted(t) for op in n.ops] for t in done]
-    assert replies[0] == replies[1] == replies[2] and len(replies[0]) == 2
+    engine.window = seen[0] - 1
+    (refused,) = rollout(engine, agent, [(task, 0)])
+    assert "does not fit the model's window" in refused.error
 
 
 # ---------------------------------------------------------------- what is trained
-
-
-@pytest.mark.parametrize("history", ["bounded", "append"])
-def test_exactly_the_sampled_tokens_are_trained_and_measured(chat_codec, history):
-    """The policy is random, so most calls are faults; replies are templated, never trained."""
-    policy = random_policy(chat_codec)
-    agent = editor(history=history, max_turns=3, max_invalid=9, call_tokens=12, templates="")
-    agent = agent.on(chat_codec)
-    task = replace(TASK, sessions=TASK.sessions[:2])
-    engine = TransformersEngine(policy, chat_codec)
-    done = list(rollout(engine, agent, [(task, k) for k in range(3)], Sampling(1.0), seed=1))
-    for k, trajectory in enumerate(done):
-        trajectory.reward = float(k)
-        assert any(t.prompt.frozen for t in trajectory.turns)
-    rows = training_rows([Group(task, done)], GRPOConfig(without_signal="keep"))
-    sampled = [t for d in done for t in d.turns if not t.prompt.frozen]
-    assert [r.response_ids for r in rows] == [t.response_ids for t in sampled]
-    # a step's metrics are of these turns: an answer of the frozen policy, greedy and often cut, is
-    # neither its surprisal nor its memory
-    metrics = describe([Group(task, done)], {})
-    written = sum(len(turn.response_ids) for turn in sampled)
-    assert metrics["written_tokens"] == written
-    assert metrics["memory_tokens"] == pytest.approx(written / len(sampled))
-    assert metrics["memory_cut"] == fmean(turn.finish is Finish.LENGTH for turn in sampled)
-    logprobs_sampled = [lp for turn in sampled for lp in turn.logprobs]
-    assert metrics["surprisal"] == pytest.approx(-fmean(logprobs_sampled))
-    if history == "append":
-        for trajectory in done:
-            edits = [t for t in trajectory.turns if not t.prompt.frozen]
-            for before, turn in itertools.pairwise(edits):
-                whole = before.prompt_ids + before.response_ids
-                assert turn.prompt_ids[: len(whole)] == whole  # as sampled, never encoded again
 
 
 def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_again(codec):
@@ -473,10 +400,11 @@ def earned(codec, mode, calls, **settings):
     return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
 
 
-@pytest.mark.parametrize("turn_credit", [False, True])
-@pytest.mark.parametrize("target", ["hidden", "visible"])
-@pytest.mark.parametrize("history", ["append", "bounded"])
-@pytest.mark.parametrize("mode", ["refine", "build"])
+@pytest.mark.parametrize(("mode", "history", "target", "turn_credit"), [
+    ("refine", "append", "visible", False), ("refine", "bounded", "hidden", True),
+    ("refine", "bounded", "visible", True), ("build", "append", "hidden", True),
+    ("build", "bounded", "hidden", False), ("build", "bounded", "visible", True),
+])  # fmt: skip
 def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turns(
     codec, mode, history, target, turn_credit
 ):
@@ -498,8 +426,11 @@ def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turn
         assert won["delta"] == (-1.5 if mode == "refine" else 0)
 
 
-def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(codec):
+def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(
+    codec, monkeypatch
+):
     """Section 7 of the specification, with a cap of 20 entries and 36 at the start: what pays."""
+    monkeypatch.setattr("agents.pay.SIZE_CAP", 20)
     memories = tuple(
         Memory("It rained in the town and all were at home.", None, None, 1, ()) for _ in range(36)
     )
@@ -515,9 +446,7 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
         "19 kept and the answer": [*wipe[19:], *ANSWERED],
         **{name: EXPLOITS[name] for name in ("quotes", "invalid", "search", "noop")},
     }.items():
-        agent = refiner(
-            pay="compat", size_cap=20, max_ops=99, max_calls=99, call_tokens=900, show_k=1
-        )
+        agent = refiner(pay="compat", max_ops=99, max_calls=99, call_tokens=900, show_k=1)
         rewards[name], won = worth(codec, once(*calls), agent, task)
         assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
     # too many entries make the honest insertion cheap
@@ -561,16 +490,12 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored
         agent, task = streamer(**settings), replace(STREAM, sessions=STREAM.sessions[:1])
     probes = (*PROBES, Probe("p3", "Where is Emil?", ("Paris",), 0))
     task = replace(task, probes=probes)
-    said = iter(
-        [
-            create("Where is Genoa . Dora reached Genoa."),
-            create("Where is Paris . Where is Paris . Emil reached Paris."),
-            call("search_memory", query="Dora"),
-            call("delete_memory", memory_id="m1"),
-            create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."),
-            "",
-        ]
-    )
+    said = iter([
+        create("Where is Genoa . Dora reached Genoa."),
+        create("Where is Paris . Where is Paris . Emil reached Paris."),
+        call("search_memory", query="Dora"), call("delete_memory", memory_id="m1"),
+        create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."), "",
+    ])  # fmt: skip
     engine = Scoring(codec, lambda p: reads(p) if p.frozen or p.target else next(said))
     (done,) = rollout(engine, agent, [(task, 0)])
     assert not done.error, done.error
@@ -613,23 +538,17 @@ def test_what_has_changed_an_answer_is_noted_beside_it(codec):
     assert "+ [m4] Dora reached Genoa." in dora["entries"]
     assert (dora["score_before"], dora["score_after"]) == (0.0, 1.0)
     assert (anna["score_before"], anna["score_after"], anna["entries"]) == (1.0, 1.0, [])
-
-
-def test_the_table_of_an_episode_has_both_scores_and_the_entries_that_caused_the_change(codec):
+    # and shown, with what an update has replaced
     calls = call("manage_memory", operation="update", content="Anna reached Quito.", memory_id="m1")
     (done,) = play(codec, refiner(), REFINED, once(calls))
     turns = [record_turn(turn) for turn in done.turns]
-    (last,) = [turn for turn in turns if (turn["notes"] or {}).get("answers")]
-    step = next(step for step in steps_of({"turns": turns}, agent=memupdate.MemUpdate)
-                if not isinstance(step, str) and step.table)  # fmt: skip
-    anna, dora = step.table
-    assert anna["before"] == ["Oslo (1)"] and anna["after"] == ["Quito (0, -1)"]
+    ((anna, dora),) = filter(None, map(refiner().table, turns))
+    assert anna["before"] == "Oslo (1)" and anna["after"] == "Quito (0, -1)"
     assert anna["changed by"] == ["Updated m1 (v2)."]
     assert anna["changed entries"] == [
         "- [m1] 2024-01-01 Anna reached Oslo.", "+ [m1] 2024-01-01 Anna reached Quito."
     ]  # fmt: skip
-    assert dora["before"] == ["unknown (0)"] and dora["after"] == ["unknown (0, +0)"]
-    assert last["notes"]["answers"][0]["score_before"] == 1.0
+    assert dora["before"] == "unknown (0)" and dora["after"] == "unknown (0, +0)"
 
 
 def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
@@ -764,18 +683,15 @@ def test_in_an_evaluation_a_store_serves_all_questions_about_its_sessions(codec,
         assert len(again.edits) == k * len(TASK.sessions)
 
 
-def test_samples_of_a_question_have_stores_of_their_own(codec, tmp_path):
+@pytest.mark.parametrize(("settings", "samples"), [
+    ({}, 2), ({"target": "visible", "templates": ""}, 1),
+])  # fmt: skip
+def test_samples_and_visible_questions_have_stores_of_their_own(codec, tmp_path, settings, samples):
     tasks, script = list(questions_of(TASK, TASK.probes))[:3], Reader()
-    rows = evaluated(codec, tmp_path / "rows", tasks, editor(), script, 1.0, samples=2)
-    assert len(script.edits) == 2 * len(TASK.sessions) and len(rows) == 6
-
-
-def test_a_visible_question_has_a_store_of_its_own(codec, tmp_path):
-    tasks, script = list(questions_of(TASK, TASK.probes))[:3], Reader()
-    agent = editor(target="visible", templates="")
-    evaluated(codec, tmp_path / "rows", tasks, agent, script)
-    assert len(script.edits) == 3 * len(TASK.sessions)
-    for task in tasks:
+    rows = evaluated(codec, tmp_path / "rows", tasks, editor(**settings), script, 1.0, samples)
+    stores = samples if samples > 1 else len(tasks)
+    assert len(script.edits) == stores * len(TASK.sessions) and len(rows) == 3 * samples
+    for task in tasks if settings else ():
         seen = [text for text in script.edits if task.question in text]
         assert len(seen) == len(TASK.sessions)
 
@@ -820,34 +736,10 @@ def test_a_budget_below_one_entry_is_refused_by_the_agent_of_any_task(codec):
     find.make("idle", {"memory_budget": 0.1}).on(codec).check(SHORT)  # which stores nothing
 
 
-@pytest.mark.parametrize("where", ["validation", "the last task of the first step"])
-def test_a_training_refuses_such_a_budget_wherever_it_is_before_any_step(tmp_path, where):
-    agent = editor(budget_entries=0, memory_budget=0.1)
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
-    own = tmp_path / "own.py"
-    own.write_text(
-        "from data import Task\n"
-        "def task(name, n):\n"
-        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
-        "def long(): return [task('a', 40), task('b', 40)]\n"
-        "def one_short(): return [task('a', 1), task('b', 40)]\n"
-        "def short(): return [task('c', 1)]\n"
-    )
-    data, validation = ("long", "short") if where == "validation" else ("one_short", "")
-    run = RunConfig(
-        runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate", device="cpu",
-        data=f"{own}:{data}", validation=validation and f"{own}:{validation}",
-    )  # fmt: skip
-    with pytest.raises(UserError, match="tokens holds no entry"):
-        build(run, config, agent)
-    fine = replace(run, data=f"{own}:long", validation="")
-    build(fine, config, agent).engine.close()
-
-
 BASELINES = ("idle", "facts", "newest", "evidence", "hybrid")
 
 
-@pytest.mark.parametrize("name", BASELINES)
+@pytest.mark.parametrize("name", ["idle", "hybrid"])
 def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, codec):
     config = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
     agent = find.make(name, {"embedder": "hash:256"})
@@ -857,9 +749,6 @@ def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, code
     give_embedder([agent])
     (done,) = rollout(ScriptedEngine(codec, reads), agent, [(REFINED, 0)])  # nor is it a traceback
     assert f"The agent {name} made no turn" in done.error
-
-
-def test_every_agent_but_those_baselines_can_be_trained():
     assert {name for name in find.names() if not find.find(name).trains} == {*BASELINES, "gold"}
 
 
@@ -886,11 +775,8 @@ def test_every_part_of_the_reward_and_every_operation_is_a_column(codec):
     counts = Counter()
     for turn in done.turns:
         counts.update(agent.count(TASK, turn))
-    columns = {
-        name: counts[above] / counts[below]
-        for name, (above, below) in agent.rates.items()
-        if counts[below]
-    }
+    rates = {name: pair for name, pair in agent.rates.items() if counts[pair[1]]}
+    columns = {name: counts[above] / counts[below] for name, (above, below) in rates.items()}
     for name, value in parts(done).items():
         if name not in ("reward", "valid", "score_before", "score_after"):
             assert columns[name] == pytest.approx(value), name

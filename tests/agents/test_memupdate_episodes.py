@@ -1,16 +1,13 @@
 """Whole episodes: what an embedder finds, likelihoods, what is trained in every format of calls,
-losses of growing chats, members of a group, a conversation that fills the window.
+losses of growing chats.
 """
 
-import json
 import random
-import re
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
 
 import pytest
-import test_embedder
 import torch
 from conftest import random_policy
 from test_grpo import CONFIG, check_exact
@@ -44,13 +41,11 @@ from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
-from eval import Conditions, evaluate
 from grpo import training_rows
 from memagent import Group
 from models.embedder import embedder_of
 from models.logprobs import logprobs, pack
-from report.rows import Cell
-from rollout import Sampling, rollout
+from rollout import rollout
 from tasks import ledger
 from tokens.codec import Codec
 
@@ -140,42 +135,6 @@ def test_texts_that_an_embedder_has_cut_are_counted_with_the_search(codec, monke
         # all entries, and the question
         assert asked.entries and asked.search_cut == (asked.entries + 1 if embedder else 0)
         assert agent.count(task, done.turns[-1])["search_cut"] == asked.search_cut
-
-
-@pytest.fixture
-def embedding(monkeypatch):
-    """A server of embeddings that may fail, with its URL."""
-    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    server = test_embedder.Server()
-    with test_embedder.serving(server.answer) as server.url:
-        yield server
-
-
-def test_an_endpoint_that_goes_down_within_an_episode_fails_it_and_counts_as_wrong(
-    codec, embedding, tmp_path
-):
-    agent = editor(search="dense", embedder=f"openai:{embedding.url}/v1#m")
-    give_embedder([agent])
-    tasks = [*ledger.make_questions(0, 3, 5)]
-    edits = []
-
-    def script(prompt):
-        if prompt.frozen:
-            return formed(next(t.answers[0] for t in tasks if t.question in prompt.text), "boxed")
-        edits.append(prompt)
-        if len(edits) == 7:  # in the middle of the second task: from here on three tries fail
-            embedding.fails = [(500, b"")] * 3
-        return create(f"entry {len(edits)}.")
-
-    engine = ScriptedEngine(codec, script)
-    rows = evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5), tmp_path / "rows",
-                    Conditions(in_flight=1, retries=0))  # fmt: skip
-    lost = [row for row in rows if row["error"]]
-    assert len(rows) == 3 and len(lost) == 1 and not embedding.fails
-    assert "gives no embeddings after 3 tries: HTTP 500" in lost[0]["error"]
-    assert [row["reward"] for row in rows] == [float(row is not lost[0]) for row in rows]
-    assert fmean(row["reward"] for row in rows) == pytest.approx(2 / 3)  # it stays in n
 
 
 # ---------------------------------------------------------------- likelihood
@@ -369,97 +328,3 @@ def test_loss_and_gradients_of_a_growing_chat_are_those_of_one_turn_at_a_time(mo
     longest = {row.trajectory: len(row) for row in rows}
     whole = sum(longest.values()) / sum(map(len, rows))
     assert micro_tokens == 400 or share <= whole < 0.7  # a chat is computed once
-
-
-# ---------------------------------------------------------------- a group
-
-
-def test_members_of_a_group_share_their_beginning_and_never_each_others_edits(codec):
-    """Four members at once: each creates, deletes and updates something of its own."""
-    places, begun = ["Genoa", "Lima", "Oslo", "Rome"], []
-    sample, second = call("sample_memory", k=2), {}
-
-    def script(prompt):
-        if "None yet." in prompt.text:
-            begun.append(prompt)
-            return sample + create(f"Dora reached {places[len(begun) - 1]}.")
-        if "Sampled" in prompt.text or "[m4]" in prompt.memory:
-            (own,) = re.findall(r"Dora (?:reached|left) (\w+)\.", prompt.memory)
-            if own in second:
-                return ""
-            second[own] = prompt
-            k = places.index(own)
-            deleted = call("delete_memory", memory_id=f"m{k}") if k else ""
-            update = dict(operation="update", content=f"Dora left {own}.", memory_id="m4")
-            return deleted + (call("manage_memory", **update) if k == 3 else "") or sample
-        raise AssertionError(prompt.text)
-
-    agent = refiner(answer_k=3)
-    done = play(codec, agent, REFINED, script, n=4)
-    firsts = [next(t for t in d.turns if not t.prompt.frozen).prompt for d in done]
-    assert len({prompt.text for prompt in firsts}) == 1 and len(begun) == 4
-    ends = {}
-    for trajectory in done:
-        start, end = states_of(trajectory)
-        assert [e.text for e in start.entries] == [m.text for m in MEMORIES]
-        ops = [op for notes in noted(trajectory) for op in notes.ops]
-        assert ops[0]["tool"] == "sample_memory" and ops[1]["message"] == "Created m4."
-        (own,) = (p for p in places if f"Dora reached {p}." in json.dumps(ops[1]["args"]))
-        ends[own] = [entry.text for entry in end.entries], ops[0]["message"]
-        # answered from its own store, before and after; the first state is everybody's
-        answers = noted(trajectory)[-1].answers
-        assert [a["question"] for a in answers] == [p.question for p in REFINED.probes]
-        assert [a["before"] for a in answers] == ["Oslo", "unknown"]
-        assert answers[1]["after"] == ("Rome" if own == "Rome" else own)
-    assert len({reply for _, reply in ends.values()}) == 1  # the same draw for everybody
-    texts = [m.text for m in MEMORIES]
-    for k, place in enumerate(places):
-        left = texts if not k else [*texts[: k - 1], *texts[k:]]
-        last = f"Dora left {place}." if k == 3 else f"Dora reached {place}."
-        assert ends[place][0] == [*left, last]
-
-
-# ---------------------------------------------------------------- a full window
-
-
-@pytest.mark.parametrize("history", ["append", "bounded"])
-def test_a_window_that_is_full_ends_the_reading_of_sessions(codec, history):
-    """As a chat grows, or as more and more entries are shown; what is stored is paid for."""
-    own = dict(history=history, show="all", budget="none", budget_entries=0, call_tokens=60)
-    agent = editor(max_turns=1, answer_k=9, **own)
-    read = []
-
-    def script(prompt):
-        if prompt.frozen:
-            return reads(prompt)
-        read.append(prompt)
-        (one, two) = prompt.section.partition("\n")[2].strip().split(".")[:2]
-        return create(f"{one.strip()}.") + create(f"{two.strip()}.")
-
-    engine = ScriptedEngine(codec, script)
-    (whole,) = play(codec, agent, TASK, script)
-    sizes = [len(t.prompt_ids) + t.prompt.max_tokens for t in whole.turns if not t.prompt.frozen]
-    assert len(sizes) == len(TASK.sessions) == 8 and sizes == sorted(sizes)
-    read.clear()
-    engine.window = sizes[4] - 1  # the fifth session does not fit
-    (done,) = rollout(engine, agent, [(TASK, 0)])
-    assert not done.error and len(read) == 4
-    notes = noted(done)
-    assert [n.stop for n in notes] == ["turns"] * 3 + ["context"]
-    assert [n.session for n in notes] == [1, 2, 3, 4] and notes[-1].entries == 8
-    counts = [agent.count(TASK, turn) for turn in done.turns if not turn.prompt.frozen]
-    assert counts[-1]["stop_context"] == 1 and counts[-1]["episodes"] == 1
-    assert not any("stop_context" in each for each in counts[:-1])
-    # what was read so far is answered from, and the store is kept with its journal
-    known = {session.number for session in TASK.sessions[:4]}
-    told = [p for p in TASK.probes if int(p.evidence[0][1:]) in known]
-    assert 0 < len(told) < len(TASK.probes)
-    # what was not read is not asked
-    assert [a["question"] for a in notes[-1].answers] == [p.question for p in told]
-    assert parts(done)["unread"] == len(TASK.probes) - len(told)
-    assert parts(done)["score_after"] == 1.0 and all(a["won"] == 1 for a in notes[-1].answers)
-    assert len(states_of(done)[1]) == 8
-    assert agent.reward(done) == pytest.approx(parts(done)["reward"]) and parts(done)["reward"] > 0
-    engine.window = sizes[0] - 1
-    (refused,) = rollout(engine, agent, [(TASK, 0)])
-    assert "does not fit the model's window" in refused.error

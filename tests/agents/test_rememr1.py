@@ -12,7 +12,6 @@ from agents.rememr1 import (
     Evidence,
     ReMemR1,
     ReMemR1Config,
-    on_one_line,
     parse_step,
     read_step,
 )
@@ -23,8 +22,16 @@ from data import Pool, Task
 from embedded import tiny
 from engines.scripted import ScriptedEngine
 from eval import evaluate
-from grpo import advantages_of
-from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
+from memagent import (
+    NO_MEMORY,
+    Finish,
+    Group,
+    MemAgent,
+    MemAgentConfig,
+    Prompt,
+    Trajectory,
+    Turn,
+)
 from memory import Recall
 from report.metrics import describe_turns
 from report.rows import Cell
@@ -62,6 +69,10 @@ def drive(task, config, codec, answers, finish=Finish.STOP):
         except StopIteration:
             return turns
     raise AssertionError("the agent wants more turns than there are answers")
+
+
+def driven(codec, *answers, task=TASK, config=CONFIG, **settings):
+    return drive(task, replace(config, **settings), codec, answers)
 
 
 def states(trajectory, config=CONFIG):
@@ -136,27 +147,15 @@ def test_the_parsers_table(response, memory, query, errors):
     assert (step.memory, step.query, " ".join(step.errors)) == (memory, query, errors)
     cut = parse_step(response, Finish.LENGTH)
     assert cut == replace(step, errors=(*step.errors, "truncated"))
-
-
-def test_thinking_is_kept_apart():
-    assert parse_step("<thinking> who? </thinking><update>a</update>").thinking == "who?"
-    assert parse_step("<update>a</update>").thinking is None
+    thinking = response.partition("<thinking>")[2].partition("</thinking>")
+    assert step.thinking == (thinking[0].strip() if thinking[1] else None)
 
 
 @given(
     st.lists(
         st.sampled_from(
-            [
-                "<update>",
-                "</update>",
-                "<recall>",
-                "</recall>",
-                "<thinking>",
-                "</thinking>",
-                " a",
-                "\n",
-                " b ",
-            ]
+            "<update> </update> <recall> </recall> <thinking> </thinking>".split()
+            + [" a", "\n", " b "]
         ),
         max_size=14,
     )
@@ -239,23 +238,14 @@ LONG = " ".join(["Otto"] * 300)
     (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
 ])  # fmt: skip
 def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, theirs, ours):
-    for training in (True, False):
-        step = read_step(
-            Turn(None, [], [], [], Finish.STOP, codec.text(response)),
-            compat_agent("upstream", training),
-            codec,
-        )
-        assert (step.query, step.query_cut) == (theirs, False)
+    turn = Turn(None, [], [], [], Finish.STOP, codec.text(response))
+    step = read_step(turn, compat_agent("upstream", True), codec)
+    assert (step.query, step.query_cut) == (theirs, False)
     for config in (
         replace(CONFIG, query_tokens=128),
         compat_agent("paper", True, query_tokens=128),
     ):
-        assert (
-            read_step(
-                Turn(None, [], [], [], Finish.STOP, codec.text(response)), config, codec
-            ).query
-            == ours
-        )
+        assert read_step(turn, config, codec).query == ours
     answers = [ask("Otto reached Lima."), response, ask("x"), "x"]
     turns = drive(TASK, compat_agent("upstream", True), codec, answers)
     assert turns[2].notes.recalled.query == turns[1].notes.asked == (theirs or "")
@@ -268,11 +258,8 @@ def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in
     for training, answers, found in (
         (True, [same, other], ""),  # the set is empty
         (True, [first, same], first),  # unchanged: it stands in the set already
-        (
-            True,
-            [other, same],
-            other,
-        ),  # new: not yet in the set, and even a memory at score 0 comes back
+        # new: not yet in the set, and even a memory at score 0 comes back
+        (True, [other, same], other),
         (True, [first, other, same], first),  # as it once was
         (False, [same, other], first),  # evaluation adds it first
         (False, [other, same], first),
@@ -284,13 +271,6 @@ def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in
         assert (found or NOT_RECALLED) in turn.prompt.text, (training, answers)
     turn = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2]
     assert turn.notes.recalled.text == ""  # ours: what stands in the prompt anyway
-
-
-def test_a_blank_query_of_upstreams_finds_what_there_is(codec):
-    answers = [ask("Otto reached Lima."), ask("Ida left.") + "<recall> </recall>", ask("x"), "x"]
-    theirs = drive(TASK, compat_agent("upstream", True), codec, answers)
-    assert theirs[2].notes.recalled.text == ask("Otto reached Lima.")
-    assert drive(TASK, CONFIG, codec, answers)[2].notes.recalled == Recall()
 
 
 def test_caps_cut_memory_and_query_and_say_so(codec):
@@ -310,67 +290,30 @@ def test_caps_cut_memory_and_query_and_say_so(codec):
 
 
 def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
-    turns = drive(
-        TASK,
-        CONFIG,
-        codec,
-        [
-            ask("Otto reached Lima."),
-            ask("Karin reached Kyoto.", "Otto"),
-            ask("Max reached Malmo.", "Karin and Rome"),
-            "\\boxed{Lima}",
-        ],
-    )
+    otto, karin = "Otto reached Lima.", "Karin reached Kyoto."
+    answers = [ask(otto), ask(karin, "Otto"), ask("Max left.", "Karin and Rome"), "\\boxed{Lima}"]
+    turns = driven(codec, *answers)
     assert [t.notes.recalled for t in turns] == [
-        Recall(),
-        Recall(),
-        Recall("Otto reached Lima.", "Otto", (1,), 1.0, 1),
-        Recall("Karin reached Kyoto.", "Karin and Rome", (2,), 1 / 3, 1),
+        *(Recall(), Recall(), Recall(otto, "Otto", (1,), 1.0, 1)),
+        Recall(karin, "Karin and Rome", (2,), 1 / 3, 1),
     ]
     shown = [
         t.prompt.text.partition("<recalled_memory>\n")[2].partition("\n</recalled_memory>")[0]
         for t in turns
     ]
-    assert shown == [NOT_RECALLED, NOT_RECALLED, "Otto reached Lima.", "Karin reached Kyoto."]
-    assert [t.prompt.memory for t in turns] == [
-        NO_MEMORY,
-        "Otto reached Lima.",
-        "Karin reached Kyoto.",
-        "Max reached Malmo.",
-    ]
+    assert shown == [NOT_RECALLED, NOT_RECALLED, otto, karin]
+    assert [t.prompt.memory for t in turns] == [NO_MEMORY, otto, karin, "Max left."]
     assert [t.prompt.final for t in turns] == [False, False, False, True]
     assert [t.notes.step is None for t in turns] == [False, False, False, True]
     assert [t.notes.asked for t in turns] == ["", "Otto", "Karin and Rome", ""]
     assert [t.prompt.max_tokens for t in turns] == [40, 40, 40, 24]
-
-
-def test_three_arms_differ_in_nothing_but_what_is_looked_for(codec):
-    answers = [
-        ask("Otto reached Lima.", "Otto"),
-        ask("Karin reached Kyoto.", "Otto"),
-        ask("Max reached Malmo.", "Karin"),
-        "x",
-    ]
-    learned, question, off = (
-        drive(TASK, replace(CONFIG, callback=callback), codec, answers)
-        for callback in ("learned", "question", "off")
-    )
-    assert [t.notes.recalled.text for t in learned] == [
-        "",
-        "",
-        "Otto reached Lima.",
-        "Karin reached Kyoto.",
-    ]
-    assert [t.notes.recalled.text for t in question] == [
-        "",
-        "",
-        "Otto reached Lima.",
-        "Otto reached Lima.",
-    ]
+    # the three ways of looking back differ in nothing else
+    question, off = (driven(codec, *answers, callback=how) for how in ("question", "off"))
+    assert [t.notes.recalled.text for t in question] == ["", "", otto, otto]
     assert [t.notes.recalled for t in off] == [Recall()] * 4
-    learned, question, off = ([t.prompt.text for t in arm] for arm in (learned, question, off))
+    learned, question, off = ([t.prompt.text for t in arm] for arm in (turns, question, off))
     assert learned[:2] == question[:2] == off[:2]
-    assert learned[2] == question[2] == off[2].replace(NOT_RECALLED, "Otto reached Lima.")
+    assert learned[2] == question[2] == off[2].replace(NOT_RECALLED, otto)
 
 
 def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
@@ -394,69 +337,36 @@ def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
     answers = [ask("Otto reached Lima."), "<recall>Otto</recall>", "nonsense", "x"]
     turns = drive(TASK, CONFIG, codec, answers)
     assert [t.prompt.memory for t in turns] == [NO_MEMORY] + 3 * ["Otto reached Lima."]
-    assert turns[2].notes.recalled == Recall(
-        query="Otto"
-    )  # what stands in the prompt anyway is not recalled
+    # what stands in the prompt anyway is not recalled
+    assert turns[2].notes.recalled == Recall(query="Otto")
     assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
     wiped = drive(TASK, replace(CONFIG, on_missing_update="reset"), codec, answers)
-    assert [t.prompt.memory for t in wiped] == [
-        NO_MEMORY,
-        "Otto reached Lima.",
-        NO_MEMORY,
-        NO_MEMORY,
-    ]
+    assert [t.prompt.memory for t in wiped[1:]] == ["Otto reached Lima.", NO_MEMORY, NO_MEMORY]
     assert wiped[2].notes.recalled.text == "Otto reached Lima."
 
 
 def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
-    turns = drive(
-        TASK,
-        CONFIG,
-        codec,
-        [
-            "<think><update>a</update><recall>b</recall></think>" + ask("c", "d"),
-            ask("e"),
-            ask("f"),
-            "x",
-        ],
-    )
+    thought = "<think><update>a</update><recall>b</recall></think>"
+    turns = driven(codec, thought + ask("c", "d"), ask("e"), ask("f"), "x")
     assert (turns[0].notes.step.memory, turns[0].notes.step.query) == ("c", "d")
     assert turns[1].notes.recalled.query == "d"
 
 
 def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
     """One task alone is a batch like any other."""
-    said = iter(range(10**6))
-
-    def script(prompt: Prompt) -> str:
-        number = next(said) % 7
-        return (
-            "\\boxed{Lima}"
-            if prompt.final
-            else [
-                ask("Otto reached Lima.", "Anna"),
-                "<recall>Otto",
-                ask("Ida left.", "Otto Lima"),
-                "x",
-                ask("", "Lima"),
-                ask("Max left.\nAnna too.", "Lima\nAnna"),
-                ask("Anna met Otto."),
-            ][number]
-        )
+    said = [
+        ask("Otto reached Lima.", "Anna"), "<recall>Otto", ask("Ida left.", "Otto Lima"), "x",
+        ask("", "Lima"), ask("Max left.\nAnna too.", "Lima\nAnna"), ask("Anna met Otto."),
+    ]  # fmt: skip
 
     def prompts(run) -> list[tuple]:
-        nonlocal said
-        said, engine = (
-            iter(range(10**6)),
-            ScriptedEngine(
-                codec,
-                lambda prompt: (
-                    seen.append((prompt.text, codec.chat(prompt.pieces))) or script(prompt)
-                ),
-            ),
-        )
         seen: list[tuple] = []
-        run(engine)
+
+        def script(prompt: Prompt) -> str:
+            seen.append((prompt.text, codec.chat(prompt.pieces)))
+            return "\\boxed{Lima}" if prompt.final else said[(len(seen) - 1) % len(said)]
+
+        run(ScriptedEngine(codec, script))
         return seen
 
     task = worlds.make_task(0, 9, "two_hop_reverse")
@@ -475,18 +385,9 @@ def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
     config = ReMemR1Config(layout=layout)
     agent = ReMemR1(config)
     slots = [piece for piece, constant in agent.template("recall_update") if not constant]
-    assert (
-        slots
-        == {
-            "shared": ["section", "problem", "recalled_memory", "memory"],
-            "paper": ["problem", "recalled_memory", "memory", "section"],
-        }[layout]
-    )
-    assert [p for p, constant in agent.template("recall_final") if not constant] == [
-        "problem",
-        "recalled_memory",
-        "memory",
-    ]
+    rest = ["problem", "recalled_memory", "memory"]
+    assert slots == {"shared": ["section", *rest], "paper": [*rest, "section"]}[layout]
+    assert [p for p, constant in agent.template("recall_final") if not constant] == rest
     text = "".join(piece for piece, constant in agent.template("recall_update") if constant)
     for tag in ("thinking", "update", "recall"):
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") >= 1
@@ -544,12 +445,8 @@ def test_settings_that_cannot_be_are_refused(wrong):
 
 
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
-    answers = [
-        ask("Anna left Rome."),
-        ask("Otto left Lima."),
-        ask("Ida left.", "who left Rome or Lima"),
-        "x",
-    ]
+    query = "who left Rome or Lima"
+    answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", query), "x"]
     for retriever in ("word_recall", "tfidf", "bm25", "tfidf_tokens"):
         config = replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64)
         last = drive(TASK, config, codec, answers)[-1]
@@ -566,13 +463,9 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
 def test_upstreams_retriever_compares_tokens_not_words(codec):
     """A word that the tokenizer takes apart is found by its pieces."""
     answers = [ask("Qwxab."), ask("Otto."), ask("Ida.", "Qwxyz"), "x"]
-    found = {
-        name: drive(TASK, replace(CONFIG, retriever=name, query_tokens=64), codec, answers)[
-            -1
-        ].notes.recalled.steps
-        for name in ("tfidf", "tfidf_tokens")
-    }
-    assert found == {"tfidf": (), "tfidf_tokens": (1,)}
+    for name, steps in (("tfidf", ()), ("tfidf_tokens", (1,))):
+        turns = driven(codec, *answers, retriever=name, query_tokens=64)
+        assert turns[-1].notes.recalled.steps == steps
 
 
 def test_the_window_has_room_for_what_is_recalled(codec):
@@ -607,15 +500,9 @@ def test_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstr
 def test_where_all_answers_are_asked_for_each_one_counts(codec):
     assert answer_recall(["12", "7"], "only 12", all_asked=True) == 0.5
     assert answer_recall(["12", "7"], "only 12") == 1.0
-    both = replace(
-        TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which two?"
-    )
-    answers = [
-        ask("Otto reached Lima."),
-        ask("Max left.", "Otto"),
-        ask("Lima, Rome."),
-        "\\boxed{Lima, Rome}",
-    ]
+    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah", question="Which?")
+    found, final = ask("Otto reached Lima."), "\\boxed{Lima, Rome}"
+    answers = [found, ask("Max left.", "Otto"), ask("Lima, Rome."), final]
     assert column("gain", rewards(codec, answers, both)) == [0.5, -0.5, 1, 0]
     n = counted(both, CONFIG, drive(both, CONFIG, codec, answers))
     assert (n["hits"], n["sought"], n["holds"]) == (1, 1, 0)
@@ -627,28 +514,18 @@ def rewards(codec, answers, task=TASK, config=CONFIG, **settings):
 
 
 def test_gain_and_level_and_each_reward_alone(codec):
-    found = rewards(
-        codec,
-        [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "\\boxed{Lima}"],
-    )
+    answers = [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left.")]
+    found = rewards(codec, [*answers, "\\boxed{Lima}"])
     assert column("gain", found) == [1, 0, -1, 0] and column("level", found) == [1, 1, 0, 0]
     assert column("memory", found) == [1, 0, -1, 0] and column("format", found) == [1, 1, 1, 1]
     assert column("sum", found) == [2, 1, 0, 1]
     assert column("covered", found[:-1]) == [1, 1, 1]
-    found = rewards(
-        codec,
-        [ask("Otto reached Lima."), ask("Otto reached Lima."), ask("Max left."), "Lima"],
-        memory_reward="level",
-    )
+    found = rewards(codec, [*answers, "Lima"], memory_reward="level")
     assert column("memory", found) == [1, 1, 0, 0] and column("format", found) == [1, 1, 1, 0]
-
-
-def test_the_first_memorys_wording_is_worth_nothing(codec):
+    # the first memory's wording is worth nothing
     named = replace(TASK, answers=(NO_MEMORY.split()[-1],), question="What is short?")
-    assert (
-        column("gain", rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named))
-        == [0] * 4
-    )
+    paid = rewards(codec, [ask(NO_MEMORY), ask("x"), ask(NO_MEMORY), "x"], named)
+    assert column("gain", paid) == [0] * 4
 
 
 def test_the_first_memorys_wording_is_never_seen_text(codec):
@@ -698,85 +575,38 @@ def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories,
 
 def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
     """A trajectory that broke off: the memory is known to have been what the prompt shows."""
-    broken = Trajectory(
-        TASK,
-        drive(TASK, CONFIG, codec, [ask("Otto reached Lima."), ask("Lima."), ask("Lima."), "x"])[
-            :2
-        ],
-    )
+    turns = driven(codec, ask("Otto reached Lima."), ask("Lima."), ask("Lima."), "x")
+    broken = Trajectory(TASK, turns[:2])
     assert [(s["gain"], s["level"]) for s in states(broken)] == [(1, 1), (0, 1)]
 
 
 def test_the_callback_reward_is_the_turns_that_has_asked(codec):
-    answers = [
-        ask("Otto reached Lima."),
-        ask("Max left."),
-        ask("Max left.", "Otto"),
-        "\\boxed{Lima}",
-    ]
-    found = rewards(codec, answers)
-    assert column("callback", found) == [0, 0, 1, 0] and column("gain", found) == [1, -1, 0, 0]
+    found, left, looks = ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Otto")
+    answers = [found, left, looks, "\\boxed{Lima}"]
+    paid = rewards(codec, answers)
+    assert column("callback", paid) == [0, 0, 1, 0] and column("gain", paid) == [1, -1, 0, 0]
     # the answer in sight already, in section or memory: the look back has brought nothing
     first = replace(TASK, text=" ".join(f for k in (1, 2, 0) for f in FACTS[k]))
     assert column("callback", rewards(codec, answers, first)) == [0, 0, 0, 0]
-    again = [
-        ask("Otto reached Lima."),
-        ask("Lima, said Otto.", "Otto"),
-        ask("Max left.", "Otto reached"),
-        "\\boxed{Lima}",
-    ]
+    again = [found, ask("Lima, said Otto.", "Otto"), ask("Max left.", "Otto reached"), answers[3]]
     assert column("callback", rewards(codec, again)) == [0, 0, 0, 0]
 
 
-def test_what_came_back_and_what_was_in_sight_count_together(codec):
-    """Equation 6: one half of the answer stands in the section, the other comes back."""
-    halves = replace(
-        TASK,
-        answers=("Lima Rome",),
-        question="Which?",
-        text=" ".join(FACTS[0] + FACTS[1] + ["Otto reached Rome."] * 6),
-    )
-    answers = [ask("Otto reached Lima."), ask("Max left."), ask("Max left.", "Lima"), "x"]
-    assert column("callback", rewards(codec, answers, halves)) == [0, 0, 0.5, 0]
-
-
 def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
-    answers = [
-        ask("Otto reached Lima."),
-        ask("Max left.", "Otto"),
-        ask("Max left.", "Otto"),
-        "\\boxed{Lima}",
-    ]
-    longer = replace(TASK, text=" ".join(f for k in (0, 1, 2) for f in FACTS[k]))
-    assert column("callback", rewards(codec, answers, longer)) == [
-        0,
-        0,
-        1,
-        0,
-    ]  # at 2 the memory that it started from has it
+    found, looks, final = ask("Otto reached Lima."), ask("Max left.", "Otto"), "\\boxed{Lima}"
     four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
-    answers = [
-        ask("Otto reached Lima."),
-        ask("Max left.", "Otto"),
-        ask("Max left.", "Otto"),
-        ask("Max left.", "Otto"),
-        "\\boxed{Lima}",
-    ]
-    assert column("callback", rewards(codec, answers, four)) == [0, 0, 1, 1, 0]
-    assert column(
-        "callback",
-        rewards(codec, answers, four, callback_reward="prompt", recall_match="substring"),
-    ) == [0, 0, 0, 0, 0]
     # in the whole prompt stands the question too: upstream's look back for an answer that the
     # question names is worth nothing
     named = replace(four, question="Is it Lima or Rome, Otto?")
-    assert column(
-        "callback", rewards(codec, answers, named, callback_reward="seen", recall_match="substring")
-    ) == [0, 0, 1, 1, 0]
-    assert column(
-        "callback",
-        rewards(codec, answers, named, callback_reward="prompt", recall_match="substring"),
-    ) == [0, 0, 0, 0, 0]
+    answers, whole = [found, looks, looks, looks, final], {"callback_reward": "prompt"}
+    for task, settings, paid in (
+        # at 2 the memory that it started from has it
+        (four, {}, [0, 0, 1, 1, 0]),
+        (four, whole | {"recall_match": "substring"}, [0] * 5),
+        (named, {"recall_match": "substring"}, [0, 0, 1, 1, 0]),
+        (named, whole | {"recall_match": "substring"}, [0] * 5),
+    ):
+        assert column("callback", rewards(codec, answers, task, **settings)) == paid
     assert column("covered", rewards(codec, answers, named)) == [0] * 5
 
 
@@ -822,42 +652,14 @@ def test_format_of_the_answer(codec, response, ours, upstreams):
     answers = [ask("x"), ask("x"), ask("x"), response]
     assert rewards(codec, answers)[-1]["format"] == ours
     assert rewards(codec, answers, format_reward="one_line")[-1]["format"] == upstreams
-    sentence = rewards(codec, [*answers[:-1], "Therefore, the answer is Lima."], form="sentence")[
-        -1
-    ]["format"]
-    assert sentence == 1 and on_one_line(ask("a")) == ["a"]
+    sentence = [*answers[:-1], "Therefore, the answer is Lima."]
+    assert rewards(codec, sentence, form="sentence")[-1]["format"] == 1
     plain = rewards(codec, answers, form="plain")[-1]["format"]
     assert plain == 1 and rewards(codec, [*answers[:-1], " "], form="plain")[-1]["format"] == 0
 
 
-def test_gains_telescope_and_levels_do_not(codec):
-    """Found after the first, the second and the third section, and kept."""
-    group = []
-    for found in (0, 1, 2):
-        answers = [ask("Otto reached Lima." if k >= found else "Max left.") for k in range(3)] + [
-            "\\boxed{Lima}"
-        ]
-        group.append(drive(TASK, CONFIG, codec, answers))
-    sums = {}
-    for kind in ("gain", "level"):
-        config = replace(CONFIG, memory_reward=kind)
-        trajectories = [
-            pay(Trajectory(TASK, turns, k, 1.0), config) for k, turns in enumerate(group)
-        ]
-        each = advantages_of(Group(TASK, trajectories), GRPOConfig(alpha=0.0, normalisation="mean"))
-        sums[kind] = [round(sum(of_turns), 6) for of_turns in each]
-        if kind == "gain":
-            assert [round(x, 2) for x in each[0][:3]] == [0.67, -0.33, -0.33]
-    assert sums == {"gain": [0, 0, 0], "level": [1, 0, -1]}
-
-
 def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
-    turns = drive(
-        TASK,
-        CONFIG,
-        codec,
-        [ask("Otto reached Lima."), ask("Max left."), ask("x"), "\\boxed{Lima}"],
-    )[:2]
+    turns = driven(codec, ask("Otto reached Lima."), ask("Max left."), ask("x"), "x")[:2]
     turns[1] = replace(turns[1], finish=Finish.ERROR, notes=None, response=codec.text(""))
     assert column("sum", states(Trajectory(TASK, turns, error="lost"))) == [2, 0]
 
@@ -901,36 +703,6 @@ def test_compat_sets_every_axis(tmp_path):
     for name in axes:  # nothing is picked unannounced
         value = defaults[name]
         assert f"{name} {str(value).lower() if isinstance(value, bool) else value}" in said
-    assert "\n" not in said and "\n" not in find.axes(ReMemR1(), compat="paper")
-    theirs = ReMemR1(ReMemR1Config(**ReMemR1.compat["upstream"].agent))
-    said = find.axes(theirs, compat="upstream").splitlines()[1]
-    # nor is anything claimed that is not so
-    assert all(words in said for words in ("not as upstream", "hash", "None", "<think>"))
-
-
-def test_the_preset_is_the_published_training():
-    grpo, agent = find.resolve("rememr1", options.EMBEDDED, {}, {})
-    run = {"agent": "rememr1", "shuffle": False, "save_every": 20}
-    assert isinstance(agent, ReMemR1) and find.preset_of("rememr1")["run"] == run
-    published = dict(
-        tasks_per_step=(128,), group_size=16, updates_per_rollout=16, lr=1e-6, warmup=20,
-        warmup_from="zero", decay_from=1.0, kl=1e-3, alpha=0.8, normalisation="mean", clip_low=0.2,
-        clip_high=0.2, dual_clip=3.0, grad_clip=1.0, weight_decay=0.01, temperature=(1.0,),
-        top_p=0.999, importance="none", without_signal="keep",
-    )  # fmt: skip
-    assert asdict(grpo) == asdict(grpo) | published
-    reading = dict(
-        chunk_tokens=5000, max_sections=8, over="center", layout="paper", memory_tokens=2048,
-        step_tokens=2048, final_tokens=2048, query_tokens=128,
-    )  # fmt: skip
-    assert asdict(agent.config) == asdict(agent.config) | reading
-    assert agent.config.most_step_tokens == 2048
-    theirs, given = (
-        find.resolve("vime", options.EMBEDDED, fields, {}, "rememr1")[0]
-        for fields in ({}, {"normalisation": "std"})
-    )
-    # the agent's goes before a preset's, a flag before either
-    assert (theirs.normalisation, given.normalisation) == ("mean", "std")
 
 
 # ---------------------------------------------------------------- counting
@@ -943,24 +715,14 @@ def test_looks_back_are_counted(codec):
         ask("Otto reached Lima.", "Year!"),
         ask("Max left.", "Otto"),
         "<update>Max left.</update><recall>otto",
-        ask("Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna Anna.", "the Otto"),
+        ask("Anna " * 14, "the Otto"),
         "\\boxed{Lima}",
     ]
     n = counted(four, config, drive(four, config, codec, answers))
     kept = [len(codec.encode(text)) for text in ("Otto reached Lima.", "Max left.", "Max left.")]
     assert {k: v for k, v in n.items() if v} == {
-        "updates": 4,
-        "queries": 3,
-        "hits": 2,
-        "ages": 1 + 3,
-        "sought": 2,
-        "holds": 2,
-        "evidence_sought": 2,
-        "evidence": 2,
-        "degenerate": 2,
-        "unclosed_recall": 1,
-        "stray_tag": 1,
-        "memory_capped": 1,
+        **dict(updates=4, queries=3, hits=2, ages=1 + 3, sought=2, holds=2, evidence_sought=2),
+        **dict(evidence=2, degenerate=2, unclosed_recall=1, stray_tag=1, memory_capped=1),
         "memory_length": sum(kept) + config.memory_tokens,
     }
     # what is counted is what the rates are made of
@@ -974,6 +736,9 @@ def test_looks_back_are_counted(codec):
     # not looked for; not asked for
     assert (n["hits"], n["sought"], n["holds"], n["degenerate"]) == (4, 0, 0, 0)
     assert n["evidence_sought"] == 0
+
+
+def test_what_a_text_holds_of_the_evidence():
     bridge = Task(
         "b",
         "Where was the author of Heat born?",
@@ -984,89 +749,53 @@ def test_looks_back_are_counted(codec):
     )
     assert bridge.clues == ("Heat", "Ida Cole")
     assert Evidence(bridge).clues == [" ida cole "]  # the question has the first
-    assert [Evidence(bridge).in_text(text) for text in ("Lima?", "by ida cole", "Heat", "")] == [
-        "answer",
-        "evidence",
-        "neither",
-        "neither",
-    ]
     compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
-    assert (
-        Evidence(compared).in_text("Heat, no")
-        == Evidence(replace(bridge, answers=("no",), gold=())).in_text("Ida Cole")
-        == "unknown"
-    )
+    yes_or_no = replace(bridge, answers=("no",), gold=())
     both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
-    assert [Evidence(both).in_text(text) for text in ("Lima", "Rome, Lima", "x")] == [
-        "evidence",
-        "answer",
-        "neither",
-    ]
     fact = worlds.make_task(0, 2, "two_hop_reverse")
-    assert len(fact.clues) == 2
-    assert Evidence(fact).in_text(fact.clues[0]) == "evidence"
-    assert Evidence(fact).in_text(fact.clues[1]) == "answer"
+    for task, text, held in (
+        (bridge, "Lima?", "answer"),
+        (bridge, "by ida cole", "evidence"),
+        (bridge, "Heat", "neither"),
+        (bridge, "", "neither"),
+        (compared, "Heat, no", "unknown"),
+        (yes_or_no, "Ida Cole", "unknown"),
+        (both, "Lima", "evidence"),
+        (both, "Rome, Lima", "answer"),
+        (both, "x", "neither"),
+        (fact, fact.clues[0], "evidence"),
+        (fact, fact.clues[1], "answer"),
+    ):
+        assert Evidence(task).in_text(text) == held, (task.question, text)
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
-    def describe(groups):
-        return describe_turns(groups, ReMemR1(CONFIG))
-
-    # one of two is evidence, and not the answer
-    both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
-    trajectories, both_asked = [], []
-    for k, answers in enumerate(
-        [
-            [
-                ask("Otto reached Lima."),
-                ask("Max left."),
-                ask("Max left.", "Otto"),
-                "\\boxed{Lima}",
-            ],
-            ["x", ask("Max left.", "Otto"), ask("Otto reached Lima."), "Lima"],
-        ]
-    ):
-        trajectories.append(pay(Trajectory(TASK, drive(TASK, CONFIG, codec, answers), k)))
-        both_asked.append(pay(Trajectory(both, drive(both, CONFIG, codec, answers), k)))
-    m = describe([Group(TASK, trajectories)])
-    assert (m["answer_gain"], m["answer_level"], m["answer_covered"]) == pytest.approx(
-        (1 / 6, 2 / 6, 1)
-    )
-    assert (m["turn_reward_memory"], m["turn_reward_callback"]) == pytest.approx((1 / 6, 1 / 6))
-    assert (m["turn_reward_format"], m["turn_reward_format_final"]) == pytest.approx((5 / 6, 1 / 2))
-    assert m["turn_groups_without_signal"] == pytest.approx(1 / 4)
-    assert m["format_no_update"] == pytest.approx(1 / 6)
-    assert (
-        m["recall_queries"],
-        m["recall_hits"],
-        m["recall_age"],
-        m["recall_holds"],
-    ) == pytest.approx((2 / 6, 1 / 2, 2, 1))
-    # one without the third section, whose answer is worth what the other's third turn is:
-    # that is no comparison
-    first, second = trajectories
-    last = replace(second.turns[3], rewards=first.turns[2].rewards)
-    group = Group(TASK, [first, Trajectory(TASK, [*second.turns[:2], last], 1)])
-    assert describe([group])["turn_groups_without_signal"] == 1 / 4
-    assert m["recall_evidence"] == 1 and m["recall_current"] == m["format_stray_tag"] == 0
-    of_both = describe([Group(both, both_asked)])
-    assert (of_both["recall_evidence"], of_both["recall_holds"]) == (1, 0)
-    written = [
-        turn.prompt.memory for t in trajectories for turn in t.turns[1:]
-    ]  # the first memory is no update's
-    assert m["memory_length"] == pytest.approx(sum(len(memory.ids) for memory in written) / 6)
-    for turn, kind in zip(
-        [t.turns[0] for t in trajectories], ("memory_cut", "query_cut"), strict=True
-    ):
-        turn.notes.step = replace(turn.notes.step, stray=True, **{kind: True})
-    notes = trajectories[1].turns[1].notes
-    notes.step = replace(notes.step, query_cut=True)
-    recalled = Recall("x", "x", (1,), 1.0, 1, current=True)
-    trajectories[0].turns[-1].notes = Evidence(TASK).notes(recalled)
-    m = describe([Group(TASK, trajectories)])
-    assert (m["memory_capped"], m["query_capped"], m["format_stray_tag"]) == pytest.approx(
-        (1 / 6, 2 / 6, 2 / 6)
-    )
-    assert (m["recall_hits"], m["recall_current"], m["recall_evidence"]) == pytest.approx(
-        (1 / 2, 1, 0)
-    )
+    found, looks = ask("Otto reached Lima."), ask("Max left.", "Otto")
+    trajectories = [
+        pay(Trajectory(TASK, driven(codec, *answers), k))
+        for k, answers in enumerate([
+            [found, ask("Max left."), looks, "\\boxed{Lima}"],
+            ["x", looks, found, "Lima"],
+        ])
+    ]  # fmt: skip
+    m = describe_turns([Group(TASK, trajectories)], ReMemR1(CONFIG))
+    written = [turn.prompt.memory for t in trajectories for turn in t.turns[1:]]
+    wanted = {
+        "answer_gain": 1 / 6, "answer_level": 2 / 6, "answer_covered": 1,
+        "turn_reward_memory": 1 / 6, "turn_reward_callback": 1 / 6,
+        "turn_reward_format": 5 / 6, "turn_reward_format_final": 1 / 2,
+        "turn_groups_without_signal": 1 / 4, "format_no_update": 1 / 6, "format_stray_tag": 0,
+        "recall_queries": 2 / 6, "recall_hits": 1 / 2, "recall_age": 2, "recall_holds": 1,
+        "recall_evidence": 1, "recall_current": 0,
+        "memory_length": sum(len(memory.ids) for memory in written) / 6,
+    }  # fmt: skip
+    assert {name: m[name] for name in wanted} == pytest.approx(wanted)
+    # caps and tags are those of the response, what was recalled that of the prompt
+    first = trajectories[0]
+    notes = first.turns[0].notes
+    notes.step = replace(notes.step, stray=True, memory_cut=True, query_cut=True)
+    first.turns[-1].notes = Evidence(TASK).notes(Recall("x", "x", (1,), 1.0, 1, current=True))
+    m = describe_turns([Group(TASK, trajectories)], ReMemR1(CONFIG))
+    wanted = dict(memory_capped=1 / 6, query_capped=1 / 6, format_stray_tag=1 / 6,
+                  recall_hits=1 / 2, recall_current=1, recall_evidence=0)  # fmt: skip
+    assert {name: m[name] for name in wanted} == pytest.approx(wanted)

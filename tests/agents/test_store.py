@@ -10,14 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.store import (
-    Diff,
-    Entry,
-    Op,
-    Store,
-    diff,
-    read_entries,
-)
+from agents.store import Diff, Entry, Op, Store, diff, read_entries
 from config.errors import UserError
 
 FACTS = [
@@ -71,16 +64,6 @@ def test_ids_are_given_in_order_after_the_highest():
     assert mixed.new_ids(2) == ["m101", "m102"] and Store().new_ids(1) == ["m1"]
 
 
-def test_new_ids_are_used_up_by_the_record_alone():
-    store = Store(FACTS)
-    assert store.new_ids(2) == store.new_ids(2) == ["m9", "m10"]
-    store.record("search_memory", {}, "Nothing.")
-    store.record("manage_memory", {}, "Error: no.", ok=False, code="bad")
-    assert store.new_ids(1) == ["m9"]
-    create(store, "x")
-    assert store.new_ids(1) == ["m10"]
-
-
 @pytest.mark.parametrize("entries", [[Entry("m1", "a"), Entry("m1", "b")], [Entry("x1", "a")],
     [Entry("m01", "a")], [Entry("m1", "a\nb")], [Entry("m1", "a", date="1.5.2023")]])  # fmt: skip
 def test_what_no_store_may_hold_is_refused(entries):
@@ -110,6 +93,7 @@ def test_a_snapshot_is_one_object_until_something_is_written():
     first = store.snapshot()
     store.record("search_memory", {}, "x")
     store.record("manage_memory", {}, "Error: x", ok=False, code="x")
+    assert store.new_ids(2) == store.new_ids(2) == ["m9", "m10"]  # used up by a record alone
     assert store.snapshot() is first and first.n == 0 and {first: 1}[store.snapshot()] == 1
     update(store, "m2", "Ida is in Rome.")
     second = store.snapshot()
@@ -233,9 +217,9 @@ def sequences(count: int) -> Iterator[tuple[list[Entry], Store, Model, random.Ra
         yield first, store, model, rng
 
 
-def test_2000_random_sequences():
+def test_random_sequences():
     merges = 0
-    for first, store, model, rng in sequences(2000):
+    for first, store, model, rng in sequences(1000):
         assert [store.at(n).entries for n in range(len(store.journal) + 1)] == [
             model.live(n) for n in range(len(model.states))
         ]
@@ -253,7 +237,7 @@ def test_2000_random_sequences():
         made = {e.id: e for e in there.added} | kept | {old.id: new for old, new in there.changed}
         assert made == {e.id: e for e in b.entries}  # a + diff = b
         merges += bool(there.merged)
-    assert merges > 50
+    assert merges > 25
 
 
 # ---------------------------------------------------------------- differences

@@ -258,32 +258,19 @@ def test_the_form_of_a_call_depends_on_nothing_that_is_stored():
 def test_a_merge_knows_where_it_came_from():
     store = filled()
     op = apply(store, *merge("m3", "m1", content="Ann sold her bike."), SCOPE)
-    made = store.snapshot().get("m8")
-    assert made == Entry(
-        "m8",
-        "Ann sold her bike.",
-        "episodic",
-        "Ann",
-        "2023-06-01",
-        None,
-        ("D2:1", "D1:1"),
-        parents=("m3", "m1"),
-    )
+    kept = ("episodic", "Ann", "2023-06-01", None, ("D2:1", "D1:1"))
+    wanted = Entry("m8", "Ann sold her bike.", *kept, parents=("m3", "m1"))
+    assert store.snapshot().get("m8") == wanted
     assert {*op.before} == {ENTRIES[0], ENTRIES[2]}
     assert "m1" not in store.snapshot() and store.snapshot().get("m3").deleted
     mixed = apply(store, *merge("m4", "m8", strategy="concatenate"), SCOPE).after[0]
     assert mixed.text == "It rained. Ann sold her bike."
     assert (mixed.kind, mixed.speaker, mixed.date) == (None, None, "2023-06-01")
     assert (mixed.evidence, mixed.parents) == (("D2:1", "D1:1"), ("m4", "m8"))
-
-
-def test_a_merge_must_not_be_too_long():
     store = Store([Entry("", letter * 500) for letter in "ab"] + [Entry("", "c" * 499)])
     op = apply(store, *merge("m1", "m2", strategy="concatenate"), SCOPE)
-    assert (op.code, op.message) == (
-        "too_long",
-        f"Error: memory_ids: a text would have 1001 characters of {MOST}.",
-    )
+    long = f"Error: memory_ids: a text would have 1001 characters of {MOST}."
+    assert (op.code, op.message) == ("too_long", long)
     assert apply(store, *merge("m1", "m3", strategy="concatenate"), SCOPE).ok
 
 
@@ -291,27 +278,22 @@ def texts(op):
     return [entry.text for entry in op.after if not entry.deleted]
 
 
-def test_a_split_cuts_where_its_criterion_says():
-    times = apply(filled(), *split("m5", "temporal"), SCOPE)
-    assert texts(times) == [
-        "Ann is in Oslo.",
-        "On Monday Ben came. They may swim.",  # the verb, not the month
-        "Later Ben left. He rests.",
-    ]
-    labels = apply(filled(), *split("m6", "speaker"), SCOPE)
-    assert texts(labels) == [
-        "Ann: I like tea. It is hot.",
-        "Ben: I like milk.",
-        "Ann: Good.",
-        "Ben: Yes.",
-    ]
-    names = apply(filled(), *split("m5", "speaker"), SCOPE)
-    assert texts(names) == [
-        "Ann is in Oslo.",
-        "On Monday Ben came. They may swim. Later Ben left. He rests.",
-    ]
-    first = apply(filled(), *split("m6", "speaker", max_parts=2), SCOPE)
-    assert texts(first) == [labels.after[0].text, " ".join(texts(labels)[1:])]
+@pytest.mark.parametrize(("call", "parts"), [
+    (split("m5", "temporal"), [
+        "Ann is in Oslo.", "On Monday Ben came. They may swim.",  # the verb, not the month
+        "Later Ben left. He rests."]),
+    (split("m6", "speaker"), [
+        "Ann: I like tea. It is hot.", "Ben: I like milk.", "Ann: Good.", "Ben: Yes."]),
+    (split("m5", "speaker"), [
+        "Ann is in Oslo.", "On Monday Ben came. They may swim. Later Ben left. He rests."]),
+    (split("m6", "speaker", max_parts=2), [
+        "Ann: I like tea. It is hot.", "Ben: I like milk. Ann: Good. Ben: Yes."]),
+])  # fmt: skip
+def test_a_split_cuts_where_its_criterion_says(call, parts):
+    op = apply(filled(), *call, SCOPE)
+    assert texts(op) == parts
+    if call[1]["split_criteria"] == "speaker":  # the parts say whose they are
+        assert not any(entry.speaker for entry in op.after if not entry.deleted)
 
 
 def test_dates_and_times_begin_a_part():
@@ -323,21 +305,6 @@ def test_dates_and_times_begin_a_part():
     for told in ("He may leave", "They march on", "It has 12 parts", "A dayless idea"):
         op = apply(Store([Entry("", f"He came. {told}.")]), *split("m1", "temporal"), SCOPE)
         assert op.code == "one_part", told
-
-
-@pytest.mark.parametrize("criteria", ["temporal", "speaker"])
-def test_no_word_is_lost_in_a_split(criteria):
-    draw = random.Random(3)
-    choices = ("Ann: Yes.", "Ben: No!", "It was in May 2021.", "At 10:30 we ate.", "So what?", "Hm")
-    cut = 0
-    for _ in range(50):
-        text = " ".join(draw.choices(choices, k=6))
-        op = apply(Store([Entry("", text)]), *split("m1", criteria), SCOPE)
-        assert op.ok or op.code in ("one_part", "duplicate")
-        if op.ok:
-            cut += 1
-            assert " ".join(texts(op)) == text and 2 <= len(texts(op)) <= 5
-    assert cut >= 20
 
 
 def test_the_parts_of_a_split_inherit():
@@ -412,26 +379,6 @@ def test_a_start_above_the_budget_may_only_shrink(budget):
     assert apply(store, "delete_memory", {"memory_id": "m6"}, tight).ok
 
 
-def test_budgets_hold_whatever_is_called():
-    """Against a count that is made anew: no store grows beyond its budget, or at all above it."""
-    draw, outcomes = random.Random(5), Counter()
-    for tokens, entries in ((30, None), (None, 5), (45, 8)):
-        tight = replace(SCOPE, budget_tokens=tokens, budget_entries=entries)
-        store = filled()
-        for _ in range(150):
-            before = store.snapshot().entries
-            op = apply(store, *valid_call(draw, store), tight)
-            after = store.snapshot().entries
-            outcomes[op.code] += 1
-            for budget, size in (
-                (tokens, lambda found: sum(words(entry.line) for entry in found)),
-                (entries, len),
-            ):
-                if budget is not None:
-                    assert size(after) <= max(budget, size(before))
-    assert outcomes["full"] > 20 and outcomes[""] > 100
-
-
 # ---------------------------------------------------------------- replies
 
 
@@ -439,9 +386,8 @@ def test_a_reply_holds_whole_entries_and_says_how_many_more():
     store = Store([Entry("", f"{name} sings a song") for name in ("Ann", "Ben", "Ida", "Ulf")])
     everything = {"query": "song", "top_k": 4}
     for tokens, shown in ((24, 4), (23, 3), (21, 3), (20, 2), (6, 0), (1, 0)):
-        reply = apply(
-            store, "search_memory", everything, replace(SCOPE, reply_tokens=tokens)
-        ).message
+        scope = replace(SCOPE, reply_tokens=tokens)
+        reply = apply(store, "search_memory", everything, scope).message
         head, *rest = reply.split("\n")
         more = [f"(+{4 - shown} more)"] if shown < 4 else []
         assert head == "4 of 4 memories:"
@@ -470,19 +416,14 @@ def test_a_group_is_shown_the_same_samples():
     assert not {*shown(("task", 2), False)} & {*group[0]}
 
 
-def test_diverse_and_recent_samples():
+def test_recent_samples_are_those_updated_most_often():
     store = Store([Entry("", f"fact {k}") for k in range(10)])
     for entry_id in ("m4", "m2", "m4"):
         text = f"news {len(store.journal)}"
         apply(store, *manage("update", content=text, memory_id=entry_id), SCOPE)
-
-    def ids(**args):
-        reply = apply(store, "sample_memory", args, SCOPE).message
-        return [line.partition("]")[0][1:] for line in reply.split("\n")]
-
-    assert ids(strategy="diverse", k=5) == ["m1", "m3", "m5", "m7", "m9"]
-    assert ids(strategy="diverse", k=3) == ["m1", "m4", "m7"]
-    assert ids(strategy="recent", k=4) == ["m4", "m2", "m10", "m9"]
+    reply = apply(store, "sample_memory", {"strategy": "recent", "k": 4}, SCOPE).message
+    ids = [line.partition("]")[0][1:] for line in reply.split("\n")]
+    assert ids == ["m4", "m2", "m10", "m9"]
 
 
 # ---------------------------------------------------------------- what a run allows
@@ -598,23 +539,7 @@ def valid_call(draw, store):
     return split(one, "thematic", parts=[f"{text} 1", f"{text} 2"], max_parts=3)
 
 
-NASTY = (
-    "{",
-    "}",
-    "[",
-    "]",
-    '"',
-    "\\",
-    "<",
-    ">",
-    "\n",
-    "é",
-    "\u202e",
-    "\0",
-    "\ud800",
-    "🙂",
-    "9" * 30,
-)
+NASTY = (*'{}[]"\\<>', "\n", "é", "\u202e", "\0", "\ud800", "🙂", "9" * 30)
 VALUES = (
     *(None, True, -1, 10**30, 1.5, "", "m1", "\ud800", [], ["m1"], {}, {"a": {"b": [1]}}),
     "x" * 2000,
@@ -626,16 +551,14 @@ def mutated_text(draw, text):
     for _ in range(draw.randint(1, 3)):
         at = draw.randrange(len(text) + 1)
         to = min(len(text), at + draw.randint(1, 12))
-        text = draw.choice(
-            [
-                text[:at],  # cut
-                text[:at] + text[to:],
-                text[:at] + draw.choice(NASTY) + text[to:],
-                text[:at] + text[at:to][::-1] + text[to:],  # characters swapped
-                text[:at] + text[:to] + text[to:],
-                text[:at] + draw.choice(("[", '{"a":')) * 1200 + text[at:],
-            ]
-        )
+        text = draw.choice([
+            text[:at],  # cut
+            text[:at] + text[to:],
+            text[:at] + draw.choice(NASTY) + text[to:],
+            text[:at] + text[at:to][::-1] + text[to:],  # characters swapped
+            text[:at] + text[:to] + text[to:],
+            text[:at] + draw.choice(("[", '{"a":')) * 1200 + text[at:],
+        ])  # fmt: skip
     return text
 
 
@@ -658,13 +581,7 @@ def mutated_call(draw, name, args):
     return name, draw.choice([args] * 9 + [[*args], None, "x"])
 
 
-FORMATS = [
-    Format("hermes"),
-    Format("hermes", gap="\n"),
-    Format("list"),
-    Format("xml"),
-    Format("bare"),
-]
+FORMATS = [Format(), Format(gap="\n"), Format("list"), Format("xml"), Format("bare")]
 
 
 def called(store, scope, form, response):
@@ -678,7 +595,7 @@ def called(store, scope, form, response):
     return ops
 
 
-def test_ten_thousand_mutated_calls():
+def test_thousands_of_mutated_calls():
     """No exception; what fails changes nothing.
 
     Half of the calls are damaged as text, in all formats, half as values. bench/small.py measures
@@ -688,7 +605,7 @@ def test_ten_thousand_mutated_calls():
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)
     codes: Counter[str] = Counter()
     failed = 0
-    for made in range(10_000):
+    for made in range(3_000):
         name, args = valid_call(draw, store)
         form = draw.choice(FORMATS)
         if made % 2:
@@ -703,6 +620,8 @@ def test_ten_thousand_mutated_calls():
             assert op.ok == (op.code == "") == (not op.message.startswith("Error: "))
             assert op.ok or op.code in CODES
             op.message.encode()  # a reply can be tokenised
+        sizes = [sum(words(e.line) for e in s.entries) for s in (before, store.snapshot())]
+        assert sizes[1] <= max(60, sizes[0])  # no store grows over its hard budget
         if not any(op.ok for op in ops):
             assert store.snapshot() is before
             failed += 1
@@ -710,8 +629,8 @@ def test_ten_thousand_mutated_calls():
             assert redone(store).snapshot().entries == store.snapshot().entries
             store = Store(ENTRIES)
     often = {"", "bad_arguments", "missing", "unknown_tool", "unreadable", "cut", "full"}
-    assert often <= {code for code, count in codes.items() if count > 50}
-    assert failed > 8000
+    assert often <= {code for code, count in codes.items() if count > 15}
+    assert failed > 2400
 
 
 def test_values_nested_without_end():

@@ -306,7 +306,7 @@ def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path
     assert [(cell["n"], cell["crashed"]) for cell in cells] == [(8, 1)] * 2
     assert embedder.refused == 4  # two epochs, and each time once more
     bank = stream.agent.bank
-    assert len(bank.entries()) == 14 and not bank.entries_of("own-2")
+    assert len(bank.entries()) == 14 and not bank.entries(task_id="own-2")
     assert "own-2" not in {event[1] for event in bank.events()} and bank.check() == []
     rows = [json.loads(line) for line in stream.rows_path.read_text().splitlines()]
     assert all(
