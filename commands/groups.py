@@ -1,5 +1,5 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report`, `compare`,
-`data few-shot`.
+"""Commands that bring their own flags: `data`, `memory`, `bank`, `stream`, `serve`, `report`,
+`compare`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
@@ -13,7 +13,7 @@ import suites
 from agents import find
 from commands.banks import bank_app
 from commands.compare import compare_command
-from commands.fewshot import few_shot_command
+from commands.datasets import data_app
 from commands.report import report_command
 from commands.stores import memory_app
 from config.flags import AgentName, Panels, command
@@ -21,13 +21,13 @@ from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
 
-def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
-    """Add the commands to an app, and to that of its command `data`."""
+def add_groups(app: typer.Typer) -> None:
+    """Add the commands to an app."""
+    app.add_typer(data_app, name="data")
     app.add_typer(memory_app, name="memory")
     app.add_typer(bank_app, name="bank")
     stream_command(app)
     report_command(app)
-    few_shot_command(data_app)
     serve_command(app)
     compare_command(app)
 
