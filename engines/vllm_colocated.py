@@ -415,10 +415,6 @@ class ColocatedEngine(Engine):
         logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
         return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
 
-    def counts(self) -> dict[str, int]:
-        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        return {name: getattr(self, name) for name in names}
-
     # ------------------------------------------------------------ phases
 
     @contextmanager

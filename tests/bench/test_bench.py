@@ -4,7 +4,6 @@ import json
 import sys
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -21,7 +20,6 @@ from config.errors import UserError
 from engines.hf import TransformersEngine
 from models.load import inner, load_model, optimizer_of
 from models.logprobs import pack, policy_logprobs
-from models.plan import KNOWN
 from tokens import attention
 
 
@@ -30,14 +28,6 @@ def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
     assert met == {"ratio": 4.0, "ratio_min": 3.0, "ratio_max": 4.0, "bar": 4, "met": True}
     assert common.verdict(met) == "at least 4x: met"
     assert common.verdict(common.against([1.0], [1.0], bar=2)) == "at least 2x: MISSED"
-
-
-def test_sides_take_turns():
-    calls = []
-    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
-    seconds = common.paired(sides, repeats=2)
-    assert "".join(calls) == "ababab"
-    assert {name: len(s) for name, s in seconds.items()} == {"a": 2, "b": 2}
 
 
 def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch, capsys):
@@ -238,35 +228,6 @@ def test_the_update_that_is_measured_is_a_step_of_the_gradient(mode):
         assert policy_logprobs(inner(policy), batch).mean() > before + 1e-3
 
 
-def test_what_does_not_fit_by_the_plan_is_refused():
-    small, large = KNOWN["Qwen/Qwen3-1.7B"], KNOWN["Qwen/Qwen3-4B"]
-    assert gpu.check_fits(small, 16384, 79.2)["state"] == 25.64
-    assert gpu.check_fits(large, 16384, 139)["state"] > 59
-    with pytest.raises(UserError, match=r"4\.02 billion weights"):
-        gpu.check_fits(large, 16384, 47.5)
-
-
-def test_the_lines_of_the_update_say_what_was_asked():
-    layout = {"tokens_per_s": 9288, "peak_gib": 13.3}
-    result = {"paper": layout, "shared": layout, "shared_over_paper": 2.22}
-    bars = [("at least 14,000", False), ("at most 30", True), ("at least 1.8x", True)]
-    assert [(x["bar"], x["met"]) for x in gpu.lines("lora", result)] == bars
-    assert [x["bar"] for x in gpu.lines("full-1.7b", result)] == ["", "", ""]
-
-
-def test_a_profile_says_which_operators_take_the_time(capsys):
-    """Run it in a process of its own, as each part: command line and output fit together."""
-    made = replace(gpu.BENCHMARK, parts={"profile": gpu.profile})
-    result = made.main(["--tiny"])["profile"]
-    most = result["operators"]["most"]
-    assert len(most) == gpu.MOST_SHOWN
-    assert any(x["name"] == "aten::mm" and x["shapes"] for x in most)
-    assert all(a["ms"] >= b["ms"] for a, b in pairwise(most))
-    assert 0.3 < sum(x["share"] for x in most) <= 1
-    assert result["kernels"]["most"] == [] and result["tokens"] == 4 * 72
-    assert "aten::mm" in capsys.readouterr().out
-
-
 def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
     result = flex.flex(tiny=True)
     # one graph a mode and, from the second length on, one for all
@@ -306,19 +267,6 @@ def test_the_noise_between_rounds_keeps_rounding_below_the_bar_and_stale_weights
     stale = result["rounds"][:2] + [result["rounds"][2] | {"mean": 2 * bar}]
     assert not colocated.lines("full-2", {**result, "device": "cuda", "rounds": stale})[0]["met"]
     colocated.show("full-2", result)
-
-
-def test_a_step_of_the_benchmark_writes_neither_checkpoint_nor_export(monkeypatch):
-    def refused(*_, **__):
-        raise AssertionError("this is 48 GB with Qwen3-4B")
-
-    monkeypatch.setattr("commands.export.export", refused)
-    monkeypatch.setattr("models.checkpoints.save_checkpoint", refused)
-    monkeypatch.setattr(colocated, "ENGINE", "transformers")
-    result = colocated.step("lora", tiny=True)
-    assert len(result["steps"]) == 2
-    assert all(x["mismatch_mean"] < 1e-4 and x["computed_tokens"] > 0 for x in result["steps"])
-    colocated.show("step-lora", result)
 
 
 def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):

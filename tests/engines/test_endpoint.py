@@ -1,27 +1,19 @@
-import importlib.util
 import json
-import os
 import random
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from conftest import HANG_S, until
 
-from agents import find
-from config import options
 from config.errors import UserError
 from data import strip_thinking
 from embedded import tiny
@@ -29,7 +21,7 @@ from engines import endpoint
 from engines.endpoint import EndpointEngine, Terms
 from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
-from rollout import Sampling, follow, rollout
+from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Characters, Text
 
@@ -243,11 +235,6 @@ def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
         "generated_tokens": sum(len(turn.response_ids) for turn in turns),
     }
     assert engine.step() == []
-
-
-def test_ask_goes_turn_by_turn(codec, serve):
-    turns = list(follow(serve.engine(serve()), AGENT, tasks(1)[0], Sampling()))
-    assert [turn.prompt.final for turn in turns] == [False] * 3 + [True]
 
 
 def test_what_a_request_says(codec, serve):
@@ -615,86 +602,6 @@ def test_close_ends_every_thread(serve):
     assert engine.step() == []
     with pytest.raises(RuntimeError, match="closed"):
         engine.add(Prompt((("Anna", False),), 8))
-
-
-# ---------------------------------------------------------------- the real server
-
-
-def start_vllm(port, log):
-    """Start `vllm serve` of the embedded policy, in its own process group: it has children."""
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(options.EMBEDDED), "--served-model-name", "m",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048",
-        "--host", "127.0.0.1", "--port", str(port), "--enable-prompt-tokens-details",
-    ]  # fmt: skip
-    return subprocess.Popen(
-        command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def kill(process):
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engine_does(
-    tmp_path, monkeypatch
-):
-    # only looked for: the server is another process, and vLLM changes the one that imports it
-    for module in ("vllm", "uvicorn"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed here: make test-vllm")
-    from engines.hf import TransformersEngine
-    from models.load import load_model
-    from tokens.codec import Codec
-
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(endpoint, "READY_S", 300)
-    codec, agent = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
-    long_jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = Path(tmp_path / "vllm.log").open("wb")
-    process, pending = start_vllm(port, log), 0
-    try:
-        engine = EndpointEngine(f"http://127.0.0.1:{port}/v1", "", codec, concurrency=16)
-        assert engine.model == "m" and engine.window == 2048
-        done = []
-        with engine.awake():
-            for trajectory in rollout(engine, agent, long_jobs, Sampling(0.0)):
-                done.append(trajectory)
-                if len(done) == 6:
-                    pending = len(engine._sockets)
-                    kill(process)
-                    process = start_vllm(port, log)
-            for _ in range(2):  # the second one is cached
-                one(engine, "Anna joined Boris. " * 150)
-            refused = [one(engine, max_tokens=2048)]
-            engine.window = None  # as with a server that does not report it
-            refused.append(one(engine, "Anna joined Boris. " * 600))
-        engine.close()
-    finally:
-        kill(process)
-        log.close()
-    assert pending and not any(t.error for t in done)  # turns were in flight when it was killed
-    assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in long_jobs)
-    engine_here = TransformersEngine(load_model(options.EMBEDDED, "float32", "cpu"), codec)
-    here = rollout(engine_here, agent, long_jobs, Sampling(0.0))
-    assert plain(done) == plain(here)
-    assert {turn.finish for turn in refused} == {Finish.FULL}
-    assert "maximum context length" in refused[1].error
-    assert engine.reused_tokens > 0
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")
