@@ -664,9 +664,14 @@ def numbers(run):
     return json.dumps(summary), sorted(map(json.dumps, rows)), sorted(map(json.dumps, records))
 
 
-def test_parts_have_the_rows_summary_and_transcripts_of_one_call(evaluation, tmp_path, capsys):
+def test_parts_have_the_rows_summary_and_transcripts_of_one_call(
+    evaluation, tmp_path, capsys, monkeypatch
+):
+    in_flight, original = [], eval.rollout
+    monkeypatch.setattr(eval, "most_in_flight", lambda config, setup: 3)
+    monkeypatch.setattr(eval, "rollout", lambda *args: in_flight.append(args[5]) or original(*args))
     whole = evaluation("whole", "")
-    assert not whole.status and "missing" not in whole.summary
+    assert not whole.status and "missing" not in whole.summary and {*in_flight} == {3}
     half = evaluation("parts", "2/2")
     assert half.summary["missing"] == ["1/2"] and "1/2" in half.status
     assert "--part 1/2" in capsys.readouterr().out

@@ -13,7 +13,6 @@ from conftest import forked
 
 import bench.client as client
 import bench.common as common
-from config.errors import UserError
 
 MAIN = """
 import argparse, asyncio, json, os
@@ -50,8 +49,7 @@ with Path(args.save_dir, f"{args.save_file}.jsonl").open("w") as out:
 if os.environ["FAKE_SPOILS"]:
     path = Path(args.save_dir, f"{args.save_file}.jsonl")
     first, *lines = path.read_text().splitlines()
-    if os.environ["FAKE_SPOILS"] != "fails":
-        lines.insert(0, json.dumps(json.loads(first) | {"pred": "another"}))
+    lines.insert(0, json.dumps(json.loads(first) | {"pred": "another"}))
     path.write_text("\\n".join(lines) + "\\n")
 """
 AGENT = '''
@@ -167,27 +165,3 @@ def test_both_sides_send_the_same_and_another_answer_is_noticed(
     assert written["lines"][0]["what"] == "wall time, ours / MemAgent's client"
     assert written["sides"]["ours"] == ours
     assert str(tmp_path) not in json.dumps(written) and "same answers" in capsys.readouterr().out
-
-
-def test_what_cannot_be_compared_is_said_in_a_sentence(checkout, tmp_path, monkeypatch):
-    def refused(*words):
-        with pytest.raises(UserError) as refusal:
-            client.main(["--checkout", str(checkout), *(words or ("--stub-delay", "0")), *SMALL])
-        return str(refusal.value)
-
-    assert "http://HOST:PORT/v1" in refused("--endpoint", "https://somewhere/v1")
-    few = tmp_path / "few.jsonl"
-    task = '{"question": "Where?", "answer": "Lima", "context": "Anna reached Lima."}'
-    few.write_text(f"{task}\n" * 8)
-    assert "has 8 tasks: 1 rounds" in refused("--stub-delay", "0", "--data", str(few))
-    assert "no-python" in refused("--stub-delay", "0", "--python", "no-python")
-    folder = checkout / "taskutils" / "memory_eval"
-    monkeypatch.setenv("FAKE_SPOILS", "fails")
-    assert "theirs answered 2 of 3 items" in refused()
-    (folder / "ruler_hqa.py").write_text("import nowhere_to_be_found")
-    assert "theirs failed: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in refused()
-    module = folder / "utils" / "recurrent.py"
-    module.write_text('TEMPLATE = "{prompt} {memory} {chunk}"\nNO_MEMORY = "none"')
-    assert "a version that we do not know" in refused()
-    module.unlink()
-    assert refused().endswith(f"there is no file {module}.")

@@ -9,7 +9,6 @@ import time
 from contextlib import suppress
 from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
 
 import pytest
 from conftest import HANG_S, until
@@ -251,12 +250,9 @@ def test_what_a_request_says(codec, serve):
     assert 0 <= first["seed"] < 2**63 and first["seed"] == (2**64 - 3) % 2**63
 
 
-def test_a_server_that_returns_text_alone(codec, serve):
-    server = serve(ids=False)
-    turn = one(serve.engine(server), max_tokens=40)
-    text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
-    assert turn.finish is Finish.STOP and turn.response == text
-    assert turn.response_ids == [*codec.encode(text), 1]
+def text_of(content, finish="stop", **more):
+    """A fault that answers a chat with this message."""
+    return {"choices": [{"message": {"content": content} | more, "finish_reason": finish}]}
 
 
 def test_chat(codec, serve):
@@ -268,32 +264,33 @@ def test_chat(codec, serve):
     assert all(t.response_ids == [*t.response.ids, 1] and t.response.ids for t in turns)
     assert engine.generated_tokens == 3 * 4 * len(done)
     assert not {"prompt", "top_k", "stop_token_ids"} & set(server.bodies[0])
-    choice = {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}
-    server.always = {"choices": [choice]}
+    server.always = text_of(None, "length", reasoning="hm")
     turn = one(engine, top_k=3)
     assert turn.response == "" and isinstance(turn.response, Text) and turn.finish is Finish.LENGTH
     assert server.bodies[-1]["top_k"] == 3
+    # a server that returns text alone
+    server = serve(ids=False)
+    turn = one(serve.engine(server), max_tokens=40)
+    text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
+    assert turn.finish is Finish.STOP and turn.response == text
+    assert turn.response_ids == [*codec.encode(text), 1]
 
 
-def test_thoughts_that_the_prompt_began_are_known_as_thoughts(codec, serve, monkeypatch):
-    monkeypatch.setattr(codec, "_thinks_at_once", True)
-    assert codec.after_thinking(one(serve.engine(serve(ids=False))).response) == ""
-    server = serve()
-    engine = serve.engine(server, chat=True)
-    assert codec.after_thinking(one(engine).response) == ""
-    choice = {"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}
-    server.always = {"choices": [choice]}
-    assert codec.after_thinking(one(engine).response) == "Anna"
-
-
-def test_thoughts_that_a_server_marks_in_another_way_are_known_as_thoughts(serve):
+def test_thoughts_are_known_as_thoughts_however_they_are_marked(codec, serve, monkeypatch):
     server = serve()
     engine = EndpointEngine(server.url, "m", Characters(), chat=True)
     for content, answer in (("[THINK]hm[/THINK]Anna", "Anna"), ("[THINK]hm", ""), ("Anna", "Anna")):
-        choice = {"message": {"content": content}, "finish_reason": "stop"}
-        server.always = {"choices": [choice]}
+        server.always = text_of(content)
         response = one(engine).response
         assert engine.codec.after_thinking(response) == strip_thinking(response) == answer
+    # those that the prompt began
+    monkeypatch.setattr(codec, "_thinks_at_once", True)
+    assert codec.after_thinking(one(serve.engine(serve(ids=False))).response) == ""
+    server.always = ""
+    engine = serve.engine(server, chat=True)
+    assert codec.after_thinking(one(engine).response) == ""
+    server.always = text_of("Anna", reasoning="hm")
+    assert codec.after_thinking(one(engine).response) == "Anna"
 
 
 # ---------------------------------------------------------------- failures that pass
@@ -372,17 +369,15 @@ def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
 
 def test_waits_grow_and_the_server_may_ask_for_longer(codec, serve, monkeypatch):
     monkeypatch.setattr(endpoint, "BACKOFF_S", (0.04, 0.4))
-    server, at, waits = serve(), [], []
+    server, waits = serve(), []
     engine = serve.engine(server)
     wait_after = engine._wait_after
     engine._wait_after = lambda *failed: waits.append(wait_after(*failed)) or waits[-1]
-    server.on_request = lambda number: at.append(time.monotonic())
     server.faults = [(500, {})] * 5
     assert not one(engine).error
     assert waits[0] <= 0.04 and all(0.15 < wait <= 0.4 for wait in waits[3:])
-    assert all(b - a > 0.9 * wait for (a, b), wait in zip(pairwise(at), waits, strict=True))
-    server.faults, at[:], waits[:] = [(429, {}, [("Retry-After", "1")])], [], []
-    assert not one(engine).error and at[1] - at[0] > 0.9 and waits[0] < 3
+    server.faults, waits[:] = [(429, {}, [("Retry-After", "1")])], []
+    assert not one(engine).error and 1 <= waits[0] < 3
     quota = {"error": {"message": "No more today."}}
     server.faults, before = [(429, quota, [("Retry-After", "3600")])], len(server.bodies)
     assert "No more today" in one(engine).error
@@ -540,25 +535,15 @@ def test_opening_an_engine_checks_the_models_that_the_server_names(codec, serve,
     assert not one(serve.engine(server)).error  # it was still loading
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1",
-        "http://h:99999", "http://", "",
-    ],
-)  # fmt: skip
-def test_urls_that_cannot_be(codec, url):
-    with pytest.raises(UserError, match="is like http"):
-        EndpointEngine(url, "m", codec)
+URLS = ["127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1"]
+URLS += ["http://h:99999", "http://", "", []]
+TERMS = [Terms(timeout_s=0), Terms(patience_s=float("nan"))]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"urls": []}, {"concurrency": 0}, {"terms": Terms(timeout_s=0)},
-        {"terms": Terms(patience_s=float("nan"))},
-    ],
-)  # fmt: skip
+    [*({"urls": url} for url in URLS), {"concurrency": 0}, *({"terms": terms} for terms in TERMS)],
+)
 def test_settings_that_cannot_be(codec, wrong):
     with pytest.raises(UserError):
         EndpointEngine(**({"urls": "http://127.0.0.1:9", "model": "m", "codec": codec} | wrong))
