@@ -80,8 +80,8 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
         turns = [group.trajectories[i].turns[k] for i, k in indices]
         rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
         lone = len(rewards) == 1 < len(group.sampled)  # there is nothing to compare it with
-        own = [0.0] if lone else advantages(rewards, config.normalisation)
-        for (i, k), a in zip(indices, own, strict=True):
+        compared = [0.0] if lone else advantages(rewards, config.normalisation)
+        for (i, k), a in zip(indices, compared, strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out
 
@@ -135,8 +135,9 @@ def _rows_of(
         weight = len(updates) / n
     rows = []
     for turn, advantage in turns:
-        own = 1.0 if turn.prompt.final else weight
-        rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, advantage, own, number))
+        share = 1.0 if turn.prompt.final else weight
+        texts = turn.prompt_ids, turn.response_ids, turn.logprobs
+        rows.append(Row(*texts, advantage, share, number))
     return rows
 
 

@@ -875,10 +875,10 @@ class TransformersEngine(Engine):
                 "The transformers engine samples from the trainer's own model; "
                 "it cannot take over another one."
             )
-        own = dict(self.model.named_parameters())
+        copies = dict(self.model.named_parameters())
         for name, p in policy.named_parameters():
             if p.requires_grad:
-                own[name].copy_(full_tensor(p))
+                copies[name].copy_(full_tensor(p))
 
     def close(self) -> None:
         self._clear()

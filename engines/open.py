@@ -129,10 +129,10 @@ def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
     if not any(labels):
         raise UserError("No agent here calls tools: leave --grammar out.")
     if len(labels) > 1:
-        one, other, *_ = labels.values()
+        first, second, *_ = labels.values()
         raise UserError(
-            f"--grammar holds for all agents, and {one} and {other} do not write the same calls: "
-            "evaluate them apart."
+            f"--grammar holds for all agents, and {first} and {second} do not write the same "
+            "calls: evaluate them apart."
         )
     return next(iter(labels))
 

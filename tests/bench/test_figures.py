@@ -9,7 +9,8 @@ what is said of the warm start; of the real model its training, the cells at 4, 
 passages and bm25 of two sections at 256, every interval and paired difference of questions that
 share documents, what became of answers in the memory, 10 documents of HotpotQA but untrained, and
 earlier or further runs of a benchmark ("in two runs before it", "in six runs"). Not looked up: the
-tables of real.json, h100.json, reader-256.json, untrained.json and reader-baselines.json. Rows of the three seeds in README.md: tests/test_front_page.py.
+tables of real.json, h100.json, reader-256.json, untrained.json and reader-baselines.json.
+Rows of the three seeds in README.md: tests/test_front_page.py.
 """
 
 import json
