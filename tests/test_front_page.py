@@ -193,19 +193,13 @@ def test_the_example_is_a_complete_agent(tmp_path):
     path = str(ROOT / "examples/own_agent.py")
     wide = run(tmp_path, "train", "--agent", path, "--help")
     assert "--focus" in wide and "--short-tokens" in wide
-    small = f"--steps 2 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
+    small = f"--steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
     run(tmp_path, "train", "--agent", path, "--name", "own", *small.split())
     with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
-        steps = list(csv.DictReader(file))
-    assert len(steps) == 2 and all(0 <= float(step["notes_empty"]) <= 1 for step in steps)
-    rewards = [float(step["turn_reward_short"]) for step in steps]
-    assert all(0 <= reward <= 1 for reward in rewards) and "turn_reward_short_final" in steps[0]
-    assert "about places" in run(tmp_path, "show", "runs/own") or "places" in (
-        tmp_path / "runs/own/config.yaml"
-    ).read_text(encoding="utf-8")
-    asked = f"eval --agents {path},full --lengths 2 --n 2 --temperatures 0 --name own-eval {SMALL}"
-    run(tmp_path, *shlex.split(asked))
-    assert (tmp_path / "runs/own-eval/report.html").exists()
+        (step,) = csv.DictReader(file)
+    assert 0 <= float(step["notes_empty"]) <= 1 and "turn_reward_short_final" in step
+    assert 0 <= float(step["turn_reward_short"]) <= 1
+    assert "places" in (tmp_path / "runs/own/config.yaml").read_text(encoding="utf-8")
     source = (ROOT / "examples/own_agent.py").read_text(encoding="utf-8")
     about = textwrap.dedent(source[: source.index("from __future__")])
     assert [words[0] for words in commands(about)] == ["ask", "train", "eval"]

@@ -404,7 +404,7 @@ row = st.tuples(
 )
 
 
-@settings(max_examples=60)
+@settings(max_examples=20)
 @given(st.lists(row, min_size=1, max_size=8), st.sampled_from([1, 20, 10**6]))
 def test_exact_for_random_tries(codec, rows, micro_tokens):
     """Cover tokens that are sampled in one turn and in the prompt of another.

@@ -4,21 +4,15 @@ import json
 import sys
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 import bench.__main__ as everything
-import bench.colocated as colocated
 import bench.common as common
-import bench.flex as flex
 import bench.gpu as gpu
 import bench.parts as parts
 import bench.prefill as prefill
 from config.errors import UserError
-from engines.hf import TransformersEngine
-from models.load import load_model
-from tokens import attention
 
 
 def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
@@ -185,47 +179,6 @@ def test_the_gpu_script_runs(mode, monkeypatch):
     # in full training FSDP2's shards, as in train
     assert trained and all(hasattr(p, "full_tensor") == (mode == "full") for p in trained)
     assert not torch.distributed.is_initialized()
-
-
-def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
-    result = flex.flex(tiny=True)
-    # one graph a mode and, from the second length on, one for all
-    assert len(result["paths"]) == 3 and result["graphs"] <= 4
-    assert all(x["logp"] < 1e-5 and x["grad"] < 1e-5 and x["again"] == 0 for x in result["paths"])
-    (line,) = flex.flex_lines(result)
-    assert line["met"] and line["bar"] == "at most 0.001"
-    flex.show_flex(result)
-    real = attention.block_mask
-
-    def sees_all(end, device):  # that is before it, other members' tokens too
-        return real(np.full_like(end, len(end)), device)
-
-    monkeypatch.setattr(attention, "block_mask", sees_all)
-    monkeypatch.setattr(flex, "TINY_ROWS", flex.TINY_ROWS[:1])
-    (line,) = flex.flex_lines(flex.flex(tiny=True))
-    assert not line["met"]
-
-
-class Apart(TransformersEngine):
-    """A stand-in for vLLM that samples from a copy of the policy's weights in float32."""
-
-    def __init__(self, folder, codec, *_, **__):
-        super().__init__(load_model(folder, "float32", "cpu"), codec, copy=True)
-        self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}
-
-
-def test_the_noise_between_rounds_keeps_rounding_below_the_bar_and_stale_weights_above(monkeypatch):
-    """With noise of .05 the third round was .018 apart here and .021 on an H100, of .02 allowed."""
-    monkeypatch.setattr("engines.vllm_colocated.ColocatedEngine", Apart)
-    result = colocated.level("full", "2", "bfloat16")
-    bar = colocated.BAR["cuda"]
-    assert len(result["rounds"]) == 3
-    assert all(1e-4 < x["mean"] < bar / 2 and x["stale"] > 5 * bar for x in result["rounds"])
-    (line,) = colocated.lines("full-2", result | {"device": "cuda"})
-    assert line["met"]
-    stale = result["rounds"][:2] + [result["rounds"][2] | {"mean": 2 * bar}]
-    assert not colocated.lines("full-2", {**result, "device": "cuda", "rounds": stale})[0]["met"]
-    colocated.show("full-2", result)
 
 
 def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):
