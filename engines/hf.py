@@ -153,7 +153,10 @@ class _SlotCache:
                 layer[:, :, :width].index_copy_(0, target, take(layer[:, :, :width], source))
 
     def head_index(self, places: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return the rows [n * H] of some places [n] in a layer seen as [R * H * W, D]."""
+        """Return the rows [n * H] of some places [n] in a layer seen as [R * H * W, D].
+
+        row 0, head 0: W positions | row 0, head 1: W positions | .. | row 1, head 0: ..
+        """
         row, position = (places // self.width)[:, None], (places % self.width)[:, None]
         head = torch.arange(heads, device=places.device)
         return ((row * heads + head) * self.width + position).flatten()
@@ -832,9 +835,12 @@ class TransformersEngine(Engine):
     ) -> Turn | None:
         """Append the tokens drawn for a row as long as its draft holds; return a finished turn.
 
-        A target ends with its last token, and no end-of-sequence id follows.
+            draft            Boris in   Lima   .       guesses after the latest token
+            drawn      Boris in    Oslo x      x      each after the guesses before it
+            accepted   Boris in    Oslo               up to the first that no guess foresaw
 
-        The token after a wrong guess was drawn after the wrong text, and so were all further ones.
+        What was drawn behind a wrong guess (x) follows the wrong text. A target ends with its last
+        token, and no end-of-sequence id follows.
         """
         out, target = request.out, request.target
         for (token, logprob), guess in zip(drawn, [*draft, None], strict=True):
