@@ -144,17 +144,6 @@ def _rows_of(
 # ---------------------------------------------------------------- the loss
 
 
-def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> int:
-    """Return the number of updates of a rollout of `n_trajectories` (a collective).
-
-    rows: this rank's. An update is made of whole trajectories.
-    """
-    n = config.updates_per_rollout
-    if config.rows_per_update:
-        n = max(1, int(ranks.all_reduce_sum(len(rows))) // config.rows_per_update)
-    return min(n, n_trajectories)
-
-
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
     """Return the weight in the loss of every token of each row, [rows] (a collective).
 
@@ -388,7 +377,10 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         Of each part every rank gets about as much to compute, whoever sampled it.
         """
         ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
-        n = updates_of(rows, len(ids), self.config)
+        n = self.config.updates_per_rollout
+        if self.config.rows_per_update:
+            n = max(1, int(ranks.all_reduce_sum(len(rows))) // self.config.rows_per_update)
+        n = min(n, len(ids))
         part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
         return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
 

@@ -57,6 +57,14 @@ def small(codec):
     return policy
 
 
+@torch.no_grad()
+def disturb(policy):
+    """Move the half of the adapters that begins at 0."""
+    for name, p in policy.named_parameters():
+        if "lora_B" in name:
+            p.add_(0.3 * torch.randn_like(p))
+
+
 @pytest.fixture(scope="module")
 def folder(codec, tmp_path_factory):
     path = tmp_path_factory.mktemp("policy")
@@ -80,13 +88,14 @@ def opened(codec, folder):
 
 
 def mismatch(policy, turns, temperature=1.0):
+    """The largest distance of log-probs from those of one sequence at a time, with full logits."""
     worst = 0.0
     for turn in turns:
-        ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+        n, ids = len(turn.prompt_ids), torch.tensor([turn.prompt_ids + turn.response_ids])
         with torch.no_grad():
-            logp = torch.log_softmax(policy(input_ids=ids).logits[0] / temperature, -1)
-        own = [logp[p - 1, ids[0, p]].item() for p in range(len(turn.prompt_ids), ids.shape[1])]
-        worst = max(worst, *(abs(a - b) for a, b in zip(own, turn.logprobs, strict=True)))
+            logp = (policy(input_ids=ids).logits[0, n - 1 : -1] / temperature).log_softmax(-1)
+        obvious = logp.gather(1, ids[0, n:, None])[:, 0]
+        worst = max(worst, (obvious - torch.tensor(turn.logprobs)).abs().max().item())
     return worst
 
 
@@ -201,10 +210,7 @@ def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
             turns = turns_of(engine, seed=0)
         assert mismatch(policy, turns) < 1e-5
         written.append([turn.response_ids for turn in turns])
-        with torch.no_grad():
-            for name, p in policy.named_parameters():
-                if "lora_B" in name:
-                    p.add_(0.3 * torch.randn_like(p))
+        disturb(policy)
         assert mismatch(policy, turns) > 1e-2
     assert written[0] != written[1] != written[2]
     parameters = dict(inner(policy).named_parameters())
@@ -214,10 +220,7 @@ def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
 def test_frozen_prompts_are_answered_by_the_base_weights_under_an_adapter(codec, opened):
     """The same prompts go in with and without the adapter, twice: no cached prefix is shared."""
     policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if "lora_B" in name:
-                p.add_(0.3 * torch.randn_like(p))
+    disturb(policy)
     engine = opened(lora_rank=4, sleep="1")
     prompts = [next(AGENT.on(codec).run(task)) for task in tasks(3)]
     trained, frozen = [], []
@@ -251,10 +254,7 @@ def answered(engine, *prompts, temperature=1.0):
 def test_a_target_is_scored_by_the_policy_or_if_frozen_by_the_base_weights(codec, opened):
     """At temperature 1 whatever is sampled beside it, and on prompts that are cached."""
     policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if "lora_B" in name:
-                p.add_(0.3 * torch.randn_like(p))
+    disturb(policy)
     engine = opened(lora_rank=4)
     ids, (eos,) = Text("x", range(10, 110)), codec.eos_ids  # several blocks of the cache
     prompts = [
@@ -407,18 +407,10 @@ def test_an_evaluation_with_a_grammar_has_no_call_that_cannot_be_read(tmp_path, 
     counts = {}
     for grammar in (False, True):
         config = EvalConfig(
-            name=f"grammar {grammar}",
-            runs=str(tmp_path),
-            model=str(keeper.WEIGHTS),
-            engine="vllm",
-            grammar=grammar,
-            kv_gib=0.1,
-            data=("ledger",),
-            lengths=(6,),
-            n=4,
-            temperatures=(2.0,),
-            agents=("memupdate",),
-        )
+            name=f"grammar {grammar}", runs=str(tmp_path), model=str(keeper.WEIGHTS),
+            engine="vllm", grammar=grammar, kv_gib=0.1, data=("ledger",), lengths=(6,), n=4,
+            temperatures=(2.0,), agents=("memupdate",),
+        )  # fmt: skip
         reader = Constrained(keeper.agent(call_tokens=60).config)
         folder = run_suite(config, {"memupdate": reader})
         rows = [*map(json.loads, (folder / "rows.jsonl").open())]
