@@ -1,21 +1,20 @@
 """How many threads compute, and what they do while they wait."""
 
-import multiprocessing
+import inspect
 import os
 import platform
-import resource
 import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from conftest import random_policy
 
 from commands import doctor
-from models.load import keep_freed_memory, settle_threads
+from models import load
+from models.load import settle_threads
 
 ROOT = Path(__file__).parent.parent
 
@@ -79,26 +78,26 @@ def test_doctor_says_how_many_threads_compute(monkeypatch, env, value, state):
     assert value in cores.value and cores.state == state
 
 
-def new_pages(out):
-    """Count the pages that are new to this process when blocks of 64 MiB come and go: as the C
-    library is told at first, and as `keep_freed_memory` tells it."""
+PAGES = """
+import ctypes, resource, sys
+from types import SimpleNamespace
+import numpy as np
 
-    def so_far():
-        for _ in range(20):
-            np.ones(1 << 23)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+def new_pages():
+    for _ in range(20):
+        np.ones(1 << 23)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-    before = -so_far() + so_far()
-    keep_freed_memory(SimpleNamespace(device=torch.device("cpu")))
-    out.put((before, -so_far() + so_far()))
+before = -new_pages() + new_pages()
+keep_freed_memory(SimpleNamespace(device=SimpleNamespace(type="cpu")))
+print(before, -new_pages() + new_pages())
+"""
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no other C library can be told")
 def test_what_a_step_frees_is_kept_for_the_next():
-    fresh = multiprocessing.get_context("spawn")  # a forked one has what other tests have freed
-    out = fresh.SimpleQueue()
-    process = fresh.Process(target=new_pages, args=(out,))
-    process.start()
-    process.join()
-    before, after = out.get()
+    """Pages that are new to a process when blocks of 64 MiB come and go, before and after."""
+    kept = f"KEPT = {load.KEPT}\n{inspect.getsource(load.keep_freed_memory)}"
+    command = [sys.executable, "-c", f"from __future__ import annotations\n{kept}\n{PAGES}"]
+    before, after = map(int, subprocess.check_output(command, text=True).split())
     assert before > 500 and after < 0.1 * before
