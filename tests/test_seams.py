@@ -249,7 +249,7 @@ def test_a_state_that_outlives_a_task_learns_from_every_group_and_is_saved_with_
     path = tmp_path / "counting.py"
     path.write_text("from test_seams import Counting as AGENT\n")
     name, settings = str(path), dict(chunk_tokens=24, final_tokens=6)
-    where = dict(runs=str(tmp_path), device="cpu", lengths=(1,), agent=name)
+    where = dict(runs=str(tmp_path), device="cpu", lengths=(1,), agent=name, keep_checkpoints=9)
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=3)
 
     def run(folder, steps, resume=False):
