@@ -595,42 +595,14 @@ def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypa
     assert "characters left out" in turn["section"]
 
 
-def test_a_row_and_a_transcript_say_how_the_agent_looked_back(codec, tmp_path):
-    def respond(prompt):
-        if prompt.final:
-            return "\\boxed{Lima}"
-        if "Anna reached Lima" in prompt.section:
-            return "<update>Anna reached Lima.</update>"
-        if "Otto" in prompt.section:
-            return f"<update>{prompt.section.split('.')[0]}.</update><recall>Anna</recall>"
-        return "<update>Nothing.</update>"
-
-    parts = ("Anna reached Lima.", "Ida reached Oslo.", "Otto met Anna.", "Nils reached Rome.")
-    text = " ".join(part for part in parts for _ in range(6))
-    asked = [Task("t", "Where is Otto?", ("Lima",), text)]
-
-    def ask(name, **settings):
-        agent, engine = tiny.agent(name, step_tokens=60, **settings), ScriptedEngine(codec, respond)
-        records = {"record_to": tmp_path / "records"} if name == "rememr1" else {}
-        cell = dict(name=name, question="", length=4)
-        return run(codec, tmp_path / "rows", asked, engine, agent, **cell, **records)
-
-    (row,) = ask("rememr1")
-    ones = ("queries", "hits", "sought", "holds", "evidence_sought", "evidence")
-    written = ("Anna reached Lima. Otto met Anna.", "Nothing.", "Nothing.")
-    length = sum(len(codec.encode(text)) for text in written)
-    counts = dict.fromkeys(ones, 1) | {"updates": 4, "ages": 2, "memory_length": length}
-    assert {k: v for k, v in row["counts"].items() if v} == counts
-    (turns,) = [record["turns"] for record in lines(tmp_path / "records")]
-    recalled = {"steps": [1], "text": "Anna reached Lima.", "query": "Anna", "score": 1.0, "age": 2}
-    assert turns[3]["notes"]["recalled"] == recalled | {"current": False}
-    assert turns[3]["notes"]["evidence"] == "answer" and turns[2]["notes"]["asked"] == "Anna"
-    (other,) = ask("memagent")
-    assert other["counts"].keys() == {"updates", "writes"}
+def test_what_means_nothing_to_an_agent_changes_none_of_its_rows(codec, tmp_path):
+    path = tmp_path / "rows"
     for name, made in (("memagent", 0), ("rememr1", 1)):
-        n = len(lines(tmp_path / "rows"))
-        ask(name, recall_k=2)  # what means nothing to an agent changes none of its rows
-        assert len(lines(tmp_path / "rows")) == n + made
+        for settings in ({}, {"recall_k": 2}):
+            n = len(lines(path)) if path.exists() else 0
+            (row,) = run(codec, path, [task()], agent=tiny.agent(name, **settings), name=name)
+        assert len(lines(path)) == n + made
+        assert {"updates", "writes"} >= row["counts"].keys() or name == "rememr1"
 
 
 # ---------------------------------------------------------------- parts, failures
