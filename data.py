@@ -173,8 +173,8 @@ class Task:
             # a "no" in a text is not that which compares two
             answers = [x for x in self.answers if normalize_answer(x) not in ("yes", "no")]
             names = (*answers, *reversed(self.clues)) if titled else (passage,)
-            own = self.pool.titles[self.order[k]] if titled else ""
-            words = next((x for x in names if x != own and any(places(x, passage))), "")
+            title = self.pool.titles[self.order[k]] if titled else ""
+            words = next((x for x in names if x != title and any(places(x, passage))), "")
             if words == "":
                 return ()
             notes.append((words, passage))

@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.markup import escape
 from rich.text import Text as Styled
@@ -46,10 +45,7 @@ from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
 from report.rows import Cell, Rows, files_of, labels_of, read_rows
 from report.summary import Overlap
-from rollout import Sampling, rollout, start
-
-if TYPE_CHECKING:
-    from rollout import Engine
+from rollout import Engine, Sampling, rollout, start
 
 PAGE_S = 20.0  # between two pages
 
@@ -107,7 +103,7 @@ class _Place:
     row: dict | None
     reading: Reading | None = None  # of its trajectory in flight
     failures: int = 0  # tries that were begun anew
-    spent: Counter[str] = field(default_factory=Counter)  # costs beside those of its last try
+    spent: Counter[str] = field(default_factory=Counter)  # costs of these
 
 
 class Filling:
@@ -123,7 +119,9 @@ class Filling:
             *(sampling, conditions.seed, conditions.model),
         )
         self.places: dict[tuple[str, int], _Place] = {}  # (id, sample) -> place, in order
-        self.made: dict[tuple[str, int], object] = {}  # (source, sample) -> what the agent keeps
+        # (source, sample) -> the id of the task that makes what the agent keeps, and what it made
+        self.makers: dict[tuple[str, int], str] = {}
+        self.made: dict[tuple[str, int], object] = {}
 
     def run(self, tasks: Iterable[Task], path: Path) -> list[dict]:
         known = {
@@ -135,9 +133,8 @@ class Filling:
         with Rows(path) as file, self.engine.awake():
             if self.agent.keeps:
                 jobs = [*jobs]
-                self._make(jobs, file)
-            for trajectory in self._trajectories(job for job in jobs if self._missing(job)):
-                self._write(trajectory, file)
+                self._fill(self._first_jobs(jobs), file)
+            self._fill((job for job in jobs if self._missing(job)), file)
         return [place.row for place in self.places.values() if place.row]
 
     def _jobs(self, tasks: Iterable[Task], known: Mapping) -> Iterator[tuple[Task, int]]:
@@ -160,32 +157,20 @@ class Filling:
         task, sample = job
         return self.places[task.id, sample].row is None
 
-    def _make(self, jobs: Sequence[tuple[Task, int]], file: Rows) -> None:
-        """Make what an agent keeps of every source that has rows missing, once for each sample.
+    def _first_jobs(self, jobs: Sequence[tuple[Task, int]]) -> list[tuple[Task, int]]:
+        """Return the first job of every source that has rows missing: it makes what is kept.
 
-        The first question in order makes it, even if its row is there already: what is made then
-        depends on no row. What it costs stands in the first row that is made here.
+        It does so even if its row is there already: what is made then depends on no row.
         """
         groups: dict[tuple[str, int], list[tuple[Task, int]]] = {}
         for task, sample in jobs:
             if (source := self.agent.source(task)) is not None:
                 groups.setdefault((source, sample), []).append((task, sample))
-        for _ in range(2):  # again where that question has failed
-            left = [key for key in groups if key not in self.made]
-            makers = [groups[key][0] for key in left if any(map(self._missing, groups[key]))]
-            for trajectory in self._trajectories(makers):
-                task, sample = trajectory.task, trajectory.sample
-                if self._missing((task, sample)):
-                    self._write(trajectory, file)
-                    continue
-                group = groups[self.agent.source(task), sample]
-                first, _ = next(filter(self._missing, group))
-                maker, bearer = self.places[task.id, sample], self.places[first.id, sample]
-                bearer.spent.update(maker.spent + maker.reading.costs(trajectory.seconds))
-                maker.spent.clear()
+        self.makers = {key: group[0][0].id for key, group in groups.items()}
+        return [group[0] for group in groups.values() if any(map(self._missing, group))]
 
-    def _trajectories(self, jobs: Iterable[tuple[Task, int]]) -> Iterator[Trajectory]:
-        """Yield the trajectories of jobs; those that fail in passing are begun anew."""
+    def _fill(self, jobs: Iterable[tuple[Task, int]], file: Rows) -> None:
+        """Write the rows of jobs that are missing; what fails in passing is begun anew."""
         c = self.conditions
         while jobs:
             again: list[tuple[Task, int]] = []
@@ -200,8 +185,8 @@ class Filling:
                     place.failures += 1
                     place.spent.update(place.reading.costs(trajectory.seconds))
                     again.append((trajectory.task, trajectory.sample))
-                else:
-                    yield trajectory
+                elif place.row is None:
+                    self._write(trajectory, place, file)
             jobs = again
 
     def _steps(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
@@ -213,8 +198,9 @@ class Filling:
                 yield from start(agent, task)
                 return
             if (key := (source, sample)) not in self.made:
-                made = yield from agent.make(task)
-                self.made.setdefault(key, made)
+                if task.id != (maker := self.makers[key]):
+                    raise UserError(f"what {agent.label} keeps was not made: see task {maker}")
+                self.made[key] = yield from agent.make(task)
             yield from agent.answer(task, self.made[key])
         except UserError:
             raise
@@ -231,10 +217,9 @@ class Filling:
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
         return turn
 
-    def _write(self, trajectory: Trajectory, file: Rows) -> None:
+    def _write(self, trajectory: Trajectory, place: _Place, file: Rows) -> None:
         """Write a trajectory's transcript and row."""
         task = trajectory.task
-        place = self.places[task.id, trajectory.sample]
         cell = replace(self.cell, question=self.cell.question or task.kind)
         row = row_of(trajectory, cell, self.agent, place.reading)
         row |= {
@@ -252,7 +237,6 @@ class Filling:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
         file.append(row)
         place.row, place.reading = row, None
-        place.spent.clear()
         self.progress(row)
 
 
@@ -311,12 +295,12 @@ class _Evaluation:
 
     def ask(self, untrained: bool) -> None:
         """Ask all agents that answer with one policy."""
-        names = self.groups[untrained]
-        engine = open_reader(self.config, [self._agent(name) for name in names], untrained)
-        model = engine_fingerprint(self.config, engine, untrained)
+        config, names = self.config, self.groups[untrained]
+        engine = open_reader(config, [self._agent(name) for name in names], untrained)
+        model = engine_fingerprint(config, engine, untrained)
         weights = {"untrained" if untrained else "model": model}
         settings = find.settings_of(self.agents.values())
-        begin_evaluation(self.folder, self.config, self.suite, settings, weights)
+        begin_evaluation(self.folder, config, self.suite, settings, weights)
         self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not self.asked:
@@ -325,11 +309,21 @@ class _Evaluation:
                 tasks = column.make()
                 if warning := self.overlaps[untrained].add(column.question, tasks):
                     progress.console.print(Styled(clean(warning), style="bold red"))
-                parts, ours = dealt(tasks, self.config.part)
-                conditions = self._conditions(ours, model, parts)
+                parts, ours = dealt(tasks, config.part)
+                longest = max((task.characters for task in ours), default=1)
+                conditions = Conditions(
+                    model=model,
+                    seed=config.seed,
+                    in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
+                    retries=config.retries,
+                    redo_failed=config.redo_failed,
+                    known=files_of(self.folder),
+                    record_to=file_of_part(self.folder, "transcripts", config.part),
+                    n_records=parts[: config.transcripts].count(config.part),
+                )
                 for name, sampling in product(names, self.samplings):
                     # greedy answers are all the same
-                    samples = self.config.samples if sampling.temperature > 0 else 1
+                    samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
                     n = len(ours) * samples
@@ -350,28 +344,13 @@ class _Evaluation:
     def _check(self, engine: Engine) -> None:
         """Let every agent refuse tasks, before any row is made."""
         agents = [a for a in self.agents.values() if type(a).check is not Agent.check]
-        for agent in agents:
-            reader = agent.on(engine.codec, engine.window)
-            for column in self.columns:
-                for task in column.make():
-                    reader.check(task)
+        readers = [agent.on(engine.codec, engine.window) for agent in agents]
+        for reader, column in product(readers, self.columns):
+            for task in column.make():
+                reader.check(task)
 
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
-
-    def _conditions(self, tasks: Sequence[Task], model: str, parts: Sequence[str]) -> Conditions:
-        config = self.config
-        longest = max((task.characters for task in tasks), default=1)
-        return Conditions(
-            model=model,
-            seed=config.seed,
-            in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
-            retries=config.retries,
-            redo_failed=config.redo_failed,
-            known=files_of(self.folder),
-            record_to=file_of_part(self.folder, "transcripts", config.part),
-            n_records=parts[: config.transcripts].count(config.part),
-        )
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""

@@ -80,8 +80,8 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
         turns = [group.trajectories[i].turns[k] for i, k in indices]
         rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
         lone = len(rewards) == 1 < len(group.sampled)  # there is nothing to compare it with
-        own = [0.0] if lone else advantages(rewards, config.normalisation)
-        for (i, k), a in zip(indices, own, strict=True):
+        compared = [0.0] if lone else advantages(rewards, config.normalisation)
+        for (i, k), a in zip(indices, compared, strict=True):
             out[i][k] = config.alpha * out[i][k] + (1 - config.alpha) * a
     return out
 
@@ -135,23 +135,13 @@ def _rows_of(
         weight = len(updates) / n
     rows = []
     for turn, advantage in turns:
-        own = 1.0 if turn.prompt.final else weight
-        rows.append(Row(turn.prompt_ids, turn.response_ids, turn.logprobs, advantage, own, number))
+        share = 1.0 if turn.prompt.final else weight
+        texts = turn.prompt_ids, turn.response_ids, turn.logprobs
+        rows.append(Row(*texts, advantage, share, number))
     return rows
 
 
 # ---------------------------------------------------------------- the loss
-
-
-def updates_of(rows: Sequence[Row], n_trajectories: int, config: GRPOConfig) -> int:
-    """Return the number of updates of a rollout of `n_trajectories` (a collective).
-
-    rows: this rank's. An update is made of whole trajectories.
-    """
-    n = config.updates_per_rollout
-    if config.rows_per_update:
-        n = max(1, int(ranks.all_reduce_sum(len(rows))) // config.rows_per_update)
-    return min(n, n_trajectories)
 
 
 def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
@@ -391,7 +381,10 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         Of each part every rank gets about as much to compute, whoever sampled it.
         """
         ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
-        n = updates_of(rows, len(ids), self.config)
+        n = self.config.updates_per_rollout
+        if self.config.rows_per_update:
+            n = max(1, int(ranks.all_reduce_sum(len(rows))) // self.config.rows_per_update)
+        n = min(n, len(ids))
         part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
         return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
 

@@ -308,8 +308,8 @@ class Agent:
         """
         task = trajectory.task
         scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
-        if (own := task.score(scores.pred)) is not None:
-            return own
+        if (score := task.score(scores.pred)) is not None:
+            return score
         exact = outcome == "exact" or task.asks_for_all
         return scores.reward if exact else getattr(scores, outcome)
 

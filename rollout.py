@@ -75,6 +75,8 @@ class Engine(Protocol):
     def counts(self) -> dict[str, int]:
         """Count tokens so far: prefilled_tokens and reused_tokens (of prompts, computed or taken
         from a cache), generated_tokens."""
+        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
+        return {name: getattr(self, name, 0) for name in names}
 
 
 def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn | None:

@@ -1,5 +1,5 @@
-"""Commands that bring their own flags: `memory`, `bank`, `stream`, `serve`, `report`, `compare`,
-`data few-shot`.
+"""Commands that bring their own flags: `data`, `memory`, `bank`, `stream`, `serve`, `report`,
+`compare`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
@@ -12,22 +12,22 @@ import typer
 import suites
 from agents import find
 from commands.compare import compare_command
-from commands.fewshot import few_shot_command
 from commands.report import report_command
 from config.flags import AgentName, Panels, command, lazy_group
 from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
 
-def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
-    """Add the commands to an app, and to that of its command `data`."""
+def add_groups(app: typer.Typer) -> None:
+    """Add the commands to an app."""
+    about = "Look at, convert and build tasks."
+    lazy_group(app, "data", about, "commands.datasets:data_app")
     about = "Show and compare memory stores, and their history."
     lazy_group(app, "memory", about, "commands.stores:memory_app")
     about = "Show, count, export, merge, forget and check experiences."
     lazy_group(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
     report_command(app)
-    few_shot_command(data_app)
     serve_command(app)
     compare_command(app)
 

@@ -67,11 +67,11 @@ def extract(question: str, lines: Sequence[str]) -> str:
     >>> extract("When did Ann move to Rome?", ["2023-05-08 Ann: I moved to Rome.", "Bob: Hi."])
     '8 May 2023'
     """
-    asked = {*tokens(question)} - COMMON
+    sought = {*tokens(question)} - COMMON
     words = [tokens(line) for line in lines]
     in_lines = Counter(word for line in words for word in {*line})
     scores = [  # fsum: a set has another order in every process, and lines that tie are many
-        math.fsum(math.log(1 + len(lines) / in_lines[word]) for word in asked & {*line})
+        math.fsum(math.log(1 + len(lines) / in_lines[word]) for word in sought & {*line})
         for line in words
     ]
     best = max(range(len(lines)), key=scores.__getitem__, default=None)
@@ -81,7 +81,7 @@ def extract(question: str, lines: Sequence[str]) -> str:
     if dated and WHEN.search(question.lower()):
         day = date.fromisoformat(dated[1])
         return f"{day.day} {day:%B %Y}"
-    said = lines[best][dated.end() if dated else 0 :].partition(": ")
-    kept = [w for w in re.findall(r"[\w'-]+", said[2] or said[0])
-            if not {*tokens(w)} <= asked | COMMON]  # fmt: skip
+    speech = lines[best][dated.end() if dated else 0 :].partition(": ")
+    kept = [w for w in re.findall(r"[\w'-]+", speech[2] or speech[0])
+            if not {*tokens(w)} <= sought | COMMON]  # fmt: skip
     return " ".join(kept[:MOST_WORDS]) or NOTHING

@@ -95,15 +95,15 @@ class WithFrozen(Engine):
         )
 
     def step(self) -> list[tuple[int, Turn]]:
-        sampled, asked = bool(self._sampled), bool(self._asked)
+        sampling, asking = bool(self._sampled), bool(self._asked)
         finished = []
-        for key, turn in self._step(self.engine, asked):
+        for key, turn in self._step(self.engine, asking):
             turn.prompt = self._sampled.pop(key)
             finished.append((key, turn))
-        if not asked:
+        if not asking:
             return finished
         with self.without_adapters():
-            answered = self._step(self.frozen, sampled)
+            answered = self._step(self.frozen, sampling)
         for key, turn in answered:
             turn.prompt = self._asked.pop(key)
             if not self._same_ids:
@@ -124,8 +124,8 @@ class WithFrozen(Engine):
             yield
 
     def counts(self) -> dict[str, int]:
-        own, other = self.engine.counts(), self.frozen.counts()
-        return {name: n + other[name] for name, n in own.items()}
+        other = self.frozen.counts()
+        return {name: n + other[name] for name, n in self.engine.counts().items()}
 
     def close(self) -> None:
         self.engine.close()

@@ -87,28 +87,35 @@ class _Request:
     seed: int
     target: tuple[int, ...] = ()  # the response to be scored; (): one is sampled
     reused: int = 0  # tokens that were copied from another row
+    out: list[int] = field(default_factory=list)  # sampled so far
+    logprobs: list[float] = field(default_factory=list)  # of these
     # one or two tokens of the prompt -> the position after their last occurrence
     _after: dict[int | tuple[int, int], int] = field(default_factory=dict)
 
-    def draft(self, out: list[int], most: int) -> list[int]:
-        """Guess at most `most` tokens after the sampled ones, `out`.
+    @property
+    def most(self) -> int:
+        """Most tokens of the response."""
+        return len(self.target) or self.prompt.max_tokens
+
+    def draft(self, most: int) -> list[int]:
+        """Guess at most `most` tokens after the sampled ones.
 
         The guess is what followed their last two tokens in the prompt; failing that, their last. Of
         a target it is what follows, and holds.
         """
-        if self.target:
-            return [*self.target[len(out) : -1][:most]]  # one more is scored after them
-        most = min(most, self.prompt.max_tokens - len(out) - 1)  # one more is drawn after them
+        most = min(most, self.most - len(self.out) - 1)  # one more is drawn after them
         if most < 1:
             return []
+        if self.target:
+            return [*self.target[len(self.out) :][:most]]
         if not self._after:
             pairs = zip(self.ids, self.ids[1:], strict=False)
             self._after = {
                 **dict(zip(self.ids, range(1, len(self.ids)), strict=False)),
                 **dict(zip(pairs, range(2, len(self.ids)), strict=False)),
             }
-        after = self._after.get((out[-2], out[-1])) if len(out) > 1 else None
-        after = after or self._after.get(out[-1])
+        after = self._after.get((*self.out[-2:],)) if len(self.out) > 1 else None
+        after = after or self._after.get(self.out[-1])
         return self.ids[after : after + most] if after else []
 
 
@@ -146,7 +153,10 @@ class _SlotCache:
                 layer[:, :, :width].index_copy_(0, target, take(layer[:, :, :width], source))
 
     def head_index(self, places: torch.Tensor, heads: int) -> torch.Tensor:
-        """Return the rows [n * H] of some places [n] in a layer seen as [R * H * W, D]."""
+        """Return the rows [n * H] of some places [n] in a layer seen as [R * H * W, D].
+
+        row 0, head 0: W positions | row 0, head 1: W positions | .. | row 1, head 0: ..
+        """
         row, position = (places // self.width)[:, None], (places % self.width)[:, None]
         head = torch.arange(heads, device=places.device)
         return ((row * heads + head) * self.width + position).flatten()
@@ -443,17 +453,15 @@ class TransformersEngine(Engine):
             positions[0, -1] = self.window - 1  # it does not follow, so it is a text of its own
             far = torch.cat([ids, ids[:, :1]], 1)
             logits = self.model(input_ids=far, position_ids=positions, use_cache=False).logits
-            logits = logits[0, :-1].float()
             n_prompt = len(turn.prompt_ids)
-            logp = logits.log_softmax(-1)[n_prompt - 1 : -1]
+            logp = logits[0, :-1].float().log_softmax(-1)[n_prompt - 1 : -1]
             expected = logp.gather(1, ids[0, n_prompt:, None])[:, 0].tolist()
             worst = max(abs(a - b) for a, b in zip(turn.logprobs, expected, strict=True))
             if not worst < bar:
                 raise UserError(
-                    f"The transformers engine cannot serve a {type(self.model).__name__}: "
-                    "its logits are not those of lm_head(model) with full attention and one "
-                    "rotary table "
-                    f"(log-probs differ by {worst:.2g}); give another --model."
+                    f"The transformers engine cannot serve a {type(self.model).__name__}: its "
+                    "logits are not those of lm_head(model) with full attention and one rotary "
+                    f"table (log-probs differ by {worst:.2g}); give another --model."
                 )
         self.model.train(training)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
@@ -463,8 +471,6 @@ class TransformersEngine(Engine):
         self._cache = _SlotCache(0)
         # one entry per row of the cache
         self._requests: list[_Request | None] = []  # None: the row is free
-        self._sampled: list[list[int]] = []
-        self._logprobs: list[list[float]] = []
         self._cached: list[list[int]] = []  # ids whose keys and values it holds, if free too
         self._free: deque[int] = deque()  # rows without a request, the longest free first
 
@@ -494,7 +500,7 @@ class TransformersEngine(Engine):
         """Free a row; its prompt and what was sampled stay, to be copied from."""
         request = self._requests[row]
         # the last token was never read by the model
-        self._requests[row], self._cached[row] = None, request.ids + self._sampled[row][:-1]
+        self._requests[row], self._cached[row] = None, request.ids + request.out[:-1]
         self._free.append(row)
 
     @torch.no_grad()
@@ -577,8 +583,6 @@ class TransformersEngine(Engine):
         extra = rows - len(keep)
         rank = {row: n for n, row in enumerate(self._free)}  # how long a row has been free
         self._requests = [self._requests[i] for i in keep] + [None] * extra
-        self._sampled = [self._sampled[i] for i in keep] + [[] for _ in range(extra)]
-        self._logprobs = [self._logprobs[i] for i in keep] + [[] for _ in range(extra)]
         self._cached = [self._cached[i] for i in keep] + [[] for _ in range(extra)]
         # empty rows first, then the free ones in their order: used rows are overwritten late
         still_free = sorted((rank[row], n) for n, row in enumerate(keep) if row in rank)
@@ -668,7 +672,6 @@ class TransformersEngine(Engine):
         """Record that the prompts are in flight in these rows, and count their tokens."""
         for row, request in zip(rows, batch, strict=True):
             self._requests[row], self._cached[row] = request, request.ids
-            self._sampled[row], self._logprobs[row] = [], []
         self.prefilled_tokens += n_computed
         self.reused_tokens += sum(len(r.ids) for r in batch) - n_computed
 
@@ -719,11 +722,11 @@ class TransformersEngine(Engine):
 
     def _decode(self) -> _Part:
         """Return the latest token of every turn in flight, each followed by its draft."""
-        active = [(i, r) for i, r in enumerate(self._requests) if r is not None]
-        rows = [i for i, _ in active]
-        drafts = [r.draft(self._sampled[i], MAX_DRAFT) for i, r in active]
-        latest = [[self._sampled[i][-1], *draft] for i, draft in zip(rows, drafts, strict=True)]
-        start = np.array([len(r.ids) + len(self._sampled[i]) - 1 for i, r in active])
+        rows = [i for i, r in enumerate(self._requests) if r is not None]
+        active: list[_Request] = [self._requests[i] for i in rows]  # type: ignore[misc]
+        drafts = [r.draft(MAX_DRAFT) for r in active]
+        latest = [[r.out[-1], *draft] for r, draft in zip(active, drafts, strict=True)]
+        start = np.array([len(r.ids) + len(r.out) - 1 for r in active])
         n = np.array([len(tokens) for tokens in latest])
         ids = np.array([token for tokens in latest for token in tokens])
         each, ahead = np.arange(len(ids)), np.concatenate([np.arange(k) for k in n])
@@ -798,7 +801,7 @@ class TransformersEngine(Engine):
         n = np.array([1 + len(draft) for draft in drafts])
         seeds = np.repeat(np.array([r.seed for r in requests], dtype=np.uint64), n)
         positions = np.concatenate(
-            [len(self._sampled[i]) + np.arange(k) for i, k in zip(rows, n, strict=True)]
+            [len(r.out) + np.arange(k) for r, k in zip(requests, n, strict=True)]
         )
 
         def per_token(values: list) -> torch.Tensor:
@@ -814,8 +817,8 @@ class TransformersEngine(Engine):
         )
         forced = [
             pair  # a place in `ids`, and the token of a target that stands there
-            for start, row, request, k in zip(np.cumsum(n) - n, rows, requests, n, strict=True)
-            for pair in enumerate(request.target[len(self._sampled[row]) :][:k], start)
+            for start, request, k in zip(np.cumsum(n) - n, requests, n, strict=True)
+            for pair in enumerate(request.target[len(request.out) :][:k], start)
         ]
         if forced:
             at, wanted = map(self._put, zip(*forced, strict=True))
@@ -832,23 +835,25 @@ class TransformersEngine(Engine):
     ) -> Turn | None:
         """Append the tokens drawn for a row as long as its draft holds; return a finished turn.
 
-        A target ends with its last token, and no end-of-sequence id follows.
+            draft            Boris in   Lima   .       guesses after the latest token
+            drawn      Boris in    Oslo x      x      each after the guesses before it
+            accepted   Boris in    Oslo               up to the first that no guess foresaw
 
-        The token after a wrong guess was drawn after the wrong text, and so were all further ones.
+        What was drawn behind a wrong guess (x) follows the wrong text. A target ends with its last
+        token, and no end-of-sequence id follows.
         """
-        out, target = self._sampled[row], request.target
-        most = len(target) or request.prompt.max_tokens
+        out, target = request.out, request.target
         for (token, logprob), guess in zip(drawn, [*draft, None], strict=True):
             out.append(token)
-            self._logprobs[row].append(logprob)
+            request.logprobs.append(logprob)
             self.generated_tokens += 1
-            stopped = len(out) == most if target else token in self.codec.eos_ids
-            if stopped or len(out) == most:
+            full = len(out) == request.most
+            stopped = full if target else token in self.codec.eos_ids
+            if stopped or full:
                 finish = Finish.STOP if stopped else Finish.LENGTH
                 response = Text(request.prompt.target, out) if target else self.codec.response(out)
-                logprobs = self._logprobs[row]
                 self._release(row)
-                turn = Turn(request.prompt, request.ids, out, logprobs, finish, response)
+                turn = Turn(request.prompt, request.ids, out, request.logprobs, finish, response)
                 turn.reused_tokens = request.reused
                 return turn
             if token != guess:
@@ -876,14 +881,10 @@ class TransformersEngine(Engine):
                 "The transformers engine samples from the trainer's own model; "
                 "it cannot take over another one."
             )
-        own = dict(self.model.named_parameters())
+        copies = dict(self.model.named_parameters())
         for name, p in policy.named_parameters():
             if p.requires_grad:
-                own[name].copy_(full_tensor(p))
-
-    def counts(self) -> dict[str, int]:
-        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        return {name: getattr(self, name) for name in names}
+                copies[name].copy_(full_tensor(p))
 
     def close(self) -> None:
         self._clear()

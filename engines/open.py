@@ -69,47 +69,50 @@ def open_engine(
     well-formed, which vLLM sees to. cache_tokens: of our engine's cache, in which finished turns
     stay as long as there is room, for texts that are read again; 0 = as an evaluation needs it.
     """
-    import torch
-
-    from engines.hf import TransformersEngine
-    from models.load import config_of, load_model, settle_threads, window_for_vllm
-
     codec = setup.codec()
     if name == "vllm":
-        from engines.vllm_colocated import ColocatedEngine
+        return _open_vllm(setup, codec, rows, kv_gib, beside, constrained)
+    from engines.hf import TransformersEngine
+    from models.load import settle_threads
 
-        if is_adapter(setup.model):
-            raise UserError(
-                "vLLM takes whole models here: give the folder that `train` or `export` wrote "
-                "beside the adapters, or --engine transformers."
-            )
-        if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
-            raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-        most = window_for_vllm(config_of(setup.folder, setup.trust_remote_code))
-        share = _share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9
-        return ColocatedEngine(
-            setup.folder,
-            codec,
-            min(setup.window or most, most),
-            rows,
-            kv_gib or (0.0 if setup.on_gpu else 1.0),
-            setup.dtype,
-            packed=True,
-            gpu_memory_utilization=share,
-            trust_remote_code=setup.trust_remote_code,
-            grammar=grammar_of(constrained, codec) if constrained else "",
-        )
-    model = load_model(
-        setup.folder,
-        setup.dtype,
-        setup.device,
-        setup.trust_remote_code,
-        setup.quantise,
-        setup.base_folder,
-    )
+    model = _loaded(setup)
     settle_threads(model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
     return TransformersEngine(model, codec, max_rows=rows, **room)
+
+
+def _loaded(setup: Setup):
+    from models.load import load_model
+
+    how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
+    return load_model(setup.folder, *how)
+
+
+def _open_vllm(
+    setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float,
+    constrained: Sequence[Agent],
+) -> Engine:  # fmt: skip
+    import torch
+
+    from engines.vllm_colocated import ColocatedEngine
+    from models.load import config_of, window_for_vllm
+
+    if is_adapter(setup.model):
+        raise UserError(
+            "vLLM takes whole models here: give the folder that `train` or `export` wrote "
+            "beside the adapters, or --engine transformers."
+        )
+    if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
+        raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
+    most = window_for_vllm(config_of(setup.folder, setup.trust_remote_code))
+    return ColocatedEngine(
+        *(setup.folder, codec, min(setup.window or most, most), rows),
+        *(kv_gib or (0.0 if setup.on_gpu else 1.0), setup.dtype),
+        packed=True,
+        gpu_memory_utilization=_share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9,
+        trust_remote_code=setup.trust_remote_code,
+        grammar=grammar_of(constrained, codec) if constrained else "",
+    )
 
 
 def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
@@ -126,10 +129,10 @@ def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
     if not any(labels):
         raise UserError("No agent here calls tools: leave --grammar out.")
     if len(labels) > 1:
-        one, other, *_ = labels.values()
+        first, second, *_ = labels.values()
         raise UserError(
-            f"--grammar holds for all agents, and {one} and {other} do not write the same calls: "
-            "evaluate them apart."
+            f"--grammar holds for all agents, and {first} and {second} do not write the same "
+            "calls: evaluate them apart."
         )
     return next(iter(labels))
 
@@ -201,20 +204,18 @@ def open_answerer(
         url, _, name = what.partition("#")
         return open_endpoint(EvalConfig(endpoint=(url,), in_flight=rows), name, setup.thinking)
     from engines.hf import TransformersEngine
-    from models.load import load_model
 
     if dtype == "auto":
         dtype = auto_dtype(what, setup.device)
-    other = Setup(
-        what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code, date=setup.date
+    other = located(
+        Setup(
+            *(what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code),
+            date=setup.date,
+        )
     )
-    other = located(other)
     codec = other.codec()
-    model = load_model(
-        other.folder, dtype, other.device, other.trust_remote_code, base=other.base_folder
-    )
     room = {"max_cache_tokens": ANSWERER_TOKENS} if beside_vllm and other.on_gpu else {}
-    return TransformersEngine(model.requires_grad_(False), codec, max_rows=rows, **room)
+    return TransformersEngine(_loaded(other).requires_grad_(False), codec, max_rows=rows, **room)
 
 
 def _beside(engine: Engine, other: Engine, processes: int = 1) -> Engine:
@@ -250,11 +251,9 @@ def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
     for name in config.agents:
         plain, at, weights = name.partition("@")
         frozen = find.find(plain).frozen_turns
-        if at and weights != "untrained":
-            raise UserError(f"{name!r}: after an agent's name only @untrained may stand.")
-        if at and not config.untrained:
-            before = f"{name!r} answers with the policy before training"
-            raise UserError(f"{before}: say by --untrained which that is.")
+        if at and (weights != "untrained" or not config.untrained):
+            only = f"{name!r}: after an agent's name only @untrained may stand"
+            raise UserError(f"{only}: say by --untrained which policy that is.")
         if at and config.engine == "extractive" and not frozen:
             alone = f"{name!r} would answer itself, all others by words of the text"
             raise UserError(f"{alone}: leave it out, or --engine extractive.")
@@ -283,14 +282,37 @@ def open_reader(
     whose server does not say. terms: see `open_endpoint`. cache_tokens: see `open_engine`.
     """
     give_embedder(agents)
-    if not config.answerer:
-        return _open_reader(config, agents, untrained, window, terms, cache_tokens)
-    setup = Setup.of_evaluation(config, agents, untrained)
-    on_vllm = config.engine == "vllm" and not config.endpoint
-    # first of all: a server that is not there, or a folder, is quickly refused
-    other = open_answerer(config.answerer, setup, config.in_flight, config.dtype, on_vllm)
-    reader = _open_reader(config, agents, untrained, window, terms, cache_tokens)
-    return _beside(reader, other)
+    answerer = None
+    if config.answerer:
+        # first of all: a server that is not there, or a folder, is quickly refused
+        setup = Setup.of_evaluation(config, agents, untrained)
+        on_vllm = config.engine == "vllm" and not config.endpoint
+        answerer = open_answerer(config.answerer, setup, config.in_flight, config.dtype, on_vllm)
+    if config.engine == "extractive":
+        reader = _open_extractive(config, agents, untrained)
+    elif config.endpoint:  # the policy before training is another model of the same server
+        thinking = any(agent.config.thinking for agent in agents)
+        name = config.untrained if untrained else config.served_as
+        reader = open_endpoint(config, name, thinking, window, terms, date_of(agents))
+    else:
+        setup = located(Setup.of_evaluation(config, agents, untrained))
+        on_card = config.engine == "vllm" and setup.on_gpu
+        beside = gib_of_answerer(config.answerer) if on_card else 0.0
+        constrained = agents if config.grammar else ()
+        shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
+        reader = open_engine(setup, config.engine, *shared)
+    return _beside(reader, answerer) if answerer else reader
+
+
+def _open_extractive(config: EvalConfig, agents: Sequence[Agent], untrained: bool) -> Engine:
+    from engines.extractive import ExtractiveEngine
+
+    by_words = ExtractiveEngine(agents[0].config.form)
+    if not untrained:
+        return by_words
+    # a model edits, and its store is read by the same rule as what all others have found
+    setup = located(Setup.of_evaluation(config, agents, untrained))
+    return _beside(open_engine(setup, "transformers", config.in_flight), by_words)
 
 
 SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others
@@ -309,35 +331,6 @@ def most_in_flight(config: EvalConfig, setup: Setup) -> int:
     except UserError:  # an architecture whose sizes are not known
         small = False
     return min(config.in_flight, ON_A_CPU[not small])
-
-
-def _open_reader(
-    config: EvalConfig,
-    agents: Sequence[Agent],
-    untrained: bool,
-    window: int | None,
-    terms: Terms | None,
-    cache_tokens: int,
-) -> Engine:
-    if config.engine == "extractive":
-        from engines.extractive import ExtractiveEngine
-
-        by_words = ExtractiveEngine(agents[0].config.form)
-        if not untrained:
-            return by_words
-        # a model edits, and its store is read by the same rule as what all others have found
-        setup = located(Setup.of_evaluation(config, agents, untrained))
-        return _beside(open_engine(setup, "transformers", config.in_flight), by_words)
-    if config.endpoint:  # the policy before training is another model of the same server
-        thinking = any(agent.config.thinking for agent in agents)
-        name = config.untrained if untrained else config.served_as
-        return open_endpoint(config, name, thinking, window, terms, date_of(agents))
-    setup = located(Setup.of_evaluation(config, agents, untrained))
-    on_card = config.engine == "vllm" and setup.on_gpu
-    beside = gib_of_answerer(config.answerer) if on_card else 0.0
-    constrained = agents if config.grammar else ()
-    shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
-    return open_engine(setup, config.engine, *shared)
 
 
 # ---------------------------------------------------------------- for training
@@ -438,20 +431,12 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     elif sleep == "auto":
         sleep = "1"  # a CPU releases nothing, but the calls are the same
     dtype = setup.compute_dtype
+    window = min(setup.window, window_for_vllm(inner(policy).config))
+    options = {"gpu_memory_utilization": share, "trust_remote_code": setup.trust_remote_code}
     weights = dequantised_folder(policy, dtype) if grpo.quantise else nullcontext(setup.folder)
     with weights as folder:
-        return ColocatedEngine(
-            folder,
-            codec,
-            min(setup.window, window_for_vllm(inner(policy).config)),
-            rows,
-            kv_gib or 1.0,
-            dtype,
-            grpo.lora_rank,
-            sleep,
-            gpu_memory_utilization=share,
-            trust_remote_code=setup.trust_remote_code,
-        )
+        sizes = window, rows, kv_gib or 1.0, dtype, grpo.lora_rank
+        return ColocatedEngine(folder, codec, *sizes, sleep, **options)
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -103,13 +103,11 @@ class RehearsedEngine(ScriptedEngine):
 
     def _go_on(self, prompt: Prompt) -> str:
         """Return the next action of the solution that was begun, or give up."""
-        said, turn = [], prompt.after
+        responses, turn = [], prompt.after
         while turn is not None:
-            said.append(str(turn.response))
+            responses.append(str(turn.response))
             first, turn = turn, turn.prompt.after
         texts = [str(piece) for piece, constant in first.prompt.pieces if not constant]
         task = next(self._tasks[t] for t in reversed(texts) if t in self._tasks)
-        begun = task.solution[0] in said[-1]
-        return (
-            task.solution[len(said)] if begun and len(said) < len(task.solution) else "I give up."
-        )
+        begun, n = task.solution[0] in responses[-1], len(responses)
+        return task.solution[n] if begun and n < len(task.solution) else "I give up."

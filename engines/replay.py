@@ -42,11 +42,11 @@ class Replay(Engine):
                 "What was read cannot be gone on with: the model, its tokenizer or the agent's "
                 "prompts are others than before. Ask anew under another --name."
             )
-        said = recorded["response"]
+        text = recorded["response"]
         if self.codec.exact:
-            response = Text(said, self.codec.response(response_ids).ids)
+            response = Text(text, self.codec.response(response_ids).ids)
         else:
-            response = Text(said, self.codec.encode(said))
+            response = Text(text, self.codec.encode(text))
             response_ids = list(response.ids)
         finish = Finish(recorded["finish"])
         return Turn(prompt, ids, response_ids, recorded["logprobs"], finish, response)

@@ -57,13 +57,6 @@ class ScriptedEngine(Engine):
             done.append((key, Turn(prompt, prompt_ids, ids, logprobs, finish, response)))
         return done
 
-    def counts(self) -> dict[str, int]:
-        return {
-            "prefilled_tokens": self.prefilled_tokens,
-            "reused_tokens": 0,
-            "generated_tokens": self.generated_tokens,
-        }
-
     def close(self) -> None: ...
 
     def awake(self, policy=None) -> AbstractContextManager:

@@ -277,8 +277,8 @@ class Service:
             reading = self._running.pop(key)
             reading.key, reading.n_turns = None, reading.n_turns + 1
             if turn.finish in (Finish.FULL, Finish.ERROR):
-                said = f"Turn {reading.n_turns} could not be made: {turn.error}."
-                self._end(reading, Ended(said, turn.finish is Finish.FULL, ours=True))
+                error = f"Turn {reading.n_turns} could not be made: {turn.error}."
+                self._end(reading, Ended(error, turn.finish is Finish.FULL, ours=True))
             else:
                 self._guarded(reading, self._send, turn)
 

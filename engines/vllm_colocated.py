@@ -158,8 +158,8 @@ def _drop_adapter_of_head(model: torch.nn.Module) -> None:
     """
     for name, layer in [*model.named_modules()]:
         if type(layer).__name__ == "LogitsProcessorWithLoRA":
-            parent, _, own = name.rpartition(".")
-            setattr(model.get_submodule(parent), own, layer.base_layer)
+            parent, _, attribute = name.rpartition(".")
+            setattr(model.get_submodule(parent), attribute, layer.base_layer)
 
 
 def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
@@ -312,13 +312,26 @@ class ColocatedEngine(Engine):
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
         ids = prompt.ids(self.codec)
-        if turn := self._refusal(prompt, ids):
+        refused = misfit(prompt, ids, self.codec, self._masked)
+        # beside a target one token is drawn
+        room = self.window - bool(prompt.target)
+        if turn := refused or refusal(prompt, ids, room, self.codec):
             self._refused.append((self._keys, turn))
             return self._keys
-        asked = self._scored() if prompt.target else self._sampled(prompt, sampling, seed)
-        params = self._params(
-            flat_logprobs=True, detokenize=False, output_kind=self._final_only, **asked
-        )
+        drawn = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": prompt.max_tokens,
+            "seed": seed % 2**63,
+            "stop_token_ids": sorted(self.codec.eos_ids),
+            "logprobs": 0,
+            "structured_outputs": self._grammar_of(prompt),
+        }
+        # what ends with a target is read alone, but a token has to be drawn
+        scored = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+        common = {"flat_logprobs": True, "detokenize": False, "output_kind": self._final_only}
+        params = self._params(**common, **(scored if prompt.target else drawn))
         request = str(self._keys), prompt, ids, params
         _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
         if self._apart and other.frozen != prompt.frozen:
@@ -327,31 +340,9 @@ class ColocatedEngine(Engine):
             self._submit(*request)
         return self._keys
 
-    def _sampled(self, prompt: Prompt, sampling: Sampling, seed: int) -> dict[str, object]:
-        """Return vLLM's settings for a response that is drawn."""
+    def _grammar_of(self, prompt: Prompt):
         free = prompt.frozen or prompt.final or not self.grammar
-        return {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "max_tokens": prompt.max_tokens,
-            "seed": seed % 2**63,
-            "stop_token_ids": sorted(self.codec.eos_ids),
-            "logprobs": 0,
-            "structured_outputs": None if free else self._structured(structural_tag=self.grammar),
-        }
-
-    @staticmethod
-    def _scored() -> dict[str, object]:
-        """Return vLLM's settings for a prompt that ends with a target; a token has to be drawn."""
-        return {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
-
-    def _refusal(self, prompt: Prompt, ids: list[int]) -> Turn | None:
-        """Return the failed turn of a prompt that does not fit the window, or of a target that
-        cannot be scored; None if all is well."""
-        refused = misfit(prompt, ids, self.codec, self._masked)
-        # beside a target one token is drawn
-        return refused or refusal(prompt, ids, self.window - bool(prompt.target), self.codec)
+        return None if free else self._structured(structural_tag=self.grammar)
 
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
@@ -414,10 +405,6 @@ class ColocatedEngine(Engine):
         target = [*self.codec.reply(prompt.target)]
         logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
         return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
-
-    def counts(self) -> dict[str, int]:
-        names = ("prefilled_tokens", "reused_tokens", "generated_tokens")
-        return {name: getattr(self, name) for name in names}
 
     # ------------------------------------------------------------ phases
 

@@ -67,8 +67,7 @@ class Reading:
     """
 
     def __init__(self, task: Task, agent: Agent, spent: Counter[str] | None = None):
-        """spent: costs that the row has beside its own (`costs`): of tries that failed, and of what
-        it needed made again."""
+        """spent: costs that the row has beside its own (`costs`): of tries that failed."""
         self.task, self.agent, self.spent = task, agent, spent or Counter()
         self.counts: Counter[str] = Counter()  # of `Agent.count`
         self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
@@ -89,7 +88,7 @@ class Reading:
         return n if self.all_asked else min(1, n)
 
     def costs(self, seconds: float) -> Counter[str]:
-        """Return what the trajectory has cost, for the row of another one that bears it."""
+        """Return what the trajectory has cost, for the row of its next try."""
         return Counter({name: getattr(self, name) for name in COUNTED}, seconds=seconds)
 
     def add(self, turn: Turn) -> None:

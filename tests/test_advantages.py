@@ -35,31 +35,20 @@ def group(outcomes=OUTCOMES, turn_rewards=TURN_REWARDS) -> Group:
 
 @pytest.mark.parametrize(
     ("compat", "preset", "scale"),
-    [
-        ("", "default", 1.0),
-        ("paper", "default", 1.0),
-        ("upstream", "default", 2.0),
-        ("", "rememr1", 1.0),
-        ("upstream", "rememr1", 2.0),
-    ],
-)
+    [("", "default", 1.0), ("paper", "default", 1.0), ("upstream", "default", 2.0),
+     ("", "rememr1", 1.0), ("upstream", "rememr1", 2.0)],
+)  # fmt: skip
 def test_golden_advantages(compat, preset, scale):
-    """The default has scale 1; upstream's doubling is a setting of its own.
-
-    As the commands resolve them.
-    """
+    """The default has scale 1; upstream's doubling is a setting of its own, as commands resolve
+    them."""
     fields = find.compat_of(compat, ["rememr1"], training=True).get("grpo", {})
     config, _ = find.resolve(preset, options.EMBEDDED, fields, {}, "rememr1")
     each = advantages_of(group(), config)
     for step, wanted in enumerate(GOLDEN[scale]):
         assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
-    rows = training_rows(
-        [group()],
-        GRPOConfig(alpha=0.8, normalisation="mean", turn_reward_scale=scale, group_size=4),
-    )
-    assert [row.advantage for row in rows] == pytest.approx(
-        [GOLDEN[scale][k][i] for i in range(4) for k in range(3)]
-    )
+    by_mean = GRPOConfig(alpha=0.8, normalisation="mean", turn_reward_scale=scale, group_size=4)
+    wanted = [GOLDEN[scale][k][i] for i in range(4) for k in range(3)]
+    assert [row.advantage for row in training_rows([group()], by_mean)] == pytest.approx(wanted)
 
 
 def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
@@ -110,26 +99,17 @@ def test_final_turns_are_compared_with_final_turns_wherever_they_stand():
 
 
 def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
-    agreed = group([1, 1, 1, 1])
-    assert (
-        not agreed.signal and len(training_rows([agreed], GRPOConfig(normalisation="mean"))) == 12
-    )
+    agreed, by_mean = group([1, 1, 1, 1]), GRPOConfig(normalisation="mean")
+    assert not agreed.signal and len(training_rows([agreed], by_mean)) == 12
     assert training_rows([agreed], GRPOConfig(normalisation="mean", alpha=1.0)) == []
-    assert training_rows([group([1, 1], [[1, 1], [0, 0]])], GRPOConfig(normalisation="mean")) == []
-
-
-def test_rewards_that_are_the_same_are_no_signal_however_they_are_rounded():
+    assert training_rows([group([1, 1], [[1, 1], [0, 0]])], by_mean) == []
+    # rewards that are the same are no signal, however they are rounded
     for value in (1 / 3, 0.1, 0.2, 0.7):
         same = group([value] * 16, [[0.1 + 0.2] * 8 + [0.3] * 8] * 3)
-        assert (
-            training_rows([same], GRPOConfig(normalisation="mean"))
-            == training_rows([same], GRPOConfig())
-            == []
-        )
-        for trajectory in same.trajectories:
-            for turn in trajectory.turns:
-                turn.rewards = {}
-        assert training_rows([same], GRPOConfig(normalisation="mean")) == []
+        assert training_rows([same], by_mean) == training_rows([same], GRPOConfig()) == []
+        for turn in (turn for trajectory in same.trajectories for turn in trajectory.turns):
+            turn.rewards = {}
+        assert training_rows([same], by_mean) == []
 
 
 def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():

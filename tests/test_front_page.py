@@ -68,12 +68,6 @@ def test_the_front_page_takes_five_minutes():
     assert not [line for line in lines if len(line) > 100]
 
 
-@pytest.mark.parametrize("page", [CONTRIBUTING, *DOCS, *RECIPES], ids=lambda page: page.name)
-def test_a_page_has_100_columns_but_for_its_tables(page):
-    lines = page.read_text(encoding="utf-8").splitlines()
-    assert not [line for line in lines if len(line) > 100 and not line.startswith("|")]
-
-
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
 def test_every_command_of_a_page_exists_with_its_flags(page):
     text = page.read_text(encoding="utf-8")
@@ -91,17 +85,14 @@ def test_every_command_of_a_page_exists_with_its_flags(page):
 
 
 @pytest.mark.parametrize("page", [*PAGES, LOG], ids=lambda page: page.name)
-def test_the_links_of_a_page_resolve(page):
-    for target in re.findall(r"\]\(([^)]+)\)", page.read_text(encoding="utf-8")):
+def test_the_links_and_files_of_a_page_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    for target in re.findall(r"\]\(([^)]+)\)", text):
         path, _, anchor = target.partition("#")
         file = page.parent / path if path else page
         assert file.exists(), target
         assert not anchor or anchor in anchors(file.read_text(encoding="utf-8")), target
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_the_files_that_a_page_names_are_there(page):
-    names = set(re.findall(r"`([\w./-]+\.(?:py|yaml|txt))`", page.read_text(encoding="utf-8")))
+    names = {*re.findall(r"`([\w./-]+\.(?:py|yaml|txt))`", text)} if page != LOG else set()
     assert not {name for name in names - ELSEWHERE if not (ROOT / name).exists()}
 
 
@@ -182,12 +173,8 @@ def own_agent() -> str:
     return block
 
 
-def test_the_own_agent_of_the_front_page_is_short_and_compiles():
-    assert len(own_agent().splitlines()) <= 15
-    compile(own_agent(), "my_agent.py", "exec")
-
-
 def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
+    assert len(own_agent().splitlines()) <= 15
     (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
     asking = f"ask notes.txt 'Where is Anna?' --model tiny --agent my_agent.py {SMALL}"
@@ -206,23 +193,13 @@ def test_the_example_is_a_complete_agent(tmp_path):
     path = str(ROOT / "examples/own_agent.py")
     wide = run(tmp_path, "train", "--agent", path, "--help")
     assert "--focus" in wide and "--short-tokens" in wide
-    small = f"--steps 2 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
+    small = f"--steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
     run(tmp_path, "train", "--agent", path, "--name", "own", *small.split())
     with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
-        steps = list(csv.DictReader(file))
-    assert len(steps) == 2 and all(0 <= float(step["notes_empty"]) <= 1 for step in steps)
-    rewards = [float(step["turn_reward_short"]) for step in steps]
-    assert all(0 <= reward <= 1 for reward in rewards) and "turn_reward_short_final" in steps[0]
-    assert "about places" in run(tmp_path, "show", "runs/own") or "places" in (
-        tmp_path / "runs/own/config.yaml"
-    ).read_text(encoding="utf-8")
-    asked = f"eval --agents {path},full --lengths 2 --n 2 --temperatures 0 --name own-eval {SMALL}"
-    run(tmp_path, *shlex.split(asked))
-    assert (tmp_path / "runs/own-eval/report.html").exists()
-
-
-def test_the_example_compiles_and_says_how_to_run_it():
+        (step,) = csv.DictReader(file)
+    assert 0 <= float(step["notes_empty"]) <= 1 and "turn_reward_short_final" in step
+    assert 0 <= float(step["turn_reward_short"]) <= 1
+    assert "places" in (tmp_path / "runs/own/config.yaml").read_text(encoding="utf-8")
     source = (ROOT / "examples/own_agent.py").read_text(encoding="utf-8")
-    compile(source, "own_agent.py", "exec")
     about = textwrap.dedent(source[: source.index("from __future__")])
     assert [words[0] for words in commands(about)] == ["ask", "train", "eval"]

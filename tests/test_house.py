@@ -25,18 +25,7 @@ FLOORS = (
     ("agents", "rollout"), ("models",), ("engines", "report", "embedded"), ("grpo",), ("eval",),
     ("commands",), ("cli",),
 )  # fmt: skip
-ROOMS = (
-    "agents",
-    "commands",
-    "config",
-    "embedded",
-    "engines",
-    "models",
-    "report",
-    "suites",
-    "tasks",
-    "tokens",
-)
+ROOMS = "agents commands config embedded engines models report suites tasks tokens".split()
 SOURCES = sorted(
     [*ROOT.glob("*.py"), *(path for room in ROOMS for path in (ROOT / room).glob("*.py"))]
 )
@@ -90,46 +79,38 @@ def test_every_room_has_a_charter():
         assert charter and 2 <= len(charter.splitlines()) <= 9
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_go_down_only(path):
-    here = room_of(path)
-    for other in imports(path) - {here}:
-        assert FLOOR[other] < FLOOR[here], f"{path.relative_to(ROOT)} imports {other}"
-
-
-def test_tests_mirror_the_rooms():
-    folders = {
-        path.name
-        for path in (ROOT / "tests").iterdir()
-        if path.is_dir() and path.name != "__pycache__"
-    }
-    # the tests of suites/ stand beside those of what they are made of, in tests/tasks
-    assert folders == {*ROOMS, "bench", "browser", "hostile"} - {"suites"}
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_is_asked_of_an_agent_a_task_or_an_engine_is_on_its_interface(path):
-    objects = "agent|kind|task|engine|first|about|environment|episode"
-    asked = rf"""(get|has)attr\((\w+\.)*({objects}), ["']"""
-    assert not re.search(asked, path.read_text(encoding="utf-8"))
-
-
 AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
+# what is asked of an agent, a task or an engine is on its interface
+PROBED = re.compile(
+    r"(get|has)attr\((\w+\.)*(agent|kind|task|engine|first|about|environment|episode), [\"']"
+)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_keeps_the_rules_of_the_house(path):
+    where, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
+    tree, here = ast.parse(text), room_of(path)
+    for other in imports(path) - {here}:
+        assert FLOOR[other] < FLOOR[here], f"{where} imports {other}"
+    assert not PROBED.search(text)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            a = node.args
+            names = {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)}
+            assert len(names - {"self", "cls"}) <= 8, f"{where}:{node.lineno} {node.name}"
+    for words in re.findall(r"Exercise it:\s+`pytest\s([^`]+)`", ast.get_docstring(tree) or ""):
+        for name in re.findall(r"\S+\.py", words):
+            assert (ROOT / name).is_file(), f"{where}: {name}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_no_line_of_the_source_names_an_agent(path):
     """Outside agents/ and embedded/; the published tables are no source."""
-    where = path.relative_to(ROOT)
+    where, text = path.relative_to(ROOT), path.read_text(encoding="utf-8")
     if where.parts[0] in ("agents", "embedded"):
         return
-    text = path.read_text(encoding="utf-8")
-    if where.parts[0] in (
-        "suites",
-        "tasks",
-        "data.py",
-        "config",
-    ):  # prose on file forms and graders of papers
+    # there is prose on file forms and graders of papers
+    if where.parts[0] in ("suites", "tasks", "data.py", "config"):
         tree = ast.parse(text)
         for node in ast.walk(tree):
             if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
@@ -141,35 +122,15 @@ def test_no_line_of_the_source_names_an_agent(path):
     assert not named, f"{where}: {named[0].strip()}"
 
 
-@pytest.mark.parametrize(
-    "path", [*tracked("*.py"), *tracked("*.md")], ids=lambda path: str(path.relative_to(ROOT))
-)
-def test_a_hundred_columns(path):
+def test_a_hundred_columns():
     """In code and prose; a table row of Markdown has to be one line, the log keeps its own."""
-    if path.name == "LOG.md" or path.parent.name == "results":  # written by bench
-        return
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-        row = path.suffix == ".md" and line.startswith("|") and path.name != "README.md"
-        link = re.search(r"https?://\S{60,}", line)
-        assert len(line) <= 100 or row or link, f"{path.relative_to(ROOT)}:{number}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_nothing_takes_more_than_eight_parameters(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            a = node.args
-            names = [arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)]
-            names = [name for name in names if name not in ("self", "cls")]
-            assert len(names) <= 8, f"{path.relative_to(ROOT)}:{node.lineno} {node.name}"
-
-
-@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_the_tests_that_exercise_a_module_are_there(path):
-    told = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-    for words in re.findall(r"Exercise it:\s+`pytest\s([^`]+)`", told):
-        for name in re.findall(r"\S+\.py", words):
-            assert (ROOT / name).is_file(), f"{path.relative_to(ROOT)}: {name}"
+    for path in (*tracked("*.py"), *tracked("*.md")):
+        if path.name == "LOG.md" or path.parent.name == "results":  # written by bench
+            continue
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            row = path.suffix == ".md" and line.startswith("|") and path.name != "README.md"
+            link = re.search(r"https?://\S{60,}", line)
+            assert len(line) <= 100 or row or link, f"{path.relative_to(ROOT)}:{number}"
 
 
 # ---------------------------------------------------------------- help
@@ -196,26 +157,17 @@ def test_help_shows_everyday_flags_first_and_the_rest_in_panels(command):
     assert output.index("─ Options ─") < min(output.index(f"─ {title} ─") for title in titles)
 
 
-def test_every_setting_has_a_flag_a_help_and_a_panel():
-    for cls in (
-        RunConfig,
-        GRPOConfig,
-        EvalConfig,
-        ReadConfig,
-        *(find.find(n).Config for n in find.names()),
-    ):
+def test_every_setting_has_a_help_and_those_of_commands_a_panel():
+    everyday = {name for names in options.EVERYDAY.values() for name in names}
+    commands = (RunConfig, GRPOConfig, EvalConfig, ReadConfig)
+    agents, kinds = map(find.find, find.names()), map(suites.find, suites.names())
+    for cls in (*commands, *(agent.Config for agent in agents), *kinds):
         docs = settings.docs(cls)
         for field in fields(cls):
             assert docs.get(field.name), (cls.__name__, field.name)
-    everyday = {name for names in options.EVERYDAY.values() for name in names}
-    for cls in (RunConfig, GRPOConfig, EvalConfig, ReadConfig):
-        for name in settings.hints_of(cls).keys() - settings.unflagged(cls):
-            assert name in everyday or options.panel_of(name) != "More", name
-
-
-def test_every_setting_of_a_suite_has_a_help():
-    for kind in map(suites.find, suites.names()):
-        assert all(settings.docs(kind).get(field.name) for field in fields(kind))
+            known = field.name in everyday or options.panel_of(field.name) != "More"
+            shown = cls in commands and field.name not in settings.unflagged(cls)
+            assert known or not shown, field.name
 
 
 def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():

@@ -37,47 +37,29 @@ def test_word_recall_is_the_share_of_the_querys_words_that_a_memory_has():
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_tags_and_boxes_join_no_words(name):
-    retriever = RETRIEVERS[name](
-        [
-            "<update>Lima</update>",
-            r"<update>so \boxed{Oslo}</update>",
-            "<update>Limassol</update>",
-            "Otto:Rome;Ida:Nice",
-        ]
-    )
-    assert [
-        [i for i, _ in retriever.top_k(query, 4)]
-        for query in ("Lima?", "oslo", "Rome", "Nice", "update", "boxed")
-    ] == [[0], [1], [3], [3], [], []]
-    assert words("The U.S.A., O'Brien and AT&T: 1,200 at 3:45.") == [
-        "usa",
-        "obrien",
-        "and",
-        "att",
-        "1200",
-        "at",
-        "345",
-    ]
+    items = ["<update>Lima</update>", r"<update>so \boxed{Oslo}</update>"]
+    retriever = RETRIEVERS[name]([*items, "<update>Limassol</update>", "Otto:Rome;Ida:Nice"])
+    wanted = {"Lima?": [0], "oslo": [1], "Rome": [3], "Nice": [3], "update": [], "boxed": []}
+    for query, found in wanted.items():
+        assert [i for i, _ in retriever.top_k(query, 4)] == found
+    text = "The U.S.A., O'Brien and AT&T: 1,200 at 3:45."
+    assert words(text) == ["usa", "obrien", "and", "att", "1200", "at", "345"]
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
 def test_ties_go_to_the_most_recent_and_nothing_in_common_is_not_found(name):
     retriever = RETRIEVERS[name]
-    assert [
-        i for i, _ in retriever(["Anna came.", "Otto left.", "Anna came."]).top_k("Anna", 3)
-    ] == [2, 0]
+    found = retriever(["Anna came.", "Otto left.", "Anna came."]).top_k("Anna", 3)
+    assert [i for i, _ in found] == [2, 0]
+    full = retriever(MEMORIES)
     for query in ("Boris", "", "the a an", "?!"):
-        assert retriever(MEMORIES).top_k(query) == [], query
-        assert [i for i, _ in retriever(MEMORIES).top_k(query, 2, at_zero=True)] == [3, 2], query
-        assert retriever(MEMORIES).top_k(query, 9, {3, 1}, at_zero=True) == [(2, 0.0), (0, 0.0)], (
-            query
-        )
-    assert [i for i, _ in retriever(MEMORIES).top_k("Ida", 3, at_zero=True)] == [2, 3, 1]
+        assert full.top_k(query) == [], query
+        assert [i for i, _ in full.top_k(query, 2, at_zero=True)] == [3, 2], query
+        assert full.top_k(query, 9, {3, 1}, at_zero=True) == [(2, 0.0), (0, 0.0)], query
+    assert [i for i, _ in full.top_k("Ida", 3, at_zero=True)] == [2, 3, 1]
     assert retriever().top_k("Anna") == [] and retriever().top_k("Anna", at_zero=True) == []
-    assert (
-        retriever(["", "..."]).top_k("Anna") == []
-        and len(retriever(["", "..."]).top_k("Anna", 5, at_zero=True)) == 2
-    )
+    empty = retriever(["", "..."])
+    assert empty.top_k("Anna") == [] and len(empty.top_k("Anna", 5, at_zero=True)) == 2
 
 
 @given(
@@ -153,19 +135,13 @@ def test_what_is_found_does_not_depend_on_hashes():
         "queries = ('Anna met Ida', 'Otto saw it', 'left', 'nothing')\n"
         "print([r(items).top_k(q, 4) for r in RETRIEVERS.values() for q in queries])\n"
     )
-    root = Path(__file__).parents[1]
-    said = {
-        subprocess.run(
-            [sys.executable, "-c", script],
-            cwd=root,
-            env=os.environ | {"PYTHONHASHSEED": str(seed)},
-            text=True,
-            capture_output=True,
-            check=True,
-        ).stdout
-        for seed in (0, 1, 2)
-    }
-    assert len(said) == 1 and "(" in said.pop()
+    printed = set()
+    for seed in "01":
+        env = os.environ | {"PYTHONHASHSEED": seed}
+        how = dict(cwd=Path(__file__).parents[1], env=env, text=True, check=True)
+        done = subprocess.run([sys.executable, "-c", script], capture_output=True, **how)
+        printed.add(done.stdout)
+    assert len(printed) == 1 and "(" in printed.pop()
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)
@@ -253,30 +229,15 @@ def test_several_memories_stand_in_the_order_in_which_they_were_written():
 
 def test_a_memory_that_was_written_several_times_is_found_once_as_the_last_time():
     s = state()
-    for memory in (
-        "Anna met Otto.",
-        "Ida left.",
-        "Anna met Otto.",
-        "Anna met Otto.",
-        "Anna came.",
-        "Nobody.",
-    ):
+    met, came = "Anna met Otto.", "Anna came."
+    for memory in (met, "Ida left.", met, met, came, "Nobody."):
         s.update(memory, None)
     s.update("Rome.", "Anna Otto", k=5)
-    assert (
-        s.recalled.steps == (4, 5)
-        and s.recalled.text == "Anna met Otto.\n\nAnna came."
-        and s.recalled.age == 3
-    )
-    assert s.history == [
-        (1, "Anna met Otto."),
-        (2, "Ida left."),
-        (4, "Anna met Otto."),
-        (5, "Anna came."),
-        (6, "Nobody."),
-        (7, "Rome."),
-    ]
-    s.update("Anna came.", "Anna Otto", k=5, scope="include_current")
+    assert s.recalled.steps == (4, 5) and s.recalled.text == f"{met}\n\n{came}"
+    assert s.recalled.age == 3
+    kept = [(1, met), (2, "Ida left."), (4, met), (5, came), (6, "Nobody."), (7, "Rome.")]
+    assert s.history == kept
+    s.update(came, "Anna Otto", k=5, scope="include_current")
     assert s.recalled.steps == (4, 8) and s.recalled.current
 
 

@@ -18,30 +18,11 @@ def tasks(n, n_sections=3, kind="one_fact"):
     return list(worlds.make_tasks(0, n, n_sections, kind))
 
 
-def test_scripted_rollout_runs_every_agent_to_its_end(codec):
-    engine = ScriptedEngine(
-        codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
-    )
-    done = list(
-        rollout(engine, MEMAGENT, ((t, s) for t in tasks(5) for s in range(3)), in_flight=4)
-    )
-    assert sorted((t.task.id, t.sample) for t in done) == sorted(
-        (t.id, s) for t in tasks(5) for s in range(3)
-    )
-    assert all(
-        [turn.prompt.final for turn in t.turns] == [False] * 3 + [True] for t in done
-    )  # exactly one final turn, the last
-    assert all(t.answer.strip() == "\\boxed{ Lima}" for t in done)
+def answer(prompt):
+    return "\\boxed{ Lima}" if prompt.final else f"Anna joined Boris. {len(prompt.section)}"
 
 
-def test_a_memory_cut_at_its_limit_is_a_value(codec):
-    engine = ScriptedEngine(codec, lambda prompt: "Anna joined Boris. " * 9)
-    (done,) = rollout(engine, MEMAGENT, [(tasks(1)[0], 0)])
-    assert {t.finish for t in done.turns} == {Finish.LENGTH}
-    assert all(len(t.response_ids) == t.prompt.max_tokens for t in done.turns)
-
-
-def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
+def test_every_job_runs_to_its_end_and_padding_is_never_carried_on(codec):
     class Padding(ScriptedEngine):
         def step(self):
             done = super().step()
@@ -50,15 +31,22 @@ def test_padding_in_a_memory_is_sampled_and_trained_but_never_carried_on(codec):
                 turn.response = self.codec.response(turn.response_ids)
             return done
 
-    engine = Padding(
-        codec, lambda prompt: "\\boxed{ Lima}" if prompt.final else "Anna joined Boris."
-    )
+    jobs = [(t, s) for t in tasks(5) for s in range(3)]
+    done = list(rollout(Padding(codec, answer), MEMAGENT, iter(jobs), in_flight=4))
+    names = sorted((t.task.id, t.sample) for t in done)
+    assert names == sorted((task.id, sample) for task, sample in jobs)
+    for trajectory in done:
+        assert [turn.prompt.final for turn in trajectory.turns] == [False] * 3 + [True]
+        assert trajectory.answer.strip() == "\\boxed{ Lima}"
+        assert all(turn.response_ids[0] == 0 for turn in trajectory.turns)  # sampled, trained
+        assert not any(0 in turn.prompt_ids for turn in trajectory.turns)
+
+
+def test_a_memory_cut_at_its_limit_is_a_value(codec):
+    engine = ScriptedEngine(codec, lambda prompt: "Anna joined Boris. " * 9)
     (done,) = rollout(engine, MEMAGENT, [(tasks(1)[0], 0)])
-    assert all(turn.response_ids[0] == 0 for turn in done.turns)
-    assert (
-        not any(0 in turn.prompt_ids for turn in done.turns)
-        and done.answer.strip() == "\\boxed{ Lima}"
-    )
+    assert {t.finish for t in done.turns} == {Finish.LENGTH}
+    assert all(len(t.response_ids) == t.prompt.max_tokens for t in done.turns)
 
 
 @pytest.mark.parametrize(
@@ -70,10 +58,6 @@ def test_sampling_that_cannot_be(wrong):
 
 
 # ---------------------------------------------------------------- several on one engine
-
-
-def answer(prompt):
-    return "\\boxed{ Lima}" if prompt.final else f"Anna joined Boris. {len(prompt.section)}"
 
 
 class Watched(ScriptedEngine):
@@ -97,21 +81,15 @@ def ask(agent, n, temperature, engine):
     return sorted((t.task.id, t.answer, [str(turn.response) for turn in t.turns]) for t in done)
 
 
-WORKS = [
-    partial(ask, MEMAGENT, 3, 1.0),
-    partial(ask, FULL, 2, 0.5),
-    partial(ask, MEMAGENT, 1, 0.0),
-]
+WORKS = [partial(ask, *how) for how in ((MEMAGENT, 3, 1.0), (FULL, 2, 0.5), (MEMAGENT, 1, 0.0))]
 
 
 def test_callers_that_share_an_engine_get_what_each_gets_alone(codec):
-    engines = [Watched(codec) for _ in range(3)]
-    found = [share_engine(engine, WORKS) for engine in engines]
-    assert (
-        found[0] == [work(Watched(codec)) for work in WORKS]
-        and len({len(some) for some in found[0]}) == 3
-    )
-    assert engines[0].asked == engines[1].asked == engines[2].asked
+    engines = [Watched(codec) for _ in range(2)]
+    found, again = (share_engine(engine, WORKS) for engine in engines)
+    assert found == again == [work(Watched(codec)) for work in WORKS]
+    assert len({len(some) for some in found}) == 3
+    assert engines[0].asked == engines[1].asked
     assert engines[0].in_flight[0] == 6  # the prompts of all three, before the first step
     assert share_engine(Watched(codec), []) == []
 

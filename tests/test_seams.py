@@ -139,23 +139,18 @@ def test_untrained_and_frozen_turns_are_sampled_and_enter_rewards_only(codec, po
     done = list(rollout(engine, Probes(CONFIG), jobs(1, 4), Sampling(1.0)))
     for k, trajectory in enumerate(done):
         trajectory.reward = float(k % 2)
-        for turn, rewards in zip(
-            trajectory.turns, Probes(CONFIG).turn_rewards(trajectory), strict=True
-        ):
-            turn.rewards = rewards
+        rewards = Probes(CONFIG).turn_rewards(trajectory)
+        for turn, each in zip(trajectory.turns, rewards, strict=True):
+            turn.rewards = each
     group = Group(done[0].task, done)
     rows = training_rows([group], GRPOConfig(credit="split"))
     assert len(rows) == sum(turn.trained for t in done for turn in t.turns) == 4 * 3
     assert [turn.trained for turn in done[0].turns] == [True, False, False] * 2 + [True]
-    # the share of a turn counts the turns that are trained, and only these are compared with each
-    # other
-    for trajectory, shares in zip(
-        done, advantages_of(group, GRPOConfig(alpha=1.0, credit="split")), strict=True
-    ):
-        expected = advantages_of(Group(group.task, done), GRPOConfig(alpha=1.0))[
-            done.index(trajectory)
-        ][0]
-        assert shares[0] == pytest.approx(expected / 3)
+    # the share of a turn counts the turns that are trained, and only these are compared
+    split, whole = (
+        advantages_of(group, GRPOConfig(alpha=1.0, credit=credit)) for credit in ("split", "share")
+    )
+    assert [turns[0] for turns in split] == pytest.approx([turns[0] / 3 for turns in whole])
 
 
 @pytest.mark.parametrize("rank", [0, 4])
@@ -168,14 +163,11 @@ def test_frozen_turns_are_answered_by_the_policy_before_training(codec, rank):
     before = TransformersEngine(random_policy(codec), codec)  # the same weights, never changed
     if rank:
         policy = with_lora(policy, GRPOConfig(lora_rank=rank))
-        frozen = TransformersEngine(policy.get_base_model(), codec)
-        engine = WithFrozen(
-            TransformersEngine(policy.get_base_model(), codec), frozen, policy.disable_adapter
-        )
+        ours, frozen = (TransformersEngine(policy.get_base_model(), codec) for _ in range(2))
+        engine = WithFrozen(ours, frozen, policy.disable_adapter)
     else:
-        engine = WithFrozen(
-            TransformersEngine(policy, codec), TransformersEngine(random_policy(codec), codec)
-        )
+        ours, frozen = (TransformersEngine(p, codec) for p in (policy, random_policy(codec)))
+        engine = WithFrozen(ours, frozen)
     with torch.no_grad():
         for name, p in policy.named_parameters():
             if p.requires_grad and (not rank or "lora_B" in name):
@@ -253,44 +245,31 @@ class Counting(Agent):
         self.seen[:] = state["seen"]
 
 
-def test_a_state_that_outlives_a_task_learns_from_every_group_and_is_saved_with_the_run(
-    tmp_path, monkeypatch
-):
+def test_a_state_that_outlives_a_task_learns_from_every_group_and_is_saved_with_the_run(tmp_path):
     path = tmp_path / "counting.py"
     path.write_text("from test_seams import Counting as AGENT\n")
-    name = str(path)
-    settings = dict(chunk_tokens=24, final_tokens=6)
-    run = RunConfig(
-        name="a", runs=str(tmp_path), device="cpu", lengths=(1,), agent=name, save_every=1
-    )
-    config = GRPOConfig(steps=2, tasks_per_step=(2,), group_size=3)
+    name, settings = str(path), dict(chunk_tokens=24, final_tokens=6)
+    where = dict(runs=str(tmp_path), device="cpu", lengths=(1,), agent=name, keep_checkpoints=9)
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=3)
 
-    def reward(trajectory):
-        return sum(map(ord, trajectory.answer)) % 7 / 7
+    def run(folder, steps, resume=False):
+        def reward(trajectory):
+            return sum(map(ord, trajectory.answer)) % 7 / 7
+
+        agent, how = find.make(name, settings), RunConfig(name=folder, save_every=1, **where)
+        return train.train(how, replace(config, steps=steps), agent, resume=resume, reward=reward)
 
     def seen(folder, step):
         state = json.loads((folder / "checkpoints" / f"step-{step}" / "state.json").read_text())
         return state["agent"]["seen"]
 
-    whole = train.train(
-        replace(run, name="whole", keep_checkpoints=9),
-        replace(config, steps=4),
-        find.make(name, settings),
-        reward=reward,
-    )
-    assert [len(seen(whole, step)) for step in (1, 2, 4)] == [2, 4, 8]
-    part = train.train(replace(run, name="part"), config, find.make(name, settings), reward=reward)
-    train.train(
-        replace(run, name="part"),
-        replace(config, steps=4),
-        find.make(name, settings),
-        resume=True,
-        reward=reward,
-    )
-    assert seen(part, 4) == seen(whole, 4)
+    whole, part = run("whole", 2), run("part", 1)
+    assert [len(seen(whole, step)) for step in (1, 2)] == [2, 4]
+    run("part", 2, resume=True)
+    assert seen(part, 2) == seen(whole, 2)
     # the exported policy brings it
     agent = find.with_state(find.resolve("default", part / "model", {}, {})[1], part / "model")
-    assert agent.name == name and agent.state()["seen"] == seen(whole, 4)
+    assert agent.name == name and agent.state()["seen"] == seen(whole, 2)
 
 
 @pytest.mark.parametrize(("body", "what"), [

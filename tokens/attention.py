@@ -446,11 +446,11 @@ def _blocks(trie: Trie, segment: int) -> Iterator[list[slice]]:
     These are the ancestors, what stands before the block in its segment, and the block itself.
     """
     above: list[slice] = []
-    *ancestors, own = (trie.segments[i] for i in trie.path(segment))
+    *ancestors, last = (trie.segments[i] for i in trie.path(segment))
     for s in ancestors:
         _append(above, slice(s.start, s.stop))
-    for start in range(own.start, own.stop, AT_ONCE):
-        block = slice(start, min(start + AT_ONCE, own.stop))
+    for start in range(last.start, last.stop, AT_ONCE):
+        block = slice(start, min(start + AT_ONCE, last.stop))
         yield [*above, block]
         _append(above, block)
 

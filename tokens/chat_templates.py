@@ -77,12 +77,12 @@ def check_tokenizer(tokenizer, name: str | Path) -> None:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     parts = json.loads(backend.to_str()) if backend else {}
     parts = {part: parts.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
-    own = json.dumps(parts, ensure_ascii=False)  # what is looked for and replaced is in there
-    if backend and not any(f'"{kind}"' in own for kind in COSTLY):
+    source = json.dumps(parts, ensure_ascii=False)  # what is looked for and replaced is in there
+    if backend and not any(f'"{kind}"' in source for kind in COSTLY):
         return
-    letters = [*string.printable, *sorted({*own} - {*string.printable})[:200]]
+    letters = [*string.printable, *sorted({*source} - {*string.printable})[:200]]
     runs = "\0".join(letter * RUN for letter in letters)
-    words = f"{WORDS} {string.printable} {own[:RUN]}\n"
+    words = f"{WORDS} {string.printable} {source[:RUN]}\n"
 
     def encode() -> bool:
         for text in (*(letter * 40 for letter in letters), runs, words * (LENGTH // len(words))):

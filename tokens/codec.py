@@ -522,8 +522,8 @@ class Codec:
         if not self._tail:
             return ""
         question, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
-        said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        between = self._template(said, ()).partition(question)[2].partition(answer)[0]
+        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+        between = self._template(chat, ()).partition(question)[2].partition(answer)[0]
         return " " if between == f"{self._tail} " else ""
 
     def response(self, ids: Sequence[int]) -> Text:
@@ -559,8 +559,8 @@ class Codec:
             return Sections(read, n_tokens, len(ids) - len(read), self.decode)
 
         digest = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
-        own_ids = getattr(document, "ids", None)  # equal text may carry other ids
-        key = (digest, own_ids, n_tokens, max_sections, over)
+        given_ids = getattr(document, "ids", None)  # equal text may carry other ids
+        key = (digest, given_ids, n_tokens, max_sections, over)
         sections = self._alive.get(key)
         if not sections:
             sections = self._recent.get(key, make, lambda sections: len(sections.ids) + ENTRY)

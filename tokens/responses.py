@@ -148,13 +148,13 @@ def _written(tokenizer, **more: object) -> str:
     from jinja2 import TemplateError
 
     tools = [{"type": "function", "function": _TOOL}] if more else None
-    asked = [{"role": "user", "content": "-"}]
-    said = {"role": "assistant", "content": ANSWER, **more}
+    question = [{"role": "user", "content": "-"}]
+    answer = {"role": "assistant", "content": ANSWER, **more}
 
     try:
         cue, whole = (
             rendered(tokenizer, messages, tools=tools, add_generation_prompt=wanted)
-            for messages, wanted in ((asked, True), ([*asked, said], False))
+            for messages, wanted in ((question, True), ([*question, answer], False))
         )
     except TemplateError:
         return ""  # a template without assistants, tools, or this form of calls

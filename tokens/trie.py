@@ -300,12 +300,12 @@ def split_into_tries(
     start = 0
     while start < len(order):
         stop = _end_of_trie(sequences, order, overlaps, start, max_tokens)
-        index, own_overlaps = order[start:stop], [0, *overlaps[start + 1 : stop]]
+        index, within = order[start:stop], [0, *overlaps[start + 1 : stop]]
         members = [sequences[i] for i in index]
         if cost:
-            yield index, cheapest_trie(members, cost, own_overlaps)
+            yield index, cheapest_trie(members, cost, within)
         else:
-            yield index, build_trie(members, 1, own_overlaps)
+            yield index, build_trie(members, 1, within)
         start = stop
 
 

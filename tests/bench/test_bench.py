@@ -2,27 +2,17 @@
 
 import json
 import sys
-from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
 import bench.__main__ as everything
-import bench.colocated as colocated
 import bench.common as common
-import bench.flex as flex
 import bench.gpu as gpu
 import bench.parts as parts
 import bench.prefill as prefill
 from config.errors import UserError
-from engines.hf import TransformersEngine
-from models.load import inner, load_model, optimizer_of
-from models.logprobs import pack, policy_logprobs
-from models.plan import KNOWN
-from tokens import attention
 
 
 def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
@@ -30,14 +20,6 @@ def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
     assert met == {"ratio": 4.0, "ratio_min": 3.0, "ratio_max": 4.0, "bar": 4, "met": True}
     assert common.verdict(met) == "at least 4x: met"
     assert common.verdict(common.against([1.0], [1.0], bar=2)) == "at least 2x: MISSED"
-
-
-def test_sides_take_turns():
-    calls = []
-    sides = {name: lambda name=name: calls.append(name) for name in "ab"}
-    seconds = common.paired(sides, repeats=2)
-    assert "".join(calls) == "ababab"
-    assert {name: len(s) for name, s in seconds.items()} == {"a": 2, "b": 2}
 
 
 def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch, capsys):
@@ -89,14 +71,6 @@ print("a warning", file=sys.stderr)
     monkeypatch.setattr(sys, "stdout", Out())
     assert parts.streamed([sys.executable, "-c", script]) == ({"a": 2}, "a warning")
     assert "[rank0] destroyed\n" in lines
-
-
-def test_a_command_that_fails_leaves_the_end_of_its_errors_and_no_result():
-    script = "print('{}'); raise ValueError('out of memory')"
-    result, errors = parts.streamed([sys.executable, "-c", script])
-    assert result is None and errors.endswith("ValueError: out of memory")
-    result, errors = parts.streamed([sys.executable, "-c", "import os; os._exit(9)"])
-    assert result is None and errors == "exit code 9, and it printed no result"
 
 
 @pytest.fixture
@@ -170,18 +144,6 @@ def test_a_part_that_fails_is_said_and_tried_again_but_never_replaces_numbers(be
     assert saved()["parts"]["a"]["value"] == 1
 
 
-def test_with_tiny_nothing_is_saved_and_without_a_gpu_only_tiny_runs(
-    benchmark_of, tmp_path, monkeypatch, capsys
-):
-    made, ran, _, _ = benchmark_of
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    with pytest.raises(SystemExit, match="needs a GPU"):
-        made.main([])
-    made.main(["--tiny"])
-    assert ran == ["a", "b", "c"] and not list(tmp_path.iterdir())
-    assert "at most 3" not in capsys.readouterr().out  # it is compared with no bar
-
-
 def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     path = tmp_path / "x.json"
     common.write(path, {"a": 1})
@@ -217,108 +179,6 @@ def test_the_gpu_script_runs(mode, monkeypatch):
     # in full training FSDP2's shards, as in train
     assert trained and all(hasattr(p, "full_tensor") == (mode == "full") for p in trained)
     assert not torch.distributed.is_initialized()
-
-
-@pytest.mark.parametrize("mode", ["lora", "full"])
-def test_the_update_that_is_measured_is_a_step_of_the_gradient(mode):
-    """Rows whose advantages are all 1 become likelier."""
-    shape, sizes, vocab, device = gpu.setting(True, "")
-    rows = gpu.turns("shared", 1, shape, vocab)
-    for row in rows:
-        row.advantage = 1.0
-    with gpu.policy_of(mode, sizes, device) as policy, torch.no_grad():
-        (batch,) = pack(rows, 1 << 12)
-        before = policy_logprobs(inner(policy), batch).mean()
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        optimizer = optimizer_of(trained, replace(gpu.CONFIG, lr=1e-2))
-        with torch.enable_grad():  # twice: the first update of adapters moves only one half
-            first, _ = (gpu.update(policy, rows, optimizer, shape["row_tokens"]) for _ in range(2))
-        assert first["grad_norm"] > 1e-3 and first["tokens"] == len(batch.trie)
-        assert first["seconds"] == pytest.approx(sum(first[phase] for phase in gpu.PHASES))
-        assert policy_logprobs(inner(policy), batch).mean() > before + 1e-3
-
-
-def test_what_does_not_fit_by_the_plan_is_refused():
-    small, large = KNOWN["Qwen/Qwen3-1.7B"], KNOWN["Qwen/Qwen3-4B"]
-    assert gpu.check_fits(small, 16384, 79.2)["state"] == 25.64
-    assert gpu.check_fits(large, 16384, 139)["state"] > 59
-    with pytest.raises(UserError, match=r"4\.02 billion weights"):
-        gpu.check_fits(large, 16384, 47.5)
-
-
-def test_the_lines_of_the_update_say_what_was_asked():
-    layout = {"tokens_per_s": 9288, "peak_gib": 13.3}
-    result = {"paper": layout, "shared": layout, "shared_over_paper": 2.22}
-    bars = [("at least 14,000", False), ("at most 30", True), ("at least 1.8x", True)]
-    assert [(x["bar"], x["met"]) for x in gpu.lines("lora", result)] == bars
-    assert [x["bar"] for x in gpu.lines("full-1.7b", result)] == ["", "", ""]
-
-
-def test_a_profile_says_which_operators_take_the_time(capsys):
-    """Run it in a process of its own, as each part: command line and output fit together."""
-    made = replace(gpu.BENCHMARK, parts={"profile": gpu.profile})
-    result = made.main(["--tiny"])["profile"]
-    most = result["operators"]["most"]
-    assert len(most) == gpu.MOST_SHOWN
-    assert any(x["name"] == "aten::mm" and x["shapes"] for x in most)
-    assert all(a["ms"] >= b["ms"] for a, b in pairwise(most))
-    assert 0.3 < sum(x["share"] for x in most) <= 1
-    assert result["kernels"]["most"] == [] and result["tokens"] == 4 * 72
-    assert "aten::mm" in capsys.readouterr().out
-
-
-def test_flex_gives_the_buckets_log_probs_and_gradients(monkeypatch):
-    result = flex.flex(tiny=True)
-    # one graph a mode and, from the second length on, one for all
-    assert len(result["paths"]) == 3 and result["graphs"] <= 4
-    assert all(x["logp"] < 1e-5 and x["grad"] < 1e-5 and x["again"] == 0 for x in result["paths"])
-    (line,) = flex.flex_lines(result)
-    assert line["met"] and line["bar"] == "at most 0.001"
-    flex.show_flex(result)
-    real = attention.block_mask
-
-    def sees_all(end, device):  # that is before it, other members' tokens too
-        return real(np.full_like(end, len(end)), device)
-
-    monkeypatch.setattr(attention, "block_mask", sees_all)
-    monkeypatch.setattr(flex, "TINY_ROWS", flex.TINY_ROWS[:1])
-    (line,) = flex.flex_lines(flex.flex(tiny=True))
-    assert not line["met"]
-
-
-class Apart(TransformersEngine):
-    """A stand-in for vLLM that samples from a copy of the policy's weights in float32."""
-
-    def __init__(self, folder, codec, *_, **__):
-        super().__init__(load_model(folder, "float32", "cpu"), codec, copy=True)
-        self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}
-
-
-def test_the_noise_between_rounds_keeps_rounding_below_the_bar_and_stale_weights_above(monkeypatch):
-    """With noise of .05 the third round was .018 apart here and .021 on an H100, of .02 allowed."""
-    monkeypatch.setattr("engines.vllm_colocated.ColocatedEngine", Apart)
-    result = colocated.level("full", "2", "bfloat16")
-    bar = colocated.BAR["cuda"]
-    assert len(result["rounds"]) == 3
-    assert all(1e-4 < x["mean"] < bar / 2 and x["stale"] > 5 * bar for x in result["rounds"])
-    (line,) = colocated.lines("full-2", result | {"device": "cuda"})
-    assert line["met"]
-    stale = result["rounds"][:2] + [result["rounds"][2] | {"mean": 2 * bar}]
-    assert not colocated.lines("full-2", {**result, "device": "cuda", "rounds": stale})[0]["met"]
-    colocated.show("full-2", result)
-
-
-def test_a_step_of_the_benchmark_writes_neither_checkpoint_nor_export(monkeypatch):
-    def refused(*_, **__):
-        raise AssertionError("this is 48 GB with Qwen3-4B")
-
-    monkeypatch.setattr("commands.export.export", refused)
-    monkeypatch.setattr("models.checkpoints.save_checkpoint", refused)
-    monkeypatch.setattr(colocated, "ENGINE", "transformers")
-    result = colocated.step("lora", tiny=True)
-    assert len(result["steps"]) == 2
-    assert all(x["mismatch_mean"] < 1e-4 and x["computed_tokens"] > 0 for x in result["steps"])
-    colocated.show("step-lora", result)
 
 
 def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):

@@ -13,7 +13,6 @@ from conftest import forked
 
 import bench.client as client
 import bench.common as common
-from config.errors import UserError
 
 MAIN = """
 import argparse, asyncio, json, os
@@ -50,11 +49,8 @@ with Path(args.save_dir, f"{args.save_file}.jsonl").open("w") as out:
 if os.environ["FAKE_SPOILS"]:
     path = Path(args.save_dir, f"{args.save_file}.jsonl")
     first, *lines = path.read_text().splitlines()
-    if os.environ["FAKE_SPOILS"] != "fails":
-        lines.insert(0, json.dumps(json.loads(first) | {"pred": "another"}))
+    lines.insert(0, json.dumps(json.loads(first) | {"pred": "another"}))
     path.write_text("\\n".join(lines) + "\\n")
-with Path(os.environ["FAKE_NOTES"]).open("a") as notes:
-    notes.write(json.dumps(vars(args) | {"items": items}) + "\\n")
 """
 AGENT = '''
 import asyncio, json, os, urllib.request
@@ -99,7 +95,6 @@ def checkout(tmp_path, monkeypatch):
     (folder / "utils" / "__init__.py").write_text("")
     (folder / "utils" / "recurrent.py").write_text(textwrap.dedent(AGENT))
     (folder / "ruler_hqa.py").write_text(textwrap.dedent(MAIN))
-    monkeypatch.setenv("FAKE_NOTES", str(tmp_path / "notes.jsonl"))
     monkeypatch.setenv("FAKE_SPOILS", "")
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     sides = {side: client.SIDES[side] for side in ("theirs", "ours")}
@@ -164,49 +159,9 @@ def test_both_sides_send_the_same_and_another_answer_is_noticed(
     settings = {(b["temperature"], b["top_p"], b["max_tokens"], b["model"]) for b in bodies}
     assert settings == {(0, 1, 40, "stub")}
     texts = [body["messages"][0]["content"] for body in bodies]
-    updates = [text for text in texts if text.startswith("Solve Where is ")]
-    firsts = [t for t in updates if " with {care} and\nNo previous memory, after\n" in t]
-    finals = [t for t in texts if t.startswith("Of Where is ") and t.endswith(". ")]
-    assert len(firsts) == len(finals) == 3 * 2 * 3
+    assert sum(text.startswith("Of Where is ") for text in texts) == 3 * 2 * 3
 
     written = json.loads((tmp_path / "client.json").read_text())
     assert written["lines"][0]["what"] == "wall time, ours / MemAgent's client"
     assert written["sides"]["ours"] == ours
     assert str(tmp_path) not in json.dumps(written) and "same answers" in capsys.readouterr().out
-    check_notes(tmp_path / "notes.jsonl")
-
-
-def check_notes(path):
-    """Check the command lines and items that their client was given, in three rounds."""
-    notes = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [len(note["items"]) for note in notes] == [3, 3, 3]
-    assert len({item["context"] for note in notes for item in note["items"]}) == 9
-    flags = {
-        "length": "50", "model": "stub", "n_proc": "2", "api": "recurrent", "force": True,
-        "tokenizer": str(client.EMBEDDED),
-    }  # fmt: skip
-    assert all(note | flags == note for note in notes)
-
-
-def test_what_cannot_be_compared_is_said_in_a_sentence(checkout, tmp_path, monkeypatch):
-    def refused(*words):
-        with pytest.raises(UserError) as refusal:
-            client.main(["--checkout", str(checkout), *(words or ("--stub-delay", "0")), *SMALL])
-        return str(refusal.value)
-
-    assert "http://HOST:PORT/v1" in refused("--endpoint", "https://somewhere/v1")
-    few = tmp_path / "few.jsonl"
-    task = '{"question": "Where?", "answer": "Lima", "context": "Anna reached Lima."}'
-    few.write_text(f"{task}\n" * 8)
-    assert "has 8 tasks: 1 rounds" in refused("--stub-delay", "0", "--data", str(few))
-    assert "no-python" in refused("--stub-delay", "0", "--python", "no-python")
-    folder = checkout / "taskutils" / "memory_eval"
-    monkeypatch.setenv("FAKE_SPOILS", "fails")
-    assert "theirs answered 2 of 3 items" in refused()
-    (folder / "ruler_hqa.py").write_text("import nowhere_to_be_found")
-    assert "theirs failed: ModuleNotFoundError: No module named 'nowhere_to_be_found'" in refused()
-    module = folder / "utils" / "recurrent.py"
-    module.write_text('TEMPLATE = "{prompt} {memory} {chunk}"\nNO_MEMORY = "none"')
-    assert "a version that we do not know" in refused()
-    module.unlink()
-    assert refused().endswith(f"there is no file {module}.")

@@ -8,7 +8,6 @@ from config.errors import UserError
 from config.options import EMBEDDED
 from models.load import load_model
 from tasks import documents
-from tokens.codec import Codec
 
 
 @pytest.fixture(scope="module")
@@ -47,20 +46,6 @@ def test_the_products_are_all_of_the_models_and_their_rate_is_a_weighted_one(mod
     assert real.of_all(by_shape) == pytest.approx(40 / 13)
 
 
-def test_operators_are_told_apart_by_what_they_are_for():
-    for name, group in {
-        "aten::_scaled_dot_product_flash_attention_for_cpu": "attention",
-        "aten::_softmax": "attention",
-        "aten::log_softmax": "head and loss",
-        "_HeadLogProbsBackward": "head and loss",
-        "aten::mm": "products",
-        "aten::copy_": "casts and copies",
-        "aten::mul": "norms and small operations",
-        "MmBackward0": "bookkeeping",
-    }.items():
-        assert real.group_of(name) == group, name
-
-
 def test_parts_without_a_peer_run_small():
     threads = torch.get_num_threads()
     products = real.matmul(True)["by_dtype"]
@@ -73,15 +58,6 @@ def test_parts_without_a_peer_run_small():
     for part, result in parts.items():
         real.print_part(part, result)
         assert real.lines_of(part, result) == []
-
-
-def test_trajectories_are_the_same_in_every_process_and_fill_their_sections():
-    first, second = real.jobs_of(False, 0), real.jobs_of(False, 0)
-    assert [(t.id, t.document, g) for t, g in first] == [(t.id, t.document, g) for t, g in second]
-    assert len(first) == 32 and len({task.id for task, _ in first}) == 4
-    assert {task.id for task, _ in first}.isdisjoint(t.id for t, _ in real.jobs_of(False, 1))
-    agent = real.reader(True, 8).on(Codec.load(EMBEDDED))
-    assert {len(agent.sections(task)) for task, _ in first} == {8}
 
 
 def test_the_pdf_is_read_back_whole(tmp_path):
@@ -104,40 +80,3 @@ def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "trl", None)
     with pytest.raises(UserError, match=r"needs TRL.*\.venv-bench"):
         real.update(True, "float32", "shared")
-
-
-def test_each_bar_is_said_met_or_missed():
-    cell = {
-        "dtype": "bfloat16", "layout": "shared", "bar": 5.0, "ratio": 4.9, "met": False,
-        "of_matmul": 0.61, "gradient_ours_trl": 0.02,
-    }  # fmt: skip
-    speed, agree, same = real.lines_of("update-bfloat16-shared", cell)
-    assert not speed["met"] and "at least 5x" in speed["bar"]
-    assert agree["met"] and "60%" in agree["bar"] and same["met"]
-    cell |= {"dtype": "float32", "gradient_ours_trl": 2e-5}
-    assert [x["met"] for x in real.lines_of("update-float32-shared", cell)] == [False, False, False]
-    over = {"ratio": 1.2, "bar": 1.0, "met": True}
-    cell = {"dtype": "float32", "over_generate": over | {"bar": 2.0, "met": False}}
-    cell |= {"over_vllm": over, "over_packed": over | {"ratio": 0.9, "met": False}}
-    met = [x["met"] for x in real.lines_of("rollout-float32", cell)]
-    assert met == [False, True, False]
-    del cell["over_packed"]  # as results on disk are that were measured before
-    assert len(real.lines_of("rollout-float32", cell)) == 2
-
-
-def test_turns_of_two_sides_are_compared_as_a_whole_and_one_by_one():
-    tokens = {"ours": [100, 100, 400], "llama.cpp": [100, 100, 200]}
-    seconds = {"ours": [1.0, 5.0, 1.0], "llama.cpp": [1.0, 1.0, 1.0]}
-    found = real.compare_turns(tokens, seconds)
-    assert found["turns"] == 3 and found["tokens"] == {"ours": 600, "llama.cpp": 400}
-    assert found["tokens_per_s"] == {"ours": 85.7, "llama.cpp": 133.3}
-    assert found["ratio"] == 0.64  # of all tokens over all seconds
-    rates = {"median": 100.0, "first_quartile": 60.0, "third_quartile": 250.0}  # 100, 20, 400
-    assert found["turn_tokens_per_s"]["ours"] == rates
-    ratios = {"median": 1.0, "first_quartile": 0.6, "third_quartile": 1.5}  # 1, .2, 2
-    assert found["turn_ratio"] == ratios
-    real.print_part("ask", found)
-    (line,) = real.lines_of("ask", found)
-    assert line["measured"] == "0.64x, median of 3 turns 1.0x"
-    del found["turn_ratio"]  # as results on disk are that were measured before
-    assert real.lines_of("ask", found)[0]["measured"] == "0.64x"

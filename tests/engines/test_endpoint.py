@@ -1,27 +1,18 @@
-import importlib.util
 import json
-import os
 import random
 import shutil
 import signal
-import socket
 import ssl
 import subprocess
-import sys
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from dataclasses import fields, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from conftest import HANG_S, until
 
-from agents import find
-from config import options
 from config.errors import UserError
 from data import strip_thinking
 from embedded import tiny
@@ -29,7 +20,7 @@ from engines import endpoint
 from engines.endpoint import EndpointEngine, Terms
 from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
-from rollout import Sampling, follow, rollout
+from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Characters, Text
 
@@ -245,11 +236,6 @@ def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
     assert engine.step() == []
 
 
-def test_ask_goes_turn_by_turn(codec, serve):
-    turns = list(follow(serve.engine(serve()), AGENT, tasks(1)[0], Sampling()))
-    assert [turn.prompt.final for turn in turns] == [False] * 3 + [True]
-
-
 def test_what_a_request_says(codec, serve):
     server = serve()
     engine = serve.engine(server)
@@ -264,12 +250,9 @@ def test_what_a_request_says(codec, serve):
     assert 0 <= first["seed"] < 2**63 and first["seed"] == (2**64 - 3) % 2**63
 
 
-def test_a_server_that_returns_text_alone(codec, serve):
-    server = serve(ids=False)
-    turn = one(serve.engine(server), max_tokens=40)
-    text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
-    assert turn.finish is Finish.STOP and turn.response == text
-    assert turn.response_ids == [*codec.encode(text), 1]
+def text_of(content, finish="stop", **more):
+    """A fault that answers a chat with this message."""
+    return {"choices": [{"message": {"content": content} | more, "finish_reason": finish}]}
 
 
 def test_chat(codec, serve):
@@ -281,32 +264,33 @@ def test_chat(codec, serve):
     assert all(t.response_ids == [*t.response.ids, 1] and t.response.ids for t in turns)
     assert engine.generated_tokens == 3 * 4 * len(done)
     assert not {"prompt", "top_k", "stop_token_ids"} & set(server.bodies[0])
-    choice = {"message": {"content": None, "reasoning": "hm"}, "finish_reason": "length"}
-    server.always = {"choices": [choice]}
+    server.always = text_of(None, "length", reasoning="hm")
     turn = one(engine, top_k=3)
     assert turn.response == "" and isinstance(turn.response, Text) and turn.finish is Finish.LENGTH
     assert server.bodies[-1]["top_k"] == 3
+    # a server that returns text alone
+    server = serve(ids=False)
+    turn = one(serve.engine(server), max_tokens=40)
+    text = server.answer(server.bodies[0], "/completions")["choices"][0]["text"]
+    assert turn.finish is Finish.STOP and turn.response == text
+    assert turn.response_ids == [*codec.encode(text), 1]
 
 
-def test_thoughts_that_the_prompt_began_are_known_as_thoughts(codec, serve, monkeypatch):
-    monkeypatch.setattr(codec, "_thinks_at_once", True)
-    assert codec.after_thinking(one(serve.engine(serve(ids=False))).response) == ""
-    server = serve()
-    engine = serve.engine(server, chat=True)
-    assert codec.after_thinking(one(engine).response) == ""
-    choice = {"message": {"content": "Anna", "reasoning": "hm"}, "finish_reason": "stop"}
-    server.always = {"choices": [choice]}
-    assert codec.after_thinking(one(engine).response) == "Anna"
-
-
-def test_thoughts_that_a_server_marks_in_another_way_are_known_as_thoughts(serve):
+def test_thoughts_are_known_as_thoughts_however_they_are_marked(codec, serve, monkeypatch):
     server = serve()
     engine = EndpointEngine(server.url, "m", Characters(), chat=True)
     for content, answer in (("[THINK]hm[/THINK]Anna", "Anna"), ("[THINK]hm", ""), ("Anna", "Anna")):
-        choice = {"message": {"content": content}, "finish_reason": "stop"}
-        server.always = {"choices": [choice]}
+        server.always = text_of(content)
         response = one(engine).response
         assert engine.codec.after_thinking(response) == strip_thinking(response) == answer
+    # those that the prompt began
+    monkeypatch.setattr(codec, "_thinks_at_once", True)
+    assert codec.after_thinking(one(serve.engine(serve(ids=False))).response) == ""
+    server.always = ""
+    engine = serve.engine(server, chat=True)
+    assert codec.after_thinking(one(engine).response) == ""
+    server.always = text_of("Anna", reasoning="hm")
+    assert codec.after_thinking(one(engine).response) == "Anna"
 
 
 # ---------------------------------------------------------------- failures that pass
@@ -385,17 +369,15 @@ def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
 
 def test_waits_grow_and_the_server_may_ask_for_longer(codec, serve, monkeypatch):
     monkeypatch.setattr(endpoint, "BACKOFF_S", (0.04, 0.4))
-    server, at, waits = serve(), [], []
+    server, waits = serve(), []
     engine = serve.engine(server)
     wait_after = engine._wait_after
     engine._wait_after = lambda *failed: waits.append(wait_after(*failed)) or waits[-1]
-    server.on_request = lambda number: at.append(time.monotonic())
     server.faults = [(500, {})] * 5
     assert not one(engine).error
     assert waits[0] <= 0.04 and all(0.15 < wait <= 0.4 for wait in waits[3:])
-    assert all(b - a > 0.9 * wait for (a, b), wait in zip(pairwise(at), waits, strict=True))
-    server.faults, at[:], waits[:] = [(429, {}, [("Retry-After", "1")])], [], []
-    assert not one(engine).error and at[1] - at[0] > 0.9 and waits[0] < 3
+    server.faults, waits[:] = [(429, {}, [("Retry-After", "1")])], []
+    assert not one(engine).error and 1 <= waits[0] < 3
     quota = {"error": {"message": "No more today."}}
     server.faults, before = [(429, quota, [("Retry-After", "3600")])], len(server.bodies)
     assert "No more today" in one(engine).error
@@ -553,25 +535,15 @@ def test_opening_an_engine_checks_the_models_that_the_server_names(codec, serve,
     assert not one(serve.engine(server)).error  # it was still loading
 
 
-@pytest.mark.parametrize(
-    "url",
-    [
-        "127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1",
-        "http://h:99999", "http://", "",
-    ],
-)  # fmt: skip
-def test_urls_that_cannot_be(codec, url):
-    with pytest.raises(UserError, match="is like http"):
-        EndpointEngine(url, "m", codec)
+URLS = ["127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1"]
+URLS += ["http://h:99999", "http://", "", []]
+TERMS = [Terms(timeout_s=0), Terms(patience_s=float("nan"))]
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [
-        {"urls": []}, {"concurrency": 0}, {"terms": Terms(timeout_s=0)},
-        {"terms": Terms(patience_s=float("nan"))},
-    ],
-)  # fmt: skip
+    [*({"urls": url} for url in URLS), {"concurrency": 0}, *({"terms": terms} for terms in TERMS)],
+)
 def test_settings_that_cannot_be(codec, wrong):
     with pytest.raises(UserError):
         EndpointEngine(**({"urls": "http://127.0.0.1:9", "model": "m", "codec": codec} | wrong))
@@ -615,86 +587,6 @@ def test_close_ends_every_thread(serve):
     assert engine.step() == []
     with pytest.raises(RuntimeError, match="closed"):
         engine.add(Prompt((("Anna", False),), 8))
-
-
-# ---------------------------------------------------------------- the real server
-
-
-def start_vllm(port, log):
-    """Start `vllm serve` of the embedded policy, in its own process group: it has children."""
-    env = os.environ | {
-        "OMP_NUM_THREADS": "1",
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "TORCHDYNAMO_DISABLE": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    command = [
-        sys.executable, "-m", "vllm.entrypoints.openai.api_server",
-        "--model", str(options.EMBEDDED), "--served-model-name", "m",
-        "--dtype", "float32", "--enforce-eager", "--max-model-len", "2048",
-        "--host", "127.0.0.1", "--port", str(port), "--enable-prompt-tokens-details",
-    ]  # fmt: skip
-    return subprocess.Popen(
-        command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
-    )
-
-
-def kill(process):
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def test_a_real_vllm_killed_and_started_again_writes_what_the_transformers_engine_does(
-    tmp_path, monkeypatch
-):
-    # only looked for: the server is another process, and vLLM changes the one that imports it
-    for module in ("vllm", "uvicorn"):
-        if importlib.util.find_spec(module) is None:
-            pytest.skip(f"{module} is not installed here: make test-vllm")
-    from engines.hf import TransformersEngine
-    from models.load import load_model
-    from tokens.codec import Codec
-
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(endpoint, "READY_S", 300)
-    codec, agent = Codec.load(options.EMBEDDED), find.resolve("demo", options.EMBEDDED, {}, {})[1]
-    long_jobs = [(t, g) for t in tasks(24, 8) for g in range(2)]
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    log = Path(tmp_path / "vllm.log").open("wb")
-    process, pending = start_vllm(port, log), 0
-    try:
-        engine = EndpointEngine(f"http://127.0.0.1:{port}/v1", "", codec, concurrency=16)
-        assert engine.model == "m" and engine.window == 2048
-        done = []
-        with engine.awake():
-            for trajectory in rollout(engine, agent, long_jobs, Sampling(0.0)):
-                done.append(trajectory)
-                if len(done) == 6:
-                    pending = len(engine._sockets)
-                    kill(process)
-                    process = start_vllm(port, log)
-            for _ in range(2):  # the second one is cached
-                one(engine, "Anna joined Boris. " * 150)
-            refused = [one(engine, max_tokens=2048)]
-            engine.window = None  # as with a server that does not report it
-            refused.append(one(engine, "Anna joined Boris. " * 600))
-        engine.close()
-    finally:
-        kill(process)
-        log.close()
-    assert pending and not any(t.error for t in done)  # turns were in flight when it was killed
-    assert Counter((t.task.id, t.sample) for t in done) == Counter((t.id, g) for t, g in long_jobs)
-    engine_here = TransformersEngine(load_model(options.EMBEDDED, "float32", "cpu"), codec)
-    here = rollout(engine_here, agent, long_jobs, Sampling(0.0))
-    assert plain(done) == plain(here)
-    assert {turn.finish for turn in refused} == {Finish.FULL}
-    assert "maximum context length" in refused[1].error
-    assert engine.reused_tokens > 0
 
 
 @pytest.mark.skipif(not shutil.which("openssl"), reason="no openssl to make a certificate with")

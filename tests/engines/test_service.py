@@ -126,14 +126,18 @@ def test_one_that_waits_can_be_given_up_and_is_never_read(gated):
     assert not heard[2].events and not gated.engine.dropped
 
 
-def test_a_document_that_is_too_long_is_refused_before_it_is_read(codec):
-    engine = ScriptedEngine(codec, lambda prompt: "Anna")
-    service = Service(engine, most_tokens=60)
+def test_a_document_or_a_prompt_that_is_too_long_says_so(codec):
+    service = Service(ScriptedEngine(codec, lambda prompt: "Anna"), most_tokens=60)
     long, short = Heard(task(0, 20)), Heard(task(1, 2))
     service.submit(long.reading)
     service.submit(short.reading)
     assert long.ended.too_long and "60 are read at most" in long.ended.error
     assert len(long.events) == 1 and short.ended == Ended()
+    service.close()
+    service = Service(TransformersEngine(random_policy(codec, window=64), codec))
+    beyond = Heard(task(0, 3), MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=64)))
+    service.submit(beyond.reading)
+    assert beyond.ended.too_long and "window of 64" in beyond.ended.error
     service.close()
 
 
@@ -173,11 +177,7 @@ def test_an_engine_that_fails_ends_all_and_nothing_is_taken_any_more(codec, caps
     with pytest.raises(Stopped, match="ZeroDivisionError"):
         service.submit(Heard(task()).reading)
     service.close()
-
-
-def test_closing_ends_what_is_left(codec):
-    engine = Gate(codec)
-    service = Service(engine, in_flight=1)
+    service = Service(Gate(codec), in_flight=1)  # closing ends what is left
     heard = [Heard(task(k)) for k in range(2)]
     for h in heard:
         service.submit(h.reading)
@@ -185,12 +185,3 @@ def test_closing_ends_what_is_left(codec):
     assert all("shutting down" in h.ended.error for h in heard)
     with pytest.raises(Stopped):
         service.submit(Heard(task()).reading)
-
-
-def test_a_prompt_beyond_the_window_says_so(codec):
-    engine = TransformersEngine(random_policy(codec, window=64), codec)
-    service = Service(engine)
-    h = Heard(task(0, 3), MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=64)))
-    service.submit(h.reading)
-    assert h.ended.too_long and "window of 64" in h.ended.error
-    service.close()

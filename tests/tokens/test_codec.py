@@ -7,6 +7,8 @@ import shutil
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from config.errors import UserError
 from config.options import EMBEDDED
@@ -78,6 +80,8 @@ def test_thinking_never_enters_a_memory():
     assert CODEC.after_thinking(CODEC.decode(ids)).strip() == "Anna joined Boris."
     assert CODEC.after_thinking(CODEC.text("Anna")) == "Anna"
     assert CODEC.after_thinking(CODEC.text("<think> never ends")).strip() == ""
+    text = "a</think>b<think>c"  # begun anew and not ended
+    assert CODEC.after_thinking(CODEC.text(text)).strip() == strip_thinking(text) == "b"
 
 
 def chat_codec(opening: str) -> Codec:
@@ -136,16 +140,6 @@ def test_thoughts_that_the_template_has_opened(opening, opens):
     assert codec.response([]) == ""
 
 
-def test_thoughts_begun_anew_and_not_ended_are_dropped():
-    text = "a</think>b<think>c"
-    assert CODEC.after_thinking(CODEC.text(text)).strip() == strip_thinking(text) == "b"
-
-
-def test_a_wrong_folder_is_one_sentence():
-    with pytest.raises(UserError, match=r"No model folder at \./nowhere"):
-        Codec.load("./nowhere")
-
-
 CONFIG = json.loads((EMBEDDED / "config.json").read_text())
 
 
@@ -177,6 +171,11 @@ def test_a_damaged_model_folder_is_one_whole_sentence(tmp_path, capfd, file, con
     assert capfd.readouterr() == ("", "")
 
 
+def test_a_wrong_folder_is_one_sentence():
+    with pytest.raises(UserError, match=r"No model folder at \./nowhere"):
+        Codec.load("./nowhere")
+
+
 def test_what_a_group_reads_is_cut_once_and_equal_text_keeps_its_own_ids(codec):
     document = "Anna joined Boris. Clara reached Lima."
     ids = codec.encode(document)
@@ -199,31 +198,24 @@ REAL_LIKE = (
 )
 
 
-def byte_level(text):
-    """Train a byte-level BPE, as GPT's and Qwen's are."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.train_from_iterator(
-        [text], trainers.BpeTrainer(vocab_size=400, special_tokens=["<|end|>"], show_progress=False)
-    )
-    return tokenizer
+def trained(pre_tokenizer, decoder, unknown=()):
+    """Train a tokenizer on the text; its pre-tokenizer says where it puts blanks."""
+    tokenizer = Tokenizer(models.BPE(unk_token=next(iter(unknown), None)))
+    tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizer, decoder
+    special = [*unknown, "<|end|>"]
+    trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=special, show_progress=False)
+    tokenizer.train_from_iterator([REAL_LIKE * 3], trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>")
 
 
-def metaspace(text):
-    """Train one that puts a blank before the text, as Llama 2's and T5's do: every part gets it."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+def byte_level():
+    """A byte-level BPE, as GPT's and Qwen's are."""
+    return trained(pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel())
 
-    tokenizer = Tokenizer(models.BPE(unk_token="?"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    tokenizer.decoder = decoders.Metaspace()
-    tokenizer.train_from_iterator(
-        [text],
-        trainers.BpeTrainer(vocab_size=400, special_tokens=["?", "<|end|>"], show_progress=False),
-    )
-    return tokenizer
+
+def metaspace():
+    """One that puts a blank before the text, as Llama 2's and T5's do: every part gets it."""
+    return trained(pre_tokenizers.Metaspace(prepend_scheme="first"), decoders.Metaspace(), "?")
 
 
 @pytest.mark.parametrize("make", [None, byte_level, metaspace])
@@ -235,12 +227,7 @@ def metaspace(text):
     ],
 )  # fmt: skip
 def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(make, text, monkeypatch):
-    from transformers import PreTrainedTokenizerFast
-
-    codec = CODEC
-    if make is not None:
-        tokenizer = make(REAL_LIKE * 3)
-        codec = Codec(PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<|end|>"))
+    codec = CODEC if make is None else Codec(make())
     at_once, sizes = codec.encode(text), []
     monkeypatch.setattr(Codec, "PART", 700)
     encode = Codec.encode

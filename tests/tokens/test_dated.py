@@ -1,6 +1,5 @@
 """Chat templates that tell the date are told the setting, and nothing looks at the clock."""
 
-import json
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,9 @@ from config.files import typed
 from config.options import TEMPLATE_DATE
 from embedded import tiny
 from memagent import ReadConfig
+from report.reading import settings_of_row
+from report.rows import Cell
+from rollout import Sampling
 from tokens.codec import Codec
 
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}"
@@ -65,35 +67,13 @@ def run(*words, code=0) -> str:
     return result.output
 
 
-def model(folder: Path, template: str) -> Path:
-    codec = codec_of(template)
-    random_policy(codec).save_pretrained(folder)
-    codec.tokenizer.save_pretrained(folder)
-    return folder
+def test_rows_of_two_dates_never_mix():
+    def settings(template, date):
+        told = codec_of(template, date=date).told_date
+        return settings_of_row(Cell("a", "q", "0.0", 1), tiny.agent(), told, Sampling(), 0, "m")
 
-
-def dated(day: str) -> Path:
-    """Write settings with a date of templates, which no flag sets."""
-    path = Path(f"{day}.yaml")
-    path.write_text(f"agent: {{template_date: {day}}}")
-    return path
-
-
-def settings_of_rows(name: str, *words) -> set[str]:
-    run("eval", "--name", name, "--data", "world", "--lengths", 1, "--n", 1, "--agents",
-        "memagent", "--temperatures", 0, "--kinds", "one_fact", *SMALL, *words)  # fmt: skip
-    rows = Path("runs", name, "rows.jsonl").read_text().splitlines()
-    return {json.loads(row)["settings"] for row in rows}
-
-
-def test_rows_of_two_dates_never_mix(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name, template in (("dated", CLOCK), ("plain", PLAIN)):
-        folder = model(tmp_path / f"{name}-model", template)
-        first = settings_of_rows(name, "--model", folder)
-        assert settings_of_rows(name, "--model", folder) == first
-        both = settings_of_rows(name, "--model", folder, "--config", dated("2026-11-29"))
-        assert len(first) == 1 and len(both) == (2 if name == "dated" else 1)
+    for template, n in ((CLOCK, 2), (PLAIN, 1)):
+        assert len({settings(template, day) for day in (TEMPLATE_DATE, "2026-11-29")}) == n
 
 
 def test_a_run_and_its_export_keep_the_date(tmp_path, monkeypatch):
@@ -102,27 +82,21 @@ def test_a_run_and_its_export_keep_the_date(tmp_path, monkeypatch):
     monkeypatch.setattr(
         Codec, "chat", lambda self, *rest: told.append(self.told_date) or chat(self, *rest)
     )
-    folder = model(tmp_path / "m", CLOCK)
-    few = ["--tasks-per-step", 1, "--group-size", 2, "--lengths", 1, *SMALL]
-    usual = ["train", "--name", "a", "--model", folder, "--steps", 1, *few]
-    run(*usual, "--config", dated("2026-11-29"))
-    config = yaml.safe_load(Path("runs/a/config.yaml").read_text())
-    assert config["agent"]["template_date"] == "2026-11-29"
-    out = run("train", "--name", "a", "--resume", "--steps", 2, "--config", dated(TEMPLATE_DATE),
-              code=2)  # fmt: skip
-    assert "agent.template_date" in out
-    run("train", "--name", "a", "--resume", "--steps", 2)
-    own = yaml.safe_load(Path("runs/a/model/agent.yaml").read_text())["agent"]
-    assert own["template_date"] == "2026-11-29"
+    codec, day = codec_of(CLOCK), "2026-11-29"
+    random_policy(codec).save_pretrained("m")
+    codec.tokenizer.save_pretrained("m")
+    few = ["--tasks-per-step", 1, "--group-size", 2, "--lengths", 1, "--steps", 1, *SMALL]
+    for date in (day, TEMPLATE_DATE):  # which no flag sets
+        Path(f"{date}.yaml").write_text(f"agent: {{template_date: {date}}}")
+    run("train", "--name", "a", "--model", "m", *few, "--config", f"{day}.yaml")
+    other = ["--config", f"{TEMPLATE_DATE}.yaml"]
+    again = ["train", "--name", "a", "--resume", "--steps", 2, *other]
+    assert "agent.template_date" in run(*again, code=2)
     Path("a.txt").write_text("Anna is in Lima.")
     run("ask", "a.txt", "Where is Anna?", "--model", "runs/a/model", "--name", "r")
-    asked = yaml.safe_load(Path("runs/r/config.yaml").read_text())
-    assert asked["agent"]["template_date"] == "2026-11-29"
-    first = settings_of_rows("e", "--model", "runs/a/model")
-    assert len(first) == 1
-    assert set(told) == {"2026-11-29"}
-    both = settings_of_rows("e", "--model", "runs/a/model", "--config", dated(TEMPLATE_DATE))
-    assert len(both) == 2
+    for file in ("runs/a/config.yaml", "runs/a/model/agent.yaml", "runs/r/config.yaml"):
+        assert yaml.safe_load(Path(file).read_text())["agent"]["template_date"] == day
+    assert set(told) == {day}
 
 
 def test_a_date_in_a_file_of_settings_needs_no_quotes():

@@ -44,34 +44,38 @@ def byte_tokenizer(specials, template=USER, eos="", plain=(), **more):
 THOUGHT, ANSWER = "Maybe \\boxed{Rome}?", "\\boxed{Oslo}"
 
 
-def forms():
-    """Yield a name, a codec, and how its model begins and ends a thought."""
-    for opening, closing in PAIRS:
-        special = Codec(byte_tokenizer(["</s>", opening, closing]))
-        yield f"{opening} special", special, opening, closing
-        plain = Codec(byte_tokenizer(["</s>"], plain=(opening, closing)))
-        yield f"{opening} plain", plain, opening, closing
-        # a template names them, and the tokenizer has no tokens of their own for them
-        spelled = Codec(byte_tokenizer(["</s>"], USER + f"{{# {opening} {closing} #}}"))
-        yield f"{opening} spelled", spelled, opening, closing
-        begun = Codec(byte_tokenizer(["</s>", opening, closing], USER + opening))
-        yield f"{opening} begun by the template", begun, "", closing
-    harmony = Codec(byte_tokenizer(HARMONY))
-    final = "<|end|><|start|>assistant<|channel|>final<|message|>"
-    yield "channels", harmony, "<|channel|>analysis<|message|>", final
-    called = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
-    yield "two thoughts", harmony, called + " to=f<|message|>", final
+FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
+CALLED = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=f"
+CHANNELS = [("<|channel|>analysis<|message|>", FINAL), (f"{CALLED}<|message|>", FINAL)]
+KINDS = ("special", "plain", "spelled", "begun by the template")
 
 
-FORMS = list(forms())
+def codec_of(kind, opening, closing):
+    """A codec of a model that marks thoughts so, and how it begins and ends one."""
+    if kind == "channels":
+        return Codec(byte_tokenizer(HARMONY)), opening, closing
+    if kind == "plain":
+        return Codec(byte_tokenizer(["</s>"], plain=(opening, closing))), opening, closing
+    if kind == "spelled":  # a template names them, and the tokenizer has no tokens for them
+        named = USER + f"{{# {opening} {closing} #}}"
+        return Codec(byte_tokenizer(["</s>"], named)), opening, closing
+    begun = kind == "begun by the template"
+    template = USER + (opening if begun else "")
+    codec = Codec(byte_tokenizer(["</s>", opening, closing], template))
+    return codec, "" if begun else opening, closing
 
 
-def response_of(codec, said):
-    return codec.response(codec.tokenizer.encode(said, add_special_tokens=False))
+def response_of(codec, text):
+    return codec.response(codec.tokenizer.encode(text, add_special_tokens=False))
 
 
-@pytest.mark.parametrize(("codec", "opening", "closing"), [f[1:] for f in FORMS], ids=lambda x: "")
-def test_thoughts_of_any_form_are_no_memory_and_no_answer(codec, opening, closing):
+@pytest.mark.parametrize(
+    ("kind", "pair"),
+    [*((kind, p) for kind in KINDS for p in PAIRS), *(("channels", pair) for pair in CHANNELS)],
+    ids=lambda x: x if isinstance(x, str) else x[0][:24],
+)
+def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
+    codec, opening, closing = codec_of(kind, *pair)
     end = codec.tokenizer.eos_token
     whole = response_of(codec, opening + THOUGHT + closing + ANSWER + end)
     memory = codec.after_thinking(whole)
@@ -85,8 +89,7 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(codec, opening, closin
     if opening:
         alone = response_of(codec, ANSWER + end)
         assert codec.after_thinking(alone) == alone == ANSWER
-    # a header that is cut short is no answer
-    if "channel|>" in opening and len(opening) > 20:
+    if kind == "channels":  # a header that is cut short is no answer
         for n in range(len("<|channel|>"), len(opening)):
             short = response_of(codec, opening[:n])
             assert codec.after_thinking(short).strip() == strip_thinking(short).strip() == ""

