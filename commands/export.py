@@ -32,7 +32,7 @@ from models.checkpoints import (
 )
 from models.load import inner, load_policy, merge_adapters, stored_dtype
 from models.packaged import located
-from models.setup import TrainingSetup
+from models.setup import Setup
 from tasks import seen
 from tokens.codec import Codec
 
@@ -134,17 +134,17 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    setup = located(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent))
-    model = load_policy(setup, device)
+    setup = located(Setup.of_training(replace(run, dtype=base_dtype), config, agent))
+    model = load_policy(setup, config, device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(checkpoint, model)
     if config.lora_rank:
         more = {}
-        if setup.run.model in PACKAGED:  # the folder that it lies in is this machine's own
+        if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
-            model.active_peft_config.base_model_name_or_path = setup.run.model
-            base.name_or_path = base.config._name_or_path = setup.run.model  # in peft's README.md
+            model.active_peft_config.base_model_name_or_path = run.model
+            base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
             more = {"save_embedding_layers": False}  # else peft asks the hub for the name
         model.save_pretrained(adapter, **more)
         model = merge_adapters(model)

@@ -23,7 +23,6 @@ from models import ranks
 from models.load import inner, load_model, optimizer_of, stored_dtype, with_lora
 from models.logprobs import logits_of
 from models.plan import KNOWN, activations_gib
-from models.setup import TrainingSetup
 from report.metrics import PeakMemory, on_gpu
 
 ROOT = Path(__file__).parent.parent
@@ -185,11 +184,9 @@ def test_vllm_on_the_cpu_of_a_machine_with_a_gpu_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     run = RunConfig(engine="vllm", device="cpu", runs=str(tmp_path))
     with pytest.raises(UserError, match="leave --device cpu out"):
-        train.check(TrainingSetup.of(run, GRPOConfig(), tiny.agent()))
-    train.check(TrainingSetup.of(replace(run, engine="transformers"), GRPOConfig(), tiny.agent()))
-    train.check(
-        TrainingSetup.of(run, GRPOConfig(), tiny.agent()), here=False
-    )  # a plan for another machine
+        train.resolved(run, GRPOConfig(), tiny.agent())
+    train.resolved(replace(run, engine="transformers"), GRPOConfig(), tiny.agent())
+    train.resolved(run, GRPOConfig(), tiny.agent(), here=False)  # a plan for another machine
 
 
 # ---- exports

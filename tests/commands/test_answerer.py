@@ -27,7 +27,6 @@ from memagent import Finish, Prompt
 from models.load import load_model
 from models.packaged import located
 from models.plan import answerer_gib, geometry
-from models.setup import TrainingSetup
 from report.rows import Cell
 from rollout import Sampling
 from tasks import ledger
@@ -203,7 +202,8 @@ def test_with_vllm_another_model_answers_where_the_policy_before_training_is_los
 
     def sampler(answerer, rank=0):
         run, grpo = run_config(tmp_path, answerer, engine="vllm"), replace(GRPO, lora_rank=rank)
-        return open_sampler(located(TrainingSetup.of(run, grpo, AGENT)), policy, codec)
+        run, grpo, setup = train.resolved(run, grpo, AGENT)
+        return open_sampler(run, grpo, AGENT, located(setup), policy, codec)
 
     with pytest.raises(UserError, match="--answerer hf:FOLDER or openai:URL#MODEL"):
         sampler("base")

@@ -28,7 +28,7 @@ from models.load import (
     with_lora,
 )
 from models.packaged import located
-from models.setup import Setup, TrainingSetup, auto_dtype, stored_as
+from models.setup import Setup, adapted, auto_dtype, base_and_adapter, mode_of, stored_as
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -197,7 +197,7 @@ def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path
             go(run, GRPOConfig(**settings), tiny.agent())
     assert not (tmp_path / "runs").exists()
     config = GRPOConfig(**settings, lora_rank=4)
-    assert TrainingSetup.of(run, config, tiny.agent()).mode == "qlora"
+    assert mode_of(adapted(config, run)) == "qlora"
     done = train.train(run, config, tiny.agent(), reward=made_up)
     one = load_model(done / "adapter", device="cpu")
     assert not hasattr(load_model(done / "model", device="cpu").config, "quantization_config")
@@ -362,11 +362,12 @@ def test_adapters_are_a_model_with_their_base(codec, tmp_path):
     assert not any(p.requires_grad for p in alone.parameters())
     assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
     run = RunConfig(model=str(folder), device="cpu")  # training goes on from them
-    setup = TrainingSetup.of(run, GRPOConfig(), tiny.agent())
-    assert (setup.model, setup.run.adapter) == (str(base), str(folder))
-    assert setup.training.lora_rank == 4
+    beside, training, setup = train.resolved(run, GRPOConfig(), tiny.agent())
+    assert (setup.model, setup.adapter) == (beside.model, beside.adapter)
+    assert (setup.model, setup.adapter) == (str(base), str(folder))
+    assert training.lora_rank == 4
     with pytest.raises(UserError, match="not as both"):
-        TrainingSetup.of(replace(run, adapter=str(folder)), GRPOConfig(), tiny.agent())
+        base_and_adapter(replace(run, adapter=str(folder)))
     # the tokenizer is the base's, and what answers has a fingerprint of both
     config = EvalConfig(model=str(folder), device="cpu")
     setup = located(Setup.of_evaluation(config, [tiny.agent()]))
