@@ -450,7 +450,7 @@ def test_settings_that_do_not_go_together(tmp_path):
 
     refused("has 4 tasks and there are 5 ranks", devices=5)
     refused("torchrun starts the command", num_nodes=2)
-    refused("takes no weights in shards", replace(DEMO, optimizer="adamw8bit"), devices=2)
+    refused("not sharded", replace(DEMO, optimizer="adamw8bit"), devices=2)
     refused("No model folder", devices=2, model="./nowhere")
     assert not (tmp_path / "a").exists()
 
