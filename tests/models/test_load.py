@@ -17,7 +17,6 @@ from engines.hf import TransformersEngine
 from engines.open import fingerprint, open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
-    _compiled_when_called,
     check_export,
     import_bitsandbytes,
     inner,
@@ -115,29 +114,6 @@ def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
     start = load_model(folder, device="cpu")
     pairs = zip(a.parameters(), start.parameters(), strict=True)
     assert any(not torch.equal(p, q) for p, q in pairs)
-
-
-def test_what_is_to_be_compiled_is_compiled_at_its_first_call(monkeypatch):
-    compiled = []
-
-    def compile(function, **settings):
-        compiled.append((function.__name__, settings))
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile)
-    with _compiled_when_called():
-
-        @torch.compile
-        def one(x):
-            return x + 1
-
-        @torch.compile(dynamic=False)
-        def two(x):
-            return x + 2
-
-    assert torch.compile is compile and not compiled
-    assert [one(1), one(2), two(3)] == [2, 3, 5]
-    assert compiled == [("one", {}), ("two", {"dynamic": False})]
 
 
 def test_the_8_bit_optimizer_keeps_bytes_and_takes_nearly_the_same_steps():

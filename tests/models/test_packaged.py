@@ -118,15 +118,6 @@ def test_a_question_is_answered(file, tmp_path):
     assert said.exit_code == 0, said.output
 
 
-@pytest.mark.parametrize("name", ["missing.gguf", "text.gguf"])
-def test_a_mistake_is_one_sentence(tmp_path, name):
-    (tmp_path / "text.gguf").write_text("text")
-    (tmp_path / "text.txt").write_text("text")
-    words = ["ask", str(tmp_path / "text.txt"), "Who?", "--model", str(tmp_path / name)]
-    said = CliRunner().invoke(cli.app, words)
-    assert said.exit_code == 2 and "Traceback" not in said.output
-
-
 # ---------------------------------------------------------------- interrupted, and at once
 
 
@@ -170,16 +161,6 @@ def test_two_processes_at_once_convert_once(file, tmp_path):
 
 
 # ---------------------------------------------------------------- the cache
-
-
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("MEMAGENT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "memagent"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "memagent"
 
 
 # ---------------------------------------------------------------- wheels
