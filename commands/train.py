@@ -58,16 +58,6 @@ from tasks.sources import GENERATED, training_tasks, validation_tasks
 RewardFunction = Callable[[Trajectory], object]
 
 
-class Steps:
-    """What Lightning iterates over: one item a step, as many as are still to do."""
-
-    def __init__(self, module: GRPO):
-        self.module = module
-
-    def __iter__(self):
-        yield from range(self.module.done_steps, self.module.config.steps)
-
-
 def check(
     run: RunConfig, config: TrainConfig, agent: Agent, setup: Setup, here: bool = True
 ) -> None:
@@ -352,7 +342,7 @@ def _train(
                 else:
                     callbacks = ()
                 trainer = _trainer(run, setup, sections, folder, start, config.steps, callbacks)
-                _fit(trainer, module, folder, resume)
+                _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
                 files.dump(folder / "config.yaml", **sections)
                 StepCSV(folder / "metrics.csv", start)
@@ -399,11 +389,11 @@ def _make_run_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
 
 
-def _fit(trainer: lightning.Trainer, module: GRPO, folder: Path, resume: bool) -> None:
-    """Do the steps that are left."""
+def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, resume: bool) -> None:
+    """Do the steps from `start` on."""
     try:
         with stops.waiting():
-            trainer.fit(module, Steps(module))
+            trainer.fit(module, range(start, module.config.steps))  # an item a step
     except (UserError, OSError, stops.Stopped):
         if ranks.rank() == 0 and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left

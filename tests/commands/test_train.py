@@ -36,7 +36,7 @@ from memagent import Finish, Prompt, Trajectory, Turn
 from models import checkpoints
 from models.load import import_bitsandbytes
 from report import runlog
-from tasks import readers, sources, writers
+from tasks import sources
 from tokens.codec import Codec, Text
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
@@ -246,44 +246,12 @@ def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_samp
     assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
 
 
-def test_tasks_of_a_file_come_in_passes(tmp_path):
-    tasks = sources.FileTasks([Task(str(i), "q", ("a",), text="t") for i in range(10)], seed=0)
-    steps = [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
-    for one_pass in (steps[:3], steps[3:]):
-        assert len({i for step in one_pass for i in step}) == 9
-    assert steps[:3] != steps[3:]
-    assert steps == [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
-    with pytest.raises(UserError, match="wants 11 tasks"):
-        tasks.batch(0, 0, 11)
-
-
-def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    writers.write(path, [Task(str(i), "q", ("a",), text="t") for i in range(10)], "vime")
-    found = {}
-    for shuffle in (True, False):
-        tasks = sources.training_tasks(RunConfig(data=str(path), shuffle=shuffle), GRPOConfig())
-        place = {t.id: i for i, t in enumerate(tasks.tasks)}
-        found[shuffle] = [place[t.id] for s in range(6) for t in tasks.batch(s, 0, 3)]
-    assert found[False] == 2 * [*range(9)] != found[True]
-
-
-def test_training_on_a_file_of_the_users(model, tmp_path):
-    lines = [
-        {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. " * 9}
-        for p in ("Anna", "Boris", "Clara")
-    ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder = trained(model, tmp_path, 2, run={"data": str(tmp_path / "own.jsonl")})
-    asked = {record["question"] for record in records_of(folder)}
-    assert asked <= {line["question"] for line in lines}
-    assert len(readers.read(tmp_path / "own.jsonl")) == 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"model": "./nowhere"},
+        {"model": "BROKEN"},
+        {"model": "PICKLED"},
         {"data": "nowhere.jsonl"},
         {"validation": "nowhere.jsonl"},
         {"agent": "memgent"},
@@ -305,7 +273,12 @@ def test_training_on_a_file_of_the_users(model, tmp_path):
 )
 def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, change):
     (tmp_path / "rewards.py").write_text(REWARDS)
-    places = {"REWARDS": str(tmp_path / "rewards.py"), "FILE": str(tmp_path / "rewards.py")}
+    broken, pickled = (shutil.copytree(model, tmp_path / name) for name in ("broken", "pickled"))
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    (pickled / "model.safetensors").unlink()
+    torch.save({}, pickled / "pytorch_model.bin")  # pickles are not loaded
+    places = {"REWARDS": str(tmp_path / "rewards.py"), "FILE": str(tmp_path / "rewards.py"),
+              "BROKEN": str(broken), "PICKLED": str(pickled)}  # fmt: skip
     for name, value in change.items():
         for word, path in places.items():
             change = {name: value.replace(word, path)} if word in str(value) else change
@@ -317,32 +290,14 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     assert not [*tmp_path.glob("runs/*")]
 
 
-def test_corrupt_weights_are_one_sentence(model, tmp_path):
-    broken = tmp_path / "broken"
-    shutil.copytree(model, broken)
-    (broken / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(UserError, match="safetensors"):
-        trained(broken, tmp_path)
-    (broken / "model.safetensors").unlink()
-    torch.save({}, broken / "pytorch_model.bin")  # pickles are not loaded
-    with pytest.raises(UserError, match="cannot be loaded"):
-        trained(broken, tmp_path)
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_run_is_never_overwritten(model, tmp_path):
-    trained(model, tmp_path)
-    with pytest.raises(UserError, match="there already"):
-        trained(model, tmp_path)
-
-
 def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
     expected = outcome(trained(model, tmp_path, 5, "whole"))
     folder = trained(model, tmp_path, 2)
     assert_same(outcome(trained(model, tmp_path, 5, resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == 5
-    with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
-        trained(model, tmp_path, 2, resume=True)
+    for wrong in ({"steps": 2, "resume": True}, {"steps": 9}):  # past its end; there already
+        with pytest.raises(UserError):
+            trained(model, tmp_path, **wrong)
     assert_same(outcome(folder), expected)
     totals, rows = runlog.summary(folder), expected[1]
     assert totals["steps"] == 5
@@ -445,32 +400,28 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_
     more = replace(config, steps=6)
     expected = outcome(train.train(replace(run, name="whole"), more, reader()))
 
-    def cut(path):
-        path.write_bytes(path.read_bytes()[:-100])
-
     def flip(path):  # as long as before
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 255
         path.write_bytes(data)
 
-    damages = {
-        "cut off": lambda path: cut(path / "__0_0.distcp"),
-        "has changed": lambda path: flip(path / "__0_0.distcp"),
-        ".metadata": lambda path: (path / ".metadata").unlink(),
-        "Expecting value": lambda path: (path / "state.json").write_bytes(b""),
-    }
-    for k, (reason, damage) in enumerate(damages.items()):
+    damages = [
+        lambda path: os.truncate(path / "__0_0.distcp", (path / "__0_0.distcp").stat().st_size - 9),
+        lambda path: flip(path / "__0_0.distcp"),
+        lambda path: (path / ".metadata").unlink(),
+        lambda path: (path / "state.json").write_bytes(b""),
+    ]
+    for k, damage in enumerate(damages):
         other = tmp_path / f"b{k}"
         shutil.copytree(folder, other)
         settings = (other / "config.yaml").read_text().replace("name: a\n", f"name: b{k}\n")
         (other / "config.yaml").write_text(settings)
         damage(other / "checkpoints" / "step-4")
-        export.export(other)
-        said = " ".join(capsys.readouterr().out.split())
-        assert re.search(f"step-4 is .*{reason}.*step-2, which is", said)
+        if not k:
+            export.export(other)
+            assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
         train.train(replace(run, name=other.name), more, reader(), resume=True)
-        said = capsys.readouterr().out
-        assert re.search(f"step-4 is damaged.*{reason}.*step-2, which is whole", said), said
+        assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
         assert_same(outcome(other), expected)
         kept = {path.name for path in (other / "checkpoints").iterdir()}
         assert kept == {"step-4", "step-6", "step-4.damaged"}
@@ -545,15 +496,6 @@ def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     assert (tmp_path / "b" / "mine").exists()  # a folder that was there stays
 
 
-def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model, tmp_path):
-    class Early(train.lightning.Callback):
-        def on_fit_start(self, trainer, module):
-            raise Stop
-
-    with pytest.raises(Stop):
-        trained(model, tmp_path, 7, callbacks=[train.TrainingProgress(7), Early()])
-
-
 def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
     model, tmp_path, monkeypatch
 ):
@@ -626,14 +568,6 @@ def test_lora_fetches_no_compiled_code_and_loads_no_compiler(tmp_path):
     assert done.stdout == "True False\n" and "gemm_4bit" not in done.stderr
 
 
-def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
-    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
-    share = {"ruler": 2 / 3, "own": 0.0}
-    for dataset, expected in share.items():
-        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
-        assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("outcome", "boxed", "plain"),
     [
@@ -663,15 +597,9 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
     run = run_config(
         model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
     )
-    config, agent = (
-        replace(GRPO, steps=3, alpha=0.5),
-        tiny.agent(
-            "rememr1",
-            memory_text="response_minus_recall",
-            callback="question",
-            recall_at_zero=True,
-        ),
-    )
+    config = replace(GRPO, steps=3, alpha=0.5)
+    looks_back = dict(memory_text="response_minus_recall", callback="question", recall_at_zero=True)
+    agent = tiny.agent("rememr1", **looks_back)
     whole, other = outcome(train.train(run, config, agent)), replace(run, name="b")
     with pytest.raises(Stop):
         train.train(other, config, agent, callbacks=[stop_at(2)])
@@ -686,19 +614,12 @@ def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(m
     assert {*counted.split()} <= metrics[0].keys()
     last = records[-1]["turns"]
     assert {*last[-1]["rewards"]} == {*last[0]["rewards"]} == {"memory", "callback", "format"}
-    first, final = last[0]["notes"], last[-1]["notes"]
-    assert {"gain", "level", "covered"} <= first.keys() and first["covered"] == 1
-    assert first["step"]["errors"][0] == "no_update" and isinstance(first["step"]["memory"], str)
-    assert {*final["recalled"]} == {"text", "query", "steps", "score", "age", "current"}
-    assert final["step"] is None
     exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
     assert find.of_model(exported)["callback"] == "question"
-    (tmp_path / "agent.yaml").write_text("run:\n  agent: memagent\n")
     for preset, folder, name in (
         ("default", exported, "rememr1"),
         ("default", model, "memagent"),
-        ("default", tmp_path, "memagent"),
-        ("rememr1", tmp_path, "rememr1"),
+        ("rememr1", model, "rememr1"),
     ):
         assert find.agent_of(preset, folder) == name
 
@@ -750,27 +671,6 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     assert task.question == "Where?"
 
 
-def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
-    copy = tmp_path / "base"
-    shutil.copytree(model, copy)
-    folder = trained(copy, tmp_path, lora_rank=2)
-    weights = load_file(copy / "model.safetensors")
-
-    def save(change):
-        changed = {name: change(w) for name, w in weights.items()}
-        save_file(changed, copy / "model.safetensors", {"format": "pt"})
-
-    save(lambda w: w + 0.05)
-    for again in (
-        lambda: export.export(folder),
-        lambda: trained(copy, tmp_path, 2, resume=True, lora_rank=2),
-    ):
-        with pytest.raises(UserError, match="its adapters belong to other base weights"):
-            again()
-    save(torch.Tensor.bfloat16)
-    export.export(folder)  # the same weights in another type
-
-
 def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
     folder = trained(model, tmp_path)
     shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
@@ -795,3 +695,32 @@ def test_an_export_that_cannot_be_written_is_refused(model, tmp_path, monkeypatc
             export.export(folder, **given)
     assert {p.name for p in tmp_path.iterdir()} == {"a", "a.txt"}
     assert Path("a.txt").read_text() == "mine"
+
+
+def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
+    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
+    share = {"ruler": 2 / 3, "own": 0.0}
+    for dataset, expected in share.items():
+        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
+        assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
+
+
+def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
+    copy = tmp_path / "base"
+    shutil.copytree(model, copy)
+    folder = trained(copy, tmp_path, lora_rank=2)
+    weights = load_file(copy / "model.safetensors")
+
+    def save(change):
+        changed = {name: change(w) for name, w in weights.items()}
+        save_file(changed, copy / "model.safetensors", {"format": "pt"})
+
+    save(lambda w: w + 0.05)
+    for again in (
+        lambda: export.export(folder),
+        lambda: trained(copy, tmp_path, 2, resume=True, lora_rank=2),
+    ):
+        with pytest.raises(UserError, match="its adapters belong to other base weights"):
+            again()
+    save(torch.Tensor.bfloat16)
+    export.export(folder)  # the same weights in another type
