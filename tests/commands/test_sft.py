@@ -29,7 +29,7 @@ from report.runlog import summary
 from report.summary import write_summary
 from rollout import Sampling, rollout
 from tasks import worlds
-from tasks.sources import validation_tasks
+from tasks.sources import parts_of, validation_tasks
 from tokens.trie import build_trie
 
 AGENT = tiny.agent()
