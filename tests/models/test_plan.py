@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -222,13 +223,14 @@ def test_the_shared_layout_takes_less_time():
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
     for gib in SIZES_GIB:
-        longest = longest_section(FOUR, mode, gib, 1, GRPO, AGENT)
+        longest = longest_section(AGENT, partial(plan, FOUR, mode, gib, 1, GRPO))
         fits = [
             plan(FOUR, mode, gib, 1, GRPO, AGENT.with_settings(chunk_tokens=n)).fits
             for n in (longest or 512, 2 * longest or 512)
         ]
         assert fits == [bool(longest), False] or longest == 32768
-    assert longest > longest_section(FOUR, mode, SIZES_GIB[0], 1, GRPO, AGENT)
+    smallest = partial(plan, FOUR, mode, SIZES_GIB[0], 1, GRPO)
+    assert longest > longest_section(AGENT, smallest)
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
     long = AGENT.with_settings(chunk_tokens=20_000)
     alone = replace(GRPO, tasks_per_step=(1,), group_size=1)
