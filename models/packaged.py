@@ -193,10 +193,7 @@ def _sha256(path: Path) -> str:
 
 
 def at_hand() -> dict[str, str]:
-    """Say of each packaged model where it is, and list our adapters and other models.
-
-    name -> converted, in an installed wheel, to be fetched, adapters, or in the hub's cache.
-    """
+    """Say of each packaged model where it is, and list our adapters and converted GGUF files."""
     places = {name: f"adapters of {base_of(name)}, part of memagent" for name in ADAPTERS}
     for name, model in PACKAGED.items():
         places[name] = f"to be fetched at first use, {model.megabytes} MB"
@@ -207,20 +204,4 @@ def at_hand() -> dict[str, str]:
     for folder in sorted((cache_folder() / "models").glob(f"[!.]*-{MADE_BY}")):
         name = folder.name.rsplit("-", 2)[0]
         places.setdefault(name, "converted from GGUF")
-    return places | dict.fromkeys(_in_hub_cache(), "in the hub's cache")
-
-
-def _in_hub_cache() -> list[str]:
-    """List the models with safetensors that were downloaded from the hub."""
-    try:
-        from huggingface_hub import scan_cache_dir
-
-        repositories = scan_cache_dir().repos
-    except Exception:  # there is no cache, or one that cannot be read
-        return []
-    return sorted(
-        repository.repo_id
-        for repository in repositories
-        if repository.repo_type == "model"
-        and any(f.file_name.endswith(".safetensors") for r in repository.revisions for f in r.files)
-    )
+    return places

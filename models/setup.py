@@ -109,15 +109,11 @@ def stored_as(model: str | Path) -> str:
 def check_stored(model: str | Path, quantise: bool) -> None:
     """Raise a UserError for stored weights that cannot be trained as the settings say."""
     stored = stored_as(model)
-    if stored == FOUR_BITS and not quantise:
+    if stored and not (stored == FOUR_BITS and quantise):
         raise UserError(
-            f"The weights of {model} are stored in 4 bits, which are not trained: give --lora-rank "
-            "(and --quantise), which trains adapters beside them."
-        )
-    if stored and stored != FOUR_BITS:
-        raise UserError(
-            f"The weights of {model} are stored quantised ({stored}): of these only 4 bits of "
-            "bitsandbytes can be trained with; give the model as it was before."
+            f"The weights of {model} are stored quantised ({stored}), which are not trained: give "
+            "--lora-rank, which trains adapters beside 4 bits of bitsandbytes, or the model as it "
+            "was before."
         )
 
 

@@ -169,7 +169,7 @@ def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path
     settings = dict(steps=1, tasks_per_step=(2,), group_size=4, max_mismatch=1e-6)
     run = run_config(packed, tmp_path, "a")
     for go in (train.train, dry_run):
-        with pytest.raises(UserError, match=r"stored in 4 bits, .* give --lora-rank"):
+        with pytest.raises(UserError, match=r"stored quantised \(4 bits\)"):
             go(run, GRPOConfig(**settings), tiny.agent())
     assert not (tmp_path / "runs").exists()
     config = GRPOConfig(**settings, lora_rank=4)
