@@ -89,7 +89,7 @@ def bfloat16() -> Finding:
 
 
 def models() -> Iterator[Finding]:
-    """List the real models at hand: packaged ones, our adapters, converted files."""
+    """List the real models at hand: packaged, converted, in the hub's cache."""
     from config.errors import UserError
     from models.packaged import at_hand
 
