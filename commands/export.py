@@ -42,13 +42,13 @@ def export(
     step: int | None = None,
     out: Path | None = None,
     dtype: str = "auto",
-    of_best: bool = False,
+    best: bool = False,
     gguf: bool = False,
     trusted: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out:
+    step: of the checkpoint; None = the last whole one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
     that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
@@ -64,9 +64,9 @@ def export(
     if agent := code["agent"]:
         find.find(agent)
         stored = find.begun(folder, None)  # its own settings too
-    if of_best and step is not None:
+    if best and step is not None:
         raise UserError("Give --step or --best, not both.")
-    if of_best and (step := best_step(folder)) is None:
+    if best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     if step is None:
         step, damaged = newest_whole(folder)

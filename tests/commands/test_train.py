@@ -632,7 +632,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     folder = trained(model, tmp_path, 7, run=kept)
     assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
     assert [row["score"] for row in checkpoints.validations(folder)] == made
-    exports, ways = {}, {"best": {"of_best": True}, "four": {"step": 4}, "last": {}}
+    exports, ways = {}, {"best": {"best": True}, "four": {"step": 4}, "last": {}}
     for name, which in (ways | {"half": {"dtype": "bfloat16"}}).items():
         path = export.export(folder, out=tmp_path / name, **which)
         exports[name] = AutoModelForCausalLM.from_pretrained(path).state_dict()
@@ -689,7 +689,7 @@ def test_an_export_that_cannot_be_written_is_refused(model, tmp_path, monkeypatc
         {"out": Path()},
         {"out": Path("a.txt")},
         {"out": Path("a.txt/x")},
-        {"step": 1, "of_best": True},
+        {"step": 1, "best": True},
     ):
         with pytest.raises(UserError):
             export.export(folder, **given)
