@@ -160,20 +160,8 @@ def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp
             assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         else:
             assert killed_in_child(resumed, at)
-    assert_same(
-        outcome(train.train(run, config, agent, resume=(tmp_path / "killed").exists())), expected
-    )
-
-
-def test_killed_at_every_step_boundary(model, tmp_path):
-    expected = outcome(trained(model, tmp_path, 7, "whole", run={"save_every": 3}))
-    more = dict(name="killed", run={"save_every": 3})
-    for step in (2, 3, 5, 7):
-        resume = (tmp_path / "killed").exists()
-        with pytest.raises(Stop):
-            trained(model, tmp_path, 7, resume=resume, callbacks=[stop_at(step)], **more)
     for _ in range(2):  # a finished run stays as it is
-        assert_same(outcome(trained(model, tmp_path, 7, resume=True, **more)), expected)
+        assert_same(outcome(train.train(run, config, agent, resume=True)), expected)
 
 
 def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
@@ -669,16 +657,6 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     own.write_text('{"question": "Where?", "answer": "Lima", "context": "Lima."}\n')
     (task,) = sources.validation_tasks(replace(run, validation=str(own)))
     assert task.question == "Where?"
-
-
-def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
-    folder = trained(model, tmp_path)
-    shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
-    (folder / "checkpoints" / ".step-9.tmp").mkdir()
-    (folder / "trajectories.jsonl.gz").unlink()
-    trained(model, tmp_path, 2, resume=True)
-    assert {record["step"] for record in records_of(folder)} == {1}
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
 
 
 def test_an_export_that_cannot_be_written_is_refused(model, tmp_path, monkeypatch):

@@ -19,9 +19,7 @@ import torch
 from peft import PeftModel
 from tiny_gguf import write_gguf
 from transformers import GenerationConfig
-from typer.testing import CliRunner
 
-import cli
 import suites
 from agents import find
 from commands.dryrun import _stand_in, dry_run, made_up
@@ -105,17 +103,6 @@ def test_the_name_stays_and_the_folder_is_loaded(file):
     assert setup.folder.parent == cache_folder() / "models"
     assert setup.codec().eos_ids == {2}
     assert fingerprint(str(file)) == fingerprint(str(setup.folder))
-
-
-def test_a_question_is_answered(file, tmp_path):
-    (tmp_path / "text.txt").write_text("Anna is in Lima. " * 40)
-    said = CliRunner().invoke(
-        cli.app,
-        ["ask", str(tmp_path / "text.txt"), "Where is Anna?", "--model", str(file),
-         "--chunk-tokens", "96", "--memory-tokens", "8", "--final-tokens", "8",
-         "--runs", str(tmp_path / "runs")],
-    )  # fmt: skip
-    assert said.exit_code == 0, said.output
 
 
 # ---------------------------------------------------------------- interrupted, and at once

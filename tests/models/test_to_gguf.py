@@ -92,18 +92,6 @@ def test_weights_are_stored_in_their_own_type(tmp_path, tokenizer):
     assert header.tokens_of_type(3) == ["<unk>", "<|im_start|>", "<|im_end|>"]
 
 
-def test_an_output_matrix_of_its_own(tmp_path, tokenizer):
-    model = tiny_llama(vocab_size=len(vocabulary()[0]))
-    sizes = model.config.to_dict() | {"tie_word_embeddings": False}
-    own = LlamaForCausalLM(LlamaConfig(**sizes))
-    write_gguf(saved(tmp_path, own, tokenizer), "Tiny")
-    assert "output.weight" in read_header(tmp_path / "model.gguf").elements
-    (tmp_path / "again").mkdir()
-    convert(tmp_path / "model.gguf", tmp_path / "again")
-    again = load_model(tmp_path / "again", "bfloat16", "cpu")
-    assert torch.equal(again.lm_head.weight, own.lm_head.weight.to(torch.bfloat16))
-
-
 @pytest.mark.parametrize("change", [
     {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
     {"attention_bias": True},
