@@ -494,7 +494,6 @@ class TrainingProgress(lightning.Callback):
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
         self.validated: dict[str, float] = {}
-        self.proofs = 0  # shown so far
         self.progress = None  # until training starts: an error before that has no bar to stop
 
     def on_train_start(self, trainer, module) -> None:
@@ -509,10 +508,6 @@ class TrainingProgress(lightning.Callback):
         m, done = module.metrics, module.done_steps
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
-        for step, found in module.proofs[self.proofs :]:
-            new, old = found.new**0.5, found.old**0.5
-            self.say(step, f"weights reach the sampler: {new:.1g} off, the old ones {old:.1g}")
-        self.proofs = len(module.proofs)
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]

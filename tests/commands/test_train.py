@@ -1,6 +1,5 @@
 import csv
 import gzip
-import io
 import json
 import os
 import random
@@ -8,15 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
-from rich.console import Console
+from conftest import Calls, killed_in_child, random_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -26,7 +23,7 @@ import memagent
 from agents import find
 from cli import app
 from commands import export, train
-from config import files, terminal
+from config import files
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task
@@ -323,30 +320,23 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
     names = {".metadata", "__0_0.distcp", "state.json"}
     assert {file.name for file in path.iterdir()} == names
-
-    def refused(what):
-        with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
-            train.train(run, replace(config, steps=2), reader(), resume=True)
-        assert "\n" not in str(error.value), what
-        assert (folder / "config.yaml").read_bytes() == stored
-
     for name in names:
         good = (path / name).read_bytes()
         for damage in (b"", b"junk", b"[1]", good[: len(good) // 2]):
             (path / name).write_bytes(damage)
-            refused((name, damage[:9]))
+            with pytest.raises(UserError, match="step-1 is damaged"):
+                checkpoints.newest_whole(folder)
         (path / name).unlink()
-        refused(name)
+        with pytest.raises(UserError, match="step-1 is damaged"):
+            train.train(run, replace(config, steps=2), reader(), resume=True)
         (path / name).write_bytes(good)
-    shutil.move(path, tmp_path / "good")
-    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), reader())
-    checkpoints.save_checkpoint(path, module.model, module.configure_optimizers(), {})
-    refused("adapters")
-    shutil.rmtree(path)
-    shutil.move(tmp_path / "good", path)
-    train.train(run, replace(config, steps=2), reader(), resume=True)
+    other = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), reader())
+    checkpoints.save_checkpoint(path, other.model, other.configure_optimizers(), {})
+    with pytest.raises(UserError):  # another model's
+        train.train(run, replace(config, steps=2), reader(), resume=True)
+    assert (folder / "config.yaml").read_bytes() == stored
     (folder / "config.yaml").unlink()
-    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+    with pytest.raises(UserError):
         train.train(run, replace(config, steps=2), reader(), resume=True)
 
 
@@ -484,39 +474,6 @@ def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     assert (tmp_path / "b" / "mine").exists()  # a folder that was there stays
 
 
-def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
-    model, tmp_path, monkeypatch
-):
-    console = Console(width=80, file=io.StringIO())
-    monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, console))
-    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=3, warmup=0)
-    train.train(run, config, tiny.agent(), callbacks=[train.TrainingProgress(3)])
-    proofs = [x for x in console.file.getvalue().splitlines() if "weights reach the sampler" in x]
-    assert proofs and proofs[0].startswith("step    0") and len(proofs) == len(set(proofs)) <= 2
-    parts = proofs[0].replace(" off", "").split(", the old ones ")
-    off, old = (float(part.split()[-1]) for part in parts)
-    assert 100 * off < old
-
-
-def test_tensorboard_has_every_step_once(model, tmp_path):
-    """Also where a run was killed before its first checkpoint and begins anew."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Late(train.lightning.Callback):
-        def on_train_batch_end(self, trainer, module, *_):
-            for logger in trainer.loggers:
-                logger.save()
-            if module.done_steps == 2:
-                raise Stop
-
-    with pytest.raises(Stop):
-        trained(model, tmp_path, 3, run={"save_every": 9}, callbacks=[Late()])
-    time.sleep(1.1)  # the names of its files count seconds
-    folder = trained(model, tmp_path, 3, run={"save_every": 9}, resume=True)
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
-
-
 def test_lora_fetches_no_compiled_code_and_loads_no_compiler(tmp_path):
     """bitsandbytes, which peft imports, fetches kernels from the hub where `kernels` is installed.
 
@@ -579,37 +536,6 @@ def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, box
             turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
             trajectory = Trajectory(Task("1", "q", (answer,), text="t"), [turn])
             assert REWARD(agent, trajectory, outcome) == pytest.approx(expected)
-
-
-def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):
-    run = run_config(
-        model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
-    )
-    config = replace(GRPO, steps=3, alpha=0.5)
-    looks_back = dict(memory_text="response_minus_recall", callback="question", recall_at_zero=True)
-    agent = tiny.agent("rememr1", **looks_back)
-    whole, other = outcome(train.train(run, config, agent)), replace(run, name="b")
-    with pytest.raises(Stop):
-        train.train(other, config, agent, callbacks=[stop_at(2)])
-    assert_same(outcome(train.train(other, config, agent, resume=True)), whole)
-    (_, metrics, records) = whole
-    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["answer_covered"]) == 1
-    counted = (
-        "answer_gain answer_level turn_reward_memory turn_reward_callback turn_reward_format "
-        "turn_reward_format_final turn_groups_without_signal format_no_update recall_age "
-        "memory_capped"
-    )
-    assert {*counted.split()} <= metrics[0].keys()
-    last = records[-1]["turns"]
-    assert {*last[-1]["rewards"]} == {*last[0]["rewards"]} == {"memory", "callback", "format"}
-    exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
-    assert find.of_model(exported)["callback"] == "question"
-    for preset, folder, name in (
-        ("default", exported, "rememr1"),
-        ("default", model, "memagent"),
-        ("rememr1", model, "rememr1"),
-    ):
-        assert find.agent_of(preset, folder) == name
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):

