@@ -210,8 +210,9 @@ def launch(function: Callable, n: int, *args):
             for rank in range(n):
                 result, end = context.Pipe(duplex=False)
                 work = end, rank, n, store.port, stops.is_stoppable(), function, *args
-                processes.append(context.Process(target=_run_rank, args=work))
-                processes[-1].start()
+                process = context.Process(target=_run_rank, args=work)
+                process.start()
+                processes.append(process)
                 end.close()  # the rank alone holds it: where that dies, the file ends
                 results.append(result)
             result = _results(processes, results)
@@ -219,8 +220,10 @@ def launch(function: Callable, n: int, *args):
             process.join()
         return result
     finally:
+        ending = signal.SIGTERM if stops.is_stoppable() else signal.SIGINT
         for process in processes:
-            process.terminate()
+            if process.is_alive():
+                os.kill(process.pid, ending)
         for process in processes:
             process.join(GRACE_S)
             process.kill()
