@@ -222,8 +222,9 @@ def launch(function: Callable, n: int, *args):
     finally:
         ending = signal.SIGTERM if stops.is_stoppable() else signal.SIGINT
         for process in processes:
-            if process.is_alive():
-                os.kill(process.pid, ending)
+            with suppress(ProcessLookupError):
+                if process.is_alive():
+                    os.kill(process.pid, ending)
         for process in processes:
             process.join(GRACE_S)
             process.kill()
