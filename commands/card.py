@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from agents import find
@@ -29,7 +29,7 @@ from report.runlog import summary as summary_of_run
 from report.summary import wilson, write_text
 
 MOST_ROWS = 60
-"""Cells of evaluations that a card lists; the rest is in their own reports."""
+"""Cells of an evaluation that a card lists; the rest is in its own report."""
 DTYPES = ("torch.float32", "torch.bfloat16")
 NUMBERS = ("length", "n", "mean", "low", "high")
 ALWAYS = ("lr", "group_size", "tasks_per_step", "lora_rank", "seed")  # settings that a card has
@@ -49,43 +49,36 @@ def write_card(
     stored: what the run began with. adapter: the folder holds adapters, not whole weights. weights:
     the folders in which the export's weights lie by now.
     """
-    from huggingface_hub import EvalResult, ModelCard, ModelCardData
+    from huggingface_hub import ModelCard, ModelCardData
     from jinja2 import Environment
 
     run, training = RunConfig(**stored["run"]), find.training_of(stored)
     agent = find.make(run.agent or find.DEFAULT, stored["agent"])
-    name, gguf = run.name or run_folder.name, (folder / "model.gguf").exists()
-    (base, licence), of_adapters = _base(run.model), _of_adapters(run)
-    found = [*evaluations_of(run_folder, weights)]
-    results = [
-        EvalResult(
-            task_type="question-answering",
-            dataset_type=_slug(dataset),  # of one type the hub shows one name, the first
-            dataset_name=dataset,
-            metric_type=metric,
-            metric_value=round(cell["mean"], 4),
-            metric_name=f"{metric}, temperature {cell['temperature']}, 95 % interval "
-            f"{cell['low']:.2f}-{cell['high']:.2f}, n = {cell['n']}, evaluation {evaluation}",
-        )
-        for (dataset, metric), (evaluation, cell) in _best(found, agent.label).items()
-    ]
+    gguf = (folder / "model.gguf").exists()
+    base, licence = _base(run.model)
+    begun = run.adapter or run.model or EMBEDDED
+    adapters_licence = _licence(named_folder(begun)) if is_adapter(begun) else ""
     tags = ["memagent", find.section_of(training), agent.label, "long-context"]
     data = ModelCardData(
         base_model=base or None,
         datasets=re.findall(r"(?:^|,)hf:([\w.-]+/[\w.-]+)", run.data) or None,
-        eval_results=results or None,
-        model_name=name if results else None,
         library_name="peft" if adapter else "transformers",
-        license=of_adapters or licence or None,
+        license=adapters_licence or licence or None,
         pipeline_tag="text-generation",
         tags=tags + ["gguf"] * gguf,
     )
+    default, reading = asdict(type(agent.config)()), asdict(agent.config)
+    changed = {name for name in reading if reading[name] != default[name]} - {"templates"}
+    try:
+        gain = summary_of_run(run_folder).get("gain")
+    except (OSError, ValueError, KeyError, IndexError):
+        gain = None
     # what a run or another's file says is foreign text
     form = Environment(finalize=clean, trim_blocks=True, lstrip_blocks=True).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
     text = form.render(
-        name=name,
+        name=run.name or run_folder.name,
         agent=agent,
         about=(type(agent).__doc__ or f"The agent {agent.label}.").strip().partition("\n")[0],
         gguf=gguf,
@@ -94,12 +87,12 @@ def write_card(
         training=training,
         base=base,
         licence=licence,
-        adapters_licence=of_adapters,
+        adapters_licence=adapters_licence,
         # without the folders of this machine
         data=",".join(d if d.startswith("hf:") else Path(d).name for d in run.data.split(",")),
-        gain=_gain(run_folder),
+        gain=gain,
         settings=[
-            *_settings(agent.config),
+            *((name, reading[name]) for name in reading if name in changed),
             *((name, getattr(training, name)) for name in ALWAYS if hasattr(training, name)),
         ],
         scores=[
@@ -107,42 +100,10 @@ def write_card(
             for row in validations(run_folder)
             if row["step"] == step
         ],
-        found=found,
+        found=[*evaluations_of(run_folder, weights)],
         most_rows=MOST_ROWS,
     )
     write_text(folder / "README.md", str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")))
-
-
-def _settings(config: object) -> list[tuple[str, object]]:
-    """Return an agent's settings that are not as they are by default."""
-    default, names = type(config)(), [field.name for field in fields(config)]
-    each = [(name, getattr(config, name)) for name in names if name != "templates"]
-    return [(name, value) for name, value in each if value != getattr(default, name)]
-
-
-def _gain(run_folder: Path) -> dict | None:
-    try:
-        return summary_of_run(run_folder).get("gain")
-    except (OSError, ValueError, KeyError, IndexError):
-        return None
-
-
-def _best(
-    evaluations: Iterable[tuple[str, str, str, list[dict]]], agent: str
-) -> dict[tuple[str, str], tuple[str, dict]]:
-    """Return one cell of an agent for each data set and metric, with its evaluation's name: of
-    several the coolest, of these the one with most questions."""
-    best: dict[tuple[str, str], tuple[str, dict]] = {}
-
-    def worth(cell: dict) -> tuple[float, int]:
-        return -float(cell["temperature"]), cell["n"]
-
-    for name, unit, metric, cells in evaluations:
-        for cell in cells:
-            key = f"{cell['question']}, {cell['length']:,} {unit}", metric
-            if cell["agent"] == agent and (key not in best or worth(cell) > worth(best[key][1])):
-                best[key] = name, cell
-    return dict([*best.items()][:MOST_ROWS])
 
 
 def evaluations_of(
@@ -153,78 +114,49 @@ def evaluations_of(
     weights: folders of the export; of an evaluation that says which weights answered, it must have
     been these, for an earlier export may have lain at the same path.
     """
-    known: list[str] = []
     exports = {(run_folder / name).resolve() for name in ("model", "adapter")}
+    known: list[str] = []  # fingerprints, once one is asked for
     for path in sorted(run_folder.parent.glob("*/summary.json")):
         try:
             stored = read_yaml(path.parent / "config.yaml")
             config, answered = stored.get("eval", {}), stored.get("weights", {}).get("model", "")
             summary = from_json(path.read_text(encoding="utf-8"))
-            metric, cells = summary["metric"], summary["cells"]
+            unit, metric, cells = summary["unit"], summary["metric"], summary["cells"]
             numbers = [float(cell["temperature"]) for cell in cells]
             numbers += [cell[name] + 0.0 for cell in cells for name in NUMBERS]
         except (UserError, OSError, ValueError, KeyError, AttributeError, TypeError):
             continue  # no evaluation, or one of another version
-        if not all(map(math.isfinite, numbers)):
-            say(f"{path} has values that are no numbers: it is left out of the card.", "yellow")
+        model, wrong = config.get("model") or "", ""
+        if not (cells and model and Path(model).resolve() in exports):
             continue
-        model = config.get("model") or ""
-        if cells and model and Path(model).resolve() in exports:
-            if weights and answered and not config.get("endpoint"):
-                known = known or [fingerprint(str(f), dtype) for f in weights for dtype in DTYPES]
-                if not any(mark in answered for mark in known):
-                    say(f"{path} is of other weights: it is left out of the card.", "yellow")
-                    continue
-            yield path.parent.name, summary["unit"], metric, cells
+        if not all(map(math.isfinite, numbers)):
+            wrong = "has values that are no numbers"
+        elif weights and answered and not config.get("endpoint"):
+            known = known or [fingerprint(str(f), dtype) for f in weights for dtype in DTYPES]
+            if not any(mark in answered for mark in known):
+                wrong = "is of other weights"
+        if wrong:
+            say(f"{path} {wrong}: it is left out of the card.", "yellow")
+        else:
+            yield path.parent.name, unit, metric, cells
 
 
 def _base(model: str) -> tuple[str, str]:
     """Return the hub name of the base and its licence, "" for what is not known here."""
-    if is_adapter(model or EMBEDDED):
-        model = str(base_of(model))
+    model = str(base_of(model or EMBEDDED))
     if model in PACKAGED:
         return PACKAGED[model].hub_name, PACKAGED[model].licence
-    if not model or Path(model).resolve() == EMBEDDED.resolve():
+    if Path(model).resolve() == EMBEDDED.resolve():
         return "", "mit"  # the embedded policy is part of this repository
     folder = Path(model)
-    if not folder.is_dir():
-        return model, _licence_in_cache(model)
-    return _named(folder), _licence(folder / "README.md")
+    return ("", _licence(folder)) if folder.is_dir() else (model, "")
 
 
-def _of_adapters(run: RunConfig) -> str:
-    """Return the licence of the adapters that a run went on from, "" if it is not said."""
-    begun = run.adapter or run.model or EMBEDDED
-    return _licence(named_folder(begun) / "README.md") if is_adapter(begun) else ""
-
-
-def _named(folder: Path) -> str:
-    """Return the hub name that a folder's config.json says its weights came from."""
-    try:
-        name = from_json((folder / "config.json").read_text(encoding="utf-8"))["_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return ""
-    return name if isinstance(name, str) and re.fullmatch(r"[\w.-]+/[\w.-]+", name) else ""
-
-
-def _licence(card: Path) -> str:
+def _licence(folder: Path) -> str:
+    """Return the licence that a model folder's card names, "" if it names none."""
     from huggingface_hub import metadata_load
 
     try:
-        return str((metadata_load(card) or {}).get("license") or "")
+        return str((metadata_load(folder / "README.md") or {}).get("license") or "")
     except (OSError, ValueError):
         return ""
-
-
-def _licence_in_cache(name: str) -> str:
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        cached = try_to_load_from_cache(name, "README.md")
-    except ValueError:  # no name of the hub's
-        return ""
-    return _licence(Path(cached)) if isinstance(cached, str) else ""
-
-
-def _slug(text: str) -> str:
-    return re.sub(r"[^\w.-]+", "-", text).strip("-").lower() or "unknown"

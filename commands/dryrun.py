@@ -14,6 +14,7 @@ processes of a CPU for eight GPUs.
 
 from __future__ import annotations
 
+import csv
 import importlib.util
 import tempfile
 from dataclasses import replace
@@ -25,10 +26,9 @@ from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
 from models.packaged import if_here
 from models.plan import SIZES, SIZES_GIB, geometry, plan
-from models.setup import TrainingSetup
-from tasks import readers
-from tasks.episodes import conversations_of, is_conversations
-from tasks.sources import GENERATED
+from models.setup import mode_of
+from tasks.episodes import is_conversations
+from tasks.sources import GENERATED, training_tasks
 from tokens.codec import Codec
 
 # of the model that stands in; vLLM's attention on a CPU knows no smaller heads
@@ -47,18 +47,15 @@ def dry_run(
     import torch
     from transformers.utils import logging as hf_logging
 
-    from commands.train import check, check_folder, train
-    from tasks.sources import training_tasks
+    from commands.train import check_folder, resolved, train
 
-    setup = TrainingSetup.of(run, config, agent)
-    check(setup, here=False)
-    run, config = setup.run, setup.training
+    run, config, _ = resolved(run, config, agent, here=False)
     if run.name:
         check_folder(files.run_path(run.runs, run.name), resume)
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)
     if run.device != "cpu":
-        _say_plan(setup, say)
+        _say_plan(run, config, agent, say)
     changes: dict = {}
     if run.adapter:
         changes["adapter"] = ""
@@ -66,17 +63,19 @@ def dry_run(
     if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
         changes["engine"] = "transformers"
         say("vLLM is not installed here: the transformers engine stands in.")
-    all_devices = run.devices * run.num_nodes
-    devices = min(all_devices, 2)
-    if devices < all_devices:
+    devices = min(run.devices * run.num_nodes, 2)
+    if devices < run.devices * run.num_nodes:
         say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
+    missing = [source for source in (run.data, run.validation) if not _is_here(source)]
+    for source in missing:
+        say(f"{source} is not here: generated English stands in.")
+    data, validation = ("world" if s in missing else s for s in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
         model = str(_stand_in(run, Path(temporary, "base"), say))
         if run.answerer != "base":
             changes["answerer"] = f"hf:{model}"
             say("The model that stands in answers the frozen prompts, too.")
-        data, validation = _tasks(run.data, say), _tasks(run.validation, say)
-        if data == run.data:
+        if data == run.data:  # then it has what the run's own steps ask for
             source = training_tasks(run, config)
             for level, n in enumerate(config.tasks_per_step):
                 source.batch(0, min(level, source.levels), n)
@@ -108,7 +107,6 @@ def dry_run(
             max_mismatch=0.0,
         )
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
-    missing = [source for source in (run.data, run.validation) if not _is_here(source)]
     once = f" once {' and '.join(missing)} can be read" if missing else ""
     say(f"The run can begin{once}.")
 
@@ -128,31 +126,26 @@ def made_up(trajectory: Trajectory) -> float:
 
 
 def _dtype(run: RunConfig, config: GRPOConfig) -> str:
-    """What it would be on a GPU, wherever this is."""
+    """Return the dtype that it would be on a GPU, wherever this is."""
     if run.dtype != "auto" or run.device == "cpu" or not run.model:
         return run.dtype
     return "bfloat16" if config.lora_rank else "mixed"
 
 
-def _say_plan(setup: TrainingSetup, say) -> None:
+def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
     """Say on which GPU the run fits, as far as the sizes of its models are known here."""
     from engines.open import gib_of_answerer
 
-    run, config = setup.run, setup.training
     try:
         sizes = geometry(run.model, download=False)
-    except UserError:
-        say(f"The sizes of {run.model} are not known here: no plan.")
-        return
-    try:
         beside = gib_of_answerer(run.answerer, download=False)
     except UserError:
-        beside = 0.0
-        say(f"The sizes of {run.answerer} are not known here: the plan has no room for it.")
-    devices = run.devices * run.num_nodes
-    what = f"The plan: {setup.mode} of {sizes.weights / 1e9:.3g} billion weights"
+        say(f"The sizes of {run.model}, or of what answers, are not known here: no plan.")
+        return
+    devices, mode = run.devices * run.num_nodes, mode_of(config)
+    what = f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights"
     for gib in SIZES_GIB:
-        p = plan(sizes, setup.mode, gib, devices, config, setup.agent, beside)
+        p = plan(sizes, mode, gib, devices, config, agent, beside)
         if p.fits:
             say(
                 f"{what} fits {devices} GPU(s) of {gib} GiB, at most {p.rollout:.0f} GiB in the "
@@ -169,28 +162,26 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name = run.model or str(EMBEDDED)
-    here = if_here(name)
+    here, code = if_here(name), run.trust_remote_code
     try:
-        codec = Codec.load(here, trust_remote_code=run.trust_remote_code, local=True)
+        codec = Codec.load(here, trust_remote_code=code, local=True)
     except UserError:
         codec = Codec.load(EMBEDDED)
         say(f"The tokenizer of {name} is not here: that of the embedded policy stands in.")
     try:
         with loading(f"The configuration of {name}"):
-            config = AutoConfig.from_pretrained(
-                here, trust_remote_code=run.trust_remote_code, local_files_only=True
-            )
+            config = AutoConfig.from_pretrained(here, trust_remote_code=code, local_files_only=True)
     except UserError:
         if name not in SIZES:
             raise UserError(
                 f"Neither the files nor the sizes of {name} are here: a dry run needs its "
                 "config.json."
             ) from None
-        g = SIZES[name]
         kind = "qwen3" if "Qwen3" in name else "qwen2" if "Qwen2" in name else "llama"
         config = AutoConfig.for_model(
-            kind, tie_word_embeddings=g.tied, max_position_embeddings=32768
+            kind, tie_word_embeddings=SIZES[name].tied, max_position_embeddings=32768
         )
+    kinds = getattr(config, "layer_types", None)
     small = {
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
@@ -200,15 +191,13 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
         "intermediate_size": 2 * HIDDEN,
         # as published ones are rounded up: the model's class of tokenizer may add one of its own
         "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
-        "layer_types": None,
+        "layer_types": kinds and kinds[:LAYERS],
     }
-    if getattr(config, "layer_types", None):
-        small["layer_types"] = config.layer_types[:LAYERS]
     if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
         del config.quantization_config
     config.update({key: value for key, value in small.items() if hasattr(config, key)})
     torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=run.trust_remote_code)
+    model = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
     say(
         f"{LAYERS} layers of width {HIDDEN}, random, stand in for the weights "
         f"({type(model).__name__})."
@@ -224,23 +213,8 @@ def _is_here(source: str) -> bool:
     return source in GENERATED or Path(file).exists()
 
 
-def _tasks(source: str, say) -> str:
-    """Say what is in a source; return it, or what stands in where it is not here."""
-    if not _is_here(source):
-        say(f"{source} is not here: generated English stands in.")
-        return "world"
-    if source not in GENERATED:
-        if is_conversations(source):
-            say(f"{len(conversations_of(source).conversations):,} conversations are in {source}.")
-        else:
-            say(f"{len(readers.read(source)):,} tasks are in {source}.")
-    return source
-
-
 def _outcome(folder: Path) -> str:
     """Load the export of a run, and say what the run has left."""
-    import csv
-
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -250,9 +224,8 @@ def _outcome(folder: Path) -> str:
     with torch.no_grad():
         if not torch.isfinite(model(torch.tensor([[2, 3, 4]])).logits).all():
             raise RuntimeError("The export computes no numbers.")
-    written, last = sum(int(float(row["written_tokens"])) for row in rows), rows[-1]
+    written = sum(int(float(row["written_tokens"])) for row in rows)
     return (
         f"{len(rows)} steps, {written} tokens written, sampler and trainer "
-        f"{float(last['mismatch_mean']):.1g} apart, {int(float(last['trained_rows']))} turns "
-        "trained on in the last, the export loads."
+        f"{float(rows[-1]['mismatch_mean']):.1g} apart, the export loads."
     )

@@ -32,7 +32,7 @@ from models.checkpoints import (
 )
 from models.load import inner, load_policy, merge_adapters, stored_dtype
 from models.packaged import located
-from models.setup import TrainingSetup
+from models.setup import Setup
 from tasks import seen
 from tokens.codec import Codec
 
@@ -42,13 +42,13 @@ def export(
     step: int | None = None,
     out: Path | None = None,
     dtype: str = "auto",
-    of_best: bool = False,
+    best: bool = False,
     gguf: bool = False,
     trusted: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: of the checkpoint; None = the last whole one, or with of_best the best by validation. out:
+    step: of the checkpoint; None = the last whole one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
     that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
@@ -64,9 +64,9 @@ def export(
     if agent := code["agent"]:
         find.find(agent)
         stored = find.begun(folder, None)  # its own settings too
-    if of_best and step is not None:
+    if best and step is not None:
         raise UserError("Give --step or --best, not both.")
-    if of_best and (step := best_step(folder)) is None:
+    if best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     if step is None:
         step, damaged = newest_whole(folder)
@@ -134,17 +134,17 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    setup = located(TrainingSetup.of(replace(run, dtype=base_dtype), config, agent))
-    model = load_policy(setup, device)
+    setup = located(Setup.of_training(replace(run, dtype=base_dtype), config, agent))
+    model = load_policy(setup, config, device)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(checkpoint, model)
     if config.lora_rank:
         more = {}
-        if setup.run.model in PACKAGED:  # the folder that it lies in is this machine's own
+        if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
-            model.active_peft_config.base_model_name_or_path = setup.run.model
-            base.name_or_path = base.config._name_or_path = setup.run.model  # in peft's README.md
+            model.active_peft_config.base_model_name_or_path = run.model
+            base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
             more = {"save_embedding_layers": False}  # else peft asks the hub for the name
         model.save_pretrained(adapter, **more)
         model = merge_adapters(model)

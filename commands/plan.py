@@ -1,6 +1,7 @@
 """Print what fits on a GPU and how long a step takes.
 
-Holds: `show`, `card_of`. Leaves out: the arithmetic (models/plan.py).
+Holds: `show`, `card_of`. Leaves out: the arithmetic (models/plan.py), its formulas
+(docs/engines.md).
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: models/plan.py.
 """
 
@@ -15,7 +16,6 @@ from models.plan import (
     CARD_OF_SIZE,
     CARDS,
     DECODE,
-    FORMULAS,
     MODES,
     PREFILL,
     UPDATE,
@@ -25,7 +25,7 @@ from models.plan import (
     step_seconds,
 )
 
-# Lines of the table, of a plan p. MEMORY is shown of plans that do not fit, too.
+# Lines of the table, of a plan p: those shown of plans that do not fit, too, and the others.
 MEMORY = {
     "trainer's weights": lambda p: f"{p.weights:.1f}",
     "its gradients": lambda p: f"{p.gradients:.1f}",
@@ -59,7 +59,7 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
 
 
 def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
-    """Print a column for each mode, and the formulas.
+    """Print a column for each mode.
 
     What `train` would refuse for want of an answerer does not fit, and the reason is said.
     UserError: the agent has no use for an answerer, or does not read section by section.
@@ -79,13 +79,11 @@ def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
     # full training leaves vLLM no weights from before; adapters leave it the base's
     lost = refusal_of_answerer(answerer, agent, one_set=True)
     beside = gib_of_answerer(answerer)
-    able = [not (lost and mode == "full") for mode in MODES]
-    model, devices, sections = machine.model, machine.devices, machine.sections
     gpu_gib, card = card_of(machine.gpu_gib, machine.card)
-    g = geometry(model)
+    g, devices, sections = geometry(machine.model), machine.devices, machine.sections
     passed = f"of which a token passes {g.passed / 1e9:.3g} in the layers, " if g.experts else ""
     console.print(
-        f"{model or 'the embedded policy'}: {g.weights / 1e9:.3g} billion weights, {passed}"
+        f"{machine.model or 'the embedded policy'}: {g.weights / 1e9:.3g} billion weights, {passed}"
         f"{g.kv_bytes / 1024:.0f} KiB of keys and values a token. "
         f"{devices} GPU(s) of {gpu_gib:g} GiB ({card}); "
         f"a step of {max(grpo.tasks_per_step)} x {grpo.group_size} trajectories, "
@@ -93,26 +91,29 @@ def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
         f"agent {agent.label}, memories of {agent.config.memory_tokens}, layout "
         f"{agent.config.layout}."
     )
-    plans = [plan(g, mode, gpu_gib, devices, grpo, agent, beside) for mode in MODES]
-    fits = [p.fits and a for p, a in zip(plans, able, strict=True)]
-    seconds = [step_seconds(g, p, devices, grpo, agent, sections, card) for p in plans]
-    longest = [
-        a and longest_section(g, mode, gpu_gib, devices, grpo, agent, beside)
-        for mode, a in zip(MODES, able, strict=True)
-    ]
-
     table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {grpo.lora_rank or 32}", "full")
-    table.add_row("fits", *("yes" if fit else "no" for fit in fits))
-    for name, cell in MEMORY.items():
-        table.add_row(name, *map(cell, plans))
-    if beside:
-        table.add_row("answerer", *(f"{beside:.1f}" for _ in plans))
-    for name, cell in PHASES.items():
-        table.add_row(name, *(cell(p) if fit else "" for p, fit in zip(plans, fits, strict=True)))
-    fitting = [s if fit else None for fit, s in zip(fits, seconds, strict=True)]
-    table.add_row("seconds a step", *(f"{s[0]:.0f} + {s[1]:.0f}" if s else "" for s in fitting))
-    table.add_row("hours for 100 steps", *(f"{sum(s) / 36:.1f}" if s else "" for s in fitting))
-    table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in longest))
+    names = ["fits", *MEMORY, *(["answerer"] if beside else []), *PHASES]
+    names += ["seconds a step", "hours for 100 steps", "longest section, tokens"]
+    columns = []
+    for mode in MODES:
+
+        def planned(reader: Agent, mode: str = mode):
+            return plan(g, mode, gpu_gib, devices, grpo, reader, beside)
+
+        p = planned(agent)
+        column = {name: cell(p) for name, cell in MEMORY.items()} | {"answerer": f"{beside:.1f}"}
+        able = not (lost and mode == "full")
+        column["fits"] = "yes" if able and p.fits else "no"
+        if able and p.fits:
+            rollout_s, update_s = step_seconds(g, p, devices, grpo, agent, sections, card)
+            column |= {name: cell(p) for name, cell in PHASES.items()}
+            column["seconds a step"] = f"{rollout_s:.0f} + {update_s:.0f}"
+            column["hours for 100 steps"] = f"{(rollout_s + update_s) / 36:.1f}"
+        if able and (longest := longest_section(agent, planned)):
+            column["longest section, tokens"] = f"{longest:,}"
+        columns.append(column)
+    for name in names:
+        table.add_row(name, *(column.get(name, "") for column in columns))
     console.print(table)
     if lost:
         console.print(f"Full training is refused as it stands. {lost}", markup=False)
@@ -121,4 +122,3 @@ def show(machine: PlanConfig, grpo: GRPOConfig, agent: Agent) -> None:
         f"Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} "
         f"and {UPDATE:.0%} of its peak for prefill, decode and update."
     )
-    console.print(f"\n{FORMULAS}", markup=False, highlight=False)

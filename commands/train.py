@@ -34,7 +34,6 @@ from config.errors import UserError, kept, no_room
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
-from config.realmodels import base_of
 from config.terminal import bar, fitting, say
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
@@ -44,9 +43,9 @@ from models import ranks
 from models.checkpoints import checkpoints, newest_whole, set_aside
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
-from models.packaged import located, ready
+from models.packaged import located
 from models.products import use_products
-from models.setup import TrainingSetup, check_device, check_stored
+from models.setup import Setup, adapted, base_and_adapter, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
@@ -59,93 +58,98 @@ from tasks.sources import GENERATED, training_tasks, validation_tasks
 RewardFunction = Callable[[Trajectory], object]
 
 
-class Steps:
-    """What Lightning iterates over: one item a step, as many as are still to do."""
-
-    def __init__(self, module: GRPO):
-        self.module = module
-
-    def __iter__(self):
-        yield from range(self.module.done_steps, self.module.config.steps)
-
-
-def check(setup: TrainingSetup, here: bool = True) -> None:
+def check(
+    run: RunConfig, config: TrainConfig, agent: Agent, setup: Setup, here: bool = True
+) -> None:
     """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
-    run, grpo = setup.run, setup.training
-    if not setup.agent.trains:
-        name = setup.agent.label
-        raise UserError(f"The agent {name} makes no turn that could be trained: name another one.")
-    check_answerer(setup)
-    check_stored(base_of(setup.model), grpo)
+    if not agent.trains:
+        raise UserError(
+            f"The agent {agent.label} makes no turn that could be trained: name another one."
+        )
+    check_answerer(run, config.lora_rank, agent)
+    check_stored(run.model, setup.quantise)
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
-        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, grpo.lora_rank)
+        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
                 f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
                 "out, or use --engine transformers."
             )
-    if min(grpo.tasks_per_step) < setup.ranks:
+    if min(config.tasks_per_step) < setup.ranks:
         raise UserError(
-            f"A step has {min(grpo.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
+            f"A step has {min(config.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
             "each needs one of its own."
         )
     if here:
         check_device(setup.device)
-    if here and setup.on_gpu and torch.cuda.device_count() < run.devices:
+        if setup.on_gpu and torch.cuda.device_count() < run.devices:
+            raise UserError(
+                f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
+            )
+    if setup.sharded and (setup.device == "mps" or config.optimizer == "adamw8bit"):
         raise UserError(
-            f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
+            "Weights are not sharded on mps, nor under AdamW in 8 bits: use one device and --dtype "
+            "float32 or bfloat16."
         )
-    if setup.sharded and setup.device == "mps":
-        raise UserError(
-            "Weights are not sharded on mps: use one device and --dtype float32 or bfloat16."
-        )
-    if setup.sharded and grpo.optimizer == "adamw8bit":
-        raise UserError(
-            "AdamW in 8 bits takes no weights in shards: use one device and --dtype float32 or "
-            "bfloat16, or --optimizer adamw."
-        )
+
+
+def resolved(
+    run: RunConfig, config: TrainConfig, agent: Agent, here: bool = True
+) -> tuple[RunConfig, TrainConfig, Setup]:
+    """Resolve what a training uses, and refuse what cannot be, before anything is fetched."""
+    run = base_and_adapter(run)
+    config = adapted(config, run)
+    setup = Setup.of_training(run, config, agent)
+    check(run, config, agent, setup, here)
+    return run, config, setup
 
 
 def build(
     run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
 ) -> GRPO:
+    """Make model, engine, tasks and module of a training, and nothing else of it."""
+    run, config, setup = resolved(run, config, agent)
+    return _build(run, config, agent, located(setup), reward)
+
+
+def _build(
+    run: RunConfig,
+    config: TrainConfig,
+    agent: Agent,
+    setup: Setup,
+    reward: RewardFunction | None,
+) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
-    return _build(located(TrainingSetup.of(run, config, agent)), reward)
-
-
-def _build(setup: TrainingSetup, reward: RewardFunction | None) -> GRPO:
-    run, training = setup.run, setup.training
-    check(setup)
-    tasks = training_tasks(run, training)
-    batch = tasks.batch(0, 0, training.tasks_per_step[0])  # fails now, if it fails at all
+    tasks, validation = training_tasks(run, config), validation_tasks(run)
+    batch = tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = Reward(load_function(run.reward, "--reward"), run.reward)
     codec = setup.codec()
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
-    if setup.sharded and not training.quantise:
+    if setup.sharded and not setup.quantise:
         device = "unset" if ranks.rank() else "cpu"
-    model, reference, validation = load_policy(setup, device), None, validation_tasks(run)
+    model, reference = load_policy(setup, config, device), None
     check_export(model)
-    warm = isinstance(training, SFTConfig)
-    if not warm and training.kl and (run.adapter or not training.lora_rank):
-        reference = load_policy(setup, device, setup.compute_dtype).requires_grad_(False)
+    warm = isinstance(config, SFTConfig)
+    if not warm and config.kl and (setup.adapter or not config.lora_rank):
+        reference = load_policy(setup, config, device, setup.compute_dtype).requires_grad_(False)
     for policy in filter(None, (model, reference)):
         mask_head(inner(policy), codec)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
     if not setup.sharded:
         use_products(inner(model))
-    engine = open_sampler(setup, model, codec)
-    agent = rewarded(setup.agent, reward)
+    engine = open_sampler(run, config, agent, setup, model, codec)
+    agent = rewarded(agent, reward)
     reader = agent.on(codec, engine.window)
     for task in (*batch, *validation):  # what the agent refuses is said now
         reader.check(task)
     advance(reader, begin(reader, batch[0]))  # the first prompt likewise
     kind = SFT if warm else GRPO
-    return kind(model, engine, agent, tasks, training, reference, setup.sharding, validation)
+    return kind(model, engine, agent, tasks, config, reference, setup.sharding, validation)
 
 
 def rewarded(agent: Agent, reward: RewardFunction | None) -> Agent:
@@ -192,9 +196,7 @@ def run_and_report(
     from report.runlog import summary
     from report.summary import write_summary
 
-    run = hub.pinned(run, say)
-    _check_launch(run)  # a run that torchrun starts has a name, the same on every rank
-    run = replace(run, name=run.name or _now())
+    run = _named(hub.pinned(run, say))
     page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
     try:
         with stops.stoppable():
@@ -261,30 +263,27 @@ def train(
     """
     silence_lightning()
     find.find(run.agent)
-    check(TrainingSetup.of(run, config, agent))
-    _check_launch(run)
-    run = replace(run, name=run.name or _now(), agent=agent.name or run.agent)
+    run, config, setup = resolved(run, config, agent)
+    run = replace(_named(run), agent=agent.name or run.agent)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
         if resume:
-            sections = {"run": run, find.section_of(config): config, "agent": agent.config}
-            _check_same(folder, **sections)
+            _check_same(folder, **_sections(run, config, agent))
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
-    ready(base_of(run.model))
-    rest = folder, resume, callbacks, reward
+    setup = located(setup)
+    rest = setup, folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)
         return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
-    return _train(located(TrainingSetup.of(run, config, agent)), *rest)
+    return _train(run, config, agent, *rest)
 
 
-def _now() -> str:
-    return datetime.now().strftime("%Y%m%d-%H%M%S")
+def _named(run: RunConfig) -> RunConfig:
+    """Return the settings with a name of the run.
 
-
-def _check_launch(run: RunConfig) -> None:
-    """Refuse settings that do not fit the way in which this process was started."""
+    UserError: they do not fit the way in which this process was started.
+    """
     world = run.devices * run.num_nodes
     if ranks.is_launched() and ranks.launched_world() != world:
         raise UserError(
@@ -298,6 +297,7 @@ def _check_launch(run: RunConfig) -> None:
             f"On {run.num_nodes} machines torchrun starts the command, on each of them "
             "(docs/engines.md)."
         )
+    return replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
 
 
 def _check_same(folder: Path, **now: object) -> None:
@@ -312,80 +312,72 @@ def _check_same(folder: Path, **now: object) -> None:
 
 def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> Path:
     """Be one of several processes: an agent of the user's file is loaded in each of them."""
-    setup = TrainingSetup.of(run, config, find.make(run.agent, settings))
-    return _train(located(setup), *rest)
+    return _train(run, config, find.make(run.agent, settings), *rest)
 
 
 def _train(
-    setup: TrainingSetup, folder: Path, resume: bool, callbacks, reward: RewardFunction | None
+    run: RunConfig,
+    config: TrainConfig,
+    agent: Agent,
+    setup: Setup,
+    folder: Path,
+    resume: bool,
+    callbacks,
+    reward: RewardFunction | None,
 ) -> Path:
     """Do one rank's part of a training."""
     silence_lightning()
-    steps = setup.training.steps
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
-    with kept(lambda: _whole(setup.run, setup.training, setup.agent)), alone, group:
-        module = _build(setup, reward)
+    with kept(lambda: _whole(run, config, agent)), alone, group:
+        module = _build(run, config, agent, setup, reward)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
             open_ones.callback(module.agent.close)
-            start, damaged = newest_whole(folder)
-            if start > steps:
-                raise UserError(
-                    f"The run {folder} has done {start} steps already: "
-                    f"give --steps {start} or more."
-                )
-            if ranks.rank() == 0:
-                _set_aside(folder, start, damaged)
-            ranks.barrier()  # every rank sees the folder as it is now
-            if start < steps:
-                _fit(module, setup, folder, resume, start, callbacks)
+            start = _start(folder, config.steps)
+            sections = _sections(run, config, agent)
+            if start < config.steps:
+                if ranks.rank() == 0:
+                    _make_run_folder(folder, resume)
+                else:
+                    callbacks = ()
+                trainer = _trainer(run, setup, sections, folder, start, config.steps, callbacks)
+                _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
-                _write_settings(setup, folder)
+                files.dump(folder / "config.yaml", **sections)
                 StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
-    if ranks.is_first() and setup.run.keep_checkpoints:  # alone, with the GPU's memory released
-        with kept(lambda: _whole(setup.run, setup.training, setup.agent)):
-            export(folder, steps, trusted=True)
+    if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory released
+        with kept(lambda: _whole(run, config, agent)):
+            export(folder, max(checkpoints(folder)), trusted=True)
     return folder
 
 
-def _set_aside(folder: Path, start: int, damaged: dict[int, str]) -> None:
-    """Take damaged checkpoints out of the way of those to come, and say from where it goes on."""
-    for step, wrong in damaged.items():
-        aside = set_aside(checkpoints(folder)[step])
-        say(f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.", "red")
+def _start(folder: Path, steps: int) -> int:
+    """Return the step from which a run goes on; checkpoints that are damaged are put aside.
 
-
-def _write_settings(setup: TrainingSetup, folder: Path) -> None:
-    files.dump(folder / "config.yaml", **_sections(setup))
-
-
-def _sections(setup: TrainingSetup) -> dict[str, object]:
-    section = find.section_of(setup.training)
-    return {"run": setup.run, section: setup.training, "agent": setup.agent.config}
-
-
-def _fit(
-    module: GRPO, setup: TrainingSetup, folder: Path, resume: bool, start: int, callbacks
-) -> None:
-    """Do the steps from `start` on."""
-    first = ranks.rank() == 0
-    if first:
-        _make_run_folder(folder, resume)
-    try:
-        trainer = _trainer(setup, folder, start, callbacks if first else ())
-        with stops.waiting():
-            trainer.fit(module, Steps(module))
-    except (UserError, OSError, stops.Stopped):
-        if first and not resume and not module.done_steps:
-            shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
-        raise
-    if module.done_steps != setup.training.steps:
-        raise RuntimeError(
-            f"Training ended after {module.done_steps} of {setup.training.steps} steps."
+    A collective: every rank then sees the folder as it is. UserError: the run is past its end.
+    """
+    start, damaged = newest_whole(folder)
+    if start > steps:
+        raise UserError(
+            f"The run {folder} has done {start} steps already: give --steps {start} or more."
         )
+    if ranks.rank() == 0:
+        for step, wrong in damaged.items():
+            aside = set_aside(checkpoints(folder)[step])
+            say(
+                f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.",
+                "red",
+            )
+    ranks.barrier()
+    return start
+
+
+def _sections(run: RunConfig, config: TrainConfig, agent: Agent) -> dict[str, object]:
+    """Return the sections of a run's config.yaml."""
+    return {"run": run, find.section_of(config): config, "agent": agent.config}
 
 
 def _make_run_folder(folder: Path, resume: bool) -> None:
@@ -397,23 +389,46 @@ def _make_run_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
 
 
-def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> lightning.Trainer:
+def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, resume: bool) -> None:
+    """Do the steps from `start` on."""
+    try:
+        with stops.waiting():
+            trainer.fit(module, range(start, module.config.steps))  # an item a step
+    except (UserError, OSError, stops.Stopped):
+        if ranks.rank() == 0 and not resume and not module.done_steps:
+            shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
+        raise
+    if (steps := module.config.steps) != module.done_steps:
+        raise RuntimeError(f"Training ended after {module.done_steps} of {steps} steps.")
+
+
+def _trainer(
+    run: RunConfig,
+    setup: Setup,
+    sections: dict[str, object],
+    folder: Path,
+    start: int,
+    steps: int,
+    callbacks,
+) -> lightning.Trainer:
     """Make Lightning's trainer: it counts steps, shards weights and calls the recorder."""
-    run, strategy = setup.run, "auto"
+    strategy, loggers = "auto", False
     if setup.sharded:
         strategy = ModelParallelStrategy(
             data_parallel_size=setup.ranks,
             tensor_parallel_size=1,
             process_group_backend="nccl" if setup.on_gpu else "gloo",
         )
+    if ranks.rank() == 0:
+        loggers = _loggers(run.logger, sections, folder, start)
     recorder = RunRecorder(
         folder,
         run.save_every,
         run.keep_trajectories,
-        setup.training.steps,
+        steps,
         run.keep_checkpoints,
         setup.dtype,
-        lambda: _write_settings(setup, folder),
+        lambda: files.dump(folder / "config.yaml", **sections),
         # questions of generated English are not kept: its facts are split, and no fact that is
         # trained on is ever asked for in an evaluation
         run.data not in GENERATED,
@@ -424,7 +439,7 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
         num_nodes=run.num_nodes,
         strategy=strategy,
         max_epochs=1,
-        logger=_loggers(setup, folder, start) if ranks.rank() == 0 else False,
+        logger=loggers,
         callbacks=[recorder, *callbacks],
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -432,17 +447,17 @@ def _trainer(setup: TrainingSetup, folder: Path, start: int, callbacks) -> light
     )
 
 
-def _loggers(setup: TrainingSetup, folder: Path, start: int) -> list[Logger]:
+def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> list[Logger]:
     """Make all loggers of a run that has done `start` steps; metrics.csv is told first."""
     settings = {
         f"{section}.{name}": value
-        for section, values in _sections(setup).items()
+        for section, values in sections.items()
         for name, value in asdict(values).items()
     }
     return [
         StepCSV(folder / "metrics.csv", start),
         TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-        *open_loggers(setup.run.logger, folder, settings),
+        *open_loggers(places, folder, settings),
     ]
 
 
@@ -479,7 +494,6 @@ class TrainingProgress(lightning.Callback):
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
         self.validated: dict[str, float] = {}
-        self.proofs = 0  # shown so far
         self.progress = None  # until training starts: an error before that has no bar to stop
 
     def on_train_start(self, trainer, module) -> None:
@@ -494,10 +508,6 @@ class TrainingProgress(lightning.Callback):
         m, done = module.metrics, module.done_steps
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
-        for step, found in module.proofs[self.proofs :]:
-            new, old = found.new**0.5, found.old**0.5
-            self.say(step, f"weights reach the sampler: {new:.1g} off, the old ones {old:.1g}")
-        self.proofs = len(module.proofs)
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]

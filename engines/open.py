@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from agents import find
 from config.errors import UserError
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, without_url
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig, without_url
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import located, ready
@@ -29,7 +29,7 @@ from models.plan import (
     plan,
     turns_in_cache,
 )
-from models.setup import Setup, TrainingSetup, auto_dtype, date_of
+from models.setup import Setup, auto_dtype, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     from engines.endpoint import Terms
@@ -336,11 +336,10 @@ def most_in_flight(config: EvalConfig, setup: Setup) -> int:
 # ---------------------------------------------------------------- for training
 
 
-def check_answerer(setup: TrainingSetup) -> None:
+def check_answerer(run: RunConfig, lora_rank: int, agent: Agent) -> None:
     """Raise a UserError if frozen prompts would have no answer, or if an answerer has none."""
-    run = setup.run
-    one_set = run.engine == "vllm" and bool(not setup.training.lora_rank or run.adapter)
-    if refused := refusal_of_answerer(run.answerer, setup.agent, one_set):
+    one_set = run.engine == "vllm" and bool(not lora_rank or run.adapter)
+    if refused := refusal_of_answerer(run.answerer, agent, one_set):
         raise UserError(refused)
 
 
@@ -368,22 +367,24 @@ def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
     return ""
 
 
-def open_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
+def open_sampler(
+    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+) -> Engine:
     """Open what samples for the trainer of `policy`, and what answers frozen prompts."""
-    check_answerer(setup)
-    give_embedder([setup.agent])
-    run = setup.run
+    give_embedder([agent])
     on_vllm = run.engine == "vllm"
     sampler = _vllm_sampler if on_vllm else _transformers_sampler
     if run.answerer == "base":
-        return sampler(setup, policy, codec)
+        return sampler(run, training, agent, setup, policy, codec)
     dtype = "auto" if run.dtype == "auto" else setup.compute_dtype
     # before the sampler, which may take minutes: a server that is not there is refused at once
-    other = open_answerer(run.answerer, setup, setup.training.in_flight, dtype, on_vllm)
-    return _beside(sampler(setup, policy, codec), other, run.devices)
+    other = open_answerer(run.answerer, setup, training.in_flight, dtype, on_vllm)
+    return _beside(sampler(run, training, agent, setup, policy, codec), other, run.devices)
 
 
-def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
+def _transformers_sampler(
+    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+) -> Engine:
     """Sample from the trainer's own weights, or from a copy where those are shards.
 
     Where the policy before training answers frozen prompts it is here, too.
@@ -392,33 +393,34 @@ def _transformers_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     from engines.hf import TransformersEngine
     from models.load import inner, load_policy
 
-    rows = setup.training.in_flight
+    rows = training.in_flight
 
     def copy_of_policy():
-        return load_policy(setup, dtype=setup.compute_dtype).requires_grad_(False)
+        return load_policy(setup, training, dtype=setup.compute_dtype).requires_grad_(False)
 
     model = copy_of_policy() if setup.sharded else policy
     engine = TransformersEngine(inner(model), codec, max_rows=rows, copy=setup.sharded)
-    if not setup.agent.frozen_turns or setup.run.answerer != "base":
+    if not agent.frozen_turns or run.answerer != "base":
         return engine
     # adapters that training went on from are not switched off: they are part of what was before
-    off = setup.training.lora_rank and not setup.run.adapter
+    off = training.lora_rank and not setup.adapter
     before = model if off else copy_of_policy()
     frozen = TransformersEngine(inner(before), codec, max_rows=rows)
     return WithFrozen(engine, frozen, before.disable_adapter if off else nullcontext)
 
 
-def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
+def _vllm_sampler(
+    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+) -> Engine:
     """Sample with vLLM in this process; memory is shared out by the plan."""
     from engines.vllm_colocated import ColocatedEngine
     from models.load import dequantised_folder, inner, window_for_vllm
 
-    run, grpo, agent = setup.run, setup.training, setup.agent
-    sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, grpo.in_flight
+    sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if setup.on_gpu:
         gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
         sizes = geometry(str(setup.folder))
-        p = plan(sizes, setup.mode, gpu_gib, setup.ranks, grpo, agent, beside)
+        p = plan(sizes, mode_of(training), gpu_gib, setup.ranks, training, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
@@ -433,9 +435,9 @@ def _vllm_sampler(setup: TrainingSetup, policy, codec: Codec) -> Engine:
     dtype = setup.compute_dtype
     window = min(setup.window, window_for_vllm(inner(policy).config))
     options = {"gpu_memory_utilization": share, "trust_remote_code": setup.trust_remote_code}
-    weights = dequantised_folder(policy, dtype) if grpo.quantise else nullcontext(setup.folder)
+    weights = dequantised_folder(policy, dtype) if setup.quantise else nullcontext(setup.folder)
     with weights as folder:
-        sizes = window, rows, kv_gib or 1.0, dtype, grpo.lora_rank
+        sizes = window, rows, kv_gib or 1.0, dtype, training.lora_rank
         return ColocatedEngine(folder, codec, *sizes, sleep, **options)
 
 

@@ -10,7 +10,6 @@ which transformers would make up at random.
 
 from __future__ import annotations
 
-import re
 import shutil
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -27,17 +26,12 @@ from models.packaged import fetched, made
 from tasks.served import Served, address
 from tokens.chat_templates import check_tokenizer
 
-FORMS = "hf:FOLDER, openai:URL#MODEL or hash:256"
-SETTINGS = "hf:FOLDER#pooling=last,tokens=512,query=TEXT"
+FORMS = "hf:FOLDER, hf:FOLDER#pooling=last,tokens=512,query=TEXT, openai:URL#MODEL or hash:256"
 POOLINGS = ("mean", "cls", "last")
-POOLING_NAMES = {  # of sentence-transformers
-    "pooling_mode_mean_tokens": "mean",
-    "pooling_mode_cls_token": "cls",
-    "pooling_mode_lasttoken": "last",
-    "mean": "mean",
-    "cls": "cls",
-    "lasttoken": "last",
-}
+# as sentence-transformers names them, behind pooling_mode_ or, as of 2026, alone
+STORED_POOLINGS = {
+    "mean_tokens": "mean", "cls_token": "cls", "lasttoken": "last", "mean": "mean", "cls": "cls",
+}  # fmt: skip
 BATCH = 32
 """Texts that a local model reads at once, of similar length."""
 REQUEST = 128
@@ -49,10 +43,10 @@ WAITS_S = (0.5, 2.0)
 
 
 def embedder_of(spec: str) -> Embedder:
-    """Open an embedder: hf:FOLDER, openai:URL#MODEL or hash:DIMENSIONS.
+    """Open an embedder by its name, one of `FORMS`.
 
-    What stands after a folder (`SETTINGS`) goes before what its own files say. UserError: no such
-    folder or server, an unknown form or setting.
+    What stands after a folder goes before what its own files say. UserError: no such folder or
+    server, an unknown form or setting.
     """
     form, _, what = spec.partition(":")
     forms = {"hf": _Local, "openai": _Served, "hash": _Hashed}
@@ -72,16 +66,13 @@ def _unit(rows: np.ndarray, name: str) -> np.ndarray:
     return rows / lengths
 
 
-# ---------------------------------------------------------------- hashing
-
-
 class _Hashed(Embedder):
     """Counts of words, each in one of `dim` places and with a sign, both by its hash: for tests."""
 
     def __init__(self, spec: str, dim: str):
-        if not re.fullmatch(r"[1-9]\d{0,4}", dim) or int(dim) & (int(dim) - 1):
+        self.name, self.dim = spec, int(dim) if dim.isdecimal() else 0
+        if not 0 < self.dim < 100_000 or self.dim & (self.dim - 1):
             raise UserError(f"{spec}: the dimensions must be a power of two below 100,000, as 256.")
-        self.name, self.dim = spec, int(dim)
 
     def embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
         rows = np.zeros((len(texts), self.dim), np.float32)
@@ -101,27 +92,23 @@ class _Hashed(Embedder):
 # ---------------------------------------------------------------- a folder
 
 
-def _told(spec: str, words: str) -> dict[str, str | int]:
+def _settings(words: str) -> dict[str, str]:
     r"""Read settings as they stand after a folder; the query's text is all that follows, with its
     commas.
 
-    >>> _told("", r"tokens=512,query=Instruct: a, b\nQuery: ")
-    {'query': 'Instruct: a, b\nQuery: ', 'tokens': 512}
+    >>> _settings(r"tokens=512,query=Instruct: a, b\nQuery: ")
+    {'tokens': '512', 'query': 'Instruct: a, b\nQuery: '}
     """
-    first, query, text = re.fullmatch(r"(.*?)(?:(?:^|,)(query)=(.*))?", words, re.DOTALL).groups()
-    told: dict[str, str | int] = {"query": text.replace(r"\n", "\n")} if query else {}
-    for word in filter(None, first.split(",")):
-        name, _, value = word.partition("=")
-        if name == "pooling" and value in POOLINGS:
-            told[name] = value
-        elif name == "tokens" and re.fullmatch(r"[1-9]\d{0,8}", value):
-            told[name] = int(value)
-        else:
-            raise UserError(
-                f"{spec}: {word!r} is no setting: write {SETTINGS}, or some of these; poolings are "
-                f"{', '.join(POOLINGS)}."
-            )
-    return told
+    first, query, text = f",{words}".partition(",query=")
+    settings = dict(word.partition("=")[::2] for word in filter(None, first.split(",")))
+    known = {
+        "pooling": lambda value: value in POOLINGS,
+        "tokens": lambda value: value.isdecimal() and int(value) > 0,
+    }
+    for name, value in settings.items():
+        if name not in known or not known[name](value):
+            raise UserError(f"'{name}={value}' is no setting of an embedder: write {FORMS}.")
+    return settings | ({"query": text.replace(r"\n", "\n")} if query else {})
 
 
 def _json(path: Path) -> dict | list:
@@ -140,11 +127,12 @@ def _pooling(folder: Path) -> str:
         raise UserError(
             f"{folder} has a layer {min(other)} after its model, which is not computed."
         )
-    settings = _json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
-    chosen = [key for key, value in settings.items() if key.startswith("pooling_mode_") and value]
-    chosen = [settings["pooling_mode"]] if "pooling_mode" in settings else chosen  # as of 2026
-    whole = settings.get("include_prompt", True)  # else the prefix is read and not pooled
-    return POOLING_NAMES.get(chosen[0], "") if len(chosen) == 1 and whole else ""
+    stored = _json(folder / modules["Pooling"] / "config.json") if "Pooling" in modules else {}
+    named = [key for key, value in stored.items() if key.startswith("pooling_mode_") and value]
+    chosen = [stored["pooling_mode"]] if "pooling_mode" in stored else named
+    if len(chosen) != 1 or not stored.get("include_prompt", True):  # a prefix is pooled, here
+        return ""
+    return STORED_POOLINGS.get(chosen[0].removeprefix("pooling_mode_"), "")
 
 
 class _Local(Embedder):
@@ -156,7 +144,7 @@ class _Local(Embedder):
         from models.load import from_safetensors
 
         name, _, words = what.partition("#")
-        folder, told = named_folder(Path(name).expanduser()), _told(spec, words)
+        folder, settings = named_folder(Path(name).expanduser()), _settings(words)
         if not (folder / "config.json").is_file():
             raise UserError(
                 f"No embedder at {folder}: a folder with config.json and weights is needed."
@@ -164,10 +152,10 @@ class _Local(Embedder):
         with loading(f"The embedder {folder}"):
             prompts = _json(folder / "config_sentence_transformers.json").get("prompts") or {}
             documents = (prompts.get(name) for name in ("document", "passage", "corpus"))
-            self._query = told.get("query", prompts.get("query") or "")
+            self._query = settings.get("query", prompts.get("query") or "")
             self._document = next(filter(None, documents), "")
             stated = _pooling(folder)
-            self._pooling = told.get("pooling", stated)
+            self._pooling = settings.get("pooling", stated)
             if not self._pooling:
                 raise UserError(
                     f"{folder} does not say how the embeddings of tokens are pooled, or not in a "
@@ -181,8 +169,9 @@ class _Local(Embedder):
             self._model = from_safetensors(AutoModel, folder, "float32", unread="pooler.", **here)
             self._model.eval()
             stored = _json(folder / "sentence_bert_config.json").get("max_seq_length")
+            limit = int(settings["tokens"]) if "tokens" in settings else stored
             positions = getattr(self._model.config, "max_position_embeddings", None)
-            limits = (told.get("tokens", stored), self._tokenizer.model_max_length, positions)
+            limits = (limit, self._tokenizer.model_max_length, positions)
             self._limit = min(limit for limit in limits if limit)
             self.name, self.dim = spec, self._pooled(self._ids(["dimensions"])).shape[1]
 
@@ -243,10 +232,10 @@ class _Served(Embedder):
         self.dim = self.embed(["dimensions"]).shape[1]
 
     def embed(self, texts: Sequence[str], query: bool = False) -> np.ndarray:
-        parts = [self._ask(texts[at : at + REQUEST]) for at in range(0, len(texts), REQUEST)]
+        parts = [self._reply(texts[at : at + REQUEST]) for at in range(0, len(texts), REQUEST)]
         return _unit(np.concatenate(parts or [np.zeros((0, self.dim))]), self.name)
 
-    def _ask(self, texts: Sequence[str]) -> np.ndarray:
+    def _reply(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of some texts. UserError: there are none to be had."""
         body = {"model": self.model, "input": texts, "encoding_format": "float"}
         reply = self._server.sent("POST", "", body)

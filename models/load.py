@@ -34,7 +34,7 @@ from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_
 from tokens.attention import use_our_attention
 
 if TYPE_CHECKING:
-    from models.setup import TrainingSetup
+    from models.setup import Setup
 
 
 def load_model(
@@ -601,20 +601,19 @@ def recompute(model, on: bool) -> None:
 # ---------------------------------------------------------------- the policy of a run's settings
 
 
-def load_policy(setup: TrainingSetup, device: str = "", dtype: str = ""):
+def load_policy(setup: Setup, training: TrainConfig, device: str = "", dtype: str = ""):
     """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
 
     device, dtype: instead of the setup's; weights of the dtype mixed are loaded in float32.
     """
     dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
-    training = setup.training
-    check_stored(setup.folder, training)  # a hub's config.json is here by now
+    check_stored(setup.folder, setup.quantise)  # a hub's config.json is here by now
     model = load_model(
-        setup.folder, dtype, device or setup.device, setup.trust_remote_code, training.quantise
+        setup.folder, dtype, device or setup.device, setup.trust_remote_code, setup.quantise
     )
     if not training.lora_rank:
         return model
     policy = with_lora(model, training)
-    if setup.run.adapter and device != "unset":
-        load_adapter(policy, setup.run.adapter)
+    if setup.adapter and device != "unset":
+        load_adapter(policy, setup.adapter)
     return policy

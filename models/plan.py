@@ -6,13 +6,14 @@ sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
-Every figure is a formula in `FORMULAS`. What is experience rather than arithmetic (a kernel's share
-of a card's peak, room for CUDA graphs and fragmentation) is a named constant here.
+The formulas stand together in docs/engines.md. What is experience rather than arithmetic (a
+kernel's share of a card's peak, room for CUDA graphs and fragmentation) is a named constant here.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from config.errors import UserError, first_line
@@ -202,30 +203,6 @@ class Plan:
         return self.micro_tokens > 0 and self.turns > 0
 
 
-FORMULAS = """\
-W weights, L those of the layers' matrices, E of embedding and lm_head, A of the adapters, N GPUs;
-bytes (fused experts count to W, not to L: they stay in 16 bits):
-weights      full 4W/N; lora (2W + 4A)/N; qlora 0.516 L + 2 (W - L) + 4A
-reference    full with --kl 2W/N, else the base weights, which are there
-gradients    4/N a trained weight
-optimizer    AdamW 8/N a trained weight, in 8 bits 2
-activations  with recomputation: layers x T x hidden x 2, one layer of T tokens in full,
-             two gathered layers in 16 bits (full), three chunks of 512 x vocabulary x 4;
-             T = micro_tokens
-sampler      2W
-cache        turns x window x 4 x layers x kv_heads x head_dim
-answerer     beside vLLM, with --answerer hf:FOLDER, of its own sizes: 2W + 32,768 tokens of cache
-rollout      weights + optimizer + sampler + cache + answerer
-update       weights + gradients + optimizer + activations + what sleep leaves + answerer
-seconds      prefill 2P a token, decode (sampler + cache read) / bandwidth a token of all turns,
-             update (6P full, 4P adapters) + 2P recomputed + 2P old log-probs of several updates
-             + 2P reference with --kl a token; P: what a token passes, L and its experts"""
-
-
-def _gib(n_bytes: float) -> float:
-    return n_bytes / GIB
-
-
 def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     """Return GiB of a forward and backward pass over a packed row with recomputed layers."""
     stored = g.layers * tokens * g.hidden * 2  # the layers' inputs
@@ -236,17 +213,17 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     gathered = 2 * g.layer * 2 + g.embedding * 2 if mode == "full" else 0
     dequantised = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
     logits = 3 * 512 * g.vocab * 4
-    return _gib(stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6)
+    return (stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6) / GIB
 
 
 def turns_in_cache(g: Geometry, cache_gib: float, window: int) -> int:
     """Return how many turns of `window` tokens a cache holds without sharing; at least one."""
-    return max(1, int(cache_gib / _gib(window * g.kv_bytes) + 1e-6))
+    return max(1, int(cache_gib * GIB / (window * g.kv_bytes) + 1e-6))
 
 
 def answerer_gib(g: Geometry) -> float:
     """Return GiB of a model that answers frozen prompts beside vLLM: weights, cache, a pass."""
-    return _gib(2 * g.weights + ANSWERER_TOKENS * g.kv_bytes) + ANSWERER_PASS_GIB
+    return (2 * g.weights + ANSWERER_TOKENS * g.kv_bytes) / GIB + ANSWERER_PASS_GIB
 
 
 def plan(
@@ -272,11 +249,11 @@ def plan(
         raise UserError("A plan needs at least one GPU, of more than 0 GiB.")
     window = agent.turn_tokens()
     weights, gradients, optimizer = _trainer_gib(g, mode, devices, grpo)
-    sampler = _gib(2 * g.weights)  # in 16 bits; of a 4-bit policy the dequantised weights
+    sampler = 2 * g.weights / GIB  # in 16 bits; of a 4-bit policy the dequantised weights
     room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB - beside
 
     # The rollout: gradients are freed, the optimizer stays, the cache takes what is left.
-    one_turn = _gib(window * g.kv_bytes)
+    one_turn = window * g.kv_bytes / GIB
     wanted = min(max(grpo.tasks_per_step) * grpo.group_size // devices or 1, grpo.in_flight)
     free = (room - weights - optimizer - sampler - GRAPHS_GIB) * (1 - CACHE_SLACK)
     turns = max(0, min(wanted, int(free / one_turn)))
@@ -327,11 +304,8 @@ def _trainer_gib(
     else:
         frozen = NF4_BYTES * g.linear + 2 * (g.weights - g.linear)
     moments = 2 if grpo.optimizer == "adamw8bit" else 8
-    return (
-        _gib((frozen + 4 * trained) / shards),
-        _gib(4 * trained / shards),
-        _gib(moments * trained / shards),
-    )
+    sizes = frozen + 4 * trained, 4 * trained, moments * trained
+    return tuple(n_bytes / shards / GIB for n_bytes in sizes)
 
 
 def _most_tokens(g: Geometry, mode: str, room: float, state: float, resident: float) -> int:
@@ -341,26 +315,14 @@ def _most_tokens(g: Geometry, mode: str, room: float, state: float, resident: fl
     return max(fitting, default=0)
 
 
-def longest_section(
-    g: Geometry,
-    mode: str,
-    gpu_gib: float,
-    devices: int,
-    grpo: GRPOConfig,
-    agent: Agent,
-    beside: float = 0.0,
-) -> int:
+def longest_section(agent: Agent, planned: Callable[[Agent], Plan]) -> int:
     """Return the most tokens of a section that still fit, a power of two up to 32,768; 0 = none.
 
-    The number of sections does not matter: it takes no memory. beside: see `plan`.
+    The number of sections does not matter: it takes no memory. planned: `plan` of an agent.
     """
     sizes = [1 << k for k in range(9, 16)]
-
-    def fits(n: int) -> bool:
-        longer = agent.with_settings(chunk_tokens=n)
-        return plan(g, mode, gpu_gib, devices, grpo, longer, beside).fits
-
-    return max(filter(fits, sizes), default=0)
+    fitting = (n for n in sizes if planned(agent.with_settings(chunk_tokens=n)).fits)
+    return max(fitting, default=0)
 
 
 # ---------------------------------------------------------------- time
@@ -387,10 +349,11 @@ def step_seconds(
     shown, answered = agent.limits().shown, agent.limits().written
     flops, bandwidth = (x * 1e12 for x in CARDS[card])
     groups = max(grpo.tasks_per_step) / devices
-    group_tokens = _tokens_of_group(
-        agent.config.layout, grpo.group_size, agent.config.chunk_tokens, shown
-    )
-    prompts = groups * sections * group_tokens
+    # of a section of a group: first in its prompts, it is computed once for all members
+    section, members = agent.config.chunk_tokens, grpo.group_size
+    memories = members * (shown * 0.7 + 128)  # question and template beside each
+    times = 1 if agent.config.layout == "shared" else members
+    prompts = groups * sections * (times * section + memories)
     responses = sections * answered + agent.config.final_tokens
     written = groups * grpo.group_size * responses * 0.7  # responses rarely use all their tokens
     # every decoding step reads the sampler's weights and the cache of all turns in flight
@@ -402,12 +365,3 @@ def step_seconds(
     factor = (6 if p.mode == "full" else 4) + 2 * forward
     update_s = (prompts + written) * factor * g.passed / (flops * UPDATE)
     return rollout_s, update_s
-
-
-def _tokens_of_group(layout: str, members: int, section: int, shown: int) -> float:
-    """Return computed prompt tokens of one section of a group.
-
-    With the section first (layout `shared`) it is computed once for all members.
-    """
-    memory = shown * 0.7 + 128  # question and template beside it
-    return section + members * memory if layout == "shared" else members * (section + memory)

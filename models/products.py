@@ -101,14 +101,14 @@ class _Differentiable(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, gradient):
         x, weight = ctx.saved_tensors
-        of_x = back(gradient, weight) if ctx.needs_input_grad[0] else None
-        of_weight = of_bias = None
+        x_gradient = back(gradient, weight) if ctx.needs_input_grad[0] else None
+        weight_gradient = bias_gradient = None
         rows = gradient.flatten(0, -2)
         if ctx.needs_input_grad[1]:
-            of_weight = rows.t() @ x.flatten(0, -2)
+            weight_gradient = rows.t() @ x.flatten(0, -2)
         if ctx.needs_input_grad[2]:
-            of_bias = rows.sum(0)
-        return of_x, of_weight, of_bias
+            bias_gradient = rows.sum(0)
+        return x_gradient, weight_gradient, bias_gradient
 
 
 def packed(weight: torch.Tensor) -> torch.Tensor:

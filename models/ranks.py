@@ -12,19 +12,18 @@ never asks how many ranks there are before it sums.
 
 from __future__ import annotations
 
-import logging
 import multiprocessing
 import os
+import pickle
 import signal
-import tempfile
 import threading
+import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import count, takewhile
-from multiprocessing import forkserver
-from pathlib import Path
+from multiprocessing.connection import Connection, wait
 from typing import TypeVar
 
 import torch
@@ -32,7 +31,6 @@ import torch.distributed as dist
 
 from config import stops
 from config.errors import UserError
-from config.files import replacing
 from models.load import inner
 
 T = TypeVar("T")
@@ -40,6 +38,8 @@ T = TypeVar("T")
 # what every rank of a training imports before it can begin: three seconds of computing
 PRELOADED = ("lightning.pytorch", "torch.distributed.checkpoint", "torch.utils.tensorboard",
              "transformers.modeling_utils")  # fmt: skip
+
+GRACE_S = 10.0  # that the other ranks have to fail, or to end, once one has failed
 
 # ---------------------------------------------------------------- ranks and collectives
 
@@ -197,43 +197,67 @@ def is_first() -> bool:
 def launch(function: Callable, n: int, *args):
     """Run function(*args) in n new processes of this machine; returns the result of rank 0.
 
-    Function and arguments are pickled. If one process fails, all are ended. A UserError of any of
-    them is raised here, once; another failure is a RuntimeError. Without a GPU the processes are
-    forked from one that has imported what they need, and that stays for the next call.
+    Function, arguments and result are pickled. If one process fails, all are ended. A UserError of
+    any of them is raised here, once; another failure is a RuntimeError. Without a GPU the processes
+    are forked from one that has imported what they need, and that stays for the next call.
     """
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+    context = multiprocessing.get_context(_start_method())
+    # by it the ranks find one another, as those do that torchrun starts
+    store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
+    processes, results = [], []
+    try:
+        with stops.waiting(_tell_ranks):
+            for rank in range(n):
+                result, end = context.Pipe(duplex=False)
+                work = end, rank, n, store.port, stops.is_stoppable(), function, *args
+                process = context.Process(target=_run_rank, args=work)
+                process.start()
+                processes.append(process)
+                end.close()  # the rank alone holds it: where that dies, the file ends
+                results.append(result)
+            result = _results(processes, results)
+        for process in processes:
+            process.join()
+        return result
+    finally:
+        ending = signal.SIGTERM if stops.is_stoppable() else signal.SIGINT
+        for process in processes:
+            with suppress(ProcessLookupError):
+                if process.is_alive():
+                    os.kill(process.pid, ending)
+        for process in processes:
+            process.join(GRACE_S)
+            process.kill()
+            process.join()
 
-    _silence_launcher()
-    start_method = _start_method()
-    with tempfile.TemporaryDirectory(prefix="memagent-") as folder, _launcher_contained(folder):
-        config = LaunchConfig(
-            run_id="memagent",
-            min_nodes=1,
-            max_nodes=1,
-            nproc_per_node=n,
-            rdzv_backend="c10d",
-            rdzv_endpoint="localhost:0",
-            local_addr="localhost",
-            max_restarts=0,
-            start_method=start_method,
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-            **({"signals_to_handle": "SIGHUP,SIGQUIT"} if stops.is_stoppable() else {}),
-        )
-        rest = folder, n, stops.is_stoppable(), function, *args
-        try:
-            with stops.waiting(_tell_ranks):
-                return elastic_launch(config, _run_rank)(*rest)[0]
-        except SignalException as error:  # all processes have ended
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise SystemExit(128 + error.sigval) from None
-        except ChildFailedError as error:
-            failure = _failure_of(error, folder, n)
-            if stops.asked() and not isinstance(failure, UserError):
-                raise stops.Stopped(stops.asked()) from None
-            raise failure from None
+
+def _results(processes: Sequence, results: Sequence[Connection]):
+    """Return what rank 0 has returned, once all ranks have; raise what one of them could not do.
+
+    Where one fails, the others often fail for that reason, and perhaps sooner: so for `GRACE_S`
+    seconds all are heard, and a UserError goes before any other failure.
+    """
+    found, failures = {}, []
+    pending = {result: rank for rank, result in enumerate(results)}
+    while pending and not any(isinstance(failure, UserError) for failure in failures):
+        ready = wait(pending, GRACE_S if failures else None)
+        if not ready:
+            break
+        for rank, result in [(pending.pop(result), result) for result in ready]:
+            try:
+                found[rank] = pickle.loads(result.recv_bytes())
+            except EOFError:
+                processes[rank].join()
+                found[rank] = RuntimeError(f"exit code {processes[rank].exitcode}")
+            if isinstance(found[rank], UserError):
+                failures.insert(0, found[rank])
+            elif isinstance(found[rank], Exception):
+                failures.append(RuntimeError(f"Rank {rank} of {len(results)} ended: {found[rank]}"))
+    if failures and stops.asked() and not isinstance(failures[0], UserError):
+        raise stops.Stopped(stops.asked())
+    if failures:
+        raise failures[0]
+    return found[0]
 
 
 def _tell_ranks() -> None:
@@ -243,75 +267,44 @@ def _tell_ranks() -> None:
 
 
 def _start_method() -> str:
-    """Return how the ranks' processes are started; what they are forked from is started now.
+    """Return how the ranks' processes are started, and what they are forked from imports.
 
     CUDA does not survive a fork, and libraries may ask for GPUs while they are imported.
     """
     if torch.cuda.is_available() or "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     multiprocessing.set_forkserver_preload(list(PRELOADED))
-    forkserver.ensure_running()  # its socket must not lie in a folder of one launch
     return "forkserver"
 
 
-def _silence_launcher() -> None:
-    """Mute torch's launcher, whose report of a failed process fills a page."""
-    noisy = ("torch.distributed.elastic", "torch.multiprocessing", "torch.distributed.launcher")
-    for name in logging.root.manager.loggerDict:  # each logger has a level of its own
-        if name.startswith(noisy):
-            logging.getLogger(name).setLevel(logging.CRITICAL)
-
-
-@contextmanager
-def _launcher_contained(folder: str) -> Iterator[None]:
-    """Undo what torch's launcher changes in this process.
-
-    It replaces signal handlers, and leaves files of failed processes in the folder for temporary
-    files: that is `folder` inside this context.
-    """
-    tempdir, tempfile.tempdir = tempfile.tempdir, folder
-    replaced = signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT
-    handlers = {s: signal.getsignal(s) for s in replaced}
-    try:
-        yield
-    finally:
-        tempfile.tempdir = tempdir
-        for s, handler in handlers.items():
-            if signal.getsignal(s) is not handler:
-                signal.signal(s, handler)
-
-
-def _failure_of(error, folder: str, n: int) -> Exception:
-    """Return what to raise for torch's ChildFailedError: a rank's UserError if one left a file."""
-    messages = sorted(path for path in Path(folder).iterdir() if path.name.isdigit())
-    if messages:
-        return UserError(messages[0].read_text(encoding="utf-8"))
-    number, failure = error.get_first_failure()
-    trace = failure.message
-    if isinstance(trace, dict):
-        trace = trace.get("extraInfo", {}).get("py_callstack", "")
-    return RuntimeError(f"Rank {number} of {n} ended with exit code {failure.exitcode}: {trace}")
-
-
-def _run_rank(folder: str, n: int, stoppable: bool, function: Callable, *args):
-    """Run one rank's share of `launch`; a UserError is left in folder/RANK for the parent."""
+def _run_rank(
+    end: Connection, rank: int, n: int, port: int, stoppable: bool, function: Callable, *args
+) -> None:
+    """Run one rank's share of `launch`; what came of it is sent to the parent."""
+    # as torchrun says them, which torch and Lightning know
+    os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
+    os.environ |= {name: str(n) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+    os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
+    os.environ |= {"TORCHELASTIC_RUN_ID": "memagent", "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
     ending = signal.SIGTERM if stoppable else signal.SIGINT
     threading.Thread(target=_end_with_parent, args=(ending,), daemon=True).start()
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
         with stops.stoppable(rank=True) if stoppable else nullcontext():
-            return function(*args)
+            result = function(*args)
     except UserError as error:
-        with replacing(Path(folder, os.environ["RANK"])) as path:
-            path.write_text(str(error), encoding="utf-8")
-        raise SystemExit(2) from None
+        result = error
     except stops.Stopped:
-        return None  # so does every rank, and `launch` knows why
+        result = None  # so does every rank, and `launch` knows why
     except (KeyboardInterrupt, SystemExit):
         # Files are closed by now. The signal arrives twice, from the terminal and from `launch`,
         # and the second one may interrupt Python's own shutdown.
         os._exit(130)
+    except Exception:
+        result = RuntimeError(traceback.format_exc())
+    end.send_bytes(pickle.dumps(result))
 
 
 def _end_with_parent(ending: int) -> None:

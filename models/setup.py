@@ -1,7 +1,7 @@
 """What a command computes with: model, device, dtype, adapters, shards, window, resolved once.
 
-Holds: `Setup`, `TrainingSetup`, `auto_dtype`. Leaves out: loading (models/load.py), engines
-(engines/open.py).
+Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`. Leaves out: loading (models/load.py),
+engines (engines/open.py).
 Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 """
 
@@ -21,6 +21,8 @@ from memagent import Agent
 
 if TYPE_CHECKING:  # transformers comes with it
     from tokens.codec import Codec
+
+# ---------------------------------------------------------------- device and dtype
 
 
 def resolve_device(device: str) -> str:
@@ -63,9 +65,9 @@ def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = No
     full = training is not None and not training.lora_rank
     if device.startswith("cuda"):
         return "mixed" if full else "bfloat16"
-    if device == "mps":
+    if device == "mps" or full:
         return "float32"
-    stored = not full and _is_stored_in_bfloat16(base_of(model))
+    stored = _is_stored_in_bfloat16(base_of(model))
     return "bfloat16" if stored and bfloat16_instructions() else "float32"
 
 
@@ -104,24 +106,23 @@ def stored_as(model: str | Path) -> str:
     return FOUR_BITS if method == "bitsandbytes" and stored.get("load_in_4bit") else method or ""
 
 
-def check_stored(model: str | Path, training: TrainConfig) -> None:
+def check_stored(model: str | Path, quantise: bool) -> None:
     """Raise a UserError for stored weights that cannot be trained as the settings say."""
     stored = stored_as(model)
-    if stored == FOUR_BITS and not training.quantise:
+    if stored and not (stored == FOUR_BITS and quantise):
         raise UserError(
-            f"The weights of {model} are stored in 4 bits, which are not trained: give --lora-rank "
-            "(and --quantise), which trains adapters beside them."
+            f"The weights of {model} are stored quantised ({stored}), which are not trained: give "
+            "--lora-rank, which trains adapters beside 4 bits of bitsandbytes, or the model as it "
+            "was before."
         )
-    if stored and stored != FOUR_BITS:
-        raise UserError(
-            f"The weights of {model} are stored quantised ({stored}): of these only 4 bits of "
-            "bitsandbytes can be trained with; give the model as it was before."
-        )
+
+
+# ---------------------------------------------------------------- the setup
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """A model and how it is computed with."""
+    """A model and how it is computed with: plain values, the same for all that a command does."""
 
     model: str | Path  # as the user wrote it: a folder, a hub name, smollm2, a GGUF file
     device: str  # cpu, cuda or mps
@@ -131,6 +132,8 @@ class Setup:
     trust_remote_code: bool = False
     quantise: bool = False  # weights in 4 bits, only to be read with
     date: str = TEMPLATE_DATE  # that a chat template tells
+    adapter: str = ""  # folder of the adapters that a training goes on from
+    ranks: int = 1  # that train together
     # of `models.packaged.located`: what is loaded, of a packaged model or a GGUF file its converted
     # folder; and what tokenizer and configuration come from, of adapters their base model
     folder: str | Path = ""
@@ -144,6 +147,20 @@ class Setup:
     def compute_dtype(self) -> str:
         """The dtype of the forward pass: float32 or bfloat16."""
         return "bfloat16" if self.dtype == "mixed" else self.dtype
+
+    @property
+    def sharding(self) -> str:
+        """How `GRPO` holds the weights: none, or by FSDP2 in shards that are the same or mixed.
+
+        Shards are for several ranks, and for the dtype mixed.
+        """
+        if self.dtype == "mixed":
+            return "mixed"
+        return "same" if self.ranks > 1 else "none"
+
+    @property
+    def sharded(self) -> bool:
+        return self.sharding != "none"
 
     def codec(self) -> Codec:
         """Load the model's tokenizer and chat template, and say what of it is not known.
@@ -197,6 +214,24 @@ class Setup:
             date_of(agents),
         )
 
+    @classmethod
+    def of_training(cls, run: RunConfig, training: TrainConfig, agent: Agent) -> Setup:
+        """Resolve what is trained: of the settings that `base_and_adapter` and `adapted` return."""
+        device = resolve_device(run.device)
+        model = run.model or EMBEDDED
+        return cls(
+            model,
+            device,
+            auto_dtype(model, device, training) if run.dtype == "auto" else run.dtype,
+            agent.turn_tokens(),
+            agent.config.thinking,
+            run.trust_remote_code,
+            training.quantise,
+            agent.config.template_date,
+            run.adapter,
+            run.devices * run.num_nodes,
+        )
+
 
 def window_of(agents: Sequence[Agent]) -> int | None:
     """Return the window that all of these agents need; None = all that the model has."""
@@ -207,6 +242,29 @@ def window_of(agents: Sequence[Agent]) -> int | None:
 def date_of(agents: Sequence[Agent]) -> str:
     """Return the date that these agents' model is told; flags and model folders set it for all."""
     return agents[0].config.template_date if agents else TEMPLATE_DATE
+
+
+# ---------------------------------------------------------------- adapters to go on from
+
+
+def base_and_adapter(run: RunConfig) -> RunConfig:
+    """Return the settings with adapters that were given as --model as --adapter of their base."""
+    if not is_adapter(run.model):
+        return run
+    if run.adapter:
+        raise UserError("Give adapters as --model or as --adapter, not as both.")
+    return replace(run, model=str(base_of(run.model)), adapter=run.model)
+
+
+def adapted(training: TrainConfig, run: RunConfig) -> TrainConfig:
+    """Return the settings of a training as its model decides them.
+
+    Adapters to go on from have their own rank, and beside weights in 4 bits adapters are qlora.
+    """
+    if run.adapter:
+        training = with_adapter(training, run.adapter)
+    in_four_bits = training.lora_rank and stored_as(run.model) == FOUR_BITS
+    return replace(training, quantise=True) if in_four_bits else training
 
 
 def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
@@ -225,60 +283,8 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class TrainingSetup(Setup):
-    """A training: its settings, and what follows from them."""
-
-    run: RunConfig = None  # type: ignore[assignment]  # these three are given by `of`
-    training: TrainConfig = None  # type: ignore[assignment]
-    agent: Agent = None  # type: ignore[assignment]
-
-    @property
-    def mode(self) -> str:
-        """What is trained: qlora, lora or full."""
-        if self.training.quantise:
-            return "qlora"
-        return "lora" if self.training.lora_rank else "full"
-
-    @property
-    def ranks(self) -> int:
-        return self.run.devices * self.run.num_nodes
-
-    @property
-    def sharded(self) -> bool:
-        """Whether FSDP2 holds the weights: on several ranks, and for the dtype mixed."""
-        return self.ranks > 1 or self.dtype == "mixed"
-
-    @property
-    def sharding(self) -> str:
-        """How `GRPO` holds the weights: none, same or mixed."""
-        if not self.sharded:
-            return "none"
-        return "mixed" if self.dtype == "mixed" else "same"
-
-    @classmethod
-    def of(cls, run: RunConfig, training: TrainConfig, agent: Agent) -> TrainingSetup:
-        """Resolve the settings of a training; adapters to go on from decide their rank."""
-        if is_adapter(run.model):
-            if run.adapter:
-                raise UserError("Give adapters as --model or as --adapter, not as both.")
-            run = replace(run, model=str(base_of(run.model)), adapter=run.model)
-        if run.adapter:
-            training = with_adapter(training, run.adapter)
-        if training.lora_rank and stored_as(base_of(run.model)) == FOUR_BITS:
-            training = replace(training, quantise=True)
-        device = resolve_device(run.device)
-        model = run.model or EMBEDDED
-        return cls(
-            model,
-            device,
-            auto_dtype(model, device, training) if run.dtype == "auto" else run.dtype,
-            agent.turn_tokens(),
-            agent.config.thinking,
-            run.trust_remote_code,
-            training.quantise,
-            agent.config.template_date,
-            run=run,
-            training=training,
-            agent=agent,
-        )
+def mode_of(training: TrainConfig) -> str:
+    """Return what is trained: qlora, lora or full."""
+    if training.quantise:
+        return "qlora"
+    return "lora" if training.lora_rank else "full"

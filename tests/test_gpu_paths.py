@@ -23,7 +23,6 @@ from models import ranks
 from models.load import inner, load_model, optimizer_of, stored_dtype, with_lora
 from models.logprobs import logits_of
 from models.plan import KNOWN, activations_gib
-from models.setup import TrainingSetup
 from report.metrics import PeakMemory, on_gpu
 
 ROOT = Path(__file__).parent.parent
@@ -102,16 +101,6 @@ def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
     assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
 
 
-def test_adapters_of_a_float32_model_are_computed_as_before(codec):
-    policy = with_lora(random_policy(codec), GRPOConfig(lora_rank=4))
-    layer = inner(policy).model.layers[0].mlp.up_proj
-    with torch.no_grad():
-        layer.lora_B["default"].weight.normal_()
-    x = torch.randn(5, 32)
-    a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-    assert torch.allclose(layer(x), layer.base_layer(x) + 2 * x @ a.t() @ b.t(), atol=1e-5)
-
-
 def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     assert vllm_colocated.adapter_folder(499, tmp_path).parent == tmp_path
@@ -185,11 +174,9 @@ def test_vllm_on_the_cpu_of_a_machine_with_a_gpu_is_refused(tmp_path, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     run = RunConfig(engine="vllm", device="cpu", runs=str(tmp_path))
     with pytest.raises(UserError, match="leave --device cpu out"):
-        train.check(TrainingSetup.of(run, GRPOConfig(), tiny.agent()))
-    train.check(TrainingSetup.of(replace(run, engine="transformers"), GRPOConfig(), tiny.agent()))
-    train.check(
-        TrainingSetup.of(run, GRPOConfig(), tiny.agent()), here=False
-    )  # a plan for another machine
+        train.resolved(run, GRPOConfig(), tiny.agent())
+    train.resolved(replace(run, engine="transformers"), GRPOConfig(), tiny.agent())
+    train.resolved(run, GRPOConfig(), tiny.agent(), here=False)  # a plan for another machine
 
 
 # ---- exports

@@ -11,7 +11,7 @@ from conftest import random_policy
 
 from agents import find, memupdate, pay
 from agents.store import Entry, Store
-from commands.train import check
+from commands.train import resolved
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task
@@ -21,7 +21,6 @@ from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from grpo import GRPO
 from memagent import Finish, Turn
-from models.setup import TrainingSetup
 from report.records import record_turn
 from report.rows import Cell
 from rollout import Sampling, rollout
@@ -745,7 +744,7 @@ def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, code
     agent = find.make(name, {"embedder": "hash:256"})
     run = RunConfig(model=str(keeper.WEIGHTS), data="ledger", lengths=(6,), agent=name, name="x")
     with pytest.raises(UserError, match=f"The agent {name} makes no turn that could be trained"):
-        check(TrainingSetup.of(run, config, agent))
+        resolved(run, config, agent)
     give_embedder([agent])
     (done,) = rollout(ScriptedEngine(codec, reads), agent, [(REFINED, 0)])  # nor is it a traceback
     assert f"The agent {name} made no turn" in done.error

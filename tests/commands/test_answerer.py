@@ -27,7 +27,6 @@ from memagent import Finish, Prompt
 from models.load import load_model
 from models.packaged import located
 from models.plan import answerer_gib, geometry
-from models.setup import TrainingSetup
 from report.rows import Cell
 from rollout import Sampling
 from tasks import ledger
@@ -123,37 +122,22 @@ def test_a_server_answers_the_probes_and_its_key_is_written_nowhere(server, tmp_
     assert not any(SECRET in json.dumps(record) for record in records)
 
 
-@pytest.mark.parametrize(
-    ("answerer", "sentence"),
-    [
-        ("openai:http://127.0.0.1:9/v1#m", "The endpoint cannot be used"),
-        ("openai:http://me:word@127.0.0.1:9/v1#m", "without a password"),
-        ("hf:/nowhere", "No model folder at /nowhere"),
-    ],
-)
-def test_an_answerer_that_is_not_there_is_refused_at_the_start(
-    server, tmp_path, answerer, sentence
-):
-    with pytest.raises(UserError, match=sentence) as refused:
-        train.train(run_config(tmp_path, answerer), GRPO, AGENT)
+@pytest.mark.parametrize("answerer", [
+    "openai:http://127.0.0.1:9/v1#m", "openai:http://me:word@127.0.0.1:9/v1#m", "hf:/nowhere",
+    "SERVER#n", "", "hf:", "somewhere", "openai:http://127.0.0.1:9/v1", "#",
+])  # fmt: skip
+def test_an_answerer_that_is_not_there_is_refused_at_the_start(server, tmp_path, answerer):
+    """As is another form of a name, and a model that the server does not have."""
+    with pytest.raises(UserError) as refused:
+        named = answerer.replace("SERVER", f"openai:{server.url}")
+        train.train(run_config(tmp_path, named), GRPO, AGENT)
     assert "word@" not in str(refused.value) and not [*tmp_path.iterdir()]
-
-
-def test_a_model_that_the_server_does_not_have_is_refused(server, tmp_path):
-    with pytest.raises(UserError, match="does not serve the model 'n'; it serves m"):
-        train.train(run_config(tmp_path, f"openai:{server.url}#n"), GRPO, AGENT)
 
 
 def test_an_agent_that_asks_no_other_policy_takes_no_answerer(folder, tmp_path):
     run = run_config(tmp_path, f"hf:{folder}", model="", data="world")
-    with pytest.raises(UserError, match="asks no policy but the one that is trained"):
+    with pytest.raises(UserError):
         train.train(run, GRPO, tiny.agent())
-
-
-@pytest.mark.parametrize("answerer", ["", "hf:", "somewhere", "openai:http://127.0.0.1:9/v1", "#"])
-def test_an_answerer_of_another_form_is_refused(answerer):
-    with pytest.raises(UserError, match="must be base, hf:FOLDER or openai:URL#MODEL"):
-        RunConfig(answerer=answerer)
 
 
 def test_in_a_dry_run_the_model_that_stands_in_answers(tmp_path, monkeypatch):
@@ -203,7 +187,8 @@ def test_with_vllm_another_model_answers_where_the_policy_before_training_is_los
 
     def sampler(answerer, rank=0):
         run, grpo = run_config(tmp_path, answerer, engine="vllm"), replace(GRPO, lora_rank=rank)
-        return open_sampler(located(TrainingSetup.of(run, grpo, AGENT)), policy, codec)
+        run, grpo, setup = train.resolved(run, grpo, AGENT)
+        return open_sampler(run, grpo, AGENT, located(setup), policy, codec)
 
     with pytest.raises(UserError, match="--answerer hf:FOLDER or openai:URL#MODEL"):
         sampler("base")

@@ -15,6 +15,7 @@ import eval
 from agents import find
 from commands import export, push, train
 from commands.card import write_card
+from config.errors import UserError
 from config.options import EMBEDDED, READER, EvalConfig, RunConfig
 from config.realmodels import ADAPTERS, PACKAGED
 from embedded import tiny
@@ -56,9 +57,6 @@ def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
         data, text = card.data, card.text
         assert (data.library_name, data.license) == (library, "mit")
         assert {"memagent", "grpo"} <= {*data.tags} and data.base_model is None
-        (result,) = data.eval_results  # of the agent itself; the other model's are not its own
-        assert (result.metric_type, result.metric_value) == ("exact", 0.5)
-        assert "n = 8" in result.metric_name and "one_fact, 4 sections" == result.dataset_name
         low, high = wilson(0.5, 8)
         row = f"| full | one_fact | 0.0 | 4 | 8 | 0.250 | {low:.2f}-{high:.2f} |"
         assert row in text and "`others`" not in text
@@ -68,31 +66,17 @@ def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
         assert str(trained.parent) not in (trained / name / "README.md").read_text()
 
 
-def test_a_card_has_one_value_for_each_data_set_and_metric(trained, tmp_path, capsys):
-    """Several lengths, temperatures and evaluations: one each, and every name of a data set one."""
+def test_an_evaluation_that_is_damaged_is_left_out(trained, tmp_path, capsys):
     folder = tmp_path / "run"
-    evaluation(tmp_path / "a", folder / "model", n=8, hot={"temperature": "1.0", "mean": 0.4},
-               long={"length": 1024, "mean": 0.3},
-               kind={"question": "two fact", "mean": 0.2})  # fmt: skip
-    evaluation(tmp_path / "b", folder / "model", n=64, mean=0.6)
+    evaluation(tmp_path / "a", folder / "model", n=8, hot={"temperature": "1.0", "mean": 0.4})
     evaluation(tmp_path / "c", folder / "model", n=999, nan={"length": 8, "mean": float("nan")})
     evaluation(tmp_path / "d", folder / "model", n=999, text={"length": 8, "mean": "good"})
-    evaluation(tmp_path / "f", folder / "model", n=999, text={"length": 8, "mean": "0.5"})
     evaluation(tmp_path / "e", folder / "model", n=999, old={"length": 8, "low": None})
     write_card(tmp_path, find.begun(trained), folder, 2, adapter=False)
-    assert "c/summary.json has values that are no numbers" in " ".join(
-        capsys.readouterr().out.split()
-    )
-    (model,) = metadata_load(tmp_path / "README.md")["model-index"]
-    found = {r["dataset"]["name"]: (r["dataset"]["type"], r["metrics"]) for r in model["results"]}
-    assert len({kind for kind, _ in found.values()}) == len(found) == len(model["results"])
-    assert {name: [m["value"] for m in metrics] for name, (_, metrics) in found.items()} == {
-        "one_fact, 4 sections": [0.6],
-        "one_fact, 1,024 sections": [0.3],
-        "two fact, 4 sections": [0.2],
-    }
-    ((metric,),) = [metrics for _, metrics in found.values() if metrics[0]["value"] == 0.6]
-    assert "temperature 0.0" in metric["name"] and "evaluation b" in metric["name"]
+    assert "c/summary.json" in " ".join(capsys.readouterr().out.split())
+    text = (tmp_path / "README.md").read_text()
+    assert "Evaluation `a`" in text and text.count("Evaluation `") == 1
+    assert "| memagent | one_fact | 1.0 | 4 | 8 | 0.400 |" in text
 
 
 def test_a_card_has_no_evaluation_of_an_earlier_export(trained, capsys):
@@ -130,15 +114,11 @@ def test_a_card_without_results_says_so_and_names_no_folder(tmp_path, codec):
     model = tmp_path / "base"
     shutil.copytree(EMBEDDED, model)
     (model / "README.md").write_text("---\nlicense: cc0-1.0\n---\n\n# base\n")
-    settings = json.loads((model / "config.json").read_text())
-    settings["_name_or_path"] = "someone/base"
-    (model / "config.json").write_text(json.dumps(settings))
     run = RunConfig(name="plain", runs=str(tmp_path), data=str(data), model=str(model))
     folder = train.train(run, config, tiny.agent())
     text = (folder / "model" / "README.md").read_text()
     known = metadata_load(folder / "model" / "README.md")
-    assert known["license"] == "cc0-1.0" and known["base_model"] == "someone/base"
-    assert "model-index" not in known
+    assert known["license"] == "cc0-1.0"
     assert "Nothing: no validation" in text and "`train.jsonl`" in text
     assert str(tmp_path) not in text
 
@@ -188,22 +168,18 @@ def test_an_export_is_uploaded_whole_and_private(hub, tmp_path):
 
 
 def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hub, monkeypatch):
-    def said(*words):
-        result = CliRunner().invoke(cli.app, ["export", str(trained), "--push", *words])
-        assert result.exit_code == 2 and "Traceback" not in result.output
-        assert "hf_secret" not in result.output
-        return result.output.splitlines()[-1]
-
-    assert "ORG/NAME" in said("mine")
     answer = httpx.Response(400, request=httpx.Request("POST", "https://hub"))
-    for error in (
-        HfHubHTTPError("refused hf_secret", response=answer),
-        HFValidationError("no such name"),
-        OSError("the token hf_secret is not known"),
+    for name, error in (
+        ("mine", None),
+        ("me/mine", HfHubHTTPError("refused hf_secret", response=answer)),
+        ("me/mine", HFValidationError("no such name")),
+        ("me/mine", OSError("the token hf_secret is not known")),
     ):
         hub["fails"] = error
-        assert "cannot be uploaded" in (why := said("me/mine")) or "takes no such name" in why
-    assert "the token *** is not known" in why
+        with pytest.raises(UserError) as refused:
+            push.push(trained / "model", name)
+        assert "hf_secret" not in str(refused.value)
     monkeypatch.delenv("HF_TOKEN")
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "HF_TOKEN" in said("me/mine")
+    done = CliRunner().invoke(cli.app, ["export", str(trained), "--push", "me/mine"])
+    assert done.exit_code == 2 and "Traceback" not in done.output

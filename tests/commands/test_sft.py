@@ -29,7 +29,7 @@ from report.runlog import summary
 from report.summary import write_summary
 from rollout import Sampling, rollout
 from tasks import worlds
-from tasks.sources import MixedTasks, parts_of, validation_tasks
+from tasks.sources import parts_of, validation_tasks
 from tokens.trie import build_trie
 
 AGENT = tiny.agent()
@@ -133,12 +133,6 @@ def test_turns_that_keep_the_memory_are_thinned_out(codec):
 
 
 # ---------------------------------------------------------------- the update
-
-
-def test_weights_sum_to_one_and_first_tokens_weigh_more():
-    rows = [Row([1], [2, 3, 4], [0.0] * 3), Row([1], [5], [0.0])]
-    weights = token_weights(rows, 6.0)
-    assert weights == [[6 / 14, 1 / 14, 1 / 14], [6 / 14]] and sum(map(sum, weights)) == 1
 
 
 def test_the_gradient_is_that_of_the_weighted_log_likelihood(codec, monkeypatch):
@@ -260,33 +254,40 @@ def test_reinforcement_learning_goes_on_from_the_adapters(tmp_path, weak, codec)
         assert not torch.allclose(module.model(ids).logits, exported, atol=1e-3)
     # the rank follows from the adapters, and another one is refused
     assert train.build(run, replace(grpo, lora_rank=0), AGENT).config.lora_rank == 4
-    with pytest.raises(UserError, match="have rank 4, not 8"):
-        train.build(run, replace(grpo, lora_rank=8), AGENT)
-    with pytest.raises(UserError, match="holds no LoRA adapters"):
-        train.build(replace(run, adapter=str(weak)), grpo, AGENT)
-    other = random_policy(codec, hidden_size=64)
-    other.save_pretrained(tmp_path / "other"), codec.tokenizer.save_pretrained(tmp_path / "other")
-    with pytest.raises(UserError, match="do not fit the model"):
-        train.build(replace(run, model=str(tmp_path / "other")), grpo, AGENT)
+    other = tmp_path / "other"
+    random_policy(codec, hidden_size=64).save_pretrained(other)
+    codec.tokenizer.save_pretrained(other)
+    for wrong, rank in (({}, 8), ({"adapter": str(weak)}, 4), ({"model": str(other)}, 4)):
+        with pytest.raises(UserError):
+            train.build(replace(run, **wrong), replace(grpo, lora_rank=rank), AGENT)
 
 
-def test_the_command_and_its_mistakes(tmp_path, weak, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    usual = ["sft", "--model", str(weak), "--steps", "1", "--tasks-per-step", "2"]
-    done = CliRunner().invoke(app, [*usual, "--name", "a"])
-    assert done.exit_code == 0, done.output
-    for more, said in {
-        ("--agent", "rememr1"): "can be demonstrated: the agent rememr1 shows nothing",
-        ("--also", "full=2"): "NAME or NAME=SHARE",
-        ("--also", "nobody"): "Unknown agent 'nobody'",
-        ("--mistakes", "2"): "mistakes must be",
-        ("--data", "none.json"): "none.json",
-    }.items():
-        done = CliRunner().invoke(app, [*usual, "--name", "b", *more])
-        assert done.exit_code == 2 and said in done.output, done.output
-        assert not (tmp_path / "runs" / "b").exists()
-    done = CliRunner().invoke(app, ["train", "--name", "a", "--resume", "--steps", "3"])
-    assert done.exit_code == 2 and "not trained by this command" in done.output
+@pytest.mark.parametrize("more", [
+    ("--agent", "rememr1"),  # shows nothing
+    ("--also", "full=2"), ("--also", "nobody"), ("--mistakes", "2"), ("--data", "none.json"),
+])  # fmt: skip
+def test_a_mistake_leaves_no_folder(tmp_path, weak, more):
+    usual = f"sft --model {weak} --steps 1 --tasks-per-step 2 --runs {tmp_path} --name b".split()
+    done = CliRunner().invoke(app, [*usual, *more])
+    assert done.exit_code == 2 and not (tmp_path / "b").exists(), done.output
+
+
+def test_a_warm_start_is_not_resumed_by_train(tmp_path, weak):
+    usual = f"sft --model {weak} --steps 1 --tasks-per-step 2 --runs {tmp_path} --name a".split()
+    assert CliRunner().invoke(app, usual).exit_code == 0
+    words = f"train --runs {tmp_path} --name a --resume --steps 3".split()
+    assert CliRunner().invoke(app, words).exit_code == 2
+
+
+@pytest.mark.parametrize("text, parts", [
+    ("a=3,b.json", [("a", 3.0), ("b.json", 1.0)]), ("x=2", [("x=2", 1)]), ("a=0,b=1", None),
+])  # fmt: skip
+def test_parts_of_a_mixture(text, parts):
+    if parts:
+        assert parts_of(text) == parts
+    else:
+        with pytest.raises(UserError):
+            parts_of(text)
 
 
 def test_rows_are_dealt_by_their_tokens_and_neighbours_stay_together():
@@ -302,29 +303,6 @@ def test_rows_are_dealt_by_their_tokens_and_neighbours_stay_together():
     assert sum(tokens) <= whole + 50  # one section at most is in both
     assert deal(rows[:1], 3) == [[], [0], []]
     assert deal([rows[0]] * 2, 2) == [[], [0, 1]]  # the same row is computed once
-
-
-def test_mixtures_draw_by_weight_and_never_one_task_twice():
-    lists = [list(worlds.make_tasks(0, 40, 2, kind)) for kind in ("one_fact", "two_hop")]
-    mixed = MixedTasks(lists, [3.0, 1.0], seed=0)
-    batches = [mixed.batch(step, 0, 8) for step in range(200)]
-    assert all(len({task.id for task in batch}) == 8 for batch in batches)
-    share = sum(task.kind == "one_fact" for batch in batches for task in batch) / 1600
-    assert abs(share - 0.75) < 0.04
-    assert [t.id for t in mixed.batch(7, 0, 8)] == [t.id for t in batches[7]]
-    assert parts_of("a=3,b.json") == [("a", 3.0), ("b.json", 1.0)] and parts_of("x=2") == [
-        ("x=2", 1)
-    ]
-    with pytest.raises(UserError, match="positive number"):
-        parts_of("a=0,b=1")
-    # what a short list lacks comes from the other
-    short = MixedTasks([lists[0][:6], lists[1]], [0.5, 0.5], seed=0)
-    for step in range(50):
-        batch = short.batch(step, 0, 20)
-        assert len({task.id for task in batch}) == 20
-        assert sum(task.kind == "one_fact" for task in batch) <= 6
-    with pytest.raises(UserError, match="wants 50 tasks and the files have 46"):
-        short.batch(0, 0, 50)
 
 
 class Dull:
@@ -384,3 +362,9 @@ def test_several_agents_share_the_tasks(codec):
     assert 30 < whole < 72
     with pytest.raises(UserError, match="must leave something"):
         SFT(model, module.engine, AGENT, None, SFTConfig(also=("full=0.6", "none=0.5")))
+
+
+def test_weights_sum_to_one_and_first_tokens_weigh_more():
+    rows = [Row([1], [2, 3, 4], [0.0] * 3), Row([1], [5], [0.0])]
+    weights = token_weights(rows, 6.0)
+    assert weights == [[6 / 14, 1 / 14, 1 / 14], [6 / 14]] and sum(map(sum, weights)) == 1

@@ -1,6 +1,5 @@
 import csv
 import gzip
-import io
 import json
 import os
 import random
@@ -8,15 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
-from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
-from rich.console import Console
+from conftest import Calls, killed_in_child, random_policy
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -26,7 +23,7 @@ import memagent
 from agents import find
 from cli import app
 from commands import export, train
-from config import files, terminal
+from config import files
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task
@@ -36,7 +33,7 @@ from memagent import Finish, Prompt, Trajectory, Turn
 from models import checkpoints
 from models.load import import_bitsandbytes
 from report import runlog
-from tasks import readers, sources, writers
+from tasks import sources
 from tokens.codec import Codec, Text
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
@@ -160,20 +157,8 @@ def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp
             assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         else:
             assert killed_in_child(resumed, at)
-    assert_same(
-        outcome(train.train(run, config, agent, resume=(tmp_path / "killed").exists())), expected
-    )
-
-
-def test_killed_at_every_step_boundary(model, tmp_path):
-    expected = outcome(trained(model, tmp_path, 7, "whole", run={"save_every": 3}))
-    more = dict(name="killed", run={"save_every": 3})
-    for step in (2, 3, 5, 7):
-        resume = (tmp_path / "killed").exists()
-        with pytest.raises(Stop):
-            trained(model, tmp_path, 7, resume=resume, callbacks=[stop_at(step)], **more)
     for _ in range(2):  # a finished run stays as it is
-        assert_same(outcome(trained(model, tmp_path, 7, resume=True, **more)), expected)
+        assert_same(outcome(train.train(run, config, agent, resume=True)), expected)
 
 
 def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
@@ -246,44 +231,12 @@ def test_trajectories_say_at_which_temperature_and_for_which_form_they_were_samp
     assert found == {(0, 1.5, "boxed"), (1, 1.5, "boxed"), (2, 1.25, "boxed"), (3, 1.25, "boxed")}
 
 
-def test_tasks_of_a_file_come_in_passes(tmp_path):
-    tasks = sources.FileTasks([Task(str(i), "q", ("a",), text="t") for i in range(10)], seed=0)
-    steps = [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
-    for one_pass in (steps[:3], steps[3:]):
-        assert len({i for step in one_pass for i in step}) == 9
-    assert steps[:3] != steps[3:]
-    assert steps == [[t.id for t in tasks.batch(s, 0, 3)] for s in range(6)]
-    with pytest.raises(UserError, match="wants 11 tasks"):
-        tasks.batch(0, 0, 11)
-
-
-def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_path):
-    path = tmp_path / "tasks.jsonl"
-    writers.write(path, [Task(str(i), "q", ("a",), text="t") for i in range(10)], "vime")
-    found = {}
-    for shuffle in (True, False):
-        tasks = sources.training_tasks(RunConfig(data=str(path), shuffle=shuffle), GRPOConfig())
-        place = {t.id: i for i, t in enumerate(tasks.tasks)}
-        found[shuffle] = [place[t.id] for s in range(6) for t in tasks.batch(s, 0, 3)]
-    assert found[False] == 2 * [*range(9)] != found[True]
-
-
-def test_training_on_a_file_of_the_users(model, tmp_path):
-    lines = [
-        {"question": f"Where is {p}?", "answer": "Lima", "context": f"{p} reached Lima. " * 9}
-        for p in ("Anna", "Boris", "Clara")
-    ]
-    (tmp_path / "own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    folder = trained(model, tmp_path, 2, run={"data": str(tmp_path / "own.jsonl")})
-    asked = {record["question"] for record in records_of(folder)}
-    assert asked <= {line["question"] for line in lines}
-    assert len(readers.read(tmp_path / "own.jsonl")) == 3
-
-
 @pytest.mark.parametrize(
     "change",
     [
         {"model": "./nowhere"},
+        {"model": "BROKEN"},
+        {"model": "PICKLED"},
         {"data": "nowhere.jsonl"},
         {"validation": "nowhere.jsonl"},
         {"agent": "memgent"},
@@ -305,7 +258,12 @@ def test_training_on_a_file_of_the_users(model, tmp_path):
 )
 def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, change):
     (tmp_path / "rewards.py").write_text(REWARDS)
-    places = {"REWARDS": str(tmp_path / "rewards.py"), "FILE": str(tmp_path / "rewards.py")}
+    broken, pickled = (shutil.copytree(model, tmp_path / name) for name in ("broken", "pickled"))
+    (broken / "model.safetensors").write_bytes(b"not safetensors")
+    (pickled / "model.safetensors").unlink()
+    torch.save({}, pickled / "pytorch_model.bin")  # pickles are not loaded
+    places = {"REWARDS": str(tmp_path / "rewards.py"), "FILE": str(tmp_path / "rewards.py"),
+              "BROKEN": str(broken), "PICKLED": str(pickled)}  # fmt: skip
     for name, value in change.items():
         for word, path in places.items():
             change = {name: value.replace(word, path)} if word in str(value) else change
@@ -317,32 +275,14 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     assert not [*tmp_path.glob("runs/*")]
 
 
-def test_corrupt_weights_are_one_sentence(model, tmp_path):
-    broken = tmp_path / "broken"
-    shutil.copytree(model, broken)
-    (broken / "model.safetensors").write_bytes(b"not safetensors")
-    with pytest.raises(UserError, match="safetensors"):
-        trained(broken, tmp_path)
-    (broken / "model.safetensors").unlink()
-    torch.save({}, broken / "pytorch_model.bin")  # pickles are not loaded
-    with pytest.raises(UserError, match="cannot be loaded"):
-        trained(broken, tmp_path)
-    assert not (tmp_path / "a").exists()
-
-
-def test_a_run_is_never_overwritten(model, tmp_path):
-    trained(model, tmp_path)
-    with pytest.raises(UserError, match="there already"):
-        trained(model, tmp_path)
-
-
 def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
     expected = outcome(trained(model, tmp_path, 5, "whole"))
     folder = trained(model, tmp_path, 2)
     assert_same(outcome(trained(model, tmp_path, 5, resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == 5
-    with pytest.raises(UserError, match="has done 5 steps already: give --steps 5 or more"):
-        trained(model, tmp_path, 2, resume=True)
+    for wrong in ({"steps": 2, "resume": True}, {"steps": 9}):  # past its end; there already
+        with pytest.raises(UserError):
+            trained(model, tmp_path, **wrong)
     assert_same(outcome(folder), expected)
     totals, rows = runlog.summary(folder), expected[1]
     assert totals["steps"] == 5
@@ -380,30 +320,23 @@ def test_a_damaged_or_foreign_checkpoint_is_named(model, codec, tmp_path):
     path, stored = folder / "checkpoints" / "step-1", (folder / "config.yaml").read_bytes()
     names = {".metadata", "__0_0.distcp", "state.json"}
     assert {file.name for file in path.iterdir()} == names
-
-    def refused(what):
-        with pytest.raises(UserError, match=r"step-1 is damaged or") as error:
-            train.train(run, replace(config, steps=2), reader(), resume=True)
-        assert "\n" not in str(error.value), what
-        assert (folder / "config.yaml").read_bytes() == stored
-
     for name in names:
         good = (path / name).read_bytes()
         for damage in (b"", b"junk", b"[1]", good[: len(good) // 2]):
             (path / name).write_bytes(damage)
-            refused((name, damage[:9]))
+            with pytest.raises(UserError, match="step-1 is damaged"):
+                checkpoints.newest_whole(folder)
         (path / name).unlink()
-        refused(name)
+        with pytest.raises(UserError, match="step-1 is damaged"):
+            train.train(run, replace(config, steps=2), reader(), resume=True)
         (path / name).write_bytes(good)
-    shutil.move(path, tmp_path / "good")
-    module = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), reader())
-    checkpoints.save_checkpoint(path, module.model, module.configure_optimizers(), {})
-    refused("adapters")
-    shutil.rmtree(path)
-    shutil.move(tmp_path / "good", path)
-    train.train(run, replace(config, steps=2), reader(), resume=True)
+    other = train.build(run_config(model, tmp_path, "b"), replace(config, lora_rank=2), reader())
+    checkpoints.save_checkpoint(path, other.model, other.configure_optimizers(), {})
+    with pytest.raises(UserError):  # another model's
+        train.train(run, replace(config, steps=2), reader(), resume=True)
+    assert (folder / "config.yaml").read_bytes() == stored
     (folder / "config.yaml").unlink()
-    with pytest.raises(UserError, match=r"config\.yaml cannot be read"):
+    with pytest.raises(UserError):
         train.train(run, replace(config, steps=2), reader(), resume=True)
 
 
@@ -445,32 +378,28 @@ def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_
     more = replace(config, steps=6)
     expected = outcome(train.train(replace(run, name="whole"), more, reader()))
 
-    def cut(path):
-        path.write_bytes(path.read_bytes()[:-100])
-
     def flip(path):  # as long as before
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 255
         path.write_bytes(data)
 
-    damages = {
-        "cut off": lambda path: cut(path / "__0_0.distcp"),
-        "has changed": lambda path: flip(path / "__0_0.distcp"),
-        ".metadata": lambda path: (path / ".metadata").unlink(),
-        "Expecting value": lambda path: (path / "state.json").write_bytes(b""),
-    }
-    for k, (reason, damage) in enumerate(damages.items()):
+    damages = [
+        lambda path: os.truncate(path / "__0_0.distcp", (path / "__0_0.distcp").stat().st_size - 9),
+        lambda path: flip(path / "__0_0.distcp"),
+        lambda path: (path / ".metadata").unlink(),
+        lambda path: (path / "state.json").write_bytes(b""),
+    ]
+    for k, damage in enumerate(damages):
         other = tmp_path / f"b{k}"
         shutil.copytree(folder, other)
         settings = (other / "config.yaml").read_text().replace("name: a\n", f"name: b{k}\n")
         (other / "config.yaml").write_text(settings)
         damage(other / "checkpoints" / "step-4")
-        export.export(other)
-        said = " ".join(capsys.readouterr().out.split())
-        assert re.search(f"step-4 is .*{reason}.*step-2, which is", said)
+        if not k:
+            export.export(other)
+            assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
         train.train(replace(run, name=other.name), more, reader(), resume=True)
-        said = capsys.readouterr().out
-        assert re.search(f"step-4 is damaged.*{reason}.*step-2, which is whole", said), said
+        assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
         assert_same(outcome(other), expected)
         kept = {path.name for path in (other / "checkpoints").iterdir()}
         assert kept == {"step-4", "step-6", "step-4.damaged"}
@@ -545,48 +474,6 @@ def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     assert (tmp_path / "b" / "mine").exists()  # a folder that was there stays
 
 
-def test_an_error_before_the_first_step_is_not_hidden_by_the_progress_bar(model, tmp_path):
-    class Early(train.lightning.Callback):
-        def on_fit_start(self, trainer, module):
-            raise Stop
-
-    with pytest.raises(Stop):
-        trained(model, tmp_path, 7, callbacks=[train.TrainingProgress(7), Early()])
-
-
-def test_a_run_says_that_the_weights_reach_the_sampler_and_says_it_once(
-    model, tmp_path, monkeypatch
-):
-    console = Console(width=80, file=io.StringIO())
-    monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, console))
-    run, config = run_config(model, tmp_path, "a"), replace(GRPO, steps=3, warmup=0)
-    train.train(run, config, tiny.agent(), callbacks=[train.TrainingProgress(3)])
-    proofs = [x for x in console.file.getvalue().splitlines() if "weights reach the sampler" in x]
-    assert proofs and proofs[0].startswith("step    0") and len(proofs) == len(set(proofs)) <= 2
-    parts = proofs[0].replace(" off", "").split(", the old ones ")
-    off, old = (float(part.split()[-1]) for part in parts)
-    assert 100 * off < old
-
-
-def test_tensorboard_has_every_step_once(model, tmp_path):
-    """Also where a run was killed before its first checkpoint and begins anew."""
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    class Late(train.lightning.Callback):
-        def on_train_batch_end(self, trainer, module, *_):
-            for logger in trainer.loggers:
-                logger.save()
-            if module.done_steps == 2:
-                raise Stop
-
-    with pytest.raises(Stop):
-        trained(model, tmp_path, 3, run={"save_every": 9}, callbacks=[Late()])
-    time.sleep(1.1)  # the names of its files count seconds
-    folder = trained(model, tmp_path, 3, run={"save_every": 9}, resume=True)
-    events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("reward")] == [0, 1, 2]
-
-
 def test_lora_fetches_no_compiled_code_and_loads_no_compiler(tmp_path):
     """bitsandbytes, which peft imports, fetches kernels from the hub where `kernels` is installed.
 
@@ -626,14 +513,6 @@ def test_lora_fetches_no_compiled_code_and_loads_no_compiler(tmp_path):
     assert done.stdout == "True False\n" and "gemm_4bit" not in done.stderr
 
 
-def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
-    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
-    share = {"ruler": 2 / 3, "own": 0.0}
-    for dataset, expected in share.items():
-        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
-        assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
-
-
 @pytest.mark.parametrize(
     ("outcome", "boxed", "plain"),
     [
@@ -659,50 +538,6 @@ def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, box
             assert REWARD(agent, trajectory, outcome) == pytest.approx(expected)
 
 
-def test_an_agent_that_looks_back_is_trained_logged_and_resumed_like_any_other(model, tmp_path):
-    run = run_config(
-        model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
-    )
-    config, agent = (
-        replace(GRPO, steps=3, alpha=0.5),
-        tiny.agent(
-            "rememr1",
-            memory_text="response_minus_recall",
-            callback="question",
-            recall_at_zero=True,
-        ),
-    )
-    whole, other = outcome(train.train(run, config, agent)), replace(run, name="b")
-    with pytest.raises(Stop):
-        train.train(other, config, agent, callbacks=[stop_at(2)])
-    assert_same(outcome(train.train(other, config, agent, resume=True)), whole)
-    (_, metrics, records) = whole
-    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["answer_covered"]) == 1
-    counted = (
-        "answer_gain answer_level turn_reward_memory turn_reward_callback turn_reward_format "
-        "turn_reward_format_final turn_groups_without_signal format_no_update recall_age "
-        "memory_capped"
-    )
-    assert {*counted.split()} <= metrics[0].keys()
-    last = records[-1]["turns"]
-    assert {*last[-1]["rewards"]} == {*last[0]["rewards"]} == {"memory", "callback", "format"}
-    first, final = last[0]["notes"], last[-1]["notes"]
-    assert {"gain", "level", "covered"} <= first.keys() and first["covered"] == 1
-    assert first["step"]["errors"][0] == "no_update" and isinstance(first["step"]["memory"], str)
-    assert {*final["recalled"]} == {"text", "query", "steps", "score", "age", "current"}
-    assert final["step"] is None
-    exported = tmp_path / "a" / "model"  # who reads with the policy reads as it has learnt to
-    assert find.of_model(exported)["callback"] == "question"
-    (tmp_path / "agent.yaml").write_text("run:\n  agent: memagent\n")
-    for preset, folder, name in (
-        ("default", exported, "rememr1"),
-        ("default", model, "memagent"),
-        ("default", tmp_path, "memagent"),
-        ("rememr1", tmp_path, "rememr1"),
-    ):
-        assert find.agent_of(preset, folder) == name
-
-
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
     made = [0.5, 0.75, 0.25, 0.75, 0.5, 0.25, 0.125]
     scores = iter([*made, 0.25, 0.125])
@@ -711,7 +546,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     folder = trained(model, tmp_path, 7, run=kept)
     assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
     assert [row["score"] for row in checkpoints.validations(folder)] == made
-    exports, ways = {}, {"best": {"of_best": True}, "four": {"step": 4}, "last": {}}
+    exports, ways = {}, {"best": {"best": True}, "four": {"step": 4}, "last": {}}
     for name, which in (ways | {"half": {"dtype": "bfloat16"}}).items():
         path = export.export(folder, out=tmp_path / name, **which)
         exports[name] = AutoModelForCausalLM.from_pretrained(path).state_dict()
@@ -750,6 +585,30 @@ def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model,
     assert task.question == "Where?"
 
 
+def test_an_export_that_cannot_be_written_is_refused(model, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = trained(model, tmp_path)
+    Path("a.txt").write_text("mine")
+    for given in (
+        {"out": Path()},
+        {"out": Path("a.txt")},
+        {"out": Path("a.txt/x")},
+        {"step": 1, "best": True},
+    ):
+        with pytest.raises(UserError):
+            export.export(folder, **given)
+    assert {p.name for p in tmp_path.iterdir()} == {"a", "a.txt"}
+    assert Path("a.txt").read_text() == "mine"
+
+
+def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
+    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
+    share = {"ruler": 2 / 3, "own": 0.0}
+    for dataset, expected in share.items():
+        task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
+        assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
+
+
 def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
     copy = tmp_path / "base"
     shutil.copytree(model, copy)
@@ -769,29 +628,3 @@ def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_pat
             again()
     save(torch.Tensor.bfloat16)
     export.export(folder)  # the same weights in another type
-
-
-def test_what_others_have_put_into_a_run_does_no_harm(model, tmp_path):
-    folder = trained(model, tmp_path)
-    shutil.copytree(folder / "checkpoints" / "step-1", folder / "checkpoints" / "step-5-copy")
-    (folder / "checkpoints" / ".step-9.tmp").mkdir()
-    (folder / "trajectories.jsonl.gz").unlink()
-    trained(model, tmp_path, 2, resume=True)
-    assert {record["step"] for record in records_of(folder)} == {1}
-    assert {p.name for p in (folder / "checkpoints").iterdir()} == {"step-2", "step-5-copy"}
-
-
-def test_an_export_that_cannot_be_written_is_refused(model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    folder = trained(model, tmp_path)
-    Path("a.txt").write_text("mine")
-    for given in (
-        {"out": Path()},
-        {"out": Path("a.txt")},
-        {"out": Path("a.txt/x")},
-        {"step": 1, "of_best": True},
-    ):
-        with pytest.raises(UserError):
-            export.export(folder, **given)
-    assert {p.name for p in tmp_path.iterdir()} == {"a", "a.txt"}
-    assert Path("a.txt").read_text() == "mine"

@@ -11,7 +11,7 @@ import math
 
 import pytest
 from conftest import random_policy
-from test_locomo import LOCOMO, question, sample, write
+from test_locomo import question, sample, write
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 from typer.testing import CliRunner
@@ -168,16 +168,3 @@ def test_a_part_validates_a_training_on_another(model, tmp_path, monkeypatch):
     assert {t.notes.session for t in turns if t.notes.phase == "edit"} == {1, 2, 10}
     rows = list(csv.DictReader((tmp_path / "a" / "validation.csv").open(newline="")))
     assert float(rows[-1]["score"]) == pytest.approx(asked[-1][1]) and int(rows[-1]["n"]) == 1
-
-
-@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
-def test_a_step_on_conv_26(model, tmp_path):
-    """Session 1, which seed 9 draws, and four probes about it."""
-    source = f"locomo:{LOCOMO}#memory-r1/train/observations"
-    check(*step(model, source, tmp_path, "--seed", "9", *BUILD), start=0)
-
-
-@pytest.mark.skipif(not LOCOMO.is_file(), reason=f"needs {LOCOMO}, which is not there")
-def test_a_step_on_the_observations_of_conv_26_in_one_growing_chat(model, tmp_path):
-    source = f"locomo:{LOCOMO}#memory-r1/train/observations"
-    check(*step(model, source, tmp_path, "--seed", "9", *REFINE), start=7)

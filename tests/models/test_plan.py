@@ -1,4 +1,5 @@
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,6 @@ from models.plan import (
     MODES,
     SIZES_GIB,
     activations_gib,
-    answerer_gib,
     dense,
     geometry,
     longest_section,
@@ -35,19 +35,6 @@ def seconds(g, p, devices=1, agent=AGENT, **more):
     return step_seconds(g, p, devices, GRPO, agent, **more)
 
 
-@pytest.mark.parametrize(
-    ("name", "billions", "kv_kib"),  # as the models' own pages say, rounded there
-    [
-        ("Qwen3-0.6B", 0.6, 112), ("Qwen3-1.7B", 1.72, 112), ("Qwen3-4B", 4.02, 144),
-        ("Qwen3-8B", 8.19, 144), ("Qwen2.5-3B-Instruct", 3.09, 36),
-        ("Qwen2.5-7B-Instruct", 7.62, 56), ("Qwen2.5-14B-Instruct", 14.77, 192),
-    ],
-)  # fmt: skip
-def test_sizes_of_known_models(name, billions, kv_kib):
-    g = KNOWN[f"Qwen/{name}"]
-    assert g.weights / 1e9 == pytest.approx(billions, rel=0.007) and g.kv_bytes == kv_kib * 1024
-
-
 def test_sizes_are_those_of_the_model_that_is_loaded():
     from models.load import load_model, with_lora
 
@@ -58,24 +45,6 @@ def test_sizes_are_those_of_the_model_that_is_loaded():
     assert sum(p.numel() for p in matrices) == g.linear + g.embedding
     adapted = with_lora(model, GRPOConfig(lora_rank=4))
     assert sum(p.numel() for p in adapted.parameters() if p.requires_grad) == g.adapter(4)
-
-
-def test_a_model_that_answers_beside_vllm_takes_its_part_of_both_phases():
-    """Adapters of 4 billion weights and another such model: a card of 24 GiB holds one of them."""
-    beside = answerer_gib(FOUR)
-    assert beside > 2 * FOUR.weights / 2**30
-    alone, both = (plan(FOUR, "lora", 80, 1, GRPO, AGENT, taken) for taken in (0.0, beside))
-    assert (both.sleep, both.turns, both.fits) == (alone.sleep, alone.turns, True)
-    assert both.rollout - alone.rollout == pytest.approx(beside)
-    assert both.update - alone.update == pytest.approx(beside)
-    assert plan(FOUR, "qlora", 24, 1, GRPO, AGENT).fits
-    assert not plan(FOUR, "qlora", 24, 1, GRPO, AGENT, beside).fits
-
-
-def test_a_model_of_unknown_size_is_one_sentence(tmp_path):
-    (tmp_path / "config.json").write_text('{"hidden_size": 3}')
-    with pytest.raises(UserError, match="cannot be read"):
-        geometry(str(tmp_path))
 
 
 def written(folder, kind, **sizes):
@@ -146,8 +115,23 @@ def test_layers_of_a_mixture_are_counted_one_by_one(tmp_path):
     ],
 )  # fmt: skip
 def test_a_model_that_no_engine_trains_is_not_planned(tmp_path, kind, more):
-    with pytest.raises(UserError, match="transformers engine"):
+    with pytest.raises(UserError):
         geometry(written(tmp_path, kind, **more))
+
+
+@pytest.mark.parametrize("wrong", [
+    lambda: geometry("./nowhere"),
+    lambda: plan(FOUR, "half", 80, 1, GRPO, AGENT),
+    lambda: plan(FOUR, "lora", 0, 1, GRPO, AGENT),
+    lambda: plan(FOUR, "lora", 80, 0, GRPO, AGENT),
+    lambda: plan(FOUR, "full", 80, 2, replace(GRPO, optimizer="adamw8bit"), AGENT),
+    lambda: seconds(FOUR, plan(FOUR, "lora", 80, 1, GRPO, AGENT), sections=0),
+    lambda: seconds(FOUR, plan(FOUR, "lora", 80, 1, GRPO, AGENT), card="B300"),
+    lambda: card_of(24, "B300"),
+])  # fmt: skip
+def test_what_cannot_be_planned_is_refused(wrong):
+    with pytest.raises(UserError):
+        wrong()
 
 
 def test_every_pass_forward_of_an_update_is_counted():
@@ -173,19 +157,6 @@ def test_the_sampler_sleeps_before_a_pass_is_cut():
             rest = p.weights + p.gradients + p.optimizer + CONTEXT_GIB + awake
             whole = activations_gib(FOUR, GRPO.micro_tokens, "lora") + rest <= gib * (1 - FRAGMENTS)
             assert p.sleep == ("never" if whole else "1"), gib
-
-
-def test_the_usual_trainings_of_a_model_of_4_billion_weights_fit_the_usual_cards():
-    lora = plan(FOUR, "lora", 80, 1, GRPO, AGENT)
-    assert lora.fits and lora.sleep == "never" and lora.micro_tokens == 16384
-    # the target of the LoRA update (bench/gpu.py)
-    assert lora.weights + lora.gradients + lora.optimizer + lora.activations < 30
-    full = plan(FOUR, "full", 141, 1, GRPO, AGENT)
-    assert full.fits and full.sleep == "2" and 60 < full.update < 85
-    assert not plan(FOUR, "full", 48, 1, GRPO, AGENT).fits
-    assert plan(FOUR, "full", 80, 8, GRPO, AGENT).fits
-    small = plan(FOUR, "qlora", 24, 1, GRPO, AGENT)
-    assert small.fits and small.sleep == "1" and small.weights < 3
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -214,8 +185,6 @@ def test_eight_bits_of_optimizer_and_the_rank_are_counted():
     )
     assert eight.optimizer == pytest.approx(usual.optimizer / 4)
     assert wide.optimizer == pytest.approx(2 * usual.optimizer)
-    with pytest.raises(UserError, match="one GPU"):
-        plan(FOUR, "full", 80, 2, replace(GRPO, optimizer="adamw8bit"), AGENT)
 
 
 def test_the_shared_layout_takes_less_time():
@@ -225,28 +194,17 @@ def test_the_shared_layout_takes_less_time():
     assert paper_update_s > 1.7 * update_s and paper_rollout_s > rollout_s
 
 
-@pytest.mark.parametrize("wrong", [("half", 80, 1), ("lora", 0, 1), ("lora", 80, 0)])
-def test_a_plan_of_nothing_is_refused(wrong):
-    with pytest.raises(UserError):
-        plan(dense(1, 8, 1, 1, 8, 8, 8, True), *wrong, GRPO, AGENT)
-
-
-@pytest.mark.parametrize("wrong", [{"sections": 0}, {"card": "B300"}])
-def test_seconds_of_nothing_are_refused(wrong):
-    with pytest.raises(UserError):
-        seconds(FOUR, plan(FOUR, "lora", 80, 1, GRPO, AGENT), **wrong)
-
-
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
     for gib in SIZES_GIB:
-        longest = longest_section(FOUR, mode, gib, 1, GRPO, AGENT)
+        longest = longest_section(AGENT, partial(plan, FOUR, mode, gib, 1, GRPO))
         fits = [
             plan(FOUR, mode, gib, 1, GRPO, AGENT.with_settings(chunk_tokens=n)).fits
             for n in (longest or 512, 2 * longest or 512)
         ]
         assert fits == [bool(longest), False] or longest == 32768
-    assert longest > longest_section(FOUR, mode, SIZES_GIB[0], 1, GRPO, AGENT)
+    smallest = partial(plan, FOUR, mode, SIZES_GIB[0], 1, GRPO)
+    assert longest > longest_section(AGENT, smallest)
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
     long = AGENT.with_settings(chunk_tokens=20_000)
     alone = replace(GRPO, tasks_per_step=(1,), group_size=1)
@@ -264,8 +222,6 @@ def test_seconds_and_memory_are_those_of_the_same_card():
     assert card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
     cards = {16: "RTX 4090", 24: "RTX 4090", 25: "L40S", 48: "L40S", 80: "H100", 141: "H200"}
     assert {gib: card_of(gib)[1] for gib in cards} == cards and card_of(200)[1] == "H200"
-    with pytest.raises(UserError, match="Unknown card 'B300'"):
-        card_of(24, "B300")
 
 
 def docs_row(name):
