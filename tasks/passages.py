@@ -97,8 +97,7 @@ def make_tasks(
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
     if not 1 <= n_items <= len(chosen):
-        of_split = f" of the {split} split" if split else ""
-        raise UserError(f"{n_items} questions{of_split} are wanted and there are {len(chosen)}.")
+        raise UserError(f"{n_items} questions are wanted and there are {len(chosen)} {split}.")
     barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
     filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
     longest = max((n_documents, *lengths))
@@ -112,12 +111,7 @@ def make_tasks(
     for task in chosen if together == 1 else ():
         if len(tasks) == n_items:
             break
-        others = filler.others([task], longest - 1, seed)
-        if len(others) == longest - 1:
-            order = [filler.own(task), *others[: n_documents - 1]]
-            own = order[0]
-            random.Random(f"{seed}:{task.id}:{n_documents}").shuffle(order)
-            tasks.append(replace(task, pool=None, order=order, gold=(order.index(own),)))
+        tasks += filler.shared([task], n_documents, seed, longest)
     if len(tasks) < n_items:
         found = f"only {len(tasks)} of {len(chosen)} questions, and {n_items} are wanted"
         need = f"Other passages without the answer suffice for {longest} documents in {found}"
@@ -189,13 +183,17 @@ class _Filler:
                 found.append(k)
         return found
 
-    def shared(self, block: Sequence[Task], n_documents: int, seed: int) -> list[Task]:
-        """Return the questions of a block among the same passages; [] if these are too few."""
-        own = dict.fromkeys(self.own(task) for task in block)
-        others = self.others(block, n_documents - len(own), seed)
-        order = [*own, *others]
-        if len(order) < n_documents:
+    def shared(
+        self, block: Sequence[Task], n_documents: int, seed: int, longest: int = 0
+    ) -> list[Task]:
+        """Return the questions of a block among the same passages; [] if these are too few, also
+        for `longest` of them."""
+        order = list(dict.fromkeys(self.own(task) for task in block))
+        needed = max(n_documents, longest) - len(order)
+        others = self.others(block, needed, seed)
+        if len(others) < needed:
             return []
+        order += others[: n_documents - len(order)]
         random.Random(f"{seed}:{block[0].id}:{n_documents}").shuffle(order)
         return [
             replace(task, pool=None, order=order, gold=(order.index(self.own(task)),))

@@ -14,7 +14,7 @@ import suites
 from agents import find
 from commands import taskfiles
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, EvalConfig, FilterConfig
 from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
@@ -234,16 +234,14 @@ def test_questions_that_are_known_without_the_document_are_dropped(
     monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: scripted(script))
     for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
         out = tmp_path / rule / "kept.jsonl.gz"
-        test = taskfiles.ClosedBook(rule, answer_tokens=64)
-        taskfiles.filter_questions(
-            tmp_path / "questions.jsonl", out, "", test, "cpu", "transformers"
-        )
+        test = FilterConfig(rule=rule, answer_tokens=64, device="cpu")
+        taskfiles.filter_questions(tmp_path / "questions.jsonl", out, test)
         kept = readers.read(out)
         assert {f"q{k}" for k in range(6)} - {t.id for t in kept} == dropped
         assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
         assert all(t.evidence and t.n_documents == 10 for t in kept)  # it can be built from
-    with pytest.raises(UserError, match="right or contains"):
-        taskfiles.ClosedBook("any")
+    with pytest.raises(UserError, match="rule"):
+        FilterConfig(rule="any")
 
 
 @pytest.mark.parametrize(
@@ -270,8 +268,7 @@ def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
     )
     engine.dtype = "float32"
     monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
-    test = taskfiles.ClosedBook("contains", answer_tokens=64)
-    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
+    taskfiles.filter_questions(file, out, FilterConfig(answer_tokens=64, device="cpu"))
     assert {task.id for task in readers.read(out)} == {
         "q0",
         "q1",
