@@ -108,8 +108,8 @@ def read(path: str | Path, split: str = "") -> list[Task]:
                 first.answers += (answer,)
     name = split or ("train" if facts.keys() - {""} else "")
     if facts and name not in facts:
-        there = ", ".join(sorted(facts.keys() - {""})) or "none"
-        raise UserError(f"There is no split {name!r} in {path}; there are {there}.")
+        splits = ", ".join(sorted(facts.keys() - {""})) or "none"
+        raise UserError(f"There is no split {name!r} in {path}; there are {splits}.")
     elsewhere = {key for other, found in facts.items() if other != name for key in found}
     chosen = [fact for key, fact in facts.get(name, {}).items() if key not in elsewhere]
     if not chosen:
@@ -135,8 +135,8 @@ def _stated(
     found += [(q, answer, document[k]) for q, answer, k in _steps(record, task, len(document))]
     for question, answer, passage in found:
         told = any(places(answer, passage[1]))
-        asked = f" {normalize_answer(answer)} " in f" {normalize_answer(question)} "
-        if told and not asked:
+        given = f" {normalize_answer(answer)} " in f" {normalize_answer(question)} "
+        if told and not given:
             yield question, answer, passage
 
 

@@ -176,10 +176,10 @@ def make_tasks(
         documents = [index[pair] for pair in pairs]
         # Another version of a gold paragraph would be evidence
         barred = {k for title, _ in pairs for k in titled[title.casefold()]}
-        n_others, there = n_documents - len(documents), len(passages) - len(barred)
-        if not 0 <= n_others <= there:
-            need = f"{n_documents} documents are {len(pairs)} of its own and {n_others} others"
-            raise UserError(f"Question {task.id}: {need}, of which there are {there}; give more.")
+        n_others, n_left = n_documents - len(documents), len(passages) - len(barred)
+        if not 0 <= n_others <= n_left:
+            have = f"has {len(pairs)} paragraphs of its own and {n_left} others"
+            raise UserError(f"Question {task.id} {have}, which are not {n_documents} documents.")
         drawn = draws(random.Random(f"{seed}:{task.id}"), len(passages))
         documents += islice((k for k in drawn if k not in barred), n_others)
         order = _arrange(task, n_documents, seed, compat_seed4, evidence, lengths)

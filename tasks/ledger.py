@@ -52,8 +52,8 @@ def _facts(rng: random.Random, n: int, people: list[str], split: str) -> list[wo
         person = arrivals.get(k) or (rng.choice([*latest]) if latest else None)
         what = rng.choices(("move", "again", "chatter"), SHARES)[0]
         if k not in arrivals and (what == "chatter" or person is None):
-            first_one, other = rng.sample(others, 2)
-            facts.append((first_one, "met", other))
+            subject, other = rng.sample(others, 2)
+            facts.append((subject, "met", other))
             continue
         if k in arrivals or what == "move":
             now = latest[person][2] if person in latest else ""
@@ -87,8 +87,8 @@ def make_ledger(
     probes = []
     for person in people:
         place, here = last[person]
-        asked = f"{name}-{person}", f"Where is {person}?", (place,), 0, (here,)
-        probes.append(Probe(*asked, kind=KIND))
+        fields = f"{name}-{person}", f"Where is {person}?", (place,), 0, (here,)
+        probes.append(Probe(*fields, kind=KIND))
     return Episode(
         id=name,
         question="",

@@ -208,6 +208,6 @@ def split(
         random.Random(42).shuffle(order)
         names = {c.id: "train" for c in order[: 7 * len(order) // 10]}
     for c in order:
-        asked = tuple(probe for probe in c.probes if adversarial or probe.category != 5)
-        parts[names.get(c.id, "test")].append(replace(c, probes=asked))
+        probes = tuple(probe for probe in c.probes if adversarial or probe.category != 5)
+        parts[names.get(c.id, "test")].append(replace(c, probes=probes))
     return parts

@@ -46,9 +46,9 @@ def load(path: str | Path) -> list[Task]:
         source, text = r.inside("metadata").text("source"), r.text("context")
         for number, (question, answers) in enumerate(_pairs(r), 1):
             name = f"{source}-{r.position + 1}-{number}"
-            asked = f"{question}\n{_entry(source, ASKED)}".rstrip("\n")
+            whole = f"{question}\n{_entry(source, ASKED)}".rstrip("\n")
             labels = dict(kind=source, split=source, dataset="memoryagentbench")
-            tasks.append(Task(name, asked, answers, text, **labels))
+            tasks.append(Task(name, whole, answers, text, **labels))
     if not tasks:
         raise UserError(f"{path} is empty.")
     return tasks
@@ -79,11 +79,11 @@ def choose(tasks: Sequence[Task], source: str) -> tuple[list[Task], list[str]]:
     if source and source not in sources:
         raise UserError(f"There is no source {source!r}; there are {', '.join(sources)}.")
     wanted = [source] if source else sources
-    said = [f"{name} is left out: {why}." for name in wanted if (why := _entry(name, LEFT_OUT))]
+    missing = [f"{name} is left out: {why}." for name in wanted if (why := _entry(name, LEFT_OUT))]
     chosen = [task for task in tasks if task.kind in wanted and not _entry(task.kind, LEFT_OUT)]
     if not chosen:
-        raise UserError(f"No question of this file can be graded here: {' '.join(said)}")
-    return chosen, said
+        raise UserError(f"No question of this file can be graded here: {' '.join(missing)}")
+    return chosen, missing
 
 
 def check_metric(tasks: Sequence[Task]) -> None:

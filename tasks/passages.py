@@ -97,7 +97,8 @@ def make_tasks(
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
     if not 1 <= n_items <= len(chosen):
-        raise UserError(f"{n_items} questions are wanted and there are {len(chosen)} {split}.")
+        wanted = f"{n_items} {split} questions".replace("  ", " ")
+        raise UserError(f"{wanted} are wanted and there are {len(chosen)}.")
     barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
     filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
     longest = max((n_documents, *lengths))
@@ -136,21 +137,21 @@ def _blocks(
         if n_documents == 1 or filler.share_with(task) <= COMMON:
             by_paragraph.setdefault(filler.own(task), []).append(task)
     block: list[Task] = []
-    own: set[int] = set()
+    paragraphs: set[int] = set()
     parts = (
         (paragraph, tasks[start : start + together])
         for paragraph, tasks in by_paragraph.items()
         for start in range(0, len(tasks), together)
     )
     for paragraph, tasks in parts:
-        if block and (len(own) == n_documents or len(block) + len(tasks) > together):
+        if block and (len(paragraphs) == n_documents or len(block) + len(tasks) > together):
             yield block
-            block, own = [], set()
+            block, paragraphs = [], set()
         if any(filler.answers(task, paragraph) for task in block):
             continue
-        fitting = [t for t in tasks if not any(filler.answers(t, other) for other in own)]
+        fitting = [t for t in tasks if not any(filler.answers(t, other) for other in paragraphs)]
         if fitting:
-            block, own = [*block, *fitting], own | {paragraph}
+            block, paragraphs = [*block, *fitting], paragraphs | {paragraph}
     if block:
         yield block
 
@@ -175,11 +176,11 @@ class _Filler:
 
     def others(self, tasks: Sequence[Task], n: int, seed: int) -> list[int]:
         """Draw n passages without an answer of these questions, or as many as there are."""
-        own, found = {self.own(task) for task in tasks}, []
+        barred, found = {self.own(task) for task in tasks}, []
         for k in draws(random.Random(f"{seed}:{tasks[0].id}"), len(self.passages)):
             if len(found) == n:
                 break
-            if k not in own and not any(self.answers(task, k) for task in tasks):
+            if k not in barred and not any(self.answers(task, k) for task in tasks):
                 found.append(k)
         return found
 

@@ -377,14 +377,14 @@ def _chat(r: Record) -> tuple[Task, Document]:
     """Read forms with a `prompt`, a text or a chat: MemAgent's training parquet and verl's
     {prompt, context, reward_model: {ground_truth}, extra_info}, verifiers' {prompt, answer,
     info: {context}}, vime's {prompt, label, metadata: {context, ground_truth, data_source}}."""
-    name = next((name for name in ("extra_info", "metadata") if name in r.fields), "info")
-    about = replace(r, fields=r.maybe(name, dict))
+    name = "info" if {"answer", "info"} <= r.fields.keys() else "metadata"
+    about = replace(r, fields=r.maybe("extra_info" if "reward_model" in r.fields else name, dict))
     if "reward_model" in r.fields:
         answers = r.inside("reward_model").answers("ground_truth")
-    elif about.fields.get("ground_truth"):
+    elif name == "metadata" and about.fields.get("ground_truth"):
         answers = about.answers("ground_truth")
     else:
-        answers = r.answers("label" if "label" in r.fields else "answer")
+        answers = r.answers("answer" if name == "info" else "label")
     dataset = r.fields.get("data_source", about.fields.get("data_source"))
     document = (r if "context" in r.fields else about).document("context")
     return about.task(_question(r), answers, dataset=dataset), document
@@ -483,7 +483,7 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
     # FlashRAG's two data sets differ in nothing but the path
     names = r.path.parent.name, r.path.name
     is_2wiki = names[0] in ("2wiki", "2wikimultihopqa") or names[1].startswith("2wiki")
-    is_2wiki = "evidences" in r.fields or (is_2wiki and isinstance(m.fields["context"], dict))
+    is_2wiki = "evidences" in r.fields or (is_2wiki and isinstance(m.fields.get("context"), dict))
     document = []
     for title, sentences in _pairs(m, "context", "sentences", "content"):
         if not isinstance(sentences, list):
@@ -491,8 +491,11 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
         texts = [m.text("context", sentence) for sentence in sentences if sentence != ""]
         # HotpotQA's sentences begin with their own blank
         document.append((m.text("context", title), (" " if is_2wiki else "").join(texts)))
-    facts = _pairs(m, "supporting_facts", "title") if m.fields.get("supporting_facts") else []
-    evidence = [m.text("supporting_facts", title) for title, _ in facts]
+    if isinstance(facts := m.fields.get("supporting_facts") or [], dict):
+        evidence = m.inside("supporting_facts").maybe("title", list)
+    else:
+        evidence = [title for title, _ in _pairs(m, "supporting_facts")] if facts else []
+    evidence = [m.text("supporting_facts", title) for title in evidence]
     gold = _gold_positions([title for title, _ in document], evidence)
     labels = {"kind": m.fields.get("type"), "level": m.fields.get("level")}
     labels["dataset"] = "2wikimultihopqa" if is_2wiki else "hotpotqa"
@@ -651,9 +654,9 @@ def _opened(path: str | Path, form: str | None = None) -> tuple[Record, Iterator
 
 def _known(fields: object) -> str:
     """Return the form of a record, by its fields; "" if none is known."""
-    there = {*fields} if isinstance(fields, dict) else set()
-    forms = (name for name, (_, names) in FORMS.items() if {*names} <= there)
-    return next(forms, "own" if "question" in there and there & {*DOCUMENTS} else "")
+    present = {*fields} if isinstance(fields, dict) else set()
+    forms = (name for name, (_, names) in FORMS.items() if {*names} <= present)
+    return next(forms, "own" if "question" in present and present & {*DOCUMENTS} else "")
 
 
 def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Task, Document]]:

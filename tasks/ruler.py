@@ -235,25 +235,25 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Maker:
 
     def make(item: ItemKey) -> list[Item]:
         keys, values = draws(item.rng, haystack_text)
-        own = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
+        bound = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
         # The first keys are asked for; their positions are drawn
-        queried = own[: niah.queries * niah.values]
-        own_texts = {text for pair in own for text in pair}
+        queried = bound[: niah.queries * niah.values]
+        bound_texts = {text for pair in bound for text in pair}
 
         def build(size: int) -> tuple[list[str], tuple[int, ...]]:
             if niah.haystack == "needles":
-                pairs = distractors.first(size + 2 * len(own))
-                others = (pair for pair in pairs if own_texts.isdisjoint(pair))
+                pairs = distractors.first(size + 2 * len(bound))
+                others = (pair for pair in pairs if bound_texts.isdisjoint(pair))
                 pieces = item.shuffled([*map(needle, islice(others, size))])
             else:
                 pieces = list(islice(cycle(lines), size))
-            pieces, places = _insert(pieces, [*map(needle, own)], item.depths(len(own)))
+            pieces, places = _insert(pieces, [*map(needle, bound)], item.depths(len(bound)))
             return pieces, places[: len(queried)]
 
         question = ALL_VALUES if len(queried) > 1 else ONE_VALUE
         question = question.format(type=niah.value, keys=", ".join(dict(queried)))
         task = Task(item.id, question, tuple(value for _, value in queried))
-        return [Item(task, build, 2 * len(own))]
+        return [Item(task, build, 2 * len(bound))]
 
     return make
 
@@ -328,10 +328,10 @@ def _qa(
 
     def make(item: ItemKey) -> list[Item]:
         task = chosen[item.number]
-        own = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
-        needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
+        paragraphs = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
+        needed = [paragraphs[k] for k in dict.fromkeys(task.gold or range(len(paragraphs)))]
         shuffled = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
-        others = _others(task, own, needed, shuffled)
+        others = _others(task, paragraphs, needed, shuffled)
 
         def build(size: int) -> tuple[list[Passage], tuple[int, ...]]:
             pieces, room, misses = list(needed), size - sum(map(cost, needed)), 0
@@ -341,7 +341,7 @@ def _qa(
                     room -= cost(passage)
                 elif (misses := misses + 1) == MISSES:
                     break
-            return item.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
+            return item.shuffled(pieces), tuple(pieces.index(paragraphs[k]) for k in task.gold)
 
         return [Item(task, build, sum(map(cost, needed)), len(needed) + len(others))]
 
@@ -349,15 +349,15 @@ def _qa(
 
 
 def _others(
-    task: Task, own: list[Passage], needed: list[Passage], shuffled: list[Passage]
+    task: Task, paragraphs: list[Passage], needed: list[Passage], shuffled: list[Passage]
 ) -> list[Passage]:
     """Return the passages to lengthen a qa document with, in order of preference."""
-    titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
+    titles, texts = {title.casefold() for title, _ in paragraphs}, {text for _, text in paragraphs}
     fresh = [passage for passage in shuffled if passage[1] not in texts]
-    # Under an own title: in SQuAD other paragraphs of the article, elsewhere maybe other versions
-    # of a gold paragraph
+    # Under one of their titles: in SQuAD other paragraphs of the article, elsewhere maybe other
+    # versions of a gold paragraph
     same_title = [passage for passage in fresh if passage[0].casefold() in titles]
-    others = [passage for passage in own if passage not in needed]
+    others = [passage for passage in paragraphs if passage not in needed]
     others += same_title if task.dataset == "squad" else []
     return others + [passage for passage in fresh if passage[0].casefold() not in titles]
 
