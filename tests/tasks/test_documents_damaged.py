@@ -22,38 +22,9 @@ ROOT = Path(__file__).parents[2]
 # ---------------------------------------------------------------- HTML and other forms
 
 
-@pytest.mark.parametrize(
-    "markup",
-    [
-        "<p>Anna <b>left</b>.</p>" * 20_000,
-        "<p>Anna <b>left</b>." * 20_000,  # each in the one before
-        "<div>" * 20_000 + "Anna left.",
-        "Anna left.<br>" * 20_000,
-    ],
-    ids=["paragraphs", "unclosed", "nested", "lines"],
-)
-def test_long_html_is_read_in_one_pass(markup):
-    """A search from each element would take hours."""
+def test_html_whose_head_does_not_end_is_read():
     head = contents(b"<html><head><title>T</title><meta charset=utf-8><body><p>Hello", "x")
-    assert (head.title, head.pieces) == ("T", [("Hello", 0, "")])  # whose head does not end
-    ((text, _, _),) = contents(f"<html><body>{markup}".encode(), "x").pieces
-    assert {*text.split("\n")} <= {"Anna left.", ""}
-
-
-def in_process(path: Path) -> str:
-    """What reading gives in a process of its own, for a regular expression or the reading of a pipe
-    cannot be interrupted."""
-    code = f"from tasks.documents import read; print(read([{str(path)!r}]))"
-    process = [sys.executable, "-c", code]
-    found = subprocess.run(process, cwd=ROOT, timeout=HANG_S, capture_output=True, text=True)
-    return found.stdout
-
-
-def test_comments_before_html_and_pipes_end(tmp_path):
-    put(tmp_path, x=b"<!--a-->" * 40 + b"Anna")
-    os.mkfifo(tmp_path / "pipe")
-    found = in_process(tmp_path)
-    assert "Anna" in found and "pipe is no regular file" in found
+    assert (head.title, head.pieces) == ("T", [("Hello", 0, "")])
     page = "<!--a-->\n<!-- > -->" * 9 + "<html><p>Anna"
     assert contents(page.encode(), "x").pieces[0][0] == "Anna"
 
@@ -146,6 +117,16 @@ def test_chapters_that_are_missing_or_unreadable_are_left_out_and_said(monkeypat
 
 
 # ---------------------------------------------------------------- files that are none
+
+
+def test_in_a_folder_pipes_are_left_out(tmp_path):
+    """As a process of its own, for the reading of a pipe cannot be interrupted."""
+    put(tmp_path, a___txt=b"Anna.")
+    os.mkfifo(tmp_path / "pipe")
+    code = f"from tasks.documents import read; print(read([{str(tmp_path)!r}]).remarks[0])"
+    process = [sys.executable, "-c", code]
+    found = subprocess.run(process, cwd=ROOT, timeout=HANG_S, capture_output=True, text=True)
+    assert "pipe is no regular file" in found.stdout
 
 
 def test_a_pipe_that_is_named_is_read():
