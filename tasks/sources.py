@@ -77,9 +77,9 @@ class FileTasks:
         return order[start : start + n]
 
 
-def _check_step(n: int, most: int) -> None:
+def _check_step(n: int, most: int, source: str = "the file has") -> None:
     if n > most:
-        raise UserError(f"A step wants {n} tasks and there are {most}; lower --tasks-per-step.")
+        raise UserError(f"A step wants {n} tasks and {source} {most}; lower --tasks-per-step.")
 
 
 def _shuffled(documents: Sequence[Sequence[Task]], rng: random.Random) -> list[Task]:
@@ -109,7 +109,7 @@ class MixedTasks:
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         rng = random.Random(seed_of(self.seed, "mixture", step))
-        _check_step(n, sum(map(len, self.lists)))
+        _check_step(n, sum(map(len, self.lists)), "the files have")
         drawn = self._counts(rng, n)
         parts = []
         for k, (tasks, count) in enumerate(zip(self.lists, drawn, strict=True)):
