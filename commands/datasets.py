@@ -86,12 +86,9 @@ def filter_questions(
     asked: dict = {},
 ):
     """Drop questions that a model answers without the document; goes on where it was stopped."""
-    from commands.taskfiles import ClosedBook
     from commands.taskfiles import filter_questions as run_filter
 
-    c = FilterConfig(**asked)
-    test = ClosedBook(c.rule, c.samples, c.temperature, c.top_p, c.answer_tokens)
-    run_filter(file, out, c.model, test, c.device, c.engine)
+    run_filter(file, out, FilterConfig(**asked))
 
 
 @command(data_app)

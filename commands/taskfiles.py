@@ -1,6 +1,6 @@
 """The commands of `cli.py data`: look, build, filter.
 
-Holds: `show_tasks`, `build_sets`, `ClosedBook`, `filter_questions`.
+Holds: `show_tasks`, `build_sets`, `filter_questions`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
 
@@ -22,7 +21,7 @@ import suites
 from agents import find
 from config.errors import UserError, clean
 from config.files import make_folder
-from config.options import EMBEDDED, BuildConfig, EvalConfig
+from config.options import EMBEDDED, BuildConfig, EvalConfig, FilterConfig
 from config.realmodels import base_of
 from config.terminal import bar, console
 from data import Task
@@ -37,10 +36,6 @@ def _say(line: str) -> None:
     console.print(Styled(clean(line)))
 
 
-def _source_name(file: Path) -> str:
-    return str(file) if hub.is_hub(file) else file.name
-
-
 # ---------------------------------------------------------------- look
 
 
@@ -53,12 +48,10 @@ def show_tasks(
     from a file every question is a task.
     """
     if file == "world":
-        if kind not in worlds.KINDS:
-            known = ", ".join(worlds.KINDS)
-            raise UserError(f"Unknown kind of question {kind!r}: choose one of {known}.")
         sections = 2 if sections is None else sections
-        if sections < 1:
-            raise UserError(f"A document has at least 1 section, not {sections}.")
+        if kind not in worlds.KINDS or sections < 1:
+            known = ", ".join(worlds.KINDS)
+            raise UserError(f"A document has at least 1 section, and questions of one of: {known}.")
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     elif file == ledger.KIND:
         tasks = list(ledger.make_questions(0, n, 6 if sections is None else sections))
@@ -76,9 +69,7 @@ def show_tasks(
 
 def _print_task(task: Task) -> None:
     document = clean(task.document)
-    excerpt = document
-    if len(document) >= 1200:
-        excerpt = f"{document[:600]} [...] {document[-600:]}"
+    excerpt = f"{document[:600]} [...] {document[-600:]}" if len(document) >= 1200 else document
     console.rule(Styled(clean(task.id)))
     console.print(Styled(excerpt))
     answers = " | ".join(task.answers)
@@ -141,32 +132,8 @@ def _codec(config: BuildConfig) -> Codec:
 # ---------------------------------------------------------------- filter
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedBook:
-    """Test whether a model knows an answer without the document (closed-book question
-    answering)."""
-
-    rule: str = "contains"
-    """right = the box must be right; contains = or an accepted answer occurs in the response"""
-    samples: int = 2
-    """responses per question, of which one must pass"""
-    temperature: float = 1.0
-    top_p: float = 0.7
-    answer_tokens: int = 512
-    """most tokens of a response"""
-
-    def __post_init__(self):
-        if self.rule not in ("right", "contains"):
-            raise UserError(f"The rule must be right or contains, not {self.rule!r}.")
-
-    @property
-    def responses(self) -> int:
-        """Return the responses per question: greedy ones would be all the same."""
-        return self.samples if self.temperature > 0 else 1
-
-
 def is_known(row: dict, rule: str) -> bool:
-    r"""Tell whether a response without the document passes under the rule of a `ClosedBook` test.
+    r"""Tell whether a response without the document shows that its question is known.
 
     As in MemAgent's filter.py, the letters of the answer are sought unchanged but for case:
     normalised, `\boxed{Paris, France}` would be one word with its box.
@@ -181,9 +148,7 @@ def is_known(row: dict, rule: str) -> bool:
 NO_CONTEXT = "none"  # the agent that is given the question alone
 
 
-def filter_questions(
-    file: Path, out: Path, model: str, test: ClosedBook, device: str, engine_name: str
-) -> None:
+def filter_questions(file: Path, out: Path, config: FilterConfig) -> None:
     """Drop the questions that a model answers without the document.
 
     Its responses are kept beside OUT; a stopped call is resumed from them.
@@ -197,23 +162,22 @@ def filter_questions(
         reason = f"{file} has no paragraphs to keep, or {out} is no name of JSON lines"
         raise UserError(f"{reason}: filter questions, before `data build`.")
     make_folder(out.parent)
-    rows = _ask_without_document(tasks, out, model, test, device, engine_name)
-    known_ids = {row["id"] for row in rows if is_known(row, test.rule)}
-    failed = {row["id"] for row in rows if row["error"]} - known_ids
-    unknown = [task for task in tasks if task.id not in known_ids]
-    low, high = bootstrap([float(task.id in known_ids) for task in tasks])
+    # greedy responses would be all the same
+    samples = config.samples if config.temperature > 0 else 1
+    rows = _ask_without_document(tasks, out, config, samples)
+    known = {row["id"] for row in rows if is_known(row, config.rule)}
+    failed = {row["id"] for row in rows if row["error"]} - known
+    unknown = [task for task in tasks if task.id not in known]
+    low, high = bootstrap([float(task.id in known) for task in tasks])
     share = (
-        f"{len(known_ids)} of {len(tasks)} questions ({len(known_ids) / len(tasks):.1%}, "
+        f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, "
         f"95 % interval {low:.1%} to {high:.1%})"
     )
     if not unknown:
         raise UserError(f"The model answers {share} without the document: none is left to write.")
-    about = {
-        "source": _source_name(file),
-        "no_context": str(model or "base_policy"),
-        "rule": test.rule,
-    }
-    writers.write_built(out, unknown, **about, samples=test.responses, dropped=len(known_ids))
+    source = str(file) if hub.is_hub(file) else file.name
+    about = {"source": source, "no_context": config.model or "base_policy", "rule": config.rule}
+    writers.write_built(out, unknown, **about, samples=samples, dropped=len(known))
     failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
     console.print(
         f"{share} are answered without the document and dropped; "
@@ -222,28 +186,27 @@ def filter_questions(
 
 
 def _ask_without_document(
-    tasks: Sequence[Task], out: Path, model: str, test: ClosedBook, device: str, engine_name: str
+    tasks: Sequence[Task], out: Path, config: FilterConfig, samples: int
 ) -> list[dict]:
     """Return the graded rows of the responses, which are kept in OUT.rows.jsonl."""
     from eval import Conditions, evaluate
     from report.rows import Cell
     from rollout import Sampling
 
-    answer_tokens = test.answer_tokens
-    settings = {"final_tokens": answer_tokens}
-    _, agent = find.resolve("default", model or EMBEDDED, {}, settings, NO_CONTEXT)
-    config = EvalConfig(model=model, device=device, engine=engine_name)
-    engine = open_reader(config, [agent])
+    settings = {"final_tokens": config.answer_tokens}
+    _, agent = find.resolve("default", config.model or EMBEDDED, {}, settings, NO_CONTEXT)
+    reader = EvalConfig(model=config.model, device=config.device, engine=config.engine)
+    engine = open_reader(reader, [agent])
     with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
-        total = len(tasks) * test.responses
+        total = len(tasks) * samples
         line = progress.add_task("asking without the document", total=total, note="")
         return evaluate(
             engine,
             agent,
             tasks,
-            Sampling(test.temperature, test.top_p),
+            Sampling(config.temperature, config.top_p),
             Cell(NO_CONTEXT, "", "", 0),
             out.with_name(f"{out.name}.rows.jsonl"),
-            Conditions(model=fingerprint(model, engine.dtype), samples=test.responses),
+            Conditions(model=fingerprint(config.model, engine.dtype), samples=samples),
             lambda row: progress.advance(line),
         )

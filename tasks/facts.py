@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 from config.errors import UserError
@@ -79,16 +79,6 @@ def wording(subject: str, relation: str) -> str:
     return f"What is the {relation} of {subject}?"
 
 
-@dataclass(slots=True)
-class _Fact:
-    """A question, the passage that answers it, and its answers, the first one found first."""
-
-    id: str
-    question: str
-    passage: Passage
-    answers: list[str]
-
-
 def read(path: str | Path, split: str = "") -> list[Task]:
     """Read a file's facts as tasks, each with its one paragraph; all share one pool.
 
@@ -99,36 +89,35 @@ def read(path: str | Path, split: str = "") -> list[Task]:
     split: as the source names it; "" = train where it names splits, else all.
     UserError: no such split, or no facts.
     """
-    facts: dict[str, dict[str, _Fact]] = {}  # split -> wording -> fact
-    passages: dict[str, dict[Passage, None]] = {}
+    facts: dict[str, dict[str, Task]] = {}  # split -> wording -> fact
+    passages: dict[str, dict[Passage, int]] = {}
     datasets = set()
     for record, task, document in parsed(path):
         if not isinstance(document, list):
             continue
-        own = facts.setdefault(task.split, {})
-        passages.setdefault(task.split, {}).update(dict.fromkeys(document))
+        known = facts.setdefault(task.split, {})
+        index = passages.setdefault(task.split, {})
+        for passage in document:
+            index.setdefault(passage, len(index))
         datasets.add(task.dataset)
         for n, (question, answer, passage) in enumerate(_stated(record, task, document)):
-            fact = _Fact(f"{task.id}.{n}", question, passage, [answer])
-            known = own.setdefault(normalize_answer(question), fact)
-            if known.passage == passage and answer not in known.answers:
-                known.answers.append(answer)
+            order, labels = (index[passage],), {"kind": "one_fact", "split": task.split}
+            fact = Task(f"{task.id}.{n}", question, (answer,), order=order, gold=(0,), **labels)
+            first = known.setdefault(normalize_answer(question), fact)
+            if first.order == order and answer not in first.answers:
+                first.answers += (answer,)
     name = split or ("train" if facts.keys() - {""} else "")
     if facts and name not in facts:
-        there = ", ".join(sorted(facts.keys() - {""})) or "none"
-        raise UserError(f"There is no split {name!r} in {path}; there are {there}.")
+        splits = ", ".join(sorted(facts.keys() - {""})) or "none"
+        raise UserError(f"There is no split {name!r} in {path}; there are {splits}.")
     elsewhere = {key for other, found in facts.items() if other != name for key in found}
     chosen = [fact for key, fact in facts.get(name, {}).items() if key not in elsewhere]
     if not chosen:
         needed = "2WikiMultiHopQA's evidence triples or MuSiQue's sub-questions"
         raise UserError(f"{path} has no facts: they come of {needed}, with their paragraphs.")
-    index = {passage: k for k, passage in enumerate(passages[name])}
-    pool, labels = pool_of(index), {"kind": "one_fact", "split": name}
-    labels["dataset"] = datasets.pop() if len(datasets) == 1 else ""
-    return [
-        Task(f.id, f.question, tuple(f.answers), None, pool, (index[f.passage],), (0,), **labels)
-        for f in chosen
-    ]
+    dataset = datasets.pop() if len(datasets) == 1 else ""
+    pool = pool_of(passages[name])
+    return [replace(fact, pool=pool, dataset=dataset) for fact in chosen]
 
 
 def _stated(
@@ -146,30 +135,27 @@ def _stated(
     found += [(q, answer, document[k]) for q, answer, k in _steps(record, task, len(document))]
     for question, answer, passage in found:
         told = any(places(answer, passage[1]))
-        asked = f" {normalize_answer(answer)} " in f" {normalize_answer(question)} "
-        if told and not asked:
+        given = f" {normalize_answer(answer)} " in f" {normalize_answer(question)} "
+        if told and not given:
             yield question, answer, passage
 
 
 def _triples(record: Record) -> list[tuple[str, str, str]]:
-    """Return the evidence triples (subject, relation, object) of 2WikiMultiHopQA, in any form."""
+    """Return the evidence triples (subject, relation, object) of 2WikiMultiHopQA: a list of lists,
+    of objects, or columns of a table."""
     fields = record.fields
     if "evidences" not in fields and isinstance(fields.get("metadata"), dict):
         fields = fields["metadata"]
     triples = fields.get("evidences") or []
     if isinstance(triples, dict) and {*TRIPLE} <= triples.keys():
-        triples = list(zip(*(triples[part] or [] for part in TRIPLE), strict=False))
-    if isinstance(triples, list) and all(isinstance(triple, dict) for triple in triples):
-        triples = [[triple.get(part) for part in TRIPLE] for triple in triples]
-    right = isinstance(triples, list) and all(
-        isinstance(triple, list | tuple)
-        and len(triple) == 3
-        and all(isinstance(part, str) for part in triple)
-        for triple in triples
-    )
-    if not right:
-        raise record.error("'evidences' must hold triples [subject, relation, object]")
-    stripped = (tuple(part.strip() for part in triple) for triple in triples)
+        triples = [*zip(*(triples[part] or [] for part in TRIPLE), strict=False)]
+    triples = triples if isinstance(triples, list) else [None]
+    parts = [[t.get(part) for part in TRIPLE] if isinstance(t, dict) else t for t in triples]
+    for part in parts:
+        texts = isinstance(part, list | tuple) and [isinstance(text, str) for text in part]
+        if texts != [True, True, True]:
+            raise record.error("'evidences' must hold triples [subject, relation, object]")
+    stripped = (tuple(text.strip() for text in part) for part in parts)
     return [triple for triple in stripped if all(triple)]
 
 
@@ -178,18 +164,17 @@ def _steps(record: Record, task: Task, n: int) -> Iterator[tuple[str, str, int]]
 
     n: passages of the document.
     """
-    ours = "decomposition" in record.fields
-    name = "decomposition" if ours else "question_decomposition"
-    steps = [record.inside(name, step) for step in record.maybe(name, list)]
-    places = [step.fields.get("paragraph_support_idx") for step in steps]
-    if ours:  # one of `hops` for each, unless a paragraph serves two
+    if "decomposition" in record.fields:  # one of `hops` for each, unless a paragraph serves two
+        steps = record.parts("decomposition", 0)
         places = [*task.gold] if len(task.gold) == len(steps) else [None] * len(steps)
+    else:
+        steps = record.parts("question_decomposition", 0)
+        places = [step.fields.get("paragraph_support_idx") for step in steps]
     for step, place in zip(steps, places, strict=True):
         if place is None or not {"question", "answer"} <= step.fields.keys():
             continue
         question, answer = step.text("question").strip(), step.text("answer").strip()
-        (place,) = record.indices("paragraph_support_idx", [place], n)
-        if re.search(r"#\d", question):
-            continue
-        subject, found, relation = question.partition(" >> ")
-        yield (wording(subject, relation) if found else question), answer, place
+        record.indices("paragraph_support_idx", [place], n)
+        if not re.search(r"#\d", question):
+            subject, found, relation = question.partition(" >> ")
+            yield (wording(subject, relation) if found else question), answer, place

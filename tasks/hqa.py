@@ -12,7 +12,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
+from itertools import islice, pairwise
 
 from config.errors import UserError
 from data import Pool, Task
@@ -96,37 +96,6 @@ def draws(rng: random.Random, n: int) -> Iterator[int]:
         moved[j] = moved.get(i, i)
 
 
-class _Corpus:
-    """Index all passages that documents may be composed of, in sorted order."""
-
-    def __init__(self, questions: Sequence[Task], extra: Pool | None):
-        pools = {id(task.pool): task.pool for task in questions}
-        self.passages = distinct_passages([*pools.values(), *([extra] if extra else [])])
-        self.index = {passage: k for k, passage in enumerate(self.passages)}
-        self.by_title = defaultdict(list)
-        for k, (title, _) in enumerate(self.passages):
-            self.by_title[title.casefold()].append(k)
-
-    def documents(self, task: Task, n_documents: int, seed: int) -> list[int]:
-        """Return a question's own paragraphs, then random others up to `n_documents`.
-
-        The others have none of the own titles: another version of a gold paragraph would be
-        evidence.
-        """
-        own = [self.index[task.pool.titles[k], task.pool.texts[k]] for k in task.order]
-        barred = {k for i in own for k in self.by_title[self.passages[i][0].casefold()]}
-        n_others, n_available = n_documents - len(own), len(self.passages) - len(barred)
-        if n_others < 0:
-            own_count = f"Question {task.id} has {len(own)} paragraphs of its own"
-            raise UserError(f"{own_count}: {n_documents} documents are too few.")
-        if n_others > n_available:
-            need = f"Question {task.id} needs {n_others} other passages for {n_documents} documents"
-            raise UserError(f"{need} and there are {n_available}; give more.")
-        drawn = draws(random.Random(f"{seed}:{task.id}"), len(self.passages))
-        others = (k for k in drawn if k not in barred)
-        return own + [next(others) for _ in range(n_others)]
-
-
 def _arrange(
     task: Task,
     n_documents: int,
@@ -191,14 +160,28 @@ def make_tasks(
     n_items = len(questions) if n_items is None else n_items
     if not 1 <= n_items <= len(questions):
         raise UserError(f"{n_items} questions are wanted and there are {len(questions)}.")
-    corpus, tasks = _Corpus(questions, extra), []
-    candidates = list(questions)
+    pools = {id(task.pool): task.pool for task in questions}
+    passages = distinct_passages([*pools.values(), *([extra] if extra else [])])
+    index = {passage: k for k, passage in enumerate(passages)}
+    titled = defaultdict(list)
+    for k, (title, _) in enumerate(passages):
+        titled[title.casefold()].append(k)
+    candidates, tasks = list(questions), []
     # Not sample(): shuffled, the first 64 of 128 are the same as all of 64
     random.Random(str(seed)).shuffle(candidates)
     for task in candidates:
         if len(tasks) == n_items:
             break
-        documents = corpus.documents(task, n_documents, seed)
+        pairs = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
+        documents = [index[pair] for pair in pairs]
+        # Another version of a gold paragraph would be evidence
+        barred = {k for title, _ in pairs for k in titled[title.casefold()]}
+        n_others, n_left = n_documents - len(documents), len(passages) - len(barred)
+        if not 0 <= n_others <= n_left:
+            have = f"has {len(pairs)} paragraphs of its own and {n_left} others"
+            raise UserError(f"Question {task.id} {have}, which are not {n_documents} documents.")
+        drawn = draws(random.Random(f"{seed}:{task.id}"), len(passages))
+        documents += islice((k for k in drawn if k not in barred), n_others)
         order = _arrange(task, n_documents, seed, compat_seed4, evidence, lengths)
         if order is not None:
             gold = tuple(order.index(k) for k in task.gold)
@@ -209,7 +192,7 @@ def make_tasks(
             f"Evidence can stand as asked among {n_documents} documents in {len(tasks)} of "
             f"{len(questions)} questions only, and {n_items} are wanted."
         )
-    return with_own_pool(tasks, corpus.passages)
+    return with_own_pool(tasks, passages)
 
 
 def with_own_pool(tasks: Sequence[Task], passages: Sequence[Passage]) -> list[Task]:

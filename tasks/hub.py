@@ -18,20 +18,20 @@ configuration.
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import IO, NamedTuple, TypeVar
 
-from config.errors import UserError
-from tasks.downloads import commit_of
+from config.errors import UserError, clip
+from tasks.downloads import commit_of, token
 
 PREFIX = "hf:"
 NAME = re.compile(r"([\w.-]+(?:/[\w.-]+)?)(?:/([\w.-]+))?(?:@([\w./-]+))?(?::([\w.-]+))?")
 FOLDER = re.compile(r"([./~].*?)()()(?::([\w.-]+))?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
+WEIGHTED = re.compile(r"(.*?)(=[\d.e+-]+)?", re.DOTALL)
 FORMATS = re.compile(r"\.(parquet|(json|jsonl)(\.gz)?)$")
 Settings = TypeVar("Settings")
 
@@ -64,18 +64,22 @@ class Place(NamedTuple):
         return PREFIX + "".join(sign + part for sign, part in parts if part)
 
     @property
-    def local(self) -> bool:
-        return self.source[0] in "./~"
-
-    @property
     def folder(self) -> str:
-        """The absolute path of a local folder."""
-        return str(Path(self.source).expanduser().resolve())
+        """The absolute path of a local folder; "" of a data set of the hub."""
+        local = self.source.startswith((".", "/", "~"))
+        return str(Path(self.source).expanduser().resolve()) if local else ""
 
     @property
-    def fixed(self) -> bool:
-        """Tell whether there is no commit to look up: the name has one, or is a local folder's."""
-        return self.local or bool(COMMIT.fullmatch(self.revision))
+    def at_commit(self) -> Place:
+        """The name with the hub's commit; one that has a commit, or a local folder's, as it is."""
+        from huggingface_hub import constants
+
+        if self.folder or COMMIT.fullmatch(self.revision):
+            return self
+        if constants.HF_HUB_OFFLINE:
+            advice = "unset it, or give a file or a folder instead"
+            raise UserError(f"{self} cannot be read while HF_HUB_OFFLINE is set: {advice}.")
+        return self._replace(revision=commit_of(self.source, self.revision or "main"))
 
 
 class DataFile(NamedTuple):
@@ -88,32 +92,20 @@ class DataFile(NamedTuple):
 # ---------------------------------------------------------------- the commit
 
 
-def pin(path: str | Path, say: Callable[[str], None] | None = None) -> str:
+def pin(path: str | Path, say: Callable[[str], None] = lambda line: None) -> str:
     """Return a name with the commit for which it stands now; any other path as it is.
 
     say: is told the commit, unless the name has one. UserError: no such revision, or no hub.
     """
-    if not is_hub(path) or (place := Place.parse(str(path))).fixed:
+    if not is_hub(path):
         return str(path)
-    fixed = _at_commit(place)
-    if say:
+    place = Place.parse(str(path))
+    if (fixed := place.at_commit) != place:
         say(f"{place} is read at its present commit: {fixed}")
     return str(fixed)
 
 
-def _at_commit(place: Place) -> Place:
-    """Return the name with the hub's commit; a local folder's as it is."""
-    from huggingface_hub import constants
-
-    if place.local:
-        return place
-    if constants.HF_HUB_OFFLINE:
-        advice = "unset it, or give a file or a folder instead"
-        raise UserError(f"{place} cannot be read while HF_HUB_OFFLINE is set: {advice}.")
-    return place._replace(revision=commit_of(place.source, place.revision or "main"))
-
-
-def pinned(settings: Settings, say: Callable[[str], None] | None = None) -> Settings:
+def pinned(settings: Settings, say: Callable[[str], None] = lambda line: None) -> Settings:
     """Return a dataclass of settings with every name of the hub in it pinned.
 
     A text may be a mixture, NAME=WEIGHT,NAME=WEIGHT.
@@ -121,16 +113,12 @@ def pinned(settings: Settings, say: Callable[[str], None] | None = None) -> Sett
     changed = {}
     for field in dataclasses.fields(settings):
         value = getattr(settings, field.name)
-        if isinstance(value, str) and any(map(is_hub, value.split(","))):
-            changed[field.name] = ",".join(_pin_part(part, say) for part in value.split(","))
-        elif isinstance(value, tuple) and any(isinstance(v, str) and is_hub(v) for v in value):
+        if isinstance(value, str) and PREFIX in value:
+            parts = (WEIGHTED.fullmatch(part).groups("") for part in value.split(","))
+            changed[field.name] = ",".join(pin(name, say) + weight for name, weight in parts)
+        elif isinstance(value, tuple) and any(map(is_hub, value)):
             changed[field.name] = tuple(pin(item, say) for item in value)
     return dataclasses.replace(settings, **changed) if changed else settings
-
-
-def _pin_part(part: str, say: Callable[[str], None] | None) -> str:
-    name, weight = re.fullmatch(r"(.*?)(=[\d.e+-]+)?", part, re.DOTALL).groups()
-    return pin(name, say) + (weight or "")
 
 
 # ---------------------------------------------------------------- the files
@@ -143,13 +131,13 @@ def data_files(path: str | Path) -> list[DataFile]:
     readers do not know.
     """
     # A commit is looked up too: `datasets` would say less, half a minute later
-    place = _at_commit(Place.parse(str(path)))
+    place = Place.parse(str(path)).at_commit
     splits = _splits(place)
     split = place.split or next(iter(splits))
     if split not in splits or (len(splits) > 1 and not place.split):
         example = place._replace(split=next(iter(splits)))
         raise UserError(f"The splits are {', '.join(splits)}: name one of them, such as {example}.")
-    root = place.folder if place.local else f"hf://datasets/{place.source}@{place.revision}"
+    root = place.folder or f"hf://datasets/{place.source}@{place.revision}"
     label, files = place._replace(config="", split=""), []
     for url in splits[split]:
         # A card may refer to files of anywhere, which no commit of this data set pins
@@ -169,23 +157,20 @@ def _splits(place: Place) -> dict[str, list[str]]:
     import datasets
     import datasets.data_files
 
-    source = place.folder if place.local else place.source
-    if place.local and not Path(source).is_dir():
-        raise UserError(f"{place} cannot be read: there is no folder {place.source}.")
     verbosity = datasets.logging.get_verbosity()
     datasets.logging.set_verbosity_error()
     # its card may name any address, of which `datasets` would ask at once
-    asks = patch.object(datasets.data_files, "url_to_fs", _here) if place.local else nullcontext()
+    asks = patch.object(datasets.data_files, "url_to_fs", _here) if place.folder else nullcontext()
+    named = place.folder or place.source, place.config or None
     try:
         with asks:
             builder = datasets.load_dataset_builder(
-                source, place.config or None, revision=place.revision or None, token=_token()
+                *named, revision=place.revision or None, token=token()
             )
     except UserError:
         raise
     except Exception as error:  # OSError, ValueError, RuntimeError, of httpx, of YAML, ...
-        reason = " ".join(f"{error}".split()).rstrip(". ")
-        reason = reason if len(reason) < 300 else reason[:299] + "…"
+        reason = clip(" ".join(f"{error}".split()).rstrip(". "), 300)
         raise UserError(f"{place} cannot be read ({reason}).") from error
     finally:
         datasets.logging.set_verbosity(verbosity)
@@ -206,10 +191,6 @@ def _here(url: str, **options: object):
     return url_to_fs(url, **options)
 
 
-def _token() -> str | bool:
-    return os.environ.get("HF_TOKEN") or False  # False: no search for one elsewhere
-
-
 @contextmanager
 def open_file(file: DataFile) -> Iterator[IO[bytes]]:
     """Open a file for reading, piece by piece as it is read. UserError: the hub stops answering."""
@@ -221,7 +202,7 @@ def open_file(file: DataFile) -> Iterator[IO[bytes]]:
             yield stream
         return
     try:
-        with HfFileSystem(token=_token()).open(file.url, "rb") as stream:
+        with HfFileSystem(token=token()).open(file.url, "rb") as stream:
             yield stream
     except httpx.HTTPError as error:
         reason = f"{type(error).__name__}, {error}".rstrip(". ")

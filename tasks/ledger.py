@@ -52,8 +52,8 @@ def _facts(rng: random.Random, n: int, people: list[str], split: str) -> list[wo
         person = arrivals.get(k) or (rng.choice([*latest]) if latest else None)
         what = rng.choices(("move", "again", "chatter"), SHARES)[0]
         if k not in arrivals and (what == "chatter" or person is None):
-            one, two = rng.sample(others, 2)
-            facts.append((one, "met", two))
+            subject, other = rng.sample(others, 2)
+            facts.append((subject, "met", other))
             continue
         if k in arrivals or what == "move":
             now = latest[person][2] if person in latest else ""
@@ -76,33 +76,29 @@ def make_ledger(
     rng = random.Random(f"ledger/{seed}/{n_sessions}/{split}/{n_people}")
     people = rng.sample(worlds.PEOPLE, n_people)
     facts = _facts(rng, SENTENCES * n_sessions, people, split)
-    memories, said_in = [], {}
-    for k, fact in enumerate(facts):
-        number = k // SENTENCES + 1
-        said = f"S{number}"
-        memories.append(Memory(worlds.sentence(fact), None, day(number), number, (said,)))
-        said_in[fact[0]] = (fact, said)
-    sessions = [
-        Session(n, day(n), day(n), (Utterance(f"S{n}", "", " ".join(m.text for m in of)),))
-        for n in range(1, n_sessions + 1)
-        for of in [memories[SENTENCES * (n - 1) : SENTENCES * n]]
-    ]
+    sessions, memories, last = [], [], {}  # last: person -> place, and the session that tells it
+    for number in range(1, n_sessions + 1):
+        told = facts[SENTENCES * (number - 1) : SENTENCES * number]
+        here, when, texts = f"S{number}", day(number), [worlds.sentence(fact) for fact in told]
+        memories += [Memory(text, None, when, number, (here,)) for text in texts]
+        last |= {fact[0]: (fact[2], here) for fact in told}
+        sessions.append(Session(number, when, when, (Utterance(here, "", " ".join(texts)),)))
     name = f"{KIND}-{split}-{n_sessions}-{n_people}-{seed}"
-    probes = tuple(
-        Probe(f"{name}-{person}", f"Where is {person}?", (said_in[person][0][2],), 0,
-              (said_in[person][1],), kind=KIND)
-        for person in people
-    )  # fmt: skip
+    probes = []
+    for person in people:
+        place, here = last[person]
+        fields = f"{name}-{person}", f"Where is {person}?", (place,), 0, (here,)
+        probes.append(Probe(*fields, kind=KIND))
     return Episode(
         id=name,
         question="",
         answers=(),
-        text=" ".join(f"{s.date} {said.text}" for s in sessions for said in s.utterances),
+        text=" ".join(f"{s.date} {turn.text}" for s in sessions for turn in s.utterances),
         dataset=KIND,
         kind=KIND,
         sessions=tuple(sessions),
         memories=tuple(memories),
-        probes=probes,
+        probes=tuple(probes),
     )
 
 

@@ -90,42 +90,33 @@ def _conversation(sample: Record) -> Conversation:
     if not numbers:
         raise talk.error("'conversation' has no field session_1, session_2, ...")
     sessions = tuple(_session(talk, number) for number in numbers)
-    questions = enumerate(sample.get("qa", list), 1)
-    return Conversation(
-        sample.place,
-        (talk.text("speaker_a"), talk.text("speaker_b")),
-        sessions,
-        tuple(_probe(sample, number, fields) for number, fields in questions),
-        {
-            "empty": (),
-            "sessions": turns_as_memories(sessions),
-            "observations": tuple(m for s in sessions for m in _observations(sample, s)),
-            "summaries": tuple(m for s in sessions for m in _summary(sample, s)),
-            "events": tuple(m for s in sessions for m in _events(sample, s)),
-        },
-    )
+    makers = {"observations": _observations, "summaries": _summary, "events": _events}
+    memories = {"empty": (), "sessions": turns_as_memories(sessions)}
+    for start, make in makers.items():
+        memories[start] = tuple(m for session in sessions for m in make(sample, session))
+    speakers = talk.text("speaker_a"), talk.text("speaker_b")
+    probes = (_probe(r, f"{sample.place}-q{n}") for n, r in enumerate(sample.parts("qa"), 1))
+    return Conversation(sample.place, speakers, sessions, tuple(probes), memories)
 
 
 def _session(talk: Record, number: int) -> Session:
-    key = f"session_{number}"
-    when = talk.text(f"{key}_date_time")
+    name = f"session_{number}_date_time"
+    when = talk.text(name)
     try:
         day = day_of(when)
     except ValueError:
         form = f"must look like '4:05 pm on 3 June, 2024', this is {when!r}"
-        raise talk.error(f"'{key}_date_time' {form}") from None
-    turns = enumerate(talk.get(key, list), 1)
-    return Session(number, day, when, tuple(_utterance(talk, key, n, turn) for n, turn in turns))
+        raise talk.error(f"'{name}' {form}") from None
+    return Session(number, day, when, tuple(map(_utterance, talk.parts(f"session_{number}"))))
 
 
-def _utterance(talk: Record, key: str, number: int, fields: object) -> Utterance:
-    turn = replace(talk.inside(key, fields), place=f"{talk.place}, {key}, turn {number}")
-    ids = _turn_ids(turn, "dia_id", turn.text("dia_id"))
-    if len(ids) != 1:
+def _utterance(turn: Record) -> Utterance:
+    names = _turn_ids(turn, "dia_id", turn.text("dia_id"))
+    if len(names) != 1:
         raise turn.error("'dia_id' must be one id such as D1:3")
     caption = turn.maybe("blip_caption", str)
     picture = f" (shares a picture: {caption})" if caption else ""
-    return Utterance(ids[0], turn.text("speaker"), turn.text("text") + picture)
+    return Utterance(names[0], turn.text("speaker"), turn.text("text") + picture)
 
 
 def _turn_ids(record: Record, name: str, value: object) -> tuple[str, ...]:
@@ -137,14 +128,13 @@ def _turn_ids(record: Record, name: str, value: object) -> tuple[str, ...]:
     return tuple(f"D{int(session)}:{int(turn)}" for session, turn in found)
 
 
-def _probe(sample: Record, number: int, fields: object) -> Probe:
-    r = replace(sample.inside("qa", fields), place=f"{sample.place}, question {number}")
+def _probe(r: Record, name: str) -> Probe:
     category = r.get("category", int)
     if category not in CATEGORIES:
         raise r.error(f"'category' must be 1 to 5, this is {category}")
     abstains = category == 5
     return Probe(
-        id=f"{sample.place}-q{number}",
+        id=name,
         question=r.text("question"),
         answers=(NOT_MENTIONED if abstains else text_or_number(r, "answer"),),
         category=category,
@@ -158,16 +148,19 @@ def _probe(sample: Record, number: int, fields: object) -> Probe:
 # ---------------------------------------------------------------- memories that come with it
 
 
-def _of_session(sample: Record, section: str, key: str) -> Record:
-    """Return what `section` says of one session, by speaker; nothing if it lacks the key."""
+def _told(sample: Record, section: str, key: str) -> Iterator[tuple[Record, str, list]]:
+    """Yield what `section` says of one session: its record, a speaker, and a list of facts."""
     r = sample.inside(section)
-    return replace(r, place=f"{r.place}, {key}", fields=r.maybe(key, dict))
+    r = replace(r, place=f"{r.place}, {key}", fields=r.maybe(key, dict))
+    for speaker in r.fields:
+        if (section, speaker) != ("event_summary", "date"):  # the session's own, once more
+            yield r, speaker, r.maybe(speaker, list)
 
 
 def _observations(sample: Record, session: Session) -> Iterator[Memory]:
-    r = _of_session(sample, "observation", f"session_{session.number}_observation")
-    for speaker in r.fields:
-        for pair in r.maybe(speaker, list):
+    key = f"session_{session.number}_observation"
+    for r, speaker, facts in _told(sample, "observation", key):
+        for pair in facts:
             if not (isinstance(pair, list) and len(pair) == 2):
                 raise r.error(f"'{speaker}' must be a list of pairs [fact, id of a turn]")
             fact, evidence = r.text(speaker, pair[0]), _turn_ids(r, speaker, pair[1])
@@ -181,13 +174,11 @@ def _summary(sample: Record, session: Session) -> Iterator[Memory]:
 
 
 def _events(sample: Record, session: Session) -> Iterator[Memory]:
-    r = _of_session(sample, "event_summary", f"events_session_{session.number}")
-    for speaker in r.fields:
-        if speaker == "date":  # the session's own, once more
-            continue
-        for event in r.maybe(speaker, list):
+    key, evidence = f"events_session_{session.number}", (f"S{session.number}",)
+    for r, speaker, events in _told(sample, "event_summary", key):
+        for event in events:
             if event != "":  # one of the published 669
-                text, evidence = r.text(speaker, event), (f"S{session.number}",)
+                text = r.text(speaker, event)
                 yield Memory(text, speaker, session.date, session.number, evidence)
 
 
@@ -206,30 +197,17 @@ def split(
     """
     if rule not in SPLITS:
         raise UserError(f"The split must be one of {', '.join(SPLITS)}, not {rule!r}.")
-    if not adversarial:
-        conversations = [
-            replace(c, probes=tuple(probe for probe in c.probes if probe.category != 5))
-            for c in conversations
-        ]
-    return (_memory_r1 if rule == "memory-r1" else _seven_three)(conversations)
-
-
-def _seven_three(conversations: Sequence[Conversation]) -> dict[str, list[Conversation]]:
-    if len(conversations) < 2:
-        raise UserError("The split seven-three needs at least two conversations.")
-    order = [*range(len(conversations))]
-    random.Random(42).shuffle(order)
-    shuffled = [conversations[k] for k in order]
-    n_train = 7 * len(shuffled) // 10
-    return {"train": shuffled[:n_train], "validation": [], "test": shuffled[n_train:]}
-
-
-def _memory_r1(conversations: Sequence[Conversation]) -> dict[str, list[Conversation]]:
-    part_of = {"conv-26": "train", "conv-30": "validation"}
-    if missing := part_of.keys() - {c.id for c in conversations}:
-        name = min(missing)
-        raise UserError(f"The split memory-r1 needs {name}, which is not among the conversations.")
-    parts: dict[str, list[Conversation]] = {"train": [], "validation": [], "test": []}
-    for conversation in conversations:
-        parts[part_of.get(conversation.id, "test")].append(conversation)
+    order, parts = [*conversations], {"train": [], "validation": [], "test": []}
+    if rule == "memory-r1":
+        names = {"conv-26": "train", "conv-30": "validation"}
+        if missing := names.keys() - {c.id for c in conversations}:
+            raise UserError(f"The split memory-r1 needs {min(missing)}, which is not there.")
+    else:
+        if len(order) < 2:
+            raise UserError("The split seven-three needs at least two conversations.")
+        random.Random(42).shuffle(order)
+        names = {c.id: "train" for c in order[: 7 * len(order) // 10]}
+    for c in order:
+        probes = tuple(probe for probe in c.probes if adversarial or probe.category != 5)
+        parts[names.get(c.id, "test")].append(replace(c, probes=probes))
     return parts

@@ -15,7 +15,6 @@ path.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -107,24 +106,25 @@ def says_unknown(answer: str) -> bool:
 
 def _conversation(r: Record) -> Conversation:
     sessions, marked = _sessions(r)
-    abstains = r.place.endswith("_abs")
-    question_type = r.text("question_type")
+    abstains, kind = r.place.endswith("_abs"), r.text("question_type")
+    names = r.texts("answer_session_ids") if r.fields.get("answer_session_ids") else ()
     probe = Probe(
         id=r.place,
         question=r.text("question"),
         answers=(text_or_number(r, "answer"),),
         category=0,
-        evidence=tuple(_evidence(r, marked)),
+        # in the order in which the answer sessions are named
+        evidence=tuple(place for name in names for place in marked.get(name, [name])),
         abstains=abstains,
-        kind=f"{question_type}, {ABSTENTION}" if abstains else question_type,
+        kind=f"{kind}, {ABSTENTION}" if abstains else kind,
         when=r.text("question_date"),
     )
     memories = {"empty": (), "sessions": turns_as_memories(sessions)}
     return Conversation(r.place, ("user", "assistant"), sessions, (probe,), memories)
 
 
-def _sessions(r: Record) -> tuple[tuple[Session, ...], list[tuple[str, list[str]]]]:
-    """Return the sessions in order of time, and for each its id in the file and evidence ids."""
+def _sessions(r: Record) -> tuple[tuple[Session, ...], dict[str, list[str]]]:
+    """Return the sessions in order of time, and the ids of evidence by their ids in the file."""
     names, dates = r.texts("haystack_session_ids"), r.texts("haystack_dates")
     histories = r.get("haystack_sessions", list)
     if not len(names) == len(dates) == len(histories):
@@ -135,30 +135,22 @@ def _sessions(r: Record) -> tuple[tuple[Session, ...], list[tuple[str, list[str]
     except ValueError as error:
         form = "dates such as '2024/06/03 (Mon) 16:05'"
         raise r.error(f"'haystack_dates' must be {form} ({error})") from None
-    sessions, marked = [], []
+    sessions, marked = [], dict[str, list[str]]()
     for number, k in enumerate(sorted(range(len(times)), key=times.__getitem__), 1):
-        if not isinstance(histories[k], list):
-            raise r.error("'haystack_sessions' must be a list of lists of turns")
-        turns = [_turn(r, f"D{number}:{n}", turn) for n, turn in enumerate(histories[k], 1)]
-        utterances = tuple(utterance for utterance, _ in turns)
-        sessions.append(Session(number, times[k].date().isoformat(), dates[k], utterances))
-        answering = [utterance.id for utterance, has_answer in turns if has_answer]
-        marked.append((names[k], answering or [f"S{number}"]))
+        turns = replace(r, place=f"{r.place}, session D{number}", fields={"turns": histories[k]})
+        if histories[k] is None:  # which may be empty, but not missing
+            raise turns.error("'haystack_sessions' must be a list of lists of turns")
+        utterances, answering = [], []
+        for n, turn in enumerate(turns.parts("turns", 0), 1):
+            utterances.append(_utterance(turn, f"D{number}:{n}"))
+            answering += [utterances[-1].id] if turn.fields.get("has_answer") is True else []
+        day = times[k].date().isoformat()
+        sessions.append(Session(number, day, dates[k], tuple(utterances)))
+        marked.setdefault(names[k], []).extend(answering or [f"S{number}"])
     return tuple(sessions), marked
 
 
-def _turn(r: Record, name: str, fields: object) -> tuple[Utterance, bool]:
-    """Return a turn, whose text may be blank, and whether it is marked to have the answer."""
-    turn = replace(r.inside("haystack_sessions", fields), place=f"{r.place}, turn {name}")
+def _utterance(turn: Record, name: str) -> Utterance:
     content = turn.fields.get("content")
-    blank = isinstance(content, str) and not content.strip()
-    utterance = Utterance(name, turn.text("role"), "" if blank else turn.text("content"))
-    return utterance, turn.fields.get("has_answer") is True
-
-
-def _evidence(r: Record, marked: list[tuple[str, list[str]]]) -> Iterator[str]:
-    """Yield the evidence ids of all answer sessions, in the order in which they are named."""
-    for name in r.maybe("answer_session_ids", list):
-        name = r.text("answer_session_ids", name)
-        found = [place for session, places in marked if session == name for place in places]
-        yield from found or [name]
+    blank = isinstance(content, str) and not content.strip()  # as some of the published are
+    return Utterance(name, turn.text("role"), "" if blank else turn.text("content"))

@@ -45,17 +45,10 @@ def load(path: str | Path) -> list[Task]:
     for r in records_of(Path(path)):
         source, text = r.inside("metadata").text("source"), r.text("context")
         for number, (question, answers) in enumerate(_pairs(r), 1):
-            added = _of(source, ASKED)
+            name = f"{source}-{r.position + 1}-{number}"
+            whole = f"{question}\n{_entry(source, ASKED)}".rstrip("\n")
             labels = dict(kind=source, split=source, dataset="memoryagentbench")
-            tasks.append(
-                Task(
-                    id=f"{source}-{r.position + 1}-{number}",
-                    question=f"{question}\n{added}" if added else question,
-                    answers=answers,
-                    text=text,
-                    **labels,
-                )
-            )
+            tasks.append(Task(name, whole, answers, text, **labels))
     if not tasks:
         raise UserError(f"{path} is empty.")
     return tasks
@@ -66,19 +59,18 @@ def _pairs(r: Record) -> list[tuple[str, tuple[str, ...]]]:
     questions, given = r.texts("questions"), r.get("answers", list)
     if len(questions) == 1 and not isinstance(given[0], list):
         given = [given]
-    if len(questions) != len(given):
-        raise r.error(f"{len(questions)} 'questions' have {len(given)} 'answers'")
     answers = [each if isinstance(each, list) else [each] for each in given]
-    if not all(answers):
-        raise r.error("'answers' has an empty list")
+    if len(questions) != len(given) or not all(answers):
+        counts = f"{len(questions)} 'questions' have {len(given)} 'answers'"
+        raise r.error(f"{counts}, of which none may be empty")
     return [
         (question, tuple(r.text("answers", answer) for answer in each))
         for question, each in zip(questions, answers, strict=True)
     ]
 
 
-def _of(source: str, table: dict[str, str]) -> str:
-    return next((said for name, said in table.items() if source.startswith(name)), "")
+def _entry(source: str, table: dict[str, str]) -> str:
+    return next((text for name, text in table.items() if source.startswith(name)), "")
 
 
 def choose(tasks: Sequence[Task], source: str) -> tuple[list[Task], list[str]]:
@@ -87,11 +79,11 @@ def choose(tasks: Sequence[Task], source: str) -> tuple[list[Task], list[str]]:
     if source and source not in sources:
         raise UserError(f"There is no source {source!r}; there are {', '.join(sources)}.")
     wanted = [source] if source else sources
-    said = [f"{name} is left out: {why}." for name in wanted if (why := _of(name, LEFT_OUT))]
-    chosen = [task for task in tasks if task.kind in wanted and not _of(task.kind, LEFT_OUT)]
+    missing = [f"{name} is left out: {why}." for name in wanted if (why := _entry(name, LEFT_OUT))]
+    chosen = [task for task in tasks if task.kind in wanted and not _entry(task.kind, LEFT_OUT)]
     if not chosen:
-        raise UserError(f"No question of this file can be graded here: {' '.join(said)}")
-    return chosen, said
+        raise UserError(f"No question of this file can be graded here: {' '.join(missing)}")
+    return chosen, missing
 
 
 def check_metric(tasks: Sequence[Task]) -> None:

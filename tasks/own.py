@@ -20,8 +20,7 @@ docs/evaluation.md says which fields may be left out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from config.errors import UserError, clip
@@ -54,54 +53,44 @@ def load_own(path: str | Path) -> list[Conversation]:
 
     UserError, with file, line and field, for anything that is wrong: nothing is half loaded.
     """
-    conversations, lines = [], dict[str, str]()
+    conversations = dict[str, Conversation]()
     for r in records_of(Path(path)):
         conversation = _conversation(r)
-        if conversation.id in lines:
-            raise r.error(f"'id' is {conversation.id!r}, as in {lines[conversation.id]}")
-        lines[conversation.id] = r.place
-        conversations.append(conversation)
+        if conversation.id in conversations:
+            raise r.error(f"'id' is {conversation.id!r}, as in a line before")
+        conversations[conversation.id] = conversation
     if not conversations:
         raise UserError(f"{path} is empty: it holds no conversations.")
-    return conversations
+    return [*conversations.values()]
 
 
 def _conversation(r: Record) -> Conversation:
     _only(r, "id", "sessions", "memories", "qa")
     name = _paragraph(r, "id")
-    sessions = _sessions(r)
-    if not sessions and not r.maybe("memories", list):
+    sessions = tuple(_session(part, n) for n, part in enumerate(r.parts("sessions", 0), 1))
+    for before, session in pairwise(sessions):
+        if session.date < before.date:
+            raise r.error(f"'date' of sessions {session.number} is before that of the one before")
+    turns = [turn for session in sessions for turn in session.utterances]
+    known = {turn.id for turn in turns} | {f"S{session.number}" for session in sessions}
+    parts, memories = r.parts("memories", 0), []
+    for part in parts:
+        memories.append(_memory(part, known))
+        if memories[-1].id and memories[-1].id in [memory.id for memory in memories[:-1]]:
+            raise part.error(f"'id' is {memories[-1].id!r}, as in one before")
+    if not sessions and not memories:
         raise r.error("there must be 'sessions' or 'memories'")
-    known = {said.id for session in sessions for said in session.utterances}
-    known |= {f"S{session.number}" for session in sessions}
-    memories = tuple(_memory(part, known) for part in _parts(r, "memories"))
-    places = dict[str, int]()
-    for n, one in enumerate(memories, 1):
-        if one.id and (first := places.setdefault(one.id, n)) < n:
-            again = replace(r, place=f"{r.place}, memories {n}")
-            raise again.error(f"'id' is {one.id!r}, as in memories {first}")
-    r.get("qa", list)
-    probes = (_probe(part, f"{name}-q{n}", known) for n, part in enumerate(_parts(r, "qa"), 1))
-    speakers = dict.fromkeys(said.speaker for s in sessions for said in s.utterances)
-    starts = {"empty": (), "sessions": turns_as_memories(sessions), "memories": memories}
-    return Conversation(name, (*filter(None, speakers),), sessions, tuple(probes), starts)
+    probes = (_probe(part, f"{name}-q{n}", known) for n, part in enumerate(r.parts("qa"), 1))
+    speakers = dict.fromkeys(turn.speaker for turn in turns if turn.speaker)
+    starts = {"empty": (), "sessions": turns_as_memories(sessions), "memories": tuple(memories)}
+    return Conversation(name, (*speakers,), sessions, tuple(probes), starts)
 
 
-def _sessions(r: Record) -> tuple[Session, ...]:
-    sessions: list[Session] = []
-    for number, part in enumerate(_parts(r, "sessions"), 1):
-        _only(part, "date", "when", "turns")
-        day = _day(part)
-        if day is None:
-            raise part.error("the field 'date' is missing")
-        if sessions and day < sessions[-1].date:
-            raise part.error(f"'date' is before {sessions[-1].date}, that of the session before it")
-        part.get("turns", list)
-        turns = tuple(
-            _utterance(turn, f"D{number}:{n}") for n, turn in enumerate(_parts(part, "turns"), 1)
-        )
-        sessions.append(Session(number, day, _paragraph(part, "when", day), turns))
-    return tuple(sessions)
+def _session(r: Record, number: int) -> Session:
+    _only(r, "date", "when", "turns")
+    day = _day(r, r.get("date", str))
+    turns = tuple(_utterance(turn, f"D{number}:{n}") for n, turn in enumerate(r.parts("turns"), 1))
+    return Session(number, day, _paragraph(r, "when", day), turns)
 
 
 def _utterance(r: Record, name: str) -> Utterance:
@@ -114,20 +103,19 @@ def _utterance(r: Record, name: str) -> Utterance:
 
 def _memory(r: Record, known: set[str]) -> Memory:
     _only(r, "id", "text", "kind", "speaker", "date", "session", "evidence")
-    evidence = _evidence(r, known)
-    session = r.maybe("session", int) if r.fields.get("session") is not None else None
-    if session is not None and (session < 1 or (known and f"S{session}" not in known)):
-        raise r.error(f"'session' is {session}, and there is no such session")
+    evidence, session = _evidence(r, known), r.fields.get("session")
     if session is None:  # it is known once all of its evidence has been said
         session = max({*map(session_of, evidence)} - {None}, default=None)
-    speaker = _paragraph(r, "speaker", "") or None
-    name, kind = r.fields.get("id"), r.fields.get("kind")
-    if name is not None and not (isinstance(name, str) and ENTRY_ID.fullmatch(name)):
+    elif r.get("session", int) < 1 or (known and f"S{session}" not in known):
+        raise r.error(f"'session' is {session}, and there is no such session")
+    name, kind = _paragraph(r, "id", ""), _paragraph(r, "kind", "")
+    if name and not ENTRY_ID.fullmatch(name):
         raise r.error(f"'id' must be an id such as m17, not {clip(repr(name), 80)}")
-    if kind is not None and kind not in KINDS:
+    if kind and kind not in KINDS:
         raise r.error(f"'kind' must be one of {', '.join(KINDS)}, not {clip(repr(kind), 80)}")
+    speaker, day = _paragraph(r, "speaker", "") or None, r.fields.get("date")
     text = _paragraph(r, "text")
-    return Memory(text, speaker, _day(r), session, evidence, kind, name or "")
+    return Memory(text, speaker, day and _day(r, day), session, evidence, kind or None, name)
 
 
 def _probe(r: Record, name: str, known: set[str]) -> Probe:
@@ -137,16 +125,13 @@ def _probe(r: Record, name: str, known: set[str]) -> Probe:
     if type(category) is int and category not in CATEGORIES:
         raise r.error(f"'category' must be 1 to 5 or a name of yours, this is {category}")
     abstains = r.fields.get("abstains", number == 5)
-    if type(abstains) is not bool:
-        raise r.error("'abstains' must be true or false")
-    if number == 5 and not abstains:
-        raise r.error("'abstains' is false, and questions of category 5 have no answer")
+    if type(abstains) is not bool or (number == 5 and not abstains):
+        raise r.error("'abstains' must be true or false, and true of category 5")
     kind = CATEGORIES[number] if number else _paragraph(r, "category", QUESTIONS)
-    answers = (NOT_MENTIONED,) if abstains else _answers(r)
     return Probe(
         id=name,
         question=_paragraph(r, "question"),
-        answers=answers,
+        answers=(NOT_MENTIONED,) if abstains else _answers(r),
         category=number,
         evidence=_evidence(r, known),
         abstains=abstains,
@@ -157,30 +142,19 @@ def _probe(r: Record, name: str, known: set[str]) -> Probe:
 
 def _answers(r: Record) -> tuple[str, ...]:
     """Return the accepted answers: one, or a list of them."""
-    if isinstance(r.fields.get("answer"), list):
-        return tuple(_paragraph(r, "answer", value=text) for text in r.texts("answer"))
-    answer = text_or_number(r, "answer")
-    return (_paragraph(r, "answer", value=answer),)
+    listed = isinstance(r.fields.get("answer"), list)
+    answers = r.texts("answer") if listed else (text_or_number(r, "answer"),)
+    return tuple(_paragraph(r, "answer", value=answer) for answer in answers)
 
 
 # ---------------------------------------------------------------- fields
 
 
-def _parts(r: Record, name: str) -> Iterator[Record]:
-    """Yield the objects of a list as records that name their place: "line 3, qa 2"."""
-    for n, value in enumerate(r.maybe(name, list), 1):
-        part = replace(r, place=f"{r.place}, {name} {n}")
-        if not isinstance(value, dict):
-            raise part.error("this must be an object with named fields")
-        yield replace(part, fields=value)
-
-
 def _only(r: Record, *names: str) -> None:
     """Refuse fields that are misspelt: they would be passed over."""
     if unknown := [name for name in r.fields if name not in names]:
-        raise r.error(
-            f"{clip(repr(unknown[0]), 80)} is no field here; there are {', '.join(names)}"
-        )
+        name = clip(repr(unknown[0]), 80)
+        raise r.error(f"{name} is no field here; there are {', '.join(names)}")
 
 
 def _paragraph(r: Record, name: str, default: str | None = None, value: object = None) -> str:
@@ -194,19 +168,16 @@ def _paragraph(r: Record, name: str, default: str | None = None, value: object =
     return text
 
 
-def _day(r: Record) -> str | None:
-    day = r.fields.get("date")
-    if day is not None and not is_day(day):
+def _day(r: Record, day: object) -> str:
+    if not is_day(day):
         raise r.error(f"'date' must be a day such as 2024-01-03, not {clip(repr(day), 80)}")
     return day
 
 
-def _evidence(r: Record, known: Iterable[str]) -> tuple[str, ...]:
+def _evidence(r: Record, known: set[str]) -> tuple[str, ...]:
     """Return ids of turns and sessions; any texts where there are no sessions."""
-    ids: Sequence[object] = r.maybe("evidence", list)
-    evidence = tuple(_paragraph(r, "evidence", value=one) for one in ids)
-    if known and (missing := [one for one in evidence if one not in known]):
-        raise r.error(
-            f"'evidence' names {clip(repr(missing[0]), 80)}, and there is no such turn or session"
-        )
-    return evidence
+    names = tuple(_paragraph(r, "evidence", value=x) for x in r.maybe("evidence", list))
+    if known and (missing := [name for name in names if name not in known]):
+        what = clip(repr(missing[0]), 80)
+        raise r.error(f"'evidence' names {what}, and there is no such turn or session")
+    return names

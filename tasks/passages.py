@@ -97,8 +97,8 @@ def make_tasks(
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
     if not 1 <= n_items <= len(chosen):
-        of_split = f" of the {split} split" if split else ""
-        raise UserError(f"{n_items} questions{of_split} are wanted and there are {len(chosen)}.")
+        wanted = f"{n_items} {split} questions".replace("  ", " ")
+        raise UserError(f"{wanted} are wanted and there are {len(chosen)}.")
     barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
     filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
     longest = max((n_documents, *lengths))
@@ -112,12 +112,7 @@ def make_tasks(
     for task in chosen if together == 1 else ():
         if len(tasks) == n_items:
             break
-        others = filler.others([task], longest - 1, seed)
-        if len(others) == longest - 1:
-            order = [filler.own(task), *others[: n_documents - 1]]
-            own = order[0]
-            random.Random(f"{seed}:{task.id}:{n_documents}").shuffle(order)
-            tasks.append(replace(task, pool=None, order=order, gold=(order.index(own),)))
+        tasks += filler.shared([task], n_documents, seed, longest)
     if len(tasks) < n_items:
         found = f"only {len(tasks)} of {len(chosen)} questions, and {n_items} are wanted"
         need = f"Other passages without the answer suffice for {longest} documents in {found}"
@@ -142,21 +137,21 @@ def _blocks(
         if n_documents == 1 or filler.share_with(task) <= COMMON:
             by_paragraph.setdefault(filler.own(task), []).append(task)
     block: list[Task] = []
-    own: set[int] = set()
+    paragraphs: set[int] = set()
     parts = (
         (paragraph, tasks[start : start + together])
         for paragraph, tasks in by_paragraph.items()
         for start in range(0, len(tasks), together)
     )
     for paragraph, tasks in parts:
-        if block and (len(own) == n_documents or len(block) + len(tasks) > together):
+        if block and (len(paragraphs) == n_documents or len(block) + len(tasks) > together):
             yield block
-            block, own = [], set()
+            block, paragraphs = [], set()
         if any(filler.answers(task, paragraph) for task in block):
             continue
-        fitting = [t for t in tasks if not any(filler.answers(t, other) for other in own)]
+        fitting = [t for t in tasks if not any(filler.answers(t, other) for other in paragraphs)]
         if fitting:
-            block, own = [*block, *fitting], own | {paragraph}
+            block, paragraphs = [*block, *fitting], paragraphs | {paragraph}
     if block:
         yield block
 
@@ -181,21 +176,25 @@ class _Filler:
 
     def others(self, tasks: Sequence[Task], n: int, seed: int) -> list[int]:
         """Draw n passages without an answer of these questions, or as many as there are."""
-        own, found = {self.own(task) for task in tasks}, []
+        barred, found = {self.own(task) for task in tasks}, []
         for k in draws(random.Random(f"{seed}:{tasks[0].id}"), len(self.passages)):
             if len(found) == n:
                 break
-            if k not in own and not any(self.answers(task, k) for task in tasks):
+            if k not in barred and not any(self.answers(task, k) for task in tasks):
                 found.append(k)
         return found
 
-    def shared(self, block: Sequence[Task], n_documents: int, seed: int) -> list[Task]:
-        """Return the questions of a block among the same passages; [] if these are too few."""
-        own = dict.fromkeys(self.own(task) for task in block)
-        others = self.others(block, n_documents - len(own), seed)
-        order = [*own, *others]
-        if len(order) < n_documents:
+    def shared(
+        self, block: Sequence[Task], n_documents: int, seed: int, longest: int = 0
+    ) -> list[Task]:
+        """Return the questions of a block among the same passages; [] if these are too few, also
+        for `longest` of them."""
+        order = list(dict.fromkeys(self.own(task) for task in block))
+        needed = max(n_documents, longest) - len(order)
+        others = self.others(block, needed, seed)
+        if len(others) < needed:
             return []
+        order += others[: n_documents - len(order)]
         random.Random(f"{seed}:{block[0].id}:{n_documents}").shuffle(order)
         return [
             replace(task, pool=None, order=order, gold=(order.index(self.own(task)),))

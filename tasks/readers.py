@@ -26,8 +26,9 @@ import re
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
@@ -52,6 +53,7 @@ DOCUMENTS = (
     "story",
 )  # fmt: skip
 PASSAGE = ("text", "paragraph_text", "passage", "content", "contents")
+LABELS = ("kind", "dataset", "split", "level")
 KINDS = {
     str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number",
     bool: "true or false",
@@ -72,12 +74,9 @@ class Record:
     fields: dict
     left_out: Counter = field(default_factory=Counter)  # of the whole file: what -> how often
 
-    @property
-    def where(self) -> str:
-        return f"{self.path}, {self.place}" if self.place else str(self.path)
-
     def error(self, reason: str) -> UserError:
-        return UserError(f"{self.where}: {reason}.")
+        where = f"{self.path}, {self.place}" if self.place else str(self.path)
+        return UserError(f"{where}: {reason}.")
 
     def get(self, name: str, kind: type, value: object = None) -> object:
         """Return the field `name`, checked; or `value`, a part of that field, checked likewise."""
@@ -129,10 +128,9 @@ class Record:
             return self.text(name)
         passages = []
         for part in parts:
-            r = self.inside(name, part) if isinstance(part, dict) else None
-            key = next((key for key in PASSAGE if r and key in r.fields), "text")
-            text = r.text(key) if r else self.text(name, part)
-            passages.append((r.maybe("title", str) if r else "", text))
+            r = self.inside(name, part if isinstance(part, dict) else {name: part or ""})
+            key = next((key for key in (*PASSAGE, name) if key in r.fields), "text")
+            passages.append((r.maybe("title", str), r.text(key)))
         if all(title.strip() for title, _ in passages):
             return passages
         texts = (f"{title}\n{text}" if title else text for title, text in passages)
@@ -141,6 +139,18 @@ class Record:
     def inside(self, name: str, value: object = None) -> Record:
         """Return a nested object as a record of the same place."""
         return replace(self, fields=self.get(name, dict, value))
+
+    def parts(self, name: str, least: int = 1) -> list[Record]:
+        """Return the objects of a list as records that name their place: "line 3, qa 2".
+
+        least: 0 = the list may be empty, or missing.
+        """
+        values = self.get(name, list) if least else self.maybe(name, list)
+        places = (f"{self.place}, {name} {n}".removeprefix(", ") for n in range(1, len(values) + 1))
+        return [
+            replace(self, place=place).inside(name, value)
+            for place, value in zip(places, values, strict=True)
+        ]
 
     def indices(self, name: str, values: object, n: int) -> tuple[int, ...]:
         """Check that `values` are indices into n items, from 0; there may be none."""
@@ -159,17 +169,12 @@ class Record:
         The record's own id, kind, dataset, split and level take precedence over `labels`. Without
         any id, the position in the file serves as one, as in MemAgent's results.
         """
-        own = {name: self.fields.get(name) for name in ("id", "kind", "dataset", "split", "level")}
-        own["id"] = self.fields.get("_id") if own["id"] is None else own["id"]
-        merged = {
-            name: value for name, value in chain(labels.items(), own.items()) if value is not None
-        }
-        texts = {"id": str(self.position)}
-        for name, value in merged.items():
-            text = str(value)
-            # A label may be blank, an id may not
-            checked = text.strip() or (name == "id" and text)
-            texts[name] = self.text(name, text) if checked else text
+        ids = (self.fields.get("id"), self.fields.get("_id"), self.position)
+        texts = {"id": self.text("id", str(next(value for value in ids if value is not None)))}
+        for name in LABELS:
+            value = self.fields.get(name)
+            text = str((labels.get(name) or "") if value is None else value)
+            texts[name] = self.text(name, text) if text.strip() else text  # it may be blank
         counts = {
             name: n if type(n := self.fields.get(name)) is int and n > 0 else 0
             for name in ("num_docs", "tokens")
@@ -189,14 +194,11 @@ def records_of(path: Path) -> Iterator[Record]:
     for file, opened in _sources(path):
         record = Record(file, "", position, {}, left_out)
         try:
-            with opened as source:
+            with opened() as source:
                 for place, fields in _items(file, source):
                     record = Record(file, place, position, fields, left_out)
                     if not isinstance(fields, dict):
-                        actual = KINDS.get(type(fields), "null")
-                        raise record.error(
-                            f"a record must be an object with named fields, this is {actual}"
-                        )
+                        raise record.error("a record must be an object with named fields")
                     yield record
                     position += 1
         except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
@@ -204,67 +206,64 @@ def records_of(path: Path) -> Iterator[Record]:
             raise record.error(f"the file cannot be read from here on, {damage}") from error
 
 
-def _sources(path: Path) -> Iterator[tuple[Path, AbstractContextManager]]:
-    """Yield the path of each file, and what opens it: the path again, or a stream of the hub."""
+def _sources(path: Path) -> list[tuple[Path, Callable[[], AbstractContextManager[IO[bytes]]]]]:
+    """Return the path of each file, and what opens it."""
     if hub.is_hub(path):
-        yield from ((file.path, hub.open_file(file)) for file in hub.data_files(path))
-    elif is_file(path):
-        yield path, nullcontext(path)
-    else:
+        return [(file.path, partial(hub.open_file, file)) for file in hub.data_files(path)]
+    return [(path, partial(existing(path).open, "rb"))]
+
+
+def existing(path: str | Path) -> Path:
+    """Return the path of a file. UserError: there is none, or the system takes no such path."""
+    if not is_file(path):
         raise UserError(f"No file at {path}.")
+    return Path(path)
 
 
 LARGEST = 1 << 30
 """Most bytes of a line, and of a file that is one value: HotpotQA's training split has .6 GB."""
-BLANK = re.compile(rb"[\xef\xbb\xbf \t\r\n]*+")
+BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
-def _items(path: Path, source: Path | IO[bytes]) -> Iterator[tuple[str, object]]:
-    """Yield the place and the value of every record. source: the path again, or a stream.
+def _items(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
+    """Yield the place and the value of every record.
 
     pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library:
     pyarrow.json (and `datasets` on top of it) cannot name the line of an error, turns answers such
-    as "1994-05-01" into dates, and cannot represent HotpotQA's [title, [sentences]] pairs. Parquet,
-    too, `datasets` would read through pyarrow, after a copy to disk.
+    as "1994-05-01" into dates, and cannot represent HotpotQA's [title, [sentences]] pairs.
     """
     import pyarrow as pa
 
     if path.suffix == ".parquet":
-        rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, source))
+        rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, file))
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
     if {".csv", ".tsv"} & {*path.suffixes}:
         raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
-    with path.open("rb") if isinstance(source, Path) else nullcontext(source) as file:
-        if packing := PACKED.get(path.suffix):
-            stream = unpacked(file, path, pa.input_stream(file, compression=packing))
-        else:
-            stream = io.BufferedReader(pa.input_stream(file, compression=None))
-        lines = (
-            (n, _bounded(line, path, f", line {n},"))
-            for n, line in enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
-            if not BLANK.fullmatch(line)
-        )
-        n, line = next(lines, (0, b""))
-        begins = line.strip(b"\xef\xbb\xbf \t\r\n")
-        # A line that ends so goes on in the next one; any other is JSON lines', or all of the file
-        if begins.startswith(b"[") or begins.endswith((b"{", b"[", b",")):
-            rest = stream.read(LARGEST + 1 - len(line))
-            whole = _bounded(b"\n" * (n - 1) + line + rest, path, "")
-            yield from _members(_parse(whole, path), path)
-        elif n:
-            first, second = _parse(line, path, n), next(lines, None)
-            yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
-            for n, line in chain([second] if second else (), lines):
-                yield f"line {n}", _parse(line, path, n)
+    packing = PACKED.get(path.suffix)
+    plain = pa.input_stream(file, compression=packing)
+    stream = unpacked(file, path, plain) if packing else io.BufferedReader(plain)
+    numbered = enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
+    lines = ((n, line) for n, line in numbered if line.strip(BLANK))
+    n, line = next(lines, (0, b""))
+    begins = line.strip(BLANK)
+    # A line that ends so goes on in the next one; any other is JSON lines', or all of the file
+    if begins.startswith(b"[") or begins.endswith((b"{", b"[", b",")):
+        whole = b"\n" * (n - 1) + line + stream.read(LARGEST + 1 - len(line))
+        yield from _members(_parse(whole, path), path)
+    elif n:
+        first, second = _parse(line, path, n), next(lines, None)
+        yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
+        for n, line in chain([second] if second else (), lines):
+            yield f"line {n}", _parse(line, path, n)
 
 
 ROW = 256
 """Bytes that a row of parquet counts for beside its values: what holds them takes memory."""
 
 
-def _batches(path: Path, source: Path | IO[bytes]) -> Iterator:
+def _batches(path: Path, file: IO[bytes]) -> Iterator:
     """Yield the record batches of a parquet file; UserError where it unpacks to a flood.
 
     A value may be written once and referred to by every row, so a batch has fewer rows where the
@@ -272,26 +271,18 @@ def _batches(path: Path, source: Path | IO[bytes]) -> Iterator:
     """
     import pyarrow.parquet as pq
 
-    size = source.stat().st_size if isinstance(source, Path) else source.seek(0, io.SEEK_END)
-    file, most = pq.ParquetFile(source), max(FREE, RATIO * size)
-    groups = range(file.metadata.num_row_groups)
-    sizes = [file.metadata.row_group(group).total_byte_size for group in groups]
+    most = max(FREE, RATIO * file.seek(0, io.SEEK_END))
+    table = pq.ParquetFile(file)
+    groups = range(table.metadata.num_row_groups)
+    sizes = [table.metadata.row_group(group).total_byte_size for group in groups]
     if sum(sizes) > most:
         raise flood(path)
     held = 0
-    for batch in file.iter_batches(min(64, max(1, (1 << 26) // max([1, *sizes])))):
+    for batch in table.iter_batches(min(64, max(1, (1 << 26) // max([1, *sizes])))):
         held += batch.nbytes + ROW * batch.num_rows
         if held > most:
             raise flood(path)
         yield batch
-
-
-def _bounded(value: bytes, path: Path, place: str) -> bytes:
-    if len(value) > LARGEST:
-        raise UserError(
-            f"{path}{place} has a value of more than {LARGEST >> 20:,} MiB: save one record a line."
-        )
-    return value
 
 
 def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, object]]:
@@ -302,20 +293,33 @@ def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, obj
         return
     parts = tree if isinstance(tree, dict) and not _known(tree) else {}
     lists = {name: part for name, part in parts.items() if isinstance(part, list) and part}
-    lists = {name: part for name, part in lists.items() if _known(part[0])}
-    if lists:
+    if lists := {name: part for name, part in lists.items() if _known(part[0])}:
         for name, part in lists.items():
             yield from ((f"{clip(name, 80)} {n}", value) for n, value in enumerate(part, 1))
     elif isinstance(parts.get("data"), list):
-        yield from _squad_items(tree, path)
+        yield from _squad_items(Record(path, "", 0, parts))
     elif parts and all(map(_known, parts.values())):
         yield from ((f"'{clip(name, 80)}'", {"id": name} | value) for name, value in parts.items())
     else:
         yield f"line {line}", tree
 
 
+def _squad_items(root: Record) -> Iterator[tuple[str, dict]]:
+    """Flatten SQuAD's tree of articles, paragraphs and questions to one record per question."""
+    for n, article in enumerate(root.parts("data"), 1):
+        title = article.fields.get("title") or f"Article {n}"
+        for paragraph in article.parts("paragraphs"):
+            shared = {"title": title, "context": paragraph.text("context")}
+            for question in paragraph.parts("qas"):
+                yield paragraph.place, shared | question.fields
+
+
 def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
     """Parse JSON: one line, or a whole file if `line` is None (the error then locates itself)."""
+    if len(raw) > LARGEST:
+        place = f", line {line}," if line else ""
+        largest = f"a value of more than {LARGEST >> 20:,} MiB"
+        raise UserError(f"{path}{place} has {largest}: save one record a line.")
     try:
         return from_json(raw)
     except json.JSONDecodeError as error:
@@ -333,29 +337,19 @@ def read_json(path: str | Path) -> object:
 
     UserError: there is no such file, it cannot be read, it is not JSON.
     """
-    path = Path(path)
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
+    content = _content(path)
     try:
-        return from_json(read_data(path))
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
+        return from_json(content)
     except ValueError as error:  # JSON, UTF-8, numbers without end
         raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
 
 
-def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
-    """Flatten SQuAD's tree of articles, paragraphs and questions to one record per question."""
-    root = Record(path, "", 0, tree if isinstance(tree, dict) else {})
-    for n, article in enumerate(root.get("data", list), 1):
-        article = Record(path, f"article {n}", 0, root.get("data", dict, article))
-        title = article.fields.get("title") or f"Article {n}"
-        for m, fields in enumerate(article.get("paragraphs", list), 1):
-            place = f"{article.place}, paragraph {m}"
-            paragraph = Record(path, place, 0, article.get("paragraphs", dict, fields))
-            for question in paragraph.get("qas", list):
-                fields = paragraph.get("qas", dict, question)
-                yield place, {"title": title, "context": paragraph.text("context"), **fields}
+def _content(path: str | Path) -> bytes:
+    """Return the bytes of a file, of a .gz what it unpacks to. UserError: it cannot be read."""
+    try:
+        return read_data(existing(path))
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
 
 
 # ---------------------------------------------------------------- forms
@@ -363,7 +357,7 @@ def _squad_items(tree: object, path: Path) -> Iterator[tuple[str, dict]]:
 
 
 def _passage(r: Record) -> Passage:
-    return r.text("title"), r.text("text")
+    return r.text("title"), r.text("paragraph_text" if "paragraph_text" in r.fields else "text")
 
 
 def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
@@ -379,18 +373,21 @@ def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
     return sorted({passage for passages in pairs for passage in passages})
 
 
-def _memagent(r: Record) -> tuple[Task, Document]:
-    """Read MemAgent's training parquet and verl's: {prompt: [{role, content}], context,
-    reward_model: {ground_truth}, extra_info}; or verifiers': {prompt, answer, info: {context}}."""
-    name = "extra_info" if "reward_model" in r.fields else "info"
-    info = replace(r, fields=r.maybe(name, dict))
+def _chat(r: Record) -> tuple[Task, Document]:
+    """Read forms with a `prompt`, a text or a chat: MemAgent's training parquet and verl's
+    {prompt, context, reward_model: {ground_truth}, extra_info}, verifiers' {prompt, answer,
+    info: {context}}, vime's {prompt, label, metadata: {context, ground_truth, data_source}}."""
+    name = "info" if {"answer", "info"} <= r.fields.keys() else "metadata"
+    about = replace(r, fields=r.maybe("extra_info" if "reward_model" in r.fields else name, dict))
     if "reward_model" in r.fields:
         answers = r.inside("reward_model").answers("ground_truth")
+    elif name == "metadata" and about.fields.get("ground_truth"):
+        answers = about.answers("ground_truth")
     else:
-        answers = r.answers("answer")
-    source = r if "context" in r.fields else info
-    task = info.task(_question(r), answers, dataset=r.fields.get("data_source"))
-    return task, source.document("context")
+        answers = r.answers("answer" if name == "info" else "label")
+    dataset = r.fields.get("data_source", about.fields.get("data_source"))
+    document = (r if "context" in r.fields else about).document("context")
+    return about.task(_question(r), answers, dataset=dataset), document
 
 
 def _question(r: Record) -> str:
@@ -398,23 +395,13 @@ def _question(r: Record) -> str:
     it, which an agent's own prompts have no place for, are counted."""
     if isinstance(r.fields.get("prompt"), str):
         return r.text("prompt")
-    messages = [r.inside("prompt", message) for message in r.get("prompt", list)]
-    role = messages[-1].fields.get("role", "user")
-    if role != "user":
+    *before, last = r.parts("prompt")
+    if (role := last.fields.get("role", "user")) != "user":
         raise r.error(f"the last message of 'prompt' must be the user's question, not {role!r:.40}")
-    for message in messages[:-1]:
+    for message in before:
         role = clip(str(message.fields.get("role")), 40)
         r.left_out[f"messages of 'prompt' before the question (role {role})"] += 1
-    return messages[-1].text("content")
-
-
-def _vime(r: Record) -> tuple[Task, Document]:
-    """Read vime's training JSONL: {prompt: question, label: first answer,
-    metadata: {context, ground_truth: [..], data_source}}."""
-    m = r.inside("metadata")
-    answers = m.answers("ground_truth") if m.fields.get("ground_truth") else r.answers("label")
-    task = m.task(_question(r), answers, dataset=m.fields.get("data_source"))
-    return task, m.document("context")
+    return last.text("content")
 
 
 def _split_documents(text: str) -> list[Passage]:
@@ -432,22 +419,20 @@ def _eval(r: Record) -> tuple[Task, Document]:
     From 12,800 documents on the context is passage numbers. ReMemR1's eval_{data set}_N.json have
     {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
     """
-    context = r.fields.get("context")
+    context, gold = r.fields.get("context"), ()
     if isinstance(context, list) and context and isinstance(context[0], int | list):
         # Some published files wrap the numbers in one more list
-        numbers = context[0] if context and isinstance(context[0], list) else context
-        context = list(r.indices("context", numbers, 2**31))
+        numbers = context[0] if isinstance(context[0], list) else context
+        document = list(r.indices("context", numbers, 2**31)) or r.text("context")
     else:
-        context = None
-    document = context or r.document("context")
-    gold: tuple[int, ...] = ()
+        document = r.document("context")
     indices = r.fields.get("evidence_idx")
     if indices and isinstance(document, str) and (passages := _split_documents(document)):
-        gold = tuple(dict.fromkeys(r.indices("evidence_idx", indices, len(passages))))
+        gold = dict.fromkeys(r.indices("evidence_idx", indices, len(passages)))
         document = passages
     dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
     labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
-    return r.task(r.text("input"), r.answers("answers"), gold, **labels), document
+    return r.task(r.text("input"), r.answers("answers"), [*gold], **labels), document
 
 
 def _ruler(r: Record) -> tuple[Task, Document]:
@@ -475,12 +460,8 @@ def _own(r: Record) -> tuple[Task, Document]:
 
 
 def _answers(r: Record) -> tuple[str, ...]:
-    return r.answers("answer" if r.fields.get("answers") is None else "answers")
-
-
-def _join_sentences(sentences: Iterable[str], dataset: str) -> str:
-    """Join sentences: HotpotQA's begin with their own blank, 2WikiMultiHopQA's need one."""
-    return ("" if dataset == "hotpotqa" else " ").join(sentences)
+    names = ("golden_answers", "answers")
+    return r.answers(next((name for name in names if r.fields.get(name) is not None), "answer"))
 
 
 def _gold_positions(titles: Sequence[str], evidence: Iterable[str]) -> list[int]:
@@ -491,81 +472,69 @@ def _gold_positions(titles: Sequence[str], evidence: Iterable[str]) -> list[int]
 
 
 def _hotpotqa(r: Record) -> tuple[Task, Document]:
-    """Read the official HotpotQA json: {_id, question, answer, supporting_facts: [[title, n]],
-    context: [[title, [sentence]]], type}.
+    """Read HotpotQA's questions and 2WikiMultiHopQA's, which have `evidences` beside.
 
-    2WikiMultiHopQA's has the same form and `evidences` beside it. Their parquet on the hub has
-    columns instead of pairs.
-    """
-    if isinstance(columns := r.fields.get("context"), dict) and "title" in columns:
-        return _flashrag(r)
-    document, dataset = [], "2wikimultihopqa" if "evidences" in r.fields else "hotpotqa"
-    for pair in r.get("context", list):
-        if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[1], list)):
-            raise r.error("'context' must hold pairs [title, [sentences]]")
-        sentences = [r.text("context", sentence) for sentence in pair[1] if sentence != ""]
-        document.append((r.text("context", pair[0]), _join_sentences(sentences, dataset)))
-    facts = r.maybe("supporting_facts", list)
-    if not all(isinstance(fact, list) and fact for fact in facts):
-        raise r.error("'supporting_facts' must hold pairs [title, sentence number]")
-    titles = [title for title, _ in document]
-    gold = _gold_positions(titles, [r.text("supporting_facts", fact[0]) for fact in facts])
-    labels = {"kind": r.fields.get("type"), "dataset": dataset}
-    return r.task(r.text("question"), _answers(r), gold, **labels), document
-
-
-def _columns(r: Record, name: str, *columns: str) -> list[tuple]:
-    """Return the rows (title, value) of a table {column: [..]}; values come from the first of
-    `columns` that exists."""
-    table = r.inside(name)
-    second = next((column for column in columns if column in table.fields), columns[0])
-    titles, values = table.texts("title"), table.get(second, list)
-    if len(titles) != len(values):
-        raise r.error(f"'{name}' has {len(titles)} titles and {len(values)} {second}")
-    return list(zip(titles, values, strict=True))
-
-
-def _flashrag(r: Record) -> tuple[Task, Document]:
-    """Read FlashRAG's JSONL, with the document in `metadata`, and the parquet of HotpotQA and
-    2WikiMultiHopQA on the hub.
-
-    The latter have the same fields beside the question: {question, answer or golden_answers,
-    context: {title: [..], sentences or content: [[..]]}, supporting_facts: {title: [..]}, type}.
+    The official json: {_id, question, answer, context: [[title, [sentence]]],
+    supporting_facts: [[title, n]], type}. On the hub tables stand for the pairs, context: {title:
+    [..], sentences or content: [[..]]} and supporting_facts: {title: [..]}; FlashRAG has the same
+    in `metadata`, and golden_answers.
     """
     m = r if "context" in r.fields else r.inside("metadata")
-    # FlashRAG's two data sets differ in nothing but the path; elsewhere 2Wiki has triples
-    folder, file = r.path.parent.name, r.path.name
-    is_2wiki = folder in ("2wiki", "2wikimultihopqa") or file.startswith("2wiki")
-    is_2wiki = is_2wiki or "evidences" in r.fields
-    dataset = "2wikimultihopqa" if is_2wiki else "hotpotqa"
+    # FlashRAG's two data sets differ in nothing but the path
+    names = r.path.parent.name, r.path.name
+    is_2wiki = names[0] in ("2wiki", "2wikimultihopqa") or names[1].startswith("2wiki")
+    is_2wiki = "evidences" in r.fields or (is_2wiki and isinstance(m.fields.get("context"), dict))
     document = []
-    for title, sentences in _columns(m, "context", "sentences", "content"):
+    for title, sentences in _pairs(m, "context", "sentences", "content"):
         if not isinstance(sentences, list):
             raise r.error("'context' must hold a list of sentences for every title")
         texts = [m.text("context", sentence) for sentence in sentences if sentence != ""]
-        document.append((title, _join_sentences(texts, dataset)))
-    facts = replace(r, fields=m.maybe("supporting_facts", dict)).maybe("title", list)
-    evidence = [m.text("supporting_facts", title) for title in facts]
+        # HotpotQA's sentences begin with their own blank
+        document.append((m.text("context", title), (" " if is_2wiki else "").join(texts)))
+    if isinstance(facts := m.fields.get("supporting_facts") or [], dict):
+        evidence = m.inside("supporting_facts").maybe("title", list)
+    else:
+        evidence = [title for title, _ in _pairs(m, "supporting_facts")] if facts else []
+    evidence = [m.text("supporting_facts", title) for title in evidence]
     gold = _gold_positions([title for title, _ in document], evidence)
-    answers = r.answers("golden_answers") if r.fields.get("golden_answers") else _answers(r)
-    labels = {"kind": m.fields.get("type"), "dataset": dataset, "level": m.fields.get("level")}
-    return r.task(r.text("question"), answers, gold, **labels), document
+    labels = {"kind": m.fields.get("type"), "level": m.fields.get("level")}
+    labels["dataset"] = "2wikimultihopqa" if is_2wiki else "hotpotqa"
+    return r.task(r.text("question"), _answers(r), gold, **labels), document
 
 
-def _musique(r: Record) -> tuple[Task, Document]:
-    """Read MuSiQue's JSONL: {id, question, answer, answer_aliases: [..],
-    paragraphs: [{title, paragraph_text}], question_decomposition: [{paragraph_support_idx}]}."""
-    paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
-    decomposition = r.maybe("question_decomposition", list)
-    steps = [r.inside("question_decomposition", step) for step in decomposition]
+def _pairs(r: Record, name: str, *columns: str) -> list[Sequence]:
+    """Return the pairs (title, value) of a list of pairs, or of a table {title: [..], column: [..]}
+    whose values are the first of `columns` that exists."""
+    if isinstance(r.fields.get(name), dict):
+        table = r.inside(name)
+        second = next((column for column in columns if column in table.fields), columns[0])
+        titles, values = table.texts("title"), table.get(second, list)
+        if len(titles) != len(values):
+            raise r.error(f"'{name}' has {len(titles)} titles and {len(values)} {second}")
+        return [*zip(titles, values, strict=True)]
+    pairs = r.get(name, list)
+    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+        raise r.error(f"'{name}' must hold pairs that begin with a title")
+    return pairs
+
+
+def _paragraphs(r: Record) -> tuple[Task, Document]:
+    """Read questions with numbered paragraphs {title, text}: {id, question, answers: [..],
+    hops: [index of a paragraph], paragraphs, type, orig_split}; or MuSiQue's {id, question, answer,
+    answer_aliases: [..], paragraphs: [{title, paragraph_text}],
+    question_decomposition: [{paragraph_support_idx}]}."""
+    passages = [_passage(paragraph) for paragraph in r.parts("paragraphs")]
+    labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
+    if r.fields.get("answers") is not None:
+        gold = r.indices("hops", r.fields.get("hops"), len(passages))
+        return r.task(r.text("question"), r.answers("answers"), gold, **labels), passages
+    steps = r.parts("question_decomposition", 0)
     indices = [step.fields.get("paragraph_support_idx") for step in steps]
     indices = [index for index in indices if index is not None]
-    gold = tuple(dict.fromkeys(r.indices("paragraph_support_idx", indices, len(paragraphs))))
+    gold = dict.fromkeys(r.indices("paragraph_support_idx", indices, len(passages)))
     aliases = r.answers("answer_aliases") if r.fields.get("answer_aliases") else ()
-    answers = (*r.answers("answer"), *aliases)
-    kind = f"{len(steps)}hop" if steps else None
-    task = r.task(r.text("question"), answers, gold, kind=kind, dataset="musique")
-    return task, [(p.text("title"), p.text("paragraph_text")) for p in paragraphs]
+    labels = {"kind": f"{len(steps)}hop" if steps else None, "dataset": "musique"}
+    return r.task(r.text("question"), (*r.answers("answer"), *aliases), [*gold], **labels), passages
 
 
 def _squad(r: Record) -> tuple[Task, Document]:
@@ -574,16 +543,6 @@ def _squad(r: Record) -> tuple[Task, Document]:
     answers = dict.fromkeys(r.answers("answers"))
     task = r.task(r.text("question"), [*answers], [0], kind="squad", dataset="squad")
     return task, [(r.text("title"), r.text("context"))]
-
-
-def _paragraphs(r: Record) -> tuple[Task, Document]:
-    """Read questions with numbered paragraphs: {id, question, answers: [..],
-    hops: [index of a paragraph], paragraphs: [{title, text}], type, orig_split}."""
-    paragraphs = [r.inside("paragraphs", paragraph) for paragraph in r.get("paragraphs", list)]
-    gold = r.indices("hops", r.fields.get("hops"), len(paragraphs))
-    labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
-    task = r.task(r.text("question"), r.answers("answers"), gold, **labels)
-    return task, [_passage(paragraph) for paragraph in paragraphs]
 
 
 def _built(r: Record) -> tuple[Task, Document]:
@@ -597,15 +556,14 @@ def _built(r: Record) -> tuple[Task, Document]:
 # form -> its reader, and the fields by which a file's first record is recognised (first match wins)
 FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
     "built": (_built, ("form", "passages", "tasks")),
-    "memagent": (_memagent, ("prompt", "reward_model")),
-    "verifiers": (_memagent, ("prompt", "answer", "info")),
-    "vime": (_vime, ("prompt", "label", "metadata")),
+    "memagent": (_chat, ("prompt", "reward_model")),
+    "verifiers": (_chat, ("prompt", "answer", "info")),
+    "vime": (_chat, ("prompt", "label", "metadata")),
     "eval": (_eval, ("input", "context", "answers")),
     "ruler": (_ruler, ("input", "context", "outputs")),
-    "flashrag": (_flashrag, ("id", "question", "golden_answers", "metadata")),
+    "flashrag": (_hotpotqa, ("id", "question", "golden_answers", "metadata")),
     "hotpotqa": (_hotpotqa, ("question", "context", "supporting_facts")),
-    "shared": (_paragraphs, ("question", "answers", "paragraphs")),
-    "musique": (_musique, ("question", "paragraphs")),
+    "musique": (_paragraphs, ("question", "paragraphs")),
     "squad": (_squad, ("question", "title", "context", "answers")),
     "own": (_own, ("question", "context")),
 }
@@ -642,16 +600,10 @@ def read(
     """
     if is_function(path):
         return made_tasks(str(path), load_function(str(path), "--data")())[:n]
-    path = Path(path)
-    records = records_of(path)
-    first = next(records, None)
-    if first is None:
-        raise UserError(f"{path} is empty: it holds no tasks.")
-    form = _form_of(first, form)
+    first, records, form = _opened(path, form)
+    numbered = None  # the pool that a document of indices refers to
     if form == "built":
         records, numbered = _built_parts(first, records)
-    else:
-        records, numbered = chain([first], records), None
     tasks: dict[str, Task] = {}
     shared, index = Pool([], []), {}
     for record, task, document in islice(_tasks_of(records, form), n):
@@ -674,6 +626,39 @@ def read(
     return list(tasks.values())
 
 
+def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
+    """Yield each record of a file beside what is read from it, for fields that tasks lack.
+
+    UserError: also for a set of our own, which has kept no fields but those of tasks.
+    """
+    first, records, form = _opened(path)
+    if form == "built":
+        raise first.error("this is a set that was built: give the file that it was made of")
+    yield from _tasks_of(records, form)
+    _say_left_out(path, first)
+
+
+def _opened(path: str | Path, form: str | None = None) -> tuple[Record, Iterator[Record], str]:
+    """Return the first record of a file, all of them, and their form, recognised by the first."""
+    records = records_of(Path(path))
+    first = next(records, None)
+    if first is None:
+        raise UserError(f"{path} is empty: it holds no tasks.")
+    form = _known(first.fields) if form is None else form
+    if form not in FORMS:
+        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
+        fields = ", ".join(first.fields)
+        raise first.error(f"no form is known with the fields {fields}. Known are {known}")
+    return first, chain([first], records), form
+
+
+def _known(fields: object) -> str:
+    """Return the form of a record, by its fields; "" if none is known."""
+    present = {*fields} if isinstance(fields, dict) else set()
+    forms = (name for name, (_, names) in FORMS.items() if {*names} <= present)
+    return next(forms, "own" if "question" in present and present & {*DOCUMENTS} else "")
+
+
 def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Task, Document]]:
     """Yield what is read of each record; questions that their document does not answer, which no
     answer would be right for, are counted instead."""
@@ -685,11 +670,6 @@ def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Ta
             record.left_out["questions that their document does not answer"] += 1
 
 
-def _say_left_out(path: str | Path, record: Record) -> None:
-    for what, count in record.left_out.items():
-        say(f"{path}: left out, {what}: {count:,}.")
-
-
 def _is_answerable(r: Record) -> bool:
     """Tell whether a record's question is answered: MuSiQue's, SQuAD 2's, also of the hub."""
     answers = r.fields.get("answers")
@@ -698,42 +678,15 @@ def _is_answerable(r: Record) -> bool:
     return not (none or impossible or r.fields.get("answerable") is False)
 
 
-def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
-    """Yield each record of a file beside what is read from it, for fields that tasks lack.
-
-    UserError: also for a set of our own, which has kept no fields but those of tasks.
-    """
-    records = records_of(Path(path))
-    first = next(records, None)
-    if first is None:
-        raise UserError(f"{path} is empty: it holds no tasks.")
-    if (form := _form_of(first, None)) == "built":
-        raise first.error("this is a set that was built: give the file that it was made of")
-    yield from _tasks_of(chain([first], records), form)
-    _say_left_out(path, first)
+def _say_left_out(path: str | Path, record: Record) -> None:
+    for what, count in record.left_out.items():
+        say(f"{path}: left out, {what}: {count:,}.")
 
 
-def _form_of(first: Record, form: str | None) -> str:
-    """Return the form, recognised by the first record's fields if None; UserError if unknown."""
-    if form is None:
-        form = _known(first.fields) or "?"
-    if form not in FORMS:
-        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
-        fields = ", ".join(first.fields)
-        raise first.error(f"no form is known with the fields {fields}. Known are {known}")
-    return form
-
-
-def _known(fields: object) -> str:
-    """Return the form of a record, by its fields; "" if none is known."""
-    there = {*fields} if isinstance(fields, dict) else set()
-    forms = (name for name, (_, names) in FORMS.items() if {*names} <= there)
-    return next(forms, "own" if "question" in there and there & {*DOCUMENTS} else "")
-
-
-def _built_parts(first: Record, rest: Iterator[Record]) -> tuple[list[Record], Pool]:
+def _built_parts(first: Record, records: Iterator[Record]) -> tuple[list[Record], Pool]:
     """Separate a set of our own, after its first line, into the records of tasks and the pool."""
-    n, m, lines = first.get("passages", int), first.get("tasks", int), list(rest)
+    _, *lines = records
+    n, m = first.get("passages", int), first.get("tasks", int)
     if min(n, m) < 0 or len(lines) != n + m:
         announced = f"{n} passages and {m} tasks are announced"
         raise first.error(f"{announced} and {len(lines)} lines follow; build the set again")
@@ -773,16 +726,11 @@ def read_texts(path: str | Path) -> list[str]:
 
 def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> Task:
     """Make a task of a question about a text file (UTF-8, or .gz of it)."""
-    import pyarrow as pa
-
     path = Path(path)
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
     try:
-        with pa.input_stream(path) as stream:
-            text = stream.read().decode("utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{path} cannot be read as UTF-8 text ({first_line(error)}).") from error
+        text = _content(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is no UTF-8 text ({first_line(error)}).") from error
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return Task(id=path.stem, question=question, answers=tuple(answers), text=text)

@@ -14,33 +14,7 @@ No torch. Exercise it: `pytest tests/tasks/test_ruler.py`. Read next: data.py.
             answer is right
 
 Numbers are those of NVIDIA/RULER (arXiv 2404.06654) and of MemAgent's copy of it; sentences and
-questions are not. As there, the questions of several values or keys and of vt do not state the
-number of answers, those of cwe and fwe do. (NVIDIA's prompt for vt ends with the beginning of an
-answer that states it; MemAgent's has none, nor has ours.) Differences; token counts are by
-SmolLM2's tokenizer:
-- Documents are as long as fits: at 8,192 tokens 7,922 (niah_single_1) and 7,883 (niah_multikey_3).
-  MemAgent's copy lengthens them by 25 lines at a time and ends at 7,522 and 6,120, so ours are
-  harder; NVIDIA's now searches for the largest that fits, too.
-- Lengths are in tokens of the evaluated model, or of --tokenizer; the published sets are in
-  Qwen2.5's, whatever the model. The same length is another number of words elsewhere.
-- The depth of every needle, vt's too, is drawn from the grid of 40; upstream does so in essays
-  only. vt has no worked example.
-- Orders are drawn for each item and length. Upstream's permutations (of needles, of fwe's words, of
-  the documents of qa) are the same for all items of a seed, so that a policy can learn positions.
-- Items share their haystack (the distractors of niah_multikey_2 and _3 too, in another order),
-  which keeps a set small.
-- Distractors share no key or value with an item's own, and no answer occurs anywhere else: upstream
-  leaves that to chance.
-- Coded words and the names of vt are made of consonants: they spell no word, so none occurs in the
-  filler and none is a profanity. Such a coded word takes 4.30 tokens, upstream's of all letters
-  3.89: a length holds about a tenth fewer words.
-- cwe: single words are exhausted at about 150,000 tokens, pairs of them follow (NVIDIA: another
-  list of words; MemAgent: nothing).
-- cwe: words occur 30 and 3 times; 6 and 1 times below 4,096 tokens as upstream, and wherever 30 and
-  3 leave no room.
-- qa: documents have titles, upstream's of SQuAD none. For SQuAD, other paragraphs of the same
-  article come first, as upstream; for HotpotQA, no other passage has a title of the question's own
-  paragraphs, as it might be another version of one.
+questions are not. docs/evaluation.md lists what else differs.
 """
 
 from __future__ import annotations
@@ -261,25 +235,25 @@ def _niah(kind: str, seed: int, haystack: Sequence[str]) -> Maker:
 
     def make(item: ItemKey) -> list[Item]:
         keys, values = draws(item.rng, haystack_text)
-        own = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
+        bound = [(key, next(values)) for key in islice(keys, niah.keys) for _ in range(niah.values)]
         # The first keys are asked for; their positions are drawn
-        queried = own[: niah.queries * niah.values]
-        own_texts = {text for pair in own for text in pair}
+        queried = bound[: niah.queries * niah.values]
+        bound_texts = {text for pair in bound for text in pair}
 
         def build(size: int) -> tuple[list[str], tuple[int, ...]]:
             if niah.haystack == "needles":
-                pairs = distractors.first(size + 2 * len(own))
-                others = (pair for pair in pairs if own_texts.isdisjoint(pair))
+                pairs = distractors.first(size + 2 * len(bound))
+                others = (pair for pair in pairs if bound_texts.isdisjoint(pair))
                 pieces = item.shuffled([*map(needle, islice(others, size))])
             else:
                 pieces = list(islice(cycle(lines), size))
-            pieces, places = _insert(pieces, [*map(needle, own)], item.depths(len(own)))
+            pieces, places = _insert(pieces, [*map(needle, bound)], item.depths(len(bound)))
             return pieces, places[: len(queried)]
 
         question = ALL_VALUES if len(queried) > 1 else ONE_VALUE
         question = question.format(type=niah.value, keys=", ".join(dict(queried)))
         task = Task(item.id, question, tuple(value for _, value in queried))
-        return [Item(task, build, 2 * len(own))]
+        return [Item(task, build, 2 * len(bound))]
 
     return make
 
@@ -354,10 +328,10 @@ def _qa(
 
     def make(item: ItemKey) -> list[Item]:
         task = chosen[item.number]
-        own = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
-        needed = [own[k] for k in dict.fromkeys(task.gold or range(len(own)))]
+        paragraphs = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
+        needed = [paragraphs[k] for k in dict.fromkeys(task.gold or range(len(paragraphs)))]
         shuffled = random.Random(f"{seed}:{task.id}").sample(passages, len(passages))
-        others = _others(task, own, needed, shuffled)
+        others = _others(task, paragraphs, needed, shuffled)
 
         def build(size: int) -> tuple[list[Passage], tuple[int, ...]]:
             pieces, room, misses = list(needed), size - sum(map(cost, needed)), 0
@@ -367,7 +341,7 @@ def _qa(
                     room -= cost(passage)
                 elif (misses := misses + 1) == MISSES:
                     break
-            return item.shuffled(pieces), tuple(pieces.index(own[k]) for k in task.gold)
+            return item.shuffled(pieces), tuple(pieces.index(paragraphs[k]) for k in task.gold)
 
         return [Item(task, build, sum(map(cost, needed)), len(needed) + len(others))]
 
@@ -375,15 +349,15 @@ def _qa(
 
 
 def _others(
-    task: Task, own: list[Passage], needed: list[Passage], shuffled: list[Passage]
+    task: Task, paragraphs: list[Passage], needed: list[Passage], shuffled: list[Passage]
 ) -> list[Passage]:
     """Return the passages to lengthen a qa document with, in order of preference."""
-    titles, texts = {title.casefold() for title, _ in own}, {text for _, text in own}
+    titles, texts = {title.casefold() for title, _ in paragraphs}, {text for _, text in paragraphs}
     fresh = [passage for passage in shuffled if passage[1] not in texts]
-    # Under an own title: in SQuAD other paragraphs of the article, elsewhere maybe other versions
-    # of a gold paragraph
+    # Under one of their titles: in SQuAD other paragraphs of the article, elsewhere maybe other
+    # versions of a gold paragraph
     same_title = [passage for passage in fresh if passage[0].casefold() in titles]
-    others = [passage for passage in own if passage not in needed]
+    others = [passage for passage in paragraphs if passage not in needed]
     others += same_title if task.dataset == "squad" else []
     return others + [passage for passage in fresh if passage[0].casefold() not in titles]
 
@@ -487,29 +461,19 @@ def make_tasks(
     tasks, index = [], {}
     for number in range(n):
         items = make(ItemKey(kind, seed, number, tokens))
-        room = tokens - count(items[0].task.question) - ALLOWANCE[family] - TEMPLATE
-        task, pieces, gold = _largest(items, count_pieces, tokens, room)
+        task = items[0].task  # all have the same
+        room = tokens - count(task.question) - ALLOWANCE[family] - TEMPLATE
+        # The first that fits at all is taken
+        fitted = ((item, found) for item in items if (found := _fit(item, count_pieces, room)))
+        item, (pieces, gold, used) = next(fitted, (None, ((), (), 0)))
+        if item is None:
+            reason = f"its smallest document has more than {max(0, room)}"
+            raise UserError(f"{tokens} tokens are too few for {task.id}: {reason}.")
+        if len(pieces) == item.most and used < 0.95 * room:
+            shortage = f"all {len(pieces)} passages have {used} tokens and {room} are wanted"
+            raise UserError(f"{task.id}: {shortage}; give more.")
         order = tuple(index.setdefault(piece, len(index)) for piece in pieces)
         labels = {"kind": kind, "dataset": "ruler", "tokens": tokens}
         tasks.append(replace(task, pool=None, order=order, gold=gold, **labels))
     pool = pool_of_pieces(index)
     return [replace(task, pool=pool) for task in tasks]
-
-
-def _largest(
-    items: Sequence[Item], count: Callable[[list], int], tokens: int, room: int
-) -> tuple[Task, list, tuple[int, ...]]:
-    """Return task, pieces and places of the largest document within `room` tokens.
-
-    The first of `items` that fits at all is taken; all have the same task.
-    """
-    for item in items:
-        if not (fitted := _fit(item, count, room)):
-            continue
-        pieces, places, used = fitted
-        if len(pieces) == item.most and used < 0.95 * room:
-            shortage = f"all {len(pieces)} passages have {used} tokens and {room} are wanted"
-            raise UserError(f"{item.task.id}: {shortage}; give more.")
-        return item.task, pieces, places
-    reason = f"its smallest document has more than {max(0, room)}"
-    raise UserError(f"{tokens} tokens are too few for {items[0].task.id}: {reason}.")

@@ -81,9 +81,7 @@ def pass_on(lists: Iterable[Mapping[str, object]], folder: Path) -> None:
 
 
 def _write(folder: Path, header: list[str], rows: Iterable[Iterable[object]]) -> None:
-    with (
-        replacing_output(folder / TRAINED_ON) as temporary,
-        # half a surrogate pair, in an id out of JSON, becomes \\ud83d
-        temporary.open("w", newline="", encoding="utf-8", errors="backslashreplace") as file,
-    ):
+    # half a surrogate pair, in an id out of JSON, becomes \\ud83d
+    text = dict(newline="", encoding="utf-8", errors="backslashreplace")
+    with replacing_output(folder / TRAINED_ON) as temporary, temporary.open("w", **text) as file:
         csv.writer(file).writerows([header, *rows])

@@ -24,13 +24,9 @@ class WorldTasks:
     """Generate English anew for every step; each level has one of the given lengths in sections."""
 
     def __init__(self, lengths: tuple[int, ...], kinds: tuple[str, ...], seed: int):
-        if not lengths or min(lengths) < 1:
-            raise UserError("The lengths of generated documents must be at least 1 section.")
-        if unknown := set(kinds) - set(worlds.KINDS):
+        if unknown := {*kinds} - {*worlds.KINDS}:
             known = ", ".join(worlds.KINDS)
-            raise UserError(
-                f"Unknown kind of question {sorted(unknown)[0]!r}: choose among {known}."
-            )
+            raise UserError(f"Unknown kind of question {min(unknown)!r}: choose among {known}.")
         self.lengths, self.kinds, self.seed = lengths, kinds, seed
         self.levels = len(lengths) - 1
 
@@ -71,9 +67,7 @@ class FileTasks:
         self.documents = by_document(tasks)
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
-        if n > len(self.tasks):
-            sizes = f"A step wants {n} tasks and the file has {len(self.tasks)}"
-            raise UserError(f"{sizes}; lower --tasks-per-step.")
+        _check_step(n, len(self.tasks))
         # The remainder of a pass is skipped, so that no task occurs twice in a step
         per_pass = len(self.tasks) // n
         order = self.tasks
@@ -81,6 +75,11 @@ class FileTasks:
             order = _shuffled(self.documents, random.Random(seed_of(self.seed, step // per_pass)))
         start = step % per_pass * n
         return order[start : start + n]
+
+
+def _check_step(n: int, most: int, source: str = "the file has") -> None:
+    if n > most:
+        raise UserError(f"A step wants {n} tasks and {source} {most}; lower --tasks-per-step.")
 
 
 def _shuffled(documents: Sequence[Sequence[Task]], rng: random.Random) -> list[Task]:
@@ -110,9 +109,7 @@ class MixedTasks:
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         rng = random.Random(seed_of(self.seed, "mixture", step))
-        if n > (most := sum(map(len, self.lists))):
-            sizes = f"A step wants {n} tasks and the files have {most}"
-            raise UserError(f"{sizes}; lower --tasks-per-step.")
+        _check_step(n, sum(map(len, self.lists)), "the files have")
         drawn = self._counts(rng, n)
         parts = []
         for k, (tasks, count) in enumerate(zip(self.lists, drawn, strict=True)):
@@ -162,11 +159,10 @@ def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
         return ledger.LedgerTasks(run.lengths, config.seed)
     if episodes.is_conversations(run.data):
         return episodes.ConversationTasks(run.data, run.lengths, config.seed)
-    parts = parts_of(run.data)
-    if len(parts) == 1:
-        return FileTasks(readers.read(parts[0][0]), config.seed, run.shuffle)
-    lists = [readers.read(source) for source, _ in parts]
-    return MixedTasks(lists, [weight for _, weight in parts], config.seed)
+    lists, weights = zip(*((readers.read(s), w) for s, w in parts_of(run.data)), strict=True)
+    if len(lists) == 1:
+        return FileTasks(lists[0], config.seed, run.shuffle)
+    return MixedTasks([*lists], [*weights], config.seed)
 
 
 def validation_tasks(run: RunConfig) -> list[Task]:

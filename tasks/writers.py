@@ -7,7 +7,7 @@ Exercise it: `python cli.py data convert FILE OUT --to eval`. Read next: tasks/w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, islice, pairwise, repeat
 from pathlib import Path
 
@@ -52,20 +52,14 @@ def _labels(task: Task) -> dict[str, object]:
 
 def _checked(tasks: Sequence[Task]) -> Sequence[Task]:
     """Return the tasks; UserError if there are none, or one that no reader would accept."""
-    if not tasks:
-        raise UserError("There are no tasks to write.")
     for task in tasks:
         answerable = task.answers and all(answer.strip() for answer in task.answers)
         if not (task.question.strip() and answerable):
             rule = "only tasks that can be graded are written"
             raise UserError(f"Task {task.id} has no question or no accepted answer; {rule}.")
+    if not tasks:
+        raise UserError("There are no tasks to write.")
     return tasks
-
-
-def _expanded(tasks: Sequence[Task]) -> Iterator[tuple[Task, dict]]:
-    """Yield each task with the fields that the three published forms share."""
-    for task in _checked(tasks):
-        yield task, {"context": task.document, "num_docs": task.n_documents}
 
 
 def _evidence(task: Task) -> dict:
@@ -89,10 +83,10 @@ def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
     """Write MemAgent's eval form, with the full text; ReMemR1's, if the evidence is known."""
     rows = (
         {"input": task.question, "answers": list(task.answers), "index": index}
-        | shared
+        | {"context": task.document, "num_docs": task.n_documents}
         | _evidence(task)
         | _labels(task)
-        for index, (task, shared) in enumerate(_expanded(tasks))
+        for index, task in enumerate(_checked(tasks))
     )
     _write_json(path, rows, before="[\n", between=",\n", after="\n]\n")
 
@@ -102,17 +96,13 @@ def write_vime_jsonl(path: str | Path, tasks: Sequence[Task]) -> None:
 
     `data_source` selects the grader there, hence always hotpotqa.
     """
-    rows = (
-        {
-            "prompt": task.question,
-            "label": task.answers[0],
-            "metadata": {"ground_truth": list(task.answers), "data_source": "hotpotqa"}
-            | shared
-            | _labels(task),
-        }
-        for task, shared in _expanded(tasks)
-    )
-    _write_json(path, rows)
+
+    def row(task: Task) -> dict:
+        about = {"ground_truth": list(task.answers), "data_source": "hotpotqa"}
+        about |= {"context": task.document, "num_docs": task.n_documents} | _labels(task)
+        return {"prompt": task.question, "label": task.answers[0], "metadata": about}
+
+    _write_json(path, map(row, _checked(tasks)))
 
 
 def write_parquet(path: str | Path, tasks: Sequence[Task]) -> None:
@@ -123,7 +113,19 @@ def write_parquet(path: str | Path, tasks: Sequence[Task]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    rows = (_parquet_row(index, *pair) for index, pair in enumerate(_expanded(tasks)))
+    def row(place: tuple[int, Task]) -> dict:
+        index, task = place
+        info = {"index": index, "question": task.question, "num_docs": task.n_documents}
+        return {
+            "data_source": "hotpotqa",
+            "prompt": [{"role": "user", "content": task.question}],
+            "context": task.document,
+            "ability": "memory",
+            "reward_model": {"style": "rule", "ground_truth": list(task.answers)},
+            "extra_info": info | _labels(task),
+        }
+
+    rows = map(row, enumerate(_checked(tasks)))
     if (path := Path(path)).suffix != ".parquet":
         reason = "the name of a parquet file must end in .parquet"
         raise UserError(f"{path} cannot be written: {reason}.")
@@ -134,18 +136,6 @@ def write_parquet(path: str | Path, tasks: Sequence[Task]) -> None:
             while table.num_rows:
                 writer.write_table(table)
                 table = pa.Table.from_pylist(list(islice(rows, 32)), table.schema)
-
-
-def _parquet_row(index: int, task: Task, shared: dict) -> dict:
-    info = {"index": index, "question": task.question, "num_docs": shared["num_docs"]}
-    return {
-        "data_source": "hotpotqa",
-        "prompt": [{"role": "user", "content": task.question}],
-        "context": shared["context"],
-        "ability": "memory",
-        "reward_model": {"style": "rule", "ground_truth": list(task.answers)},
-        "extra_info": info | _labels(task),
-    }
 
 
 def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bool) -> None:

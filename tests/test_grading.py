@@ -79,22 +79,6 @@ def test_boxed_reward(response, answers, reward):
     assert boxed_reward(response, answers) == reward
 
 
-@pytest.mark.parametrize(
-    ("text", "pred"),
-    [
-        (r"\boxed{New York}", "New York"),
-        (r"\boxed{a {b {c}} d} tail", "a {b {c}} d"),
-        (r"\boxed{a} \boxed{b}", "b"),
-        (r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
-        (r"\boxed", None),
-        ("nothing", None),
-        ("", None),
-    ],
-)
-def test_extract_boxed(text, pred):
-    assert extract_boxed(text) == pred
-
-
 @given(st.text(alphabet="ab{}\\ $x", max_size=40))
 def test_extract_boxed_gives_back_balanced_content(content):
     depths = [content[:i].count("{") - content[:i].count("}") for i in range(len(content) + 1)]
@@ -105,43 +89,34 @@ def test_extract_boxed_gives_back_balanced_content(content):
 
 
 @pytest.mark.parametrize(
-    ("text", "pred"),
+    ("function", "text", "found"),
     [
-        ("Therefore, the answer is Paris.", "Paris"),
-        ("the answer is Rome. No, the answer is **Paris**...", "Paris"),
-        ("the answer is (Paris)", "(Paris)"), ("the answer is .", ""), ("It is Paris.", None),
-        ("THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
-        ("", None),
-    ],
-)  # fmt: skip
-def test_extract_sentence(text, pred):
-    assert extract_sentence(text) == pred
-
-
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
-        ("no thoughts", "no thoughts"),
-        ("<think>a</think>b", "b"),
-        ("a</think>b", "b"),  # the template opened it
-        ("a</think>b</think>c", "c"),
-        ("<think>never ends", ""),
-        ("a</think>b<think>c", "b"),
+        (extract_boxed, r"\boxed{a {b {c}} d} tail", "a {b {c}} d"),
+        (extract_boxed, r"\boxed{a} \boxed{b}", "b"),
+        (extract_boxed, r"\boxed{a} \boxed{b", None),  # the last box counts, closed or not
+        (extract_boxed, r"\boxed", None),
+        (extract_boxed, "", None),
+        (extract_sentence, "Therefore, the answer is Paris.", "Paris"),
+        (extract_sentence, "the answer is Rome. No, the answer is **Paris**...", "Paris"),
+        (extract_sentence, "the answer is (Paris)", "(Paris)"),
+        (extract_sentence, "the answer is .", ""),
+        (extract_sentence, "It is Paris.", None),
+        (extract_sentence, "THE ANSWER IS Rome. So, The Answer is İzmir.", "İzmir"),
+        (extract_sentence, "", None),
+        (strip_thinking, "no thoughts", "no thoughts"),
+        (strip_thinking, "<think>a</think>b", "b"),
+        (strip_thinking, "a</think>b</think>c", "c"),  # the template opened it
+        (strip_thinking, "<think>never ends", ""),
+        (strip_thinking, "a</think>b<think>c", "b"),
+        (normalize_answer, "The  Beatles!", "beatles"),
+        (normalize_answer, "a an the", ""),
+        (normalize_answer, "U.S.A.", "usa"),
+        (normalize_answer, "Anthem", "anthem"),
+        (normalize_answer, "the–end", "–end"),
     ],
 )
-def test_strip_thinking(text, rest):
-    assert strip_thinking(text) == rest
-
-
-@pytest.mark.parametrize(
-    ("text", "normal"),
-    [
-        ("The  Beatles!", "beatles"), ("a an the", ""), ("U.S.A.", "usa"), ("Anthem", "anthem"),
-        ("the–end", "–end"), ("", ""),
-    ],
-)  # fmt: skip
-def test_normalize_answer(text, normal):
-    assert normalize_answer(text) == normal
+def test_parts_of_a_response(function, text, found):
+    assert function(text) == found
 
 
 # prediction, answers, em, f1, sub_em, sub_em_upstream
@@ -322,7 +297,7 @@ def test_where_every_answer_is_asked_for_the_share_of_them_counts(response, shar
 
 
 def test_score_refuses_other_forms():
-    with pytest.raises(UserError, match="boxed, sentence, plain"):
+    with pytest.raises(UserError):
         grade("x", ["x"], "json")
 
 
@@ -465,18 +440,8 @@ def memories(n: int, seed: int):
         yield around[0] + blank[0] + rng.choice(PLACES) + blank[1] + around[1]
 
 
-def test_an_answer_is_seen_whatever_stands_around_it_in_the_memory():
-    rng, missed = random.Random(17), []
-    for memory in memories(6000, 17):
-        answer = rng.choice(NAMES)
-        shown = memory.format(rng.choice([answer, answer.lower(), answer.upper()]))
-        if not count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 1:
-            missed.append((answer, shown))
-    assert not missed, (len(missed), missed[:5])
-
-
-def test_words_that_merely_contain_the_answer_are_not_it():
-    rng, taken = random.Random(18), []
+@pytest.mark.parametrize("seed", [17, 18])
+def test_an_answer_is_seen_whatever_stands_around_it_and_no_longer_word_is_it(seed):
     longer = {
         "Lima": ["Limassol", "Climax", "Lima2", "Limas", "Lima-Callao", "O'Lima"],
         "12": ["112", "12.5", "1,012", "12,500", "2012", "12:30", "12th", "B-12", "1912-13"],
@@ -484,26 +449,26 @@ def test_words_that_merely_contain_the_answer_are_not_it():
         "update": ["Updated"],
         "Rome": ["Jerome", "Romeo"],
     }
-    for memory in memories(6000, 18):
-        answer = rng.choice([*longer])
-        shown = memory.format(rng.choice(longer[answer]))
-        if count_phrases(phrases([answer]), shown) or answer_recall([answer], shown) != 0:
-            taken.append((answer, shown))
-    assert not taken, (len(taken), taken[:5])
+    rng, wrong = random.Random(seed), []
+    for memory in memories(6000, seed):
+        if seen := seed == 17:
+            answer = rng.choice(NAMES)
+            shown = rng.choice([answer, answer.lower(), answer.upper()])
+        else:
+            answer = rng.choice([*longer])
+            shown = rng.choice(longer[answer])
+        text = memory.format(shown)
+        if (count_phrases(phrases([answer]), text), answer_recall([answer], text)) != (seen, seen):
+            wrong.append((answer, text))
+    assert not wrong, (len(wrong), wrong[:5])
 
 
 def test_each_of_several_answers_is_counted_once_and_tags_are_no_words():
     golds = phrases(["Lima", "Rome", "Oslo"])
-    assert (
-        count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
-        and count_phrases(golds, "") == count_phrases([], "Lima") == 0
-    )
-    assert (
-        count_phrases(
-            phrases(["update", "boxed", "text"]), r"<update> \boxed{ \text{ x } } </update>"
-        )
-        == 0
-    )
+    assert count_phrases(golds, "<update>Lima</update> in Rome. Lima") == 2
+    assert count_phrases(golds, "") == count_phrases([], "Lima") == 0
+    tags = phrases(["update", "boxed", "text"])
+    assert count_phrases(tags, r"<update> \boxed{ \text{ x } } </update>") == 0
     # Over a border, as over a full stop
     assert count_phrases(phrases(["Old Lima"]), r"<update>Old</update> Lima") == 1
     assert answer_recall(["Old Lima"], "<update>Lima</update>") == 0.5

@@ -308,7 +308,7 @@ def test_a_value_without_an_end_is_read_no_further(tmp_path):
 def test_a_value_that_is_too_large_to_be_held_is_refused(pack, text, tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "LARGEST", 100)
     monkeypatch.setattr(
-        readers, "_parse", lambda *_: {"question": "?", "context": ".", "answer": "."}
+        readers, "from_json", lambda _: {"question": "?", "context": ".", "answer": "."}
     )
     path = tmp_path / ("a.jsonl.gz" if pack is gzip.compress else "a.jsonl")
     path.write_bytes(pack(text.encode()))

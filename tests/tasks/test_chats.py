@@ -68,10 +68,8 @@ def test_a_whatsapp_chat_is_what_people_said_on_each_day(style):
         (2, "2024-01-01 (Mon) 00:41"),
     ]
     assert [u.id for s in chat.sessions for u in s.utterances] == ["D1:1", "D1:2", "D2:1"]
-    assert chat.remark == (
-        "chat.txt is a chat of Ann, Bo Li: 3 messages in 2 sessions; "
-        "2 entries without words left out."
-    )
+    for words in ("chat.txt", "Ann, Bo Li", "3 messages in 2 sessions", "2 entries without words"):
+        assert words in chat.remark
 
 
 FORMS = [
@@ -102,9 +100,11 @@ def test_dates_of_every_spelling(style, form):
     assert [d for d, *_ in flat(chat)] == ["2023-12-31", "2024-01-01", "2024-02-03"]
 
 
-def test_midnight_and_noon_of_twelve_hours():
+def test_of_twelve_hours_midnight_is_the_first_and_the_month_is_taken():
     chat = read_lines("12/31/23, 12:05 AM - Ann: a", "12/31/23, 12:05 PM - Ann: b")
     assert [s.when for s in chat.sessions] == ["2023-12-31 (Sun) 00:05", "2023-12-31 (Sun) 12:05"]
+    chat = read_lines("3/2/24, 9:00 AM - Ann: Hello")
+    assert flat(chat)[0][0] == "2024-03-02" and "the month is taken" in chat.remark
 
 
 @pytest.mark.parametrize(
@@ -124,17 +124,7 @@ def test_midnight_and_noon_of_twelve_hours():
 def test_whether_day_or_month_comes_first_is_found_out_over_the_whole_file(dates, days, doubt):
     chat = read_lines(*(f"{day}, 10:00 - Ann: Hello" for day in dates))
     assert [day for day, *_ in flat(chat)] == days
-    if doubt:
-        assert chat.remark.endswith(
-            f"; whether its dates begin with day or month cannot be told, {doubt}."
-        )
-    else:
-        assert "cannot be told" not in chat.remark
-
-
-def test_with_am_and_pm_the_month_is_taken():
-    chat = read_lines("3/2/24, 9:00 AM - Ann: Hello")
-    assert flat(chat)[0][0] == "2024-03-02" and "the month is taken" in chat.remark
+    assert doubt in chat.remark and ("cannot be told" in chat.remark) == bool(doubt)
 
 
 @pytest.mark.parametrize(
@@ -183,21 +173,12 @@ def test_messages_are_put_in_order_of_time():
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
-    [
-        (
-            "31/02/24, 10:00 - Ann: x",
-            "chat.txt, line 3: '31/02/24, 10:00' is no date and time (day",
-        ),
-        ("13/13/24, 10:00 - Ann: x", "line 3: '13/13/24, 10:00' is no date and time (month"),
-        ("13/01/24, 25:00 - Ann: x", "line 3: '13/01/24, 25:00' is no date and time (hour"),
-        ("13/01/24, 13:00 PM - Ann: x", "line 3: '13/01/24, 13:00 PM' is no date and time (hour"),
-    ],
+    "when", ["31/02/24, 10:00", "13/13/24, 10:00", "13/01/24, 25:00", "13/01/24, 13:00 PM"]
 )
-def test_a_date_that_there_is_not_is_named_with_its_line(line, said):
-    with pytest.raises(UserError) as error:
-        read_lines("13/01/24, 10:00 - Ann: Hi", "there", line)
-    assert said in str(error.value) and "\n" not in str(error.value)
+def test_a_date_that_there_is_not_is_named_with_its_line(when):
+    with pytest.raises(UserError, match=f"^chat.txt, line 3: '{when}' ") as error:
+        read_lines("13/01/24, 10:00 - Ann: Hi", "there", f"{when} - Ann: x")
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -222,7 +203,7 @@ def test_what_is_no_chat_stays_a_text(text):
 
 
 def test_a_chat_in_which_nobody_says_a_word_is_refused():
-    with pytest.raises(UserError, match=r"^chat.txt is a chat in which nobody says a word\.$"):
+    with pytest.raises(UserError, match=r"^chat\.txt "):
         read_lines("31.12.23, 21:41 - Ann: <Media omitted>")
 
 
@@ -307,31 +288,36 @@ def test_seconds_and_milliseconds_since_1970(speaker, stamp):
     assert [s.when for s in chat.sessions] == ["2023-12-31 (Sun) 21:41"]
 
 
-BAD = [  # (text of a file, what is said of it)
-    (json.dumps([*PLAIN, {"speaker": "Ann", "text": "x"}]), "item 5: the field 'date' is missing"),
-    (json.dumps([*PLAIN, {"date": "2024-01-01", "text": "x"}]), "item 5: the field 'speaker' is"),
-    (json.dumps([*PLAIN, {"date": "2024-01-01", "speaker": "A"}]), "item 5: the field 'text' is m"),
-    (json.dumps([*PLAIN, {"date": "2024-01-01", "speaker": "A", "text": 3}]), "'text' must be a t"),
-    (json.dumps([PLAIN[0] | {"date": "3 March"}]), "item 1: 'date' must be an ISO date such as"),
-    (json.dumps([PLAIN[0] | {"date": True}]), "item 1: 'date' must be an ISO date"),
-    (json.dumps([PLAIN[0] | {"date": 1e300}]), "item 1: 'date' must be an ISO date"),
-    (json.dumps([PLAIN[0] | {"date": "2024-02-30"}]), "this is '2024-02-30'"),
-    (json.dumps([*PLAIN, 3]), "item 5: a message must be an object with named fields"),
-    (json.dumps(PLAIN)[:-9], "line 1: this is not JSON"),
-    ("\n".join([json.dumps(PLAIN[0]), "", '{"date": '])[:-1], "line 3: this is not JSON"),
-    ("\n".join([json.dumps(PLAIN[0]), '{"date": "2024-01-01"}']), "line 2: the field 'speaker' is"),
-    (json.dumps([PLAIN[0] | {"text": "\ud800"}]), "'text' holds half of a surrogate pair"),
-    (telegram(sent("x"), sent("y", "soon")), "message 2: 'date' must be an ISO date"),
-    (telegram(sent("x"), sent(3)), "message 2: 'text' must be a text, or a list"),
-    (telegram(sent("x"), sent(["a", {"type": "link"}])), "message 2: 'text' must be a text, or"),
-    (telegram(sent("x"), sent("x", **{"from": 3})), "message 2: 'from' must be a text"),
-    (telegram(sent("x"), "y"), "message 2: it must be an object"),
-    (telegram(sent("x"))[:-20], "line 1: this is not JSON"),
-    (json.dumps({"chats": {"list": [{"messages": [sent("x")]}]}}), "holds all chats of an account"),
-]  # fmt: skip
+BAD = [  # text of a file, place and field that are named
+    *(
+        (json.dumps([*PLAIN, bad]), f"item 5: {'the field ' * (name not in bad)}'{name}'")
+        for bad, name in (
+            ({"speaker": "Ann", "text": "x"}, "date"),
+            ({"date": "2024-01-01", "text": "x"}, "speaker"),
+            ({"date": "2024-01-01", "speaker": "A"}, "text"),
+            ({"date": "2024-01-01", "speaker": "A", "text": 3}, "text"),
+        )
+    ),
+    *(
+        (json.dumps([PLAIN[0] | {"date": bad}]), "item 1: 'date'")
+        for bad in ("3 March", True, 1e300, "2024-02-30")
+    ),
+    (json.dumps([PLAIN[0] | {"text": "\ud800"}]), "'text'"),
+    (json.dumps([*PLAIN, 3]), "item 5: "),
+    (json.dumps(PLAIN)[:-9], "line 1: "),
+    ("\n".join([json.dumps(PLAIN[0]), "", '{"date": '])[:-1], "line 3: "),
+    ("\n".join([json.dumps(PLAIN[0]), '{"date": "2024-01-01"}']), "line 2: the field 'speaker'"),
+    (telegram(sent("x"), sent("y", "soon")), "message 2: 'date'"),
+    (telegram(sent("x"), sent(3)), "message 2: 'text'"),
+    (telegram(sent("x"), sent(["a", {"type": "link"}])), "message 2: 'text'"),
+    (telegram(sent("x"), sent("x", **{"from": 3})), "message 2: 'from'"),
+    (telegram(sent("x"), "y"), "message 2: "),
+    (telegram(sent("x"))[:-20], "line 1: "),
+    (json.dumps({"chats": {"list": [{"messages": [sent("x")]}]}}), "chats"),
+]
 
 
-@pytest.mark.parametrize(("text", "said"), BAD, ids=[said for _, said in BAD])
+@pytest.mark.parametrize(("text", "said"), BAD)
 def test_a_mistake_is_one_sentence_with_the_place_and_the_field(text, said):
     with pytest.raises(UserError) as error:
         read_chat(text, "m.json")

@@ -123,10 +123,9 @@ def test_a_fact_of_several_questions_is_one_and_none_is_of_another_split(tmp_pat
     path = lines(tmp_path / "two.jsonl", records)
     left = {"Who directed Los Locos?", "What is the motto of Bank of Lima?"}
     assert {t.question for t in facts.read(path)} == left | {"What is the place of Los Locos?"}
-    with pytest.raises(UserError, match="has no facts"):  # train needs the only one as well
-        facts.read(path, "validation")
-    with pytest.raises(UserError, match=r"no split 'dev' in .*; there are train, validation"):
-        facts.read(path, "dev")
+    for split in ("validation", "dev"):  # train needs the only one as well
+        with pytest.raises(UserError, match=r"two\.jsonl"):
+            facts.read(path, split)
     later = [["Filler", "use", "Nothing"]]
     alone = [{"title": "Filler", "text": "Nothing."}]
     records[2] = shared("c", "validation", triples=later, paragraphs=alone, hops=[])
@@ -137,19 +136,14 @@ def test_a_fact_of_several_questions_is_one_and_none_is_of_another_split(tmp_pat
 
 
 def test_mistakes_are_one_sentence(tmp_path):
-    for n, wrong in enumerate(("text", [["a", "b"]], [["a", "b", 3]], {"fact": ["a"]})):
-        path = lines(tmp_path / f"{n}.jsonl", [shared(triples=wrong)])
-        with pytest.raises(UserError, match="line 1: 'evidences' must hold triples"):
-            facts.read(path)
-    own = lines(tmp_path / "own.jsonl", [{"question": "q", "answer": "a", "context": "a"}])
-    with pytest.raises(UserError, match=r"own.jsonl has no facts: they come of 2Wiki"):
-        facts.read(own)
+    wrong = ("text", [["a", "b"]], [["a", "b", 3]], {"fact": ["a"]})
+    records = [shared(triples=triples) for triples in wrong]
+    for record in (*records, {"question": "q", "answer": "a", "context": "a"}, ""):
+        with pytest.raises(UserError, match=r"own\.jsonl"):
+            facts.read(lines(tmp_path / "own.jsonl", [record]))
     write_built(tmp_path / "built.jsonl", read(lines(tmp_path / "s.jsonl", [shared()])))
     with pytest.raises(UserError, match="give the file that it was made of"):
         facts.read(tmp_path / "built.jsonl")
-    (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(UserError, match="is empty"):
-        facts.read(tmp_path / "empty.jsonl")
 
 
 def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
@@ -167,14 +161,11 @@ def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
     names = [(column.question, column.length) for column in columns]
     assert unit == "documents" and names == [("made, one fact", 1), ("made, one fact", 4)]
     # the two paragraphs about Jo and the film have no others, of four, without the answer
-    with pytest.raises(UserError, match="for 4 documents in only"):
+    with pytest.raises(UserError):
         columns[0].make()
-    with pytest.raises(UserError, match="wants one file"):
-        asked_of(None, suite="facts")
-    with pytest.raises(UserError, match="wants one file"):
-        asked_of(None, suite="facts", data=("a", "b"))
-    with pytest.raises(UserError, match="test_articles means nothing to the suite facts"):
-        asked_of(suite="facts", test_articles="1/5")
+    for wrong in ({}, {"data": ("a", "b")}, {"data": (str(source),), "test_articles": "1/5"}):
+        with pytest.raises(UserError):
+            asked_of(None, suite="facts", **wrong)
 
 
 def test_questions_of_one_paragraph_stand_side_by_side(tmp_path):

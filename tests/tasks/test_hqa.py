@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from itertools import combinations, permutations, product
+from itertools import permutations, product
 from random import Random
 
 import pytest
@@ -25,18 +25,15 @@ def test_build_keeps_own_paragraphs_and_gold(tmp_path, compat):
     tasks = make_tasks(list(source.values()), 100, extra=EXTRA, seed=3, compat_seed4=compat)
     assert sorted(task.id for task in tasks) == sorted(source)
     for task in tasks:
-        own = source[task.id]
-        assert len(task.order) == len(set(task.order)) == 100 and task.pool is tasks[0].pool
-        passages = [task.pool.titles[k] for k in task.order]
-        assert {own.pool.titles[k] for k in own.order} <= set(passages)
-        assert gold_titles(task) == gold_titles(own) == [f"T{task.id[1:]}-7", f"T{task.id[1:]}-2"]
+        own, i = source[task.id], task.id[1:]
+        assert len({*task.order}) == 100 and task.pool is tasks[0].pool
+        titles = [task.pool.titles[k] for k in task.order]
+        assert {own.pool.titles[k] for k in own.order} <= {*titles}
+        assert gold_titles(task) == gold_titles(own) == [f"T{i}-7", f"T{i}-2"]
         number = task.gold[0] + 1
-        assert (
-            f"Document {number}:\n{passages[number - 1]}\nText 7 of {task.id[1:]}." in task.document
-        )
-        assert [getattr(task, f) for f in FIELDS if f != "document"] == [
-            getattr(own, f) for f in FIELDS if f != "document"
-        ]
+        assert f"Document {number}:\n{titles[number - 1]}\nText 7 of {i}." in task.document
+        same = [name for name in FIELDS if name != "document"]
+        assert [getattr(task, f) for f in same] == [getattr(own, f) for f in same]
     # Only what is used
     assert len(tasks[0].pool.titles) == len({k for task in tasks for k in task.order})
 
@@ -68,78 +65,65 @@ def test_fixed_places_under_compat_seed4_only(tmp_path, n):
 
 def test_build_is_decided_by_its_seed(tmp_path):
     source = questions(tmp_path, 8)
-    sets = [make_tasks(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2)]
-    assert (
-        [asdict(t) for t in sets[0]] == [asdict(t) for t in sets[1]] != [asdict(t) for t in sets[2]]
-    )
-    for name, tasks in zip("ab", sets[:2], strict=True):
-        write_built(tmp_path / f"{name}.jsonl.gz", tasks, seed=1)
-    assert (tmp_path / "a.jsonl.gz").read_bytes() == (tmp_path / "b.jsonl.gz").read_bytes()
+    one, again, other = (make_tasks(source, 60, extra=EXTRA, seed=seed) for seed in (1, 1, 2))
+    assert [*map(asdict, one)] == [*map(asdict, again)] != [*map(asdict, other)]
     # An item does not depend on its place among the others
+    by_id = {t.id: t.document for t in one}
     alone = make_tasks(source[::-1], 60, extra=EXTRA, seed=1)
-    by_id = {t.id: t for t in sets[0]}
-    assert all(t.document == by_id[t.id].document for t in alone)
+    assert {t.id: t.document for t in alone} == by_id
 
 
 def test_the_same_questions_at_every_length(tmp_path):
+    """And a longer document has all of a shorter one."""
     source = questions(tmp_path, 8)
-    ids = [
-        [t.id for t in make_tasks(source, n, n_items=5, extra=EXTRA, seed=1)] for n in (20, 50, 200)
-    ]
-    assert ids[0] == ids[1] == ids[2] and len(set(ids[0])) == 5
-    assert [t.id for t in make_tasks(source, 20, n_items=3, extra=EXTRA, seed=1)] == ids[0][:3]
+    sets = [make_tasks(source, n, n_items=5, extra=EXTRA, seed=1) for n in (20, 50, 200)]
+    names = [t.id for t in sets[0]]
+    assert len({*names}) == 5
+    assert [t.id for t in make_tasks(source, 20, n_items=3, extra=EXTRA, seed=1)] == names[:3]
+    others = set()
+    for group in zip(*sets, strict=True):
+        short, middle, long = (
+            {(t.pool.titles[k], t.pool.texts[k]) for k in t.order} for t in group
+        )
+        assert short < middle < long and len({t.id for t in group}) == 1
+        others.add(frozenset(title for title, _ in short if title[0] == "E"))
+    assert len(others) == 5  # each question has others of its own
 
 
 def test_no_second_version_of_an_own_title(tmp_path):
-    source = questions(tmp_path, 1)
-    versions = Pool(
-        ["T0-7", "t0-2", *EXTRA.titles[:5]], ["Other version.", "Other version.", *EXTRA.texts[:5]]
-    )
-    (task,) = make_tasks(source, 15, extra=versions)
-    assert "Other version." not in task.document
-    with pytest.raises(
-        UserError, match="q0 needs 6 other passages for 16 documents and there are 5"
-    ):
+    source, other = questions(tmp_path, 1), "Other version."
+    versions = Pool(["T0-7", "t0-2", *EXTRA.titles[:5]], [other, other, *EXTRA.texts[:5]])
+    for seed in range(5):
+        (task,) = make_tasks(source, 15, extra=versions, seed=seed)
+        assert other not in task.document
+    with pytest.raises(UserError, match="5"):
         make_tasks(source, 16, extra=versions)
 
 
 def test_build_refuses(tmp_path):
     source = questions(tmp_path, 3)
-    with pytest.raises(UserError, match="9 documents are too few"):
-        make_tasks(source, 9)
-    with pytest.raises(UserError, match="4 questions are wanted and there are 3"):
-        make_tasks(source, 20, n_items=4)
-    with pytest.raises(UserError, match="0 questions"):
-        make_tasks(source, 20, n_items=0)
-    with pytest.raises(UserError, match="no paragraphs"):
-        make_tasks([Task("x", "Q?", ("A",), text="C")], 20)
+    for tasks, n, n_items in (
+        (source, 9, None),  # fewer documents than a question has of its own
+        (source, 20, 4),
+        (source, 20, 0),
+        ([Task("x", "Q?", ("A",), text="C")], 20, None),
+    ):
+        with pytest.raises(UserError):
+            make_tasks(tasks, n, n_items)
+    for wrong in ({"order": "backwards"}, {"min_distance": -1.0}, {"min_distance": float("nan")}):
+        with pytest.raises(UserError):
+            Evidence(**wrong)
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(n=st.integers(10, 120), n_items=st.integers(1, 5), seed=st.integers(), compat=st.booleans())
 def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat):
     tasks = make_tasks(questions(tmp_path, 5), n, n_items, EXTRA, seed, compat)
     for task in tasks:
-        assert len(set(task.order)) == n and gold_titles(task) == [
-            f"T{task.id[1:]}-7",
-            f"T{task.id[1:]}-2",
-        ]
+        assert len({*task.order}) == n
+        assert gold_titles(task) == [f"T{task.id[1:]}-{k}" for k in (7, 2)]
     write_built(tmp_path / "set.jsonl", tasks, seed=seed, n_documents=n)
     assert read(tmp_path / "set.jsonl") == tasks
-
-
-def test_a_longer_document_has_all_of_a_shorter_one(tmp_path):
-    source = questions(tmp_path, 4)
-    sets = [make_tasks(source, n, extra=EXTRA, seed=2) for n in (20, 50, 200)]
-    for short, middle, long in zip(*sets, strict=True):
-        passages = [
-            {(t.pool.titles[k], t.pool.texts[k]) for k in t.order} for t in (short, middle, long)
-        ]
-        assert passages[0] < passages[1] < passages[2]
-    others = [
-        frozenset(t.pool.titles[k] for k in t.order if t.pool.titles[k][0] == "E") for t in sets[0]
-    ]
-    assert len({*others}) == 4  # each question has others of its own
 
 
 # ---- where the evidence may stand ----
@@ -168,17 +152,12 @@ def plainly(rule: str, places: tuple[int, ...], n: int) -> bool:
 @pytest.mark.parametrize("n", [60, 61, 100])
 def test_evidence_stands_as_asked(tmp_path, rule, n):
     source = questions(tmp_path, 8)
-    free, placed = (
-        make_tasks(source, n, extra=EXTRA, seed=1),
-        make_tasks(source, n, extra=EXTRA, seed=1, evidence=RULES[rule]),
-    )
+    free = make_tasks(source, n, extra=EXTRA, seed=1)
+    placed = make_tasks(source, n, extra=EXTRA, seed=1, evidence=RULES[rule])
     for before, task in zip(free, placed, strict=True):
         assert plainly(rule, task.gold, n) and gold_titles(task) == gold_titles(before)
-        # The same passages
-        assert sorted(task.document) == sorted(before.document) or {*task.order} == {*before.order}
-        assert sorted(task.pool.titles[k] for k in task.order) == sorted(
-            before.pool.titles[k] for k in before.order
-        )
+        shown = [sorted(t.pool.titles[k] for k in t.order) for t in (before, task)]
+        assert shown[0] == shown[1]  # the same passages
         # What stood right already was not moved
         assert not plainly(rule, before.gold, n) or task.order == before.order
     assert len({task.gold for task in placed}) > 4
@@ -202,11 +181,10 @@ def test_every_possible_choice_is_drawn_alike(order, gap):
 
 def test_three_pieces_fit_only_where_there_is_room():
     assert Evidence("reverse", 0.5).draw(Random(0), 3, 100) is None
-    places = Evidence("reverse", 0.4).draw(Random(0), 3, 100)
-    assert (
-        places == sorted(places, reverse=True)
-        and min(a - b for a, b in combinations(places, 2) if a > b) > 40
-    )
+    a, b, c = Evidence("reverse", 0.4).draw(Random(0), 3, 100)
+    assert a - b > 40 and b - c > 40
+    shares = (0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100)  # which are exceeded
+    assert [Evidence("any", x).gap(n) for x, n in shares] == [30, 26, 26, 8]
 
 
 def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
@@ -218,38 +196,28 @@ def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
     assert {t.id for t in built} == {"q0", "q1", "q4", "q5"}
     (twice,) = [t for t in built if t.id == "q4"]
     assert twice.gold[0] == twice.gold[2] and plainly("paper", twice.gold[:2], 60)
-    with pytest.raises(UserError, match="in 4 of 6 questions only, and 5 are wanted"):
-        make_tasks(source, 60, 5, EXTRA, evidence=RULES["paper"])
-    with pytest.raises(UserError, match="in 0 of 6"):
-        make_tasks(source, 20, 1, EXTRA, evidence=Evidence("reverse", 20))
+    for n, n_items, evidence in ((60, 5, RULES["paper"]), (20, 1, Evidence("reverse", 20))):
+        with pytest.raises(UserError):
+            make_tasks(source, n, n_items, EXTRA, evidence=evidence)
 
 
 def test_questions_of_many_hops_are_the_same_at_every_length(tmp_path):
-    source = [
-        replace(task, gold=tuple(range(2 + k % 3))) for k, task in enumerate(questions(tmp_path, 9))
-    ]
+    hops = [tuple(range(2 + k % 3)) for k in range(9)]
+    source = [replace(t, gold=g) for t, g in zip(questions(tmp_path, 9), hops, strict=True)]
     far, lengths = Evidence("reverse", 30), (60, 90, 150)
-    apart = [[t.id for t in make_tasks(source, n, 3, EXTRA, evidence=far)] for n in lengths]
-    assert len({*map(tuple, apart)}) > 1  # at 60 documents three hops cannot stand so far apart
-    sets = [
-        [t.id for t in make_tasks(source, n, 3, EXTRA, evidence=far, lengths=lengths)]
-        for n in lengths
-    ]
-    assert len({*map(tuple, sets)}) == 1
-
-
-def test_a_share_of_the_documents_is_exceeded():
-    assert [
-        Evidence("any", x).gap(n) for x, n in ((0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100))
-    ] == [30, 26, 26, 8]
+    for together, different in (((), True), (lengths, False)):
+        sets = [make_tasks(source, n, 3, EXTRA, evidence=far, lengths=together) for n in lengths]
+        # at 60 documents three hops cannot stand so far apart
+        assert (len({tuple(t.id for t in tasks) for tasks in sets}) > 1) == different
 
 
 def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
+    gold = [(k % 10, (3 * k + 1) % 10) for k in range(8)]
     source = [
-        replace(task, gold=(k % 10, (3 * k + 1) % 10))
-        for k, task in enumerate(questions(tmp_path, 8))
+        replace(task, gold=g)
+        for task, g in zip(questions(tmp_path, 8), gold, strict=True)
+        if g[0] != g[1]
     ]
-    source = [task for task in source if task.gold[0] != task.gold[1]]
     free = make_tasks(source, 60, extra=EXTRA, compat_seed4=True)
     right = [t for t in free if plainly("code", t.gold, 60)]
     assert 0 < len(right) < len(free)
@@ -259,21 +227,11 @@ def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
     ]
 
 
-def test_nonsense_about_evidence_is_refused():
-    for wrong in (
-        dict(order="backwards"),
-        dict(min_distance=-1.0),
-        dict(min_distance=float("nan")),
-    ):
-        with pytest.raises(UserError, match="of evidence must be"):
-            Evidence(**wrong)
-
-
 # ---- the real data beside the checkout ----
 
 
 @real
-@pytest.mark.parametrize("n", [50, 800, 6400])
+@pytest.mark.parametrize("n", [50, 6400])
 def test_sets_of_real_questions_come_back(tmp_path, n):
     source = [task for task in read(SHARED / "hotpotqa_dev.jsonl.gz") if task.split == "validation"]
     extra = read_passages(SHARED / "passages_extra.jsonl.gz")
@@ -285,12 +243,3 @@ def test_sets_of_real_questions_come_back(tmp_path, n):
     assert all(gold_titles(task) == gold_titles(by_id[task.id]) for task in tasks)
     assert len({tuple(task.gold) for task in tasks}) > 8
     assert f"\n\nDocument {n}:\n" in tasks[0].document
-
-
-@real
-def test_real_passages_run_out():
-    source = read(SHARED / "hotpotqa_tiny.jsonl.gz")
-    with pytest.raises(
-        UserError, match=r"6390 other passages for 6400 documents and there are 2\d\d; give more"
-    ):
-        make_tasks(source, 6400)

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from concurrent.futures import CancelledError
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -62,7 +62,7 @@ def test_values_and_errors_come_back_from_one_child(readers):
 
 def test_what_takes_too_long_is_ended_and_named(readers):
     pool = readers(seconds=0.5)
-    with pytest.raises(OverLimit, match=r"^a\.pdf takes more than 0\.5 s .* --document-s\.$"):
+    with pytest.raises(OverLimit, match=r"^a\.pdf .* --document-s\.$"):
         pool.start(*ENDLESS, name="a.pdf").result()
     assert not pool._idle and not pool._working
 
@@ -143,27 +143,18 @@ def test_a_job_is_cancelled_at_work_and_while_it_waits(readers):
 
 def test_so_many_jobs_run_at_a_time_from_any_thread(readers):
     pool = readers(most=2)
-    found: list[Contents] = []
     names = [f"{k}.txt" for k in range(12)]
-    threads = [
-        threading.Thread(
-            target=lambda name=name: found.append(
-                pool.start(contents, name.encode(), name, name=name).result()
-            )
-        )
-        for name in names
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(each.pieces[0][0] for each in found) == sorted(names)
-    assert 1 <= len(pool._idle) <= 2
+
+    def one(name: str) -> Contents:
+        return pool.start(contents, name.encode(), name, name=name).result()
+
+    with ThreadPoolExecutor(12) as threads:
+        found = [*threads.map(one, names)]
+    assert [each.pieces[0][0] for each in found] == names and 1 <= len(pool._idle) <= 2
 
 
 def test_a_pool_that_is_closed_ends_what_is_at_work(readers):
-    pool = readers()
-    ended: list[str] = []
+    pool, ended = readers(), []
     thread = waits(pool.start(*ENDLESS), ended)
     until(lambda: pool._working)
     pool.close()

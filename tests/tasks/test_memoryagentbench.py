@@ -57,10 +57,11 @@ def test_sources_that_cannot_be_graded_are_left_out_and_named(tmp_path):
     chosen, said = bench.choose(tasks, "")
     assert {task.kind for task in chosen} == {"icl_banking77"}
     assert said == ["recsys_redial_full is left out: it needs a list of all films."]
-    with pytest.raises(UserError, match=r"can be graded here: recsys_redial_full is left out"):
-        bench.choose(tasks, "recsys_redial_full")
-    with pytest.raises(UserError, match=r"no source 'icl'; there are icl_banking77, recsys"):
-        bench.choose(tasks, "icl")
+    for source in ("recsys_redial_full", "icl"):
+        with pytest.raises(UserError, match="recsys_redial_full"):
+            bench.choose(tasks, source)
+    with pytest.raises(UserError, match="icl_bank"):  # two metrics in one evaluation
+        bench.check_metric(bench.load(written(tmp_path, [FACTS, LABELS], "x.jsonl")))
 
 
 @pytest.mark.parametrize(
@@ -74,11 +75,6 @@ def test_the_metric_is_that_of_the_authors(tmp_path, source, metric):
     assert suites.make("memoryagentbench").measured_by([source]) == metric
 
 
-def test_two_metrics_in_one_evaluation_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"--source-split \(factconsolidation_sh_6k, icl_bank"):
-        bench.check_metric(bench.load(written(tmp_path, [FACTS, LABELS], "x.jsonl")))
-
-
 def test_the_questions_that_are_asked_come_from_every_context(tmp_path):
     rows = [row("ruler_qa1", ["a", "b", "c"], [["1"]] * 3, text) for text in ("one", "two")]
     tasks = bench.load(written(tmp_path, rows, "x.jsonl"))
@@ -89,19 +85,16 @@ def test_the_questions_that_are_asked_come_from_every_context(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "damage, said",
+    "damage",
     [
-        ({"context": " "}, "line 1: 'context' is empty"),
-        ({"metadata": {}}, "line 1: 'metadata' is empty"),
-        ({"metadata": {"source": 3}}, "line 1: 'source' must be a text"),
-        ({"questions": "Who?"}, "line 1: 'questions' must be a list"),
-        ({"answers": [["Ann"]]}, "line 1: 2 'questions' have 1 'answers'"),
-        ({"answers": [["Ann"], []]}, "line 1: 'answers' has an empty list"),
-        ({"answers": [["Ann"], [7]]}, "line 1: 'answers' must be a text"),
+        {"context": " "}, {"metadata": {}}, {"metadata": {"source": 3}}, {"questions": "Who?"},
+        {"answers": [["Ann"]]}, {"answers": [["Ann"], []]}, {"answers": [["Ann"], [7]]},
     ],
-)
-def test_a_field_that_is_not_as_published_is_named(tmp_path, damage, said):
-    with pytest.raises(UserError, match=said):
+)  # fmt: skip
+def test_a_field_that_is_not_as_published_is_named(tmp_path, damage):
+    (name,) = damage
+    name = "source" if damage[name] == {"source": 3} else name
+    with pytest.raises(UserError, match=f"line 1: .*'{name}'"):
         bench.load(written(tmp_path, [FACTS | damage], "x.jsonl"))
 
 
@@ -126,8 +119,3 @@ def test_a_column_is_as_long_as_its_longest_context(tmp_path, codec):
     assert unit == "tokens" and column.length == len(codec.encode("one two three four"))
     assert [task.text for task in column.make()] == ["one", "one two three four"]
     assert suites.make("memoryagentbench").measured_by([column.question]) == "sub_em"
-
-
-def test_a_file_has_to_be_named():
-    with pytest.raises(UserError, match="wants one file: name it by --data"):
-        asked_of(None, suite="memoryagentbench")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import gzip
 import json
 import re
@@ -10,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from conftest import asked_of
-from test_locomo import MISSING
+from test_locomo import names_field, refused
+from test_readers import GONE, changed
 
 from agents import find
 from agents.search import Search
@@ -19,7 +19,7 @@ from agents.tools import Scope, apply
 from config.errors import UserError
 from config.options import RunConfig, TrainConfig
 from tasks import episodes
-from tasks.conversations import NOT_MENTIONED, Conversation, Memory, Probe, Utterance
+from tasks.conversations import NOT_MENTIONED, Memory, Probe, Utterance
 from tasks.own import load_own
 from tasks.sources import training_tasks
 
@@ -65,38 +65,14 @@ def write(path: Path, *talks: object) -> Path:
     return path
 
 
-def told(c: Conversation) -> dict:
-    """Return a conversation as a line of a file, with every field that is not empty."""
-
-    def whole(**fields):
-        return {name: value for name, value in fields.items() if value not in (None, "", [])}
-
-    return whole(
-        id=c.id,
-        sessions=[
-            {"date": s.date, "when": s.when,
-             "turns": [whole(speaker=said.speaker, text=said.text) for said in s.utterances]}
-            for s in c.sessions
-        ],
-        memories=[
-            whole(text=m.text, speaker=m.speaker, date=m.date, session=m.session,
-                  evidence=[*m.evidence], kind=m.kind, id=m.id or None)
-            for m in c.memories["memories"]
-        ],
-        qa=[
-            whole(question=p.question, answer=None if p.abstains else [*p.answers],
-                  category=p.category or p.kind.removesuffix(", abstention"),
-                  evidence=[*p.evidence], abstains=p.abstains, distractor=p.distractor)
-            for p in c.probes
-        ],
-    )  # fmt: skip
-
-
 # ---------------------------------------------------------------- good files
 
 
-def test_every_field_is_kept(tmp_path):
-    (c,) = load_own(write(tmp_path / "own.jsonl", talk()))
+@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
+def test_every_field_is_kept(tmp_path, name):
+    bare = {"sessions": [], "memories": [{"text": "It rained."}], "qa": talk()["qa"][2:3]}
+    c, other = load_own(write(tmp_path / name, talk(), talk("talk-2", **bare)))
+    assert other.sessions == () and other.memories["memories"] == (Memory("It rained."),)
     assert (c.id, c.speakers) == ("talk-1", ("Ada", "Bo"))
     assert [(s.number, s.date, s.when) for s in c.sessions] == [
         (1, "2024-01-03", "in the evening of 3 January 2024"),
@@ -120,15 +96,6 @@ def test_every_field_is_kept(tmp_path):
               "questions, abstention", "Oslo"),
         Probe("talk-1-q5", "Why?", (NOT_MENTIONED,), 5, (), True, "adversarial"),
     )  # fmt: skip
-
-
-@pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
-def test_written_again_it_reads_the_same(tmp_path, name):
-    bare = {"sessions": [], "memories": [{"text": "It rained."}], "qa": talk()["qa"][2:3]}
-    first = load_own(write(tmp_path / name, talk(), talk("talk-2", **bare)))
-    lines = [told(c) for c in first]
-    assert load_own(write(tmp_path / name, *lines)) == first
-    assert [told(c) for c in load_own(tmp_path / name)] == lines
 
 
 def test_the_example_of_the_documentation_can_be_read(tmp_path):
@@ -196,112 +163,54 @@ def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(t
 
 # ---------------------------------------------------------------- bad files
 
-BAD = [  # where in the conversation, what stands there, what the error says after the line
-    (["id"], MISSING, ": the field 'id' is missing"),
-    (["id"], 7, ": 'id' must be a text"),
-    (["id"], "a\nb", ": 'id' holds the control character U+000A"),
-    (["id"], "talk-1", ": 'id' is 'talk-1', as in line 1"),
-    (["note"], "x", ": 'note' is no field here; there are id, sessions, memories, qa"),
-    (["sessions"], "x", ": 'sessions' must be a list"),
-    (["sessions", 1], "x", ", sessions 2: this must be an object"),
-    (["sessions", 1, "date"], MISSING, ", sessions 2: the field 'date' is missing"),
-    (["sessions", 1, "date"], "3 January", ", sessions 2: 'date' must be a day such as"),
-    (["sessions", 1, "date"], "2024-02-30", ", sessions 2: 'date' must be a day such as"),
-    (["sessions", 1, "date"], 20240103, ", sessions 2: 'date' must be a day such as"),
-    (["sessions", 1, "date"], "2023-12-31", ", sessions 2: 'date' is before 2024-01-03"),
-    (["sessions", 1, "when"], "a\x07", ", sessions 2: 'when' holds the control character U+0007"),
-    (["sessions", 1, "turns"], MISSING, ", sessions 2: the field 'turns' is missing"),
-    (["sessions", 0, "turns", 1], "Hi", ", sessions 1, turns 2: this must be an object"),
-    (["sessions", 0, "turns", 1, "text"], MISSING, ", sessions 1, turns 2: the field 'text'"),
-    (
-        ["sessions", 0, "turns", 1, "text"],
-        "a\x00b",
-        ", sessions 1, turns 2: 'text' holds the control",
+BAD = [  # where in the conversation, what stands there
+    *((("id",), bad) for bad in (GONE, 7, "a\nb", "talk-1")),
+    (("note",), "x"),
+    (("sessions",), "x"),
+    (("sessions", 1), "x"),
+    *(
+        (("sessions", 1, "date"), bad)
+        for bad in (GONE, "3 January", "2024-02-30", 20240103, "2023-12-31")
     ),
-    (["sessions", 0, "turns", 1, "text"], "\ud800", ", sessions 1, turns 2: 'text' holds half"),
-    (["sessions", 0, "turns", 1, "text"], " ", ", sessions 1, turns 2: 'text' is empty"),
-    (["sessions", 0, "turns", 1, "speaker"], 3, ", sessions 1, turns 2: 'speaker' must be a text"),
-    (["sessions", 0, "turns", 1, "role"], "user", ", sessions 1, turns 2: 'role' is no field here"),
-    (["memories", 0, "text"], "a\nb", ", memories 1: 'text' holds the control character U+000A"),
-    (["memories", 0, "text"], "\udfff", ", memories 1: 'text' holds half of a surrogate pair"),
-    (["memories", 0, "date"], "2024-13-01", ", memories 1: 'date' must be a day"),
-    (["memories", 0, "session"], 4, ", memories 1: 'session' is 4, and there is no such session"),
-    (["memories", 0, "session"], True, ", memories 1: 'session' must be a whole number"),
-    (["memories", 0, "evidence"], ["D1:3"], ", memories 1: 'evidence' names 'D1:3', and there is"),
-    (["memories", 0, "evidence"], "D1:1", ", memories 1: 'evidence' must be a list"),
-    (
-        ["memories", 0, "kind"],
-        "fact",
-        ", memories 1: 'kind' must be one of episodic, semantic, proc",
-    ),
-    (["memories", 0, "kind"], ["episodic"], ", memories 1: 'kind' must be one of episodic"),
-    (["memories", 0, "id"], "17", ", memories 1: 'id' must be an id such as m17, not '17'"),
-    (["memories", 0, "id"], 17, ", memories 1: 'id' must be an id such as m17, not 17"),
-    (["memories", 0, "id"], "m2", ", memories 3: 'id' is 'm2', as in memories 1"),
-    (["memories", 0, "kinds"], "semantic", ", memories 1: 'kinds' is no field here"),
-    (["qa"], MISSING, ": the field 'qa' is missing"),
-    (["qa"], [], ": 'qa' is empty"),
-    (["qa", 1], None, ", qa 2: this must be an object"),
-    (["qa", 1, "question"], "", ", qa 2: 'question' is empty"),
-    (["qa", 1, "question"], "a\u2028b", ", qa 2: 'question' holds the control character U+2028"),
-    (["qa", 1, "answer"], MISSING, ", qa 2: the field 'answer' is missing"),
-    (["qa", 1, "answer"], [], ", qa 2: 'answer' is empty"),
-    (["qa", 1, "answer"], ["a", 2], ", qa 2: 'answer' must be a text, this is a whole number"),
-    (["qa", 1, "answer"], ["a", "\x1b[31m"], ", qa 2: 'answer' holds the control character U+001B"),
-    (["qa", 1, "category"], 6, ", qa 2: 'category' must be 1 to 5 or a name of yours, this is 6"),
-    (["qa", 1, "category"], True, ", qa 2: 'category' must be a text"),
-    (["qa", 1, "evidence"], ["D1:1", None], ", qa 2: 'evidence' must be a text"),
-    (["qa", 1, "evidence"], ["S4"], ", qa 2: 'evidence' names 'S4', and there is no such turn"),
-    (["qa", 1, "abstains"], "no", ", qa 2: 'abstains' must be true or false"),
-    (["qa", 4, "abstains"], False, ", qa 5: 'abstains' is false, and questions of category 5"),
-    (["qa", 3, "distractor"], "\x9b", ", qa 4: 'distractor' holds the control character U+009B"),
+    (("sessions", 1, "when"), "a\x07"),
+    (("sessions", 1, "turns"), GONE),
+    (("sessions", 0, "turns", 1), "Hi"),
+    *((("sessions", 0, "turns", 1, "text"), bad) for bad in (GONE, "a\x00b", "\ud800", " ")),
+    (("sessions", 0, "turns", 1, "speaker"), 3),
+    (("sessions", 0, "turns", 1, "role"), "user"),
+    *((("memories", 0, "text"), bad) for bad in ("a\nb", "\udfff")),
+    (("memories", 0, "date"), "2024-13-01"),
+    *((("memories", 0, "session"), bad) for bad in (4, True)),
+    *((("memories", 0, "evidence"), bad) for bad in (["D1:3"], "D1:1")),
+    *((("memories", 0, "kind"), bad) for bad in ("fact", ["episodic"])),
+    *((("memories", 0, "id"), bad) for bad in ("17", 17, "m2")),
+    (("memories", 0, "kinds"), "semantic"),
+    *((("qa",), bad) for bad in (GONE, [])),
+    (("qa", 1), None),
+    *((("qa", 1, "question"), bad) for bad in ("", "a\u2028b")),
+    *((("qa", 1, "answer"), bad) for bad in (GONE, [], ["a", 2], ["a", "\x1b[31m"])),
+    *((("qa", 1, "category"), bad) for bad in (6, True)),
+    *((("qa", 1, "evidence"), bad) for bad in (["D1:1", None], ["S4"])),
+    (("qa", 1, "abstains"), "no"),
+    (("qa", 4, "abstains"), False),
+    (("qa", 3, "distractor"), "\x9b"),
 ]
 
 
-def message(path: Path) -> str:
-    """Return what loading says, which must be one sentence that names the file."""
-    with pytest.raises(UserError) as caught:
-        load_own(path)
-    said = str(caught.value)
-    assert said.startswith(str(path)) and said.endswith(".") and "\n" not in said
-    said.encode()  # no half of a surrogate pair in it
-    return said
+@pytest.mark.parametrize(("at", "value"), BAD)
+def test_an_error_names_file_line_and_field(tmp_path, at, value):
+    path = write(tmp_path / "own.jsonl", talk(), b"", changed(talk("talk-2"), at, value), talk("3"))
+    said = refused(path, load_own)
+    assert "own.jsonl, line 3" in said and names_field(said, at)
 
 
-@pytest.mark.parametrize("at, value, expected", BAD, ids=lambda value: repr(value)[:60])
-def test_an_error_names_file_line_and_field(tmp_path, at, value, expected):
-    broken = copy.deepcopy(talk("talk-2"))
-    *way, last = at
-    inner = broken
-    for key in way:
-        inner = inner[key]
-    if value is MISSING:
-        del inner[last]
-    else:
-        inner[last] = value
-    path = write(tmp_path / "own.jsonl", talk(), b"", broken, talk("talk-3"))
-    assert f"own.jsonl, line 3{expected}" in message(path)
-
-
-@pytest.mark.parametrize(
-    ("raw", "expected"),
-    [
-        (b'{"id": "x"', "line 2: this is not JSON"),
-        (b"\xff", "line 2: this is not JSON (not UTF-8"),
-        (b"7", "line 2: a record must be an object"),
-        (b'{"id": "x", "qa": []}', "line 2: there must be 'sessions' or 'memories'"),
-    ],
-)
-def test_a_line_that_is_something_else(tmp_path, raw, expected):
-    assert expected in message(write(tmp_path / "own.jsonl", talk(), raw))
-
-
-def test_a_file_that_is_empty_or_not_there(tmp_path):
-    assert "it holds no conversations" in message(write(tmp_path / "own.jsonl"))
-    with pytest.raises(UserError, match="No file at"):
-        load_own(tmp_path / "missing.jsonl")
-    with pytest.raises(UserError, match="seven-three"):  # parts are LoCoMo's
-        episodes.conversations_of(f"own:{write(tmp_path / 'own.jsonl', talk())}#seven-three/train")
+@pytest.mark.parametrize("raw", [b'{"id": "x"', b"\xff", b"7", b'{"id": "x", "qa": []}', None])
+def test_a_file_that_is_something_else(tmp_path, raw):
+    path = write(tmp_path / "own.jsonl", *([] if raw is None else [talk(), raw]))
+    said = refused(path, load_own)
+    assert raw is None or "line 2: " in said
+    with pytest.raises(UserError):  # parts are LoCoMo's
+        episodes.conversations_of(f"own:{write(path, talk())}#seven-three/train")
 
 
 def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_path, capsys):
@@ -309,14 +218,11 @@ def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_pat
     name = f"own:{write(tmp_path / 'talks.jsonl', talk())}"
     asked_of(lambda: None, suite="own", data=(name.partition(":")[2],))
     assert not capsys.readouterr().out  # there all are asked
-    episodes.ConversationTasks(name, (1, 2), seed=0)
-    (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith(
-        f"{name}: no question of 1 multi-hop, questions is about 2 sessions in a"
-    )
-    episodes.ConversationTasks(f"{name}#adversarial", (3,), seed=0)
-    (said,) = capsys.readouterr().out.splitlines()
-    assert said.startswith(f"{name}#adversarial: no question of questions is about 3 s")
-    episodes.validation_episodes(name, 9)
-    (said,) = capsys.readouterr().out.splitlines()
-    assert said == f"{name}: no question of questions is in it, none will be validated."
+    for begin, kinds in (
+        (lambda: episodes.ConversationTasks(name, (1, 2), seed=0), "1 multi-hop, questions"),
+        (lambda: episodes.ConversationTasks(f"{name}#adversarial", (3,), seed=0), "questions"),
+        (lambda: episodes.validation_episodes(name, 9), "questions"),
+    ):
+        begin()
+        (said,) = capsys.readouterr().out.splitlines()
+        assert said.startswith(name) and f": no question of {kinds} is " in said

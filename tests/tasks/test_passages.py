@@ -87,11 +87,11 @@ def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
     assert len(make_tasks(questions, 27)) == 90
     for n in (28, 30):
         assert {t.id[-1] for t in make_tasks(questions, n, 30)} == {"0"}
-        with pytest.raises(UserError, match=f"for {n} documents in only 30 of 90") as error:
+        with pytest.raises(UserError, match="30 of 90"):
             make_tasks(questions, n, 31)
-        assert str(error.value).endswith("give files of further passages, or ask for fewer.")
-    with pytest.raises(UserError, match="for 31 documents in only 0 of 90"):
-        make_tasks(questions, 31, 1)
+    for n, n_items, split in ((31, 1, ""), (2, 100, ""), (2, 100, "test")):
+        with pytest.raises(UserError):
+            make_tasks(questions, n, n_items, split=split)
 
 
 def test_training_documents_hold_nothing_of_the_test_articles(questions):
@@ -125,7 +125,7 @@ def test_which_articles_are_test(questions, tmp_path):
     half = read(squad(tmp_path / "half.json", 5))
     assert test_titles(half, article_rule("hash:1/3")) == {t for t in by_hash if t[-1] < "5"}
     for wrong in ("5/5", "1/0", "x", "1", "hash:", "-1/5"):
-        with pytest.raises(UserError, match="K/M or hash:K/M"):
+        with pytest.raises(UserError):
             article_rule(wrong)
 
 
@@ -153,10 +153,6 @@ def test_questions_that_cannot_be_placed_are_passed_over_at_every_length(questio
     short = make_tasks(questions, 2, 20, lengths=(2, 29))
     long = make_tasks(questions, 29, 20, lengths=(2, 29))
     assert [t.id for t in short] == [t.id for t in long] and {t.id[-1] for t in long} == {"0"}
-    with pytest.raises(UserError, match="100 questions are wanted and there are 90"):
-        make_tasks(questions, 2, 100)
-    with pytest.raises(UserError, match="100 questions of the test split are wanted"):
-        make_tasks(questions, 2, 100, split="test")
 
 
 def test_what_has_not_one_paragraph_is_refused(tmp_path):
@@ -164,7 +160,7 @@ def test_what_has_not_one_paragraph_is_refused(tmp_path):
 
     for record in (paragraphs(1), OWN):
         path = lines(tmp_path / "other.jsonl", [record])
-        with pytest.raises(UserError, match="does not come with the one paragraph"):
+        with pytest.raises(UserError):
             split_by_article(read(path), article_rule("4/5"))
 
 
@@ -172,53 +168,39 @@ def test_what_has_not_one_paragraph_is_refused(tmp_path):
 
 
 def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys):
-    filler = lines(
-        tmp_path / "filler.jsonl",
-        [{"title": t, "text": x} for t, x in zip(EXTRA.titles, EXTRA.texts, strict=True)],
-    )
-    asked = dict(
-        suite="passages",
-        data=(str(tmp_path / "squad.json"),),
-        filler=(str(filler),),
-        lengths=(1, 4, 64),
-        source_split="test",
-        n=8,
-    )
-    config, suite = suites.chosen(EvalConfig, asked)
-    scope = suites.scope_of(suite, config.data, config)
-    unit, columns = suite.unit, suite.columns(scope)
+    passages = zip(EXTRA.titles, EXTRA.texts, strict=True)
+    filler = lines(tmp_path / "f.jsonl", [{"title": t, "text": x} for t, x in passages])
+    data = (str(tmp_path / "squad.json"),)
+    asked = dict(suite="passages", data=data, filler=(str(filler),), lengths=(1, 4, 64), n=8)
+    config, suite = suites.chosen(EvalConfig, asked | {"source_split": "test"})
+    columns = suite.columns(suites.scope_of(suite, config.data, config))
     names = [("squad, test articles", n) for n in (1, 4, 64)]
-    assert unit == "documents" and [(c.question, c.length) for c in columns] == names
-    taskfiles.build_sets([str(tmp_path / "squad.json")], tmp_path / "sets", config, suite)
+    assert suite.unit == "documents" and [(c.question, c.length) for c in columns] == names
+    taskfiles.build_sets(data, tmp_path / "sets", config, suite)
     assert capsys.readouterr().out.count("8 questions") == 3
     for column in columns:
-        made, written = (
-            column.make(),
-            read(tmp_path / "sets" / f"passages_{column.length}.jsonl.gz"),
-        )
+        made = column.make()
+        written = read(tmp_path / "sets" / f"passages_{column.length}.jsonl.gz")
+        assert [t.digest for t in made] == [t.digest for t in written]
         assert len(written) == 8 and {t.split for t in written} == {"test"}
-        for a, b in zip(made, written, strict=True):
-            assert (a.id, a.question, a.answers, a.document, a.gold, a.digest) == (
-                b.id, b.question, b.answers, b.document, b.gold, b.digest
-            )  # fmt: skip
+        assert [(t.id, t.document) for t in made] == [(t.id, t.document) for t in written]
 
 
 @pytest.mark.parametrize(
-    ("fields", "words"),
+    "fields",
     [
-        ({}, "one file"),
-        ({"data": ("a", "b")}, "one file"),
-        ({"source_split": "dev"}, "no split 'dev'; there are test, train"),
-        ({"test_articles": "x"}, "K/M or hash:K/M"),
-        ({"test_articles": "0/1", "source_split": "train"}, "no split 'train'; there are test"),
+        {},
+        {"data": ("a", "b")},
+        {"source_split": "dev"},
+        {"test_articles": "x"},
+        {"test_articles": "0/1", "source_split": "train"},
+        {"suite": "ruler-hqa", "test_articles": "1/5"},
     ],
 )
-def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields, words):
+def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields):
     data = {"data": (str(squad(tmp_path / "s.json")),)} if fields.keys() - {"data"} else {}
-    with pytest.raises(UserError, match=words):
-        asked_of(None, suite="passages", **data, **fields)
-    with pytest.raises(UserError, match="test_articles means nothing to the suite ruler-hqa"):
-        asked_of(suite="ruler-hqa", test_articles="1/5")
+    with pytest.raises(UserError):
+        asked_of(None, **{"suite": "passages"} | data | fields)
 
 
 @real

@@ -23,6 +23,7 @@ from tasks.writers import write_built
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FIELDS = ("id", "question", "answers", "document", "kind", "dataset", "split")
+real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at {SHARED}")
 
 
 def same(a: list[Task], b: list[Task]) -> bool:
@@ -47,6 +48,12 @@ def parquet(path: Path, records: list) -> Path:
     return path
 
 
+def written(path: Path, *records) -> Path:
+    """Write records in the container that the name asks for."""
+    path.parent.mkdir(exist_ok=True)
+    return {".json": array, ".parquet": parquet}.get(path.suffix, lines)(path, [*records])
+
+
 def fails(path: Path, *words: str, **kwargs) -> None:
     """Reading is refused in one line that names the file and has all the words."""
     with pytest.raises(UserError) as error:
@@ -66,18 +73,21 @@ MEMAGENT = {
     "context": "Document 1:\nAda\nAda keeps bees.",
     "ability": "memory",
     "reward_model": {"style": "rule", "ground_truth": ["Ada"]},
-    "extra_info": {"index": 7, "question": "Who keeps bees?", "num_docs": 1},
+    "extra_info": {"index": 7, "question": "Who keeps bees?", "num_docs": 30},
 }
 VIME = {
     "prompt": "Who keeps bees?",
     "label": "Ada",
     "metadata": {
-        "context": "Ada keeps bees.", "ground_truth": ["Ada", "Ada L."], "num_docs": 1,
+        "context": "Ada keeps bees.", "ground_truth": ["Ada", "Ada L."], "num_docs": 50,
         "data_source": "hotpotqa",
     },
 }  # fmt: skip
+VERIFIERS = {
+    "prompt": MEMAGENT["prompt"], "answer": "Ada", "info": {"context": "Ada.", "id": "p"},
+}  # fmt: skip
 EVAL = {
-    "context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 1,
+    "context": "Ada keeps bees.", "input": "Who keeps bees?", "answers": ["Ada"], "num_docs": 40,
     "index": 3,
 }  # fmt: skip
 RULER = {
@@ -86,17 +96,17 @@ RULER = {
 }  # fmt: skip
 
 
-def hotpot(i: int, context: list | None = None) -> dict:
-    own = [
-        [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
-        [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
-    ]
+def hotpot(i: int) -> dict:
     return {
         "_id": f"q{i}",
         "question": f"Who rules the land of Town {i}?",
         "answer": f"Queen {i}",
         "supporting_facts": [[f"Land {i}", 0], [f"Town {i}", 0], [f"Land {i}", 1]],
-        "context": context or [["Common", ["A common text."]], *own],
+        "context": [
+            ["Common", ["A common text."]],
+            [f"Town {i}", [f"Town {i} lies in Land {i}.", " It is old."]],
+            [f"Land {i}", [f"Land {i} is ruled by Queen {i}."]],
+        ],
         "type": "bridge",
         "level": "hard",
     }
@@ -108,158 +118,15 @@ def paragraphs(i: int, n_own: int = 10) -> dict:
         for k in range(n_own)
     ]
     labels = {"id": f"q{i}", "dataset": "made", "orig_split": "train", "type": "bridge"}
-    return labels | {
-        "question": f"Question {i}?",
-        "answers": [f"A{i}", "B"],
-        "hops": [7, 2],
-        "paragraphs": own,
-    }
-
-
-EXTRA = Pool([f"E{k}" for k in range(300)], [f"Extra text {k}." for k in range(300)])
-
-
-def questions(tmp_path: Path, n: int = 8) -> list[Task]:
-    return read(lines(tmp_path / "questions.jsonl", [paragraphs(i) for i in range(n)]))
-
-
-# ---- readers, good files ----
-
-
-@pytest.mark.parametrize("container", [lines, array, parquet])
-def test_own_in_every_container(tmp_path, container):
-    name = {lines: "own.jsonl", array: "own.json", parquet: "own.parquet"}[container]
-    (task,) = read(container(tmp_path / name, [OWN]))
-    assert task == Task("0", OWN["question"], ("Ada", "Ada L."), text="Ada keeps bees.")
-
-
-def test_own_with_one_answer_labels_blank_lines_and_gz(tmp_path):
-    one = {
-        "id": 17, "question": "When?", "answer": "1994-05-01", "context": "On 1994-05-01.",
-        "kind": "date", "split": "train",
-    }  # fmt: skip
-    path = lines(tmp_path / "own.jsonl.gz", ["", one, "  ", OWN])
-    first, second = read(path)
-    # A date stays a text
-    expected = ("17", ("1994-05-01",), "date", "train")
-    assert (first.id, first.answers, first.kind, first.split) == expected
-    assert second.id == "1"
-
-
-def test_own_with_a_byte_order_mark(tmp_path):
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(OWN).encode() + b"\r\n")
-    assert read(path)[0].question == OWN["question"]
-
-
-def test_memagent_parquet(tmp_path):
-    (task,) = read(parquet(tmp_path / "train.parquet", [MEMAGENT | {"score_boxed_x": 0.5}]))
-    assert task == Task(
-        "0", "Who keeps bees?", ("Ada",), text=MEMAGENT["context"], dataset="hotpotqa"
-    )
-
-
-def test_vime(tmp_path):
-    short = {"prompt": "Q?", "label": "A", "metadata": {"context": "C"}}
-    first, second = read(lines(tmp_path / "vime.jsonl", [VIME, short]))
-    assert first == Task(
-        "0", "Who keeps bees?", ("Ada", "Ada L."), text="Ada keeps bees.", dataset="hotpotqa"
-    )
-    assert second == Task("1", "Q?", ("A",), text="C")
-
-
-def test_eval_json(tmp_path):
-    assert read(array(tmp_path / "eval_50.json", [EVAL])) == [
-        Task("0", "Who keeps bees?", ("Ada",), text="Ada keeps bees.")
-    ]
-
-
-def test_ruler_json_names_its_task(tmp_path):
-    (task,) = read(array(tmp_path / "eval_niah_single_1_8192.json", [RULER]))
-    assert (task.kind, task.dataset, task.answers) == ("niah_single_1", "ruler", ("12", "34"))
-
-
-def test_tasks_know_how_long_they_are(tmp_path):
-    sources = {
-        50: lines(
-            tmp_path / "vime.jsonl", [VIME | {"metadata": VIME["metadata"] | {"num_docs": 50}}]
-        ),
-        40: array(tmp_path / "eval_40.json", [EVAL | {"num_docs": 40}]),
-        30: parquet(
-            tmp_path / "a.parquet", [MEMAGENT | {"extra_info": {"index": 7, "num_docs": 30}}]
-        ),
-        3: array(
-            tmp_path / "b.json", [EVAL | {"num_docs": None, "context": EXTRA.document(range(3))}]
-        ),
-        1: lines(tmp_path / "own.jsonl", [OWN]),
-        10: lines(tmp_path / "shared.jsonl", [paragraphs(1)]),
-    }
-    for n, path in sources.items():
-        (task,) = read(path)
-        assert (task.n_documents, task.tokens) == (n, 0)
-        for form, name in FILES.items():
-            writers.write(tmp_path / name, [task], form)
-            assert read(tmp_path / name)[0].n_documents == n
-    for name, kind, tokens in (
-        ("eval_vt_16384.json", "vt", 16384),
-        ("eval_qa_1_8192.json", "qa_1", 8192),
-        ("mine.json", "mine", 0),
-    ):
-        (task,) = read(array(tmp_path / name, [RULER]))
-        assert (task.kind, task.tokens, task.dataset) == (kind, tokens, "ruler")
-        assert task.asks_for_all == (kind != "qa_1")
-    assert not read(sources[1])[0].asks_for_all
-
-
-def test_hotpotqa_shares_one_pool(tmp_path):
-    tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
-    assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 5  # Common once
-    task = tasks[1]
-    expected = ("q2", "bridge", "hotpotqa", ("Queen 2",))
-    assert (task.id, task.kind, task.dataset, task.answers) == expected
-    # Each once, in order
-    assert [task.pool.titles[task.order[g]] for g in task.gold] == ["Land 2", "Town 2"]
-    assert (
-        task.clues == ("Land 2", "Town 2")
-        and read(array(tmp_path / "w.json", [OWN]))[0].clues == ()
-    )
-    assert task.document.startswith(
-        "Document 1:\nCommon\nA common text.\n\n"
-        "Document 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
-    )
-
-
-@pytest.mark.parametrize("nested", [False, True])
-def test_eval_json_of_passage_numbers(tmp_path, nested):
-    source = array(tmp_path / "hotpotqa_dev.json", [hotpot(1), hotpot(2)])
-    numbers = [4, 0, 2]  # in the sorted passages: Common, Land 1, Land 2, Town 1, Town 2
-    path = array(
-        tmp_path / "eval_12800.json", [EVAL | {"context": [numbers] if nested else numbers}]
-    )
-    (task,) = read(path, pool=source)
-    assert [task.pool.titles[k] for k in task.order] == ["Town 2", "Common", "Land 2"]
-    fails(path, "item 1", "passage numbers", "HotpotQA")
-    path = array(tmp_path / "eval_12800.json", [EVAL | {"context": [0, 5]}])
-    fails(path, "item 1", "from 0 to 4", pool=source)
-
-
-def test_shared_paragraphs(tmp_path):
-    tasks = questions(tmp_path, 2)
-    assert tasks[0].pool is tasks[1].pool and len(tasks[0].pool.titles) == 20
-    expected = ("q1", "bridge", "train", "made")
-    assert (tasks[1].id, tasks[1].kind, tasks[1].split, tasks[1].dataset) == expected
-    assert [tasks[1].pool.titles[tasks[1].order[g]] for g in tasks[1].gold] == ["T1-7", "T1-2"]
+    asked = {"question": f"Question {i}?", "answers": [f"A{i}", "B"]}
+    return labels | asked | {"hops": [7, 2], "paragraphs": own}
 
 
 HUB = {
-    "id": "h1",
-    "question": "Who?",
-    "answer": "Ada",
-    "type": "bridge",
-    "level": "hard",
+    "id": "h1", "question": "Who?", "answer": "Ada", "type": "bridge", "level": "hard",
     "supporting_facts": {"title": ["B", "A", "B"], "sent_id": [0, 1, 2]},
     "context": {"title": ["A", "B"], "sentences": [["One.", " Two."], ["Three."]]},
-}
+}  # fmt: skip
 FLASHRAG = {
     "id": "dev_0",
     "question": "Who?",
@@ -270,22 +137,26 @@ FLASHRAG = {
         "context": {"title": ["A", "B"], "content": [["One.", "Two."], ["Three."]]},
     },
 }
+WIKI = {
+    "_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference",
+    "supporting_facts": [["B", 0]], "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
+}  # fmt: skip
 MUSIQUE = {
     "id": "2hop__1",
     "question": "Who?",
     "answer": "Ada",
     "answer_aliases": ["A. L."],
     "answerable": True,
-    "paragraphs": [
-        {"idx": k, "title": f"T{k}", "paragraph_text": f"Text {k}.", "is_supporting": k in (0, 2)}
-        for k in range(3)
-    ],
+    "paragraphs": [{"idx": k, "title": f"T{k}", "paragraph_text": f"Text {k}."} for k in range(3)],
     "question_decomposition": [
         {"id": 1, "paragraph_support_idx": 2},
         {"id": 2, "paragraph_support_idx": 0},
     ],
 }
-SQUAD = {"version": "1.1", "data": [{"title": "Bees", "paragraphs": [
+SQUAD = {
+    "id": "s", "title": "Bees", "question": "Who?", "context": "Ada.", "answers": [{"text": "Ada"}],
+}  # fmt: skip
+TREE = {"version": "1.1", "data": [{"title": "Bees", "paragraphs": [
     {"context": "Ada keeps bees.", "qas": [
         {"id": "s1", "question": "Who keeps bees?", "answers": [
             {"text": "Ada", "answer_start": 0}, {"text": "Ada", "answer_start": 0},
@@ -296,82 +167,103 @@ SQUAD = {"version": "1.1", "data": [{"title": "Bees", "paragraphs": [
         {"id": "s3", "question": "What does Bo keep?", "answers": [{"text": "ants"}]},
     ]},
 ]}]}  # fmt: skip
+EXTRA = Pool([f"E{k}" for k in range(300)], [f"Extra text {k}." for k in range(300)])
+TWO = "Document 1:\nA\nOne. Two.\n\nDocument 2:\nB\nThree."
 
 
-def test_hotpotqa_of_the_hub(tmp_path):
-    (task,) = read(parquet(tmp_path / "validation.parquet", [HUB]))
-    expected = ("h1", ("Ada",), "bridge", "hotpotqa", (1, 0))
-    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == expected
-    assert task.level == "hard"
-    lacking = HUB | {"supporting_facts": {"title": ["B", "gone"], "sent_id": [0, 1]}}
-    assert read(lines(tmp_path / "fullwiki.jsonl", [lacking]))[0].gold == ()  # not a part of it
-    assert task.document == "Document 1:\nA\nOne. Two.\n\nDocument 2:\nB\nThree."
-    fails(
-        lines(
-            tmp_path / "x.jsonl", [HUB | {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}]
+def questions(tmp_path: Path, n: int = 8) -> list[Task]:
+    return read(lines(tmp_path / "questions.jsonl", [paragraphs(i) for i in range(n)]))
+
+
+def labels(id: str, kind: str = "", dataset: str = "", **more) -> dict:
+    return dict(id=id, kind=kind, dataset=dataset, tokens=0) | more
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "expected"),
+    [
+        *(
+            (name, OWN, labels("0", answers=("Ada", "Ada L."), document=OWN["context"], pool=None))
+            for name in ("own.jsonl", "own.jsonl.gz", "own.json", "own.parquet")
         ),
-        "1 titles and 2 sentences",
+        ("own.jsonl", OWN | {"id": 17, "answers": "1994-05-01", "kind": "date", "split": "train"},
+         labels("17", "date", split="train", answers=("1994-05-01",))),  # a date stays a text
+        ("a.parquet", MEMAGENT | {"score_x": 0.5},
+         labels("0", "", "hotpotqa", answers=("Ada",), n_documents=30)),
+        ("a.jsonl", VIME, labels("0", "", "hotpotqa", answers=("Ada", "Ada L."), n_documents=50)),
+        ("a.jsonl", {"prompt": "Q?", "label": "A", "metadata": {"context": "C"}},
+         labels("0", question="Q?", answers=("A",), text="C", n_documents=1)),
+        ("a.jsonl", VERIFIERS, labels("p", question="Who keeps bees?", answers=("Ada",))),
+        ("eval_50.json", EVAL, labels("0", text=EVAL["context"], n_documents=40)),
+        ("x.json", EVAL | {"num_docs": None, "context": EXTRA.document(range(3))},
+         labels("0", n_documents=3)),
+        ("eval_niah_single_1_8192.json", RULER,
+         labels("0", "niah_single_1", "ruler", answers=("12", "34"), tokens=8192, n_documents=1)),
+        ("mine.json", RULER, labels("0", "mine", "ruler", asks_for_all=True)),
+        ("eval_qa_1_9.json", RULER, labels("0", "qa_1", "ruler", tokens=9, asks_for_all=False)),
+        ("a.jsonl", paragraphs(1),
+         labels("q1", "bridge", "made", split="train", gold=(7, 2), n_documents=10)),
+        ("h.parquet", HUB, labels("h1", "bridge", "hotpotqa", level="hard", gold=(1, 0),
+                                  answers=("Ada",), document=TWO)),
+        # evidence that is no part of the document
+        ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
+         labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
+        # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
+        ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
+                                             answers=("Ada", "A. L."), document=TWO)),
+        ("dev.jsonl", FLASHRAG, labels("dev_0", "inference", "hotpotqa",
+                                       document=TWO.replace("One. ", "One."))),
+        ("dev.json", WIKI, labels("w", "inference", "2wikimultihopqa", gold=(1,), document=TWO)),
+        ("a.jsonl", MUSIQUE, labels("2hop__1", "2hop", "musique", gold=(2, 0), n_documents=3,
+                                    answers=("Ada", "A. L."), clues=("T2", "T0"))),
+        ("s.parquet", SQUAD | {"answers": {"text": ["Ada"], "answer_start": [0]}},
+         labels("s", "squad", "squad", answers=("Ada",), document="Document 1:\nBees\nAda.")),
+        ("s.parquet", {"_id": "5a", "question": "Who?", "context": "Ada.",
+                       "answers": {"text": ["Ada"], "answer_start": [0]}},
+         labels("5a", answers=("Ada",), text="Ada.")),
+    ],
+)  # fmt: skip
+def test_what_is_read_of_each_form(tmp_path, name, record, expected):
+    (task,) = read(written(tmp_path / name, record))
+    assert {field: getattr(task, field) for field in expected} == expected
+    for form, file in FILES.items():
+        writers.write(tmp_path / file, [task], form)
+        (back,) = read(tmp_path / file)
+        assert same([back], [task]) and back.n_documents == task.n_documents
+
+
+def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp_path):
+    _, task = tasks = read(array(tmp_path / "hotpot.json", [hotpot(1), hotpot(2)]))
+    assert tasks[0].pool is task.pool and len(task.pool.titles) == 5  # Common once
+    assert gold_titles(task) == ["Land 2", "Town 2"] == [*task.clues]
+    assert task.document.startswith(
+        "Document 1:\nCommon\nA common text.\n\n"
+        "Document 2:\nTown 2\nTown 2 lies in Land 2. It is old.\n\n"
     )
 
 
-def test_flashrag_joins_the_sentences_of_2wiki_by_a_blank(tmp_path):
-    (tmp_path / "2wiki").mkdir()
-    (task,) = read(lines(tmp_path / "2wiki" / "dev.jsonl", [FLASHRAG]))
-    expected = ("dev_0", ("Ada", "A. L."), "inference", "2wikimultihopqa")
-    assert (task.id, task.answers, task.kind, task.dataset) == expected
-    assert task.gold == (1, 0) and task.pool.texts == ["One. Two.", "Three."]
-    (task,) = read(lines(tmp_path / "dev.jsonl", [FLASHRAG]))
-    # HotpotQA's sentences bring their own blanks
-    assert task.dataset == "hotpotqa" and task.pool.texts[0] == "One.Two."
-    official = {
-        "_id": "w", "question": "Who?", "answer": "Ada", "evidences": [], "type": "inference",
-        "supporting_facts": [["B", 0]], "context": [["A", ["One.", "Two."]], ["B", ["Three."]]],
-    }  # fmt: skip
-    (task,) = read(array(tmp_path / "dev.json", [official]))
-    assert (
-        task.dataset == "2wikimultihopqa"
-        and task.pool.texts[0] == "One. Two."
-        and task.gold == (1,)
-    )
-
-
-def test_musique(tmp_path):
-    (task,) = read(lines(tmp_path / "m.jsonl", [MUSIQUE]))
-    expected = ("2hop__1", ("Ada", "A. L."), "2hop", "musique", (2, 0))
-    assert (task.id, task.answers, task.kind, task.dataset, task.gold) == expected
-    assert task.pool.texts == ["Text 0.", "Text 1.", "Text 2."]
+@pytest.mark.parametrize("nested", [False, True])
+def test_eval_json_of_passage_numbers(tmp_path, nested):
+    source = array(tmp_path / "hotpotqa_dev.json", [hotpot(1), hotpot(2)])
+    numbers = [4, 0, 2]  # in the sorted passages: Common, Land 1, Land 2, Town 1, Town 2
+    path = written(tmp_path / "e.json", EVAL | {"context": [numbers] if nested else numbers})
+    (task,) = read(path, pool=source)
+    assert [task.pool.titles[k] for k in task.order] == ["Town 2", "Common", "Land 2"]
+    fails(path, "item 1", "passage numbers", "HotpotQA")
+    fails(written(path, EVAL | {"context": [0, 5]}), "item 1", "from 0 to 4", pool=source)
 
 
 @pytest.mark.parametrize("indent", [None, 1])
-def test_squads_tree(tmp_path, indent):
+def test_squads_tree(tmp_path, capsys, indent):
     path = tmp_path / "squad.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(SQUAD, indent=indent).encode()))
-    one, two = read(path)  # a question that cannot be answered is none
+    path.write_bytes(gzip.compress(json.dumps(TREE, indent=indent).encode()))
+    one, two = read(path)
     assert (one.id, one.answers, one.gold, one.dataset) == ("s1", ("Ada",), (0,), "squad")
     assert two.document == "Document 1:\nBees\nBo keeps ants." and two.pool is one.pool
-    (flat,) = read(
-        parquet(
-            tmp_path / "s.parquet",
-            [
-                {
-                    "id": "s1",
-                    "title": "Bees",
-                    "question": "Who?",
-                    "context": "Ada.",
-                    "answers": {"text": ["Ada"], "answer_start": [0]},
-                }
-            ],
-        )
-    )
-    assert (flat.id, flat.answers, flat.document) == ("s1", ("Ada",), "Document 1:\nBees\nAda.")
-    bad = json.loads(json.dumps(SQUAD))
-    del bad["data"][0]["paragraphs"][1]["context"]
-    path = tmp_path / "bad.json"
-    path.write_text(json.dumps(bad))
-    fails(path, "article 1, paragraph 2", "'context' is missing")
-
-
-# ---- forms that people have, read rightly or named ----
+    assert capsys.readouterr().out.endswith("1.\n")  # a question that cannot be answered
+    bad = changed(TREE, ("data", 0, "paragraphs", 1, "context"), GONE)
+    path.write_bytes(gzip.compress(json.dumps(bad).encode()))
+    fails(path, "data 1, paragraphs 2", "'context'")
 
 
 @pytest.mark.parametrize(
@@ -382,12 +274,11 @@ def test_squads_tree(tmp_path, indent):
         ({"text": ["Ada"], "answer_start": [0]}, ("Ada",)), ([{"text": "Ada"}, 7], ("Ada", "7")),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("name", ["answer", "answers"])
-def test_answers_of_common_forms(tmp_path, name, answer, answers):
-    record = {"question": "Who?", "context": "Ada keeps bees.", name: answer}
-    assert read(lines(tmp_path / "x.jsonl", [record]))[0].answers == answers
-    record = {"prompt": "Who?", "reward_model": {"ground_truth": answer}, "context": "Ada."}
-    assert read(lines(tmp_path / "x.jsonl", [record]))[0].answers == answers
+def test_answers_of_common_forms(tmp_path, answer, answers):
+    chat = {"prompt": "Who?", "reward_model": {"ground_truth": answer}, "context": "Ada."}
+    own = {"question": "Who?", "context": "Ada keeps bees."}
+    for record in (own | {"answer": answer}, own | {"answers": answer}, chat):
+        assert read(written(tmp_path / "x.jsonl", record))[0].answers == answers
 
 
 @pytest.mark.parametrize(
@@ -402,49 +293,28 @@ def test_answers_of_common_forms(tmp_path, name, answer, answers):
 )
 def test_documents_of_common_forms(tmp_path, name, passages, document, n):
     record = {"question": "Who?", "answer": "Ada", name: passages}
-    (task,) = read(lines(tmp_path / "x.jsonl", [record]))
+    (task,) = read(written(tmp_path / "x.jsonl", record))
     assert (task.document, task.n_documents) == (document, n)
 
 
-def test_squad_without_titles_and_ids_with_an_underline(tmp_path):
-    record = {
-        "_id": "5a", "question": "Who?", "context": "Ada.",
-        "answers": {"text": ["Ada"], "answer_start": [0]},
-    }  # fmt: skip
-    (task,) = read(parquet(tmp_path / "x.parquet", [record]))
-    assert (task.id, task.answers, task.text) == ("5a", ("Ada",), "Ada.")
-
-
-def test_questions_without_an_answer_are_left_out_and_counted(tmp_path, capsys):
-    unanswered = MUSIQUE | {"answerable": False}  # musique_full has each id twice
-    path = lines(tmp_path / "m.jsonl", [unanswered, MUSIQUE, unanswered | {"id": "2hop__2"}])
+def test_what_is_left_out_is_counted(tmp_path, capsys):
+    """Questions without an answer, as musique_full has each id twice, and messages before one."""
+    no = MUSIQUE | {"answerable": False}
+    path = written(tmp_path / "m.jsonl", no, MUSIQUE, no | {"id": "2hop__2"})
     assert [task.id for task in read(path)] == ["2hop__1"]
-    said = "left out, questions that their document does not answer: 2."
-    assert f"m.jsonl: {said}" in " ".join(capsys.readouterr().out.split())
+    assert " ".join(capsys.readouterr().out.split()).endswith(": 2.")
     assert len([*readers.parsed(path)]) == 1
-    assert said in " ".join(capsys.readouterr().out.split())
-    fails(lines(path, [unanswered]), "holds no question that its document answers")
-    nothing = {"id": "s1", "answers": {"text": [], "answer_start": []}}
-    hub = {"id": "s2", "title": "B", "question": "Who?", "context": "Ada.",
-           "answers": {"text": ["Ada"], "answer_start": [0]}}  # fmt: skip
-    assert [task.id for task in read(lines(path, [hub | nothing, hub]))] == ["s2"]
+    assert " ".join(capsys.readouterr().out.split()).endswith(": 2.")
+    fails(written(path, no))
+    hub = SQUAD | {"answers": {"text": ["Ada"], "answer_start": [0]}}
+    nothing = hub | {"id": "s2", "answers": {"text": [], "answer_start": []}}
+    assert [task.id for task in read(written(path, hub, nothing))] == ["s"]
     capsys.readouterr()
-    tree = tmp_path / "squad.json"
-    tree.write_text(json.dumps(SQUAD))
-    assert len(read(tree)) == 2 and "answer: 1." in " ".join(capsys.readouterr().out.split())
-
-
-def test_messages_before_the_question_are_counted(tmp_path, capsys):
     chat = [{"role": "system", "content": "Be brief."}, *MEMAGENT["prompt"]]
     path = parquet(tmp_path / "v.parquet", [MEMAGENT | {"prompt": chat}] * 3)
     assert {task.question for task in read(path)} == {"Who keeps bees?"}
     said = " ".join(capsys.readouterr().out.split())
-    assert "left out, messages of 'prompt' before the question (role system): 3." in said
-    prime = {"prompt": chat[1:], "answer": "Ada", "info": {"context": "Ada.", "id": "p"}}
-    (task,) = read(lines(tmp_path / "p.jsonl", [prime]))
-    assert (task.id, task.question, task.answers) == ("p", "Who keeps bees?", ("Ada",))
-    assert task.text == "Ada." and capsys.readouterr().out == ""
-    fails(lines(tmp_path / "p.jsonl", [prime | {"info": {"n": 1}}]), "'context' is missing")
+    assert "system" in said and said.endswith(": 3.")
 
 
 @pytest.mark.parametrize(
@@ -460,23 +330,10 @@ def test_messages_before_the_question_are_counted(tmp_path, capsys):
 @pytest.mark.parametrize("indent", [None, 1])
 def test_json_of_one_value(tmp_path, tree, ids, indent):
     path = tmp_path / "x.json"
-    path.write_text("\n" + json.dumps(tree, indent=indent))
-    assert [task.id for task in read(path)] == ids
-    path.write_bytes(b"\xef\xbb\xbf" + json.dumps(tree, indent=indent).encode())
-    assert [task.document for task in read(path)] == [OWN["context"]] * len(ids)
-
-
-def test_what_is_no_json_is_named_where_it_breaks(tmp_path):
-    path = tmp_path / "x.json"
-    path.write_text(json.dumps(OWN, indent=1).replace('"context": ', '"context" '))
-    fails(path, "line 7: this is not JSON")
-    path = tmp_path / "x.csv"
-    path.write_text("question,context,answer\nWho?,Ada,Ada\n")
-    fails(path, "is a table of text", "JSON lines")
-    fails(lines(tmp_path / "m.jsonl", [{k: v for k, v in MUSIQUE.items() if k != "answer"}]),
-          "line 1: the field 'answer' is missing")  # fmt: skip
-    bare = {k: v for k, v in hotpot(1).items() if k not in ("answer", "supporting_facts")}
-    fails(lines(tmp_path / "h.jsonl", [bare]), "line 1: the field 'answer' is missing")
+    for before in (b"\n", b"\xef\xbb\xbf"):  # a blank line, a byte order mark
+        path.write_bytes(before + json.dumps(tree, indent=indent).encode() + b"\r\n \r\n")
+        tasks = read(path)
+        assert [t.id for t in tasks] == ids and {t.document for t in tasks} == {OWN["context"]}
 
 
 # ---- tasks and their passages ----
@@ -490,108 +347,62 @@ def test_frames_evidence_and_depths():
     texts = {"lines": "c.\na.", "words": "c. a.", "numbered": "1. c. 2. a."}
     for frame, text in texts.items():
         task = Task("x", "Q?", ("y",), pool=Pool([], ["a.", "b.", "c."], frame), order=(2, 0))
-        assert (
-            task.document == text
-            and task.n_documents == 1
-            and task.evidence is None
-            and task.depths == ()
-        )
+        assert (task.document, task.n_documents, task.evidence, task.depths) == (text, 1, None, ())
         assert abs(task.characters - len(text)) < 20
     assert Task("x", "Q?", ("y",), text="t", gold=(0,)).evidence is None
     assert Task("x", "Q?", ("y",), text="t", dataset="ruler", kind="cwe").evidence == "t"
 
 
 def test_a_digest_tells_tasks_apart_and_needs_no_document():
-    def digest(
-        question="Q?",
-        answers=("y",),
-        order=(0, 1),
-        frame="documents",
-        texts=("a.", "b."),
-        titles=("A", "B"),
-    ):
+    usual = dict(question="Q?", answers=("y",), order=(0, 1), frame="documents",
+                 texts=("a.", "b."), titles=("A", "B"))  # fmt: skip
+    changes = (
+        dict(question="R?"), dict(answers=("y", "z")), dict(order=(1, 0)), dict(order=(0,)),
+        dict(frame="words"), dict(texts=("a.", "c.")), dict(titles=("A", "C")),
+        dict(texts=("a.B", ".")),
+    )  # fmt: skip
+
+    def digest(question, answers, order, frame, texts, titles):
         return Task("x", question, answers, pool=Pool(titles, texts, frame), order=order).digest
 
-    same = digest()
-    others = [
-        digest("R?"),
-        digest(answers=("y", "z")),
-        digest(order=(1, 0)),
-        digest(order=(0,)),
-        digest(frame="words"),
-        digest(texts=("a.", "c.")),
-        digest(titles=("A", "C")),
-        digest(texts=("a.B", ".")),
-        Task("x", "Q?", ("y",), text="a").digest,
-    ]
-    assert digest() == same and len({same, *others}) == 10
-    more = Task("x", "Q?", ("y",), pool=Pool(("Z", "A", "B"), ("z", "a.", "b.")), order=(1, 2))
-    assert more.digest == same  # what else is in the pool plays no part
+    digests = {digest(**usual | change) for change in ({}, *changes)}
+    assert len(digests | {Task("x", "Q?", ("y",), text="a").digest}) == 10
+    more = Pool(("Z", "A", "B"), ("z", "a.", "b."))  # what else is in the pool plays no part
+    assert Task("x", "Q?", ("y",), pool=more, order=(1, 2)).digest == digest(**usual)
 
 
 @pytest.mark.parametrize("frame", ["lines", "words", "numbered"])
 def test_sets_of_other_frames_come_back(tmp_path, frame):
-    pool = Pool([], ["one", "two", "three"], frame)
+    pool, more = Pool([], ["one", "two", "three"], frame), dict(kind="vt", dataset="ruler")
     tasks = [
-        Task(
-            f"t{k}",
-            "Q?",
-            ("a", "b"),
-            pool=pool,
-            order=(k, 2, 2),
-            gold=(1,),
-            kind="vt",
-            dataset="ruler",
-            tokens=4096,
-        )
+        Task(f"t{k}", "Q?", ("a", "b"), None, pool, (k, 2, 2), (1,), tokens=4096, **more)
         for k in (0, 1)
     ]
-    write_built(tmp_path / "set.jsonl.gz", tasks, tokenizer="t")
-    back = read(tmp_path / "set.jsonl.gz")
-    assert (
-        back == tasks
-        and [t.document for t in back] == [t.document for t in tasks]
-        and back[0].tokens == 4096
-    )
-    whole = gzip.decompress((tmp_path / "set.jsonl.gz").read_bytes()).decode().splitlines()
-    fails(
-        lines(tmp_path / "bad.jsonl", [whole[0].replace(frame, "odd"), *whole[1:]]),
-        "'frame' must be one of",
-    )
+    write_built(tmp_path / "set.jsonl", tasks, tokenizer="t")
+    back = read(tmp_path / "set.jsonl")
+    assert back == tasks and [t.document for t in back] == [t.document for t in tasks]
+    assert back[0].tokens == 4096
+    head, *rest = (tmp_path / "set.jsonl").read_text().splitlines()
+    fails(lines(tmp_path / "bad.jsonl", [head.replace(frame, "odd"), *rest]), "'frame'")
 
 
-def test_running_text_of_files_and_folders(tmp_path):
+def test_running_text_and_passages(tmp_path):
     essays = tmp_path / "essays"
     essays.mkdir()
     (essays / "b.txt").write_text("Second.")
-    (essays / "a.txt").write_text("First.")
+    (essays / "a.txt.gz").write_bytes(gzip.compress("Über Bienen\r\n".encode()))
     lines(essays / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
     (essays / ".hidden").write_text("no")
-    assert readers.read_texts(essays) == ["First.", "Second.", "Third.", "Fourth."]
-    with pytest.raises(UserError, match="No file at"):
-        readers.read_texts(tmp_path / "none.txt")
-
-
-def test_passages(tmp_path):
-    path = lines(
-        tmp_path / "extra.jsonl.gz",
-        [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}],
-    )
+    assert readers.read_texts(essays) == ["Über Bienen\r\n", "Second.", "Third.", "Fourth."]
+    assert from_text(essays / "b.txt", "Q?") == Task("b", "Q?", (), text="Second.")
+    records = [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}]
+    path = lines(tmp_path / "extra.jsonl.gz", records)
     assert read_passages(path) == Pool(["T", "U"], ["X", "Y"])
-    with pytest.raises(UserError, match=r"line 2: the field 'text' is missing"):
-        read_passages(lines(path, [{"title": "T", "text": "X"}, {"title": "T"}]))
-
-
-def test_from_text(tmp_path):
-    path = tmp_path / "book.txt"
-    path.write_bytes("Über Bienen\r\n".encode())
-    assert from_text(path, "Q?") == Task("book", "Q?", (), text="Über Bienen\r\n")
-    for raw, words in ((b"ok\n\xff\xfe", "UTF-8"), (b" \n", "empty")):
-        path.write_bytes(raw)
-        with pytest.raises(UserError, match=words):
-            from_text(path, "Q?")
-    with pytest.raises(UserError, match="No file"):
-        from_text(tmp_path / "none.txt", "Q?")
+    for name, raw in (("x.txt", b"ok\n\xff\xfe"), ("x.txt", b" \n"), ("x.gz", b"no"), ("y", None)):
+        if raw is not None:
+            (tmp_path / name).write_bytes(raw)
+        with pytest.raises(UserError, match=name):
+            from_text(tmp_path / name, "Q?")
 
 
 # ---- readers, broken files ----
@@ -599,113 +410,87 @@ def test_from_text(tmp_path):
 
 @pytest.mark.parametrize("k", [1, 2, 3])
 @pytest.mark.parametrize(
-    "bad", ['{"question": "Q"', "[1, 2]", "nonsense", '{"a": 1} {"a": 2}', "[" * 20000, "9" * 5000]
-)
+    "bad",
+    ['{"question": "Q"', "[1, 2]", "nonsense", '{"a": 1} {"a": 2}', "[" * 20000, "9" * 5000,
+     '{"question": "\udcff"}'],
+)  # fmt: skip
 def test_broken_line_is_named(tmp_path, k, bad):
     records = [OWN, OWN, OWN]
     records[k - 1] = bad
-    path = lines(tmp_path / "own.jsonl", records)
-    # A file that starts so is taken for a JSON array: the place is that of its end
-    array_at_once = k == 1 and bad.startswith("[")
-    fails(path, ", line " if array_at_once else f", line {k}: ")
-
-
-def test_bytes_that_are_no_utf8_are_named(tmp_path):
+    raw = [r if isinstance(r, str) else json.dumps(r) for r in records]
     path = tmp_path / "own.jsonl"
-    path.write_bytes(json.dumps(OWN).encode() + b'\n{"question": "\xff"}\n')
-    fails(path, "line 2:", "UTF-8", "0xff")
-    path = tmp_path / "array.json"
-    path.write_bytes(b'[{"question":\n"\xff"}]\n')
-    fails(path, "line 2:", "UTF-8")
+    path.write_bytes("\n".join(raw).encode(errors="surrogateescape"))
+    # A file that starts so is taken for a JSON array: the place is that of its end
+    fails(path, ", line " if k == 1 and bad.startswith("[") else f", line {k}: ")
 
 
-BAD_FIELDS = [
-    (OWN, {"question": None}, "'question' is missing"),
-    (OWN, {"question": " "}, "'question' is empty"),
-    (OWN, {"question": 3}, "'question' must be a text, this is a whole number"),
-    (OWN, {"answers": []}, "'answers' is empty"),
-    (OWN, {"answers": [""]}, "'answers' is empty"),
-    (OWN, {"answers": [None]}, "'answers' is empty"),
-    (OWN, {"answers": True}, "'answers' must be a text, this is true or false"),
-    (OWN, {"answers": ["Ada", float("nan")]}, "'answers' must be a text, this is a number"),
-    (OWN, {"answers": {"value": ""}}, "'answers' is empty"),
-    (OWN, {"context": ["Ada.", ""]}, "'context' is empty"),
-    (OWN, {"story": "Ada."}, "both 'context' and 'story' look like the document"),
-    (OWN, {"context": [{"title": "T"}]}, "'text' is missing"),
-    (OWN, {"options": "Ada or Bo"}, "'options' looks like choices"),
-    (OWN, {"choices": ["Ada", None]}, "'choices' looks like choices"),
-    (OWN, {"choices": ["Bo", "Cy"]}, "the answer 'Ada' names none of the choices (A) Bo | (B) Cy"),
-    (OWN, {"answers": None}, "'answer' is missing"),
-    (OWN, {"context": ""}, "'context' is empty"),
-    (OWN, {"context": True}, "'context' must be a text, this is true or false"),
-    (OWN, {"context": "\ud800"}, "surrogate"),
-    (VIME, {"metadata": {}}, "'metadata' is empty"),
-    (VIME, {"metadata": []}, "'metadata' must be an object"),
-    (VIME, {"metadata": {"ground_truth": ["a"]}}, "'context' is missing"),
-    (EVAL, {"context": []}, "'context' must be a text"),
-    (EVAL, {"context": {"a": 1}}, "'context' must be a text"),
-    (EVAL, {"context": [[]]}, "'context' must be a text"),
-    (EVAL, {"context": [1, -1]}, "'context' must be a list of whole numbers"),
-    (EVAL, {"context": [1, "a"]}, "'context' must be a list of whole numbers"),
-    (EVAL, {"context": ["a", 1]}, "'context' must be a text"),
-    (RULER, {"outputs": {}}, "'outputs' is empty"),
-    (MEMAGENT, {"prompt": []}, "'prompt' is empty"),
-    (MEMAGENT, {"prompt": ["Q?"]}, "'prompt' must be an object"),
-    (MEMAGENT, {"reward_model": {"ground_truth": {}}}, "'ground_truth' is empty"),
-    (MEMAGENT, {"context": None}, "'context' is missing"),
-    (MEMAGENT, {"prompt": [{"role": "assistant", "content": "Ada."}]}, "not 'assistant'"),
-    (MEMAGENT, {"extra_info": 3}, "'extra_info' must be an object"),
-    (hotpot(1), {"context": [["T", "text"]]}, "'context' must hold pairs"),
-    (hotpot(1), {"context": {"a": ["T"]}}, "'context' must be a list"),
-    (hotpot(1), {"context": {"title": ["T"]}}, "'sentences' is missing"),
-    (hotpot(1), {"context": [[None, ["text"]]]}, "'context' must be a text"),
-    (hotpot(1), {"supporting_facts": [1]}, "'supporting_facts' must hold pairs"),
-    (hotpot(1), {"answer": None}, "'answer' is missing"),
-    (paragraphs(1), {"hops": [10]}, "'hops' must be a list of whole numbers from 0 to 9"),
-    (paragraphs(1), {"hops": "1"}, "'hops' must be a list"),
-    (paragraphs(1), {"paragraphs": [{"title": "T"}], "hops": []}, "'text' is missing"),
-    (paragraphs(1), {"paragraphs": ["T"]}, "'paragraphs' must be an object"),
-]
+BAD_FIELDS = [  # a good record, what is changed, the field that is named
+    (OWN, {"question": None}, "question"),
+    (OWN, {"question": " "}, "question"),
+    (OWN, {"question": 3}, "question"),
+    *((OWN, {"answers": bad}, "answers") for bad in ([], [""], [None], True, {"value": ""})),
+    (OWN, {"answers": ["Ada", float("nan")]}, "answers"),
+    (OWN, {"answers": None}, "answer"),
+    *((OWN, {"context": bad}, "context") for bad in ("", True, "\ud800", ["Ada.", ""])),
+    (OWN, {"story": "Ada."}, "story"),
+    (OWN, {"context": [{"title": "T"}]}, "text"),
+    (OWN, {"options": "Ada or Bo"}, "options"),
+    (OWN, {"choices": ["Ada", None]}, "choices"),
+    (VIME, {"metadata": 3}, "metadata"),
+    (VIME, {"metadata": {"ground_truth": ["a"]}}, "context"),
+    *((EVAL, {"context": bad}, "context")
+      for bad in ([], {"a": 1}, [[]], [1, -1], [1, "a"], ["a", 1])),
+    (EVAL | {"context": EXTRA.document(range(2))}, {"evidence_idx": [1, 2]}, "evidence_idx"),
+    (RULER, {"outputs": {}}, "outputs"),
+    *((MEMAGENT, {"prompt": bad}, "prompt") for bad in ([], ["Q?"], [{"role": "assistant"}])),
+    (MEMAGENT, {"reward_model": {"ground_truth": {}}}, "ground_truth"),
+    (MEMAGENT, {"context": None}, "context"),
+    (MEMAGENT, {"extra_info": 3}, "extra_info"),
+    *((hotpot(1), {"context": bad}, "context") for bad in ([["T", "text"]], [[None, ["text"]]])),
+    (hotpot(1), {"context": {"a": ["T"]}}, "title"),
+    (hotpot(1), {"context": {"title": ["T"]}}, "sentences"),
+    (hotpot(1), {"context": {"title": ["A"], "sentences": [["x"], ["y"]]}}, "context"),
+    (hotpot(1), {"supporting_facts": [1]}, "supporting_facts"),
+    (hotpot(1), {"answer": None}, "answer"),
+    (MUSIQUE, {"answer": None}, "answer"),
+    (MUSIQUE, {"question_decomposition": [{"paragraph_support_idx": 3}]}, "paragraph_support_idx"),
+    *((paragraphs(1), {"hops": bad}, "hops") for bad in ([10], "1")),
+    (paragraphs(1), {"paragraphs": [{"title": "T"}], "hops": []}, "text"),
+    (paragraphs(1), {"paragraphs": ["T"]}, "paragraphs"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("good", "change", "reason"), BAD_FIELDS)
-def test_bad_field_is_named(tmp_path, good, change, reason):
-    fails(
-        lines(tmp_path / "x.jsonl", [good | {"id": "a", "_id": "a"}, good | change]),
-        "line 2:",
-        reason,
-    )
-    fails(
-        array(tmp_path / "x.json", [good | {"id": "a", "_id": "a"}, good | change]),
-        "item 2:",
-        reason,
-    )
+@pytest.mark.parametrize(("good", "change", "field"), BAD_FIELDS)
+def test_bad_field_is_named(tmp_path, good, change, field):
+    records = good | {"id": "a", "_id": "a"}, good | change
+    fails(written(tmp_path / "x.jsonl", *records), "line 2", f"'{field}'")
+    fails(written(tmp_path / "x.json", *records), "item 2", f"'{field}'")
 
 
 VALUES = (
     None, 5, 2**70, -1, 2.5, True, "", "x", "\ud800", [], [5], [None], ["x"], [[]], [[5, "x"]],
     [{}], {}, {"a": 1}, {"title": 5}, {"text": 5},
 )  # fmt: skip
-GONE = object()
+GONE = b"gone"  # in no JSON
 
 
-def changes(value, at=()):
-    """Every place of a tree of JSON."""
+def places(value, at=()):
+    """Yield every place of a tree of JSON."""
     yield at
-    for key in (
-        range(len(value)) if isinstance(value, list) else value if isinstance(value, dict) else ()
-    ):
-        yield from changes(value[key], (*at, key))
+    keys = range(len(value)) if isinstance(value, list) else value
+    for key in keys if isinstance(value, list | dict) else ():
+        yield from places(value[key], (*at, key))
 
 
 def changed(value, at, new):
-    """A copy with another value, or none, at a place."""
+    """Return a copy with another value, or none, at a place."""
     if not at:
         return new
     copy = list(value) if isinstance(value, list) else dict(value)
-    copy[at[0]] = changed(value[at[0]], at[1:], new)
-    if copy[at[0]] is GONE:
+    if len(at) == 1 and new is GONE:
         del copy[at[0]]
+    else:
+        copy[at[0]] = changed(value[at[0]] if len(at) > 1 else None, at[1:], new)
     return copy
 
 
@@ -716,54 +501,31 @@ BUILT = [
     {"id": "a", "question": "Who?", "answers": ["One"], "order": [1, 0], "gold": [0]},
 ]
 PUBLISHED = {
-    "memagent": MEMAGENT,
-    "vime": VIME,
-    "eval": EVAL | {"evidence_idx": [0], "context": "Document 1:\nA\nAda."},
-    "ruler": RULER,
-    "flashrag": FLASHRAG,
-    "hotpotqa": hotpot(1),
-    "hub": HUB,
-    "musique": MUSIQUE,
-    "shared": paragraphs(1, 3),
-    "own": OWN,
-    "squad": {
-        "id": "s",
-        "title": "Bees",
-        "question": "Who?",
-        "context": "Ada.",
-        "answers": [{"text": "Ada"}],
-    },
-}
+    "memagent": MEMAGENT, "vime": VIME, "ruler": RULER, "flashrag": FLASHRAG, "hub": HUB,
+    "hotpotqa": hotpot(1), "musique": MUSIQUE, "shared": paragraphs(1, 3), "own": OWN,
+    "squad": SQUAD, "eval": EVAL | {"evidence_idx": [0], "context": "Document 1:\nA\nAda."},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("form", [*PUBLISHED, "built", "squad tree"])
 def test_whatever_stands_at_any_place_is_read_or_named(tmp_path, form):
     """Remove every field of every form, and every part of it, or replace it by a value of each
     type, after a good record, so that the form is known. Any task that is read can be used."""
-    good = {"built": BUILT, "squad tree": [SQUAD]}.get(form) or [PUBLISHED[form]]
+    good = {"built": BUILT, "squad tree": [TREE]}.get(form) or [PUBLISHED[form]]
     path, refused = tmp_path / "x.jsonl", 0
-    for at in changes(good):
+    first = {"id": "first", "_id": "first", "extra_info": {"id": "first"}}
+    first |= {"metadata": {**good[0].get("metadata", {}), "id": "first"}} if form == "vime" else {}
+    for at in places(good):
         for value in (*VALUES, GONE) if len(at) > 1 else ():
             bad = changed(good, at, value)
-            if form in PUBLISHED:
-                first = (
-                    good[0]
-                    | {"id": "first", "_id": "first"}
-                    | ({"extra_info": {"id": "first"}} if form == "memagent" else {})
-                )
-                first |= (
-                    {"metadata": good[0]["metadata"] | {"id": "first"}} if form == "vime" else {}
-                )
-                bad = [first, *bad]
             if form == "squad tree":
                 path.write_text(json.dumps(bad[0]))
             else:
-                lines(path, bad)
+                lines(path, [good[0] | first, *bad] if form in PUBLISHED else bad)
             try:
                 for task in read(path):
-                    assert (
-                        task.document and task.question_digest and task.digest and all(task.answers)
-                    )
+                    assert task.document and task.question_digest and task.digest
+                    assert all(task.answers)
                     ",".join((task.id, task.kind, task.dataset, task.split, task.level)).encode()
             except UserError as error:
                 assert path.name in str(error) and "\n" not in str(error)
@@ -776,69 +538,47 @@ def test_a_path_that_the_system_does_not_take_is_named(tmp_path, monkeypatch, pa
     monkeypatch.chdir(tmp_path)
     Path("loop.jsonl").symlink_to("loop.jsonl")
     for reader in (read, read_passages, readers.read_texts, lambda path: from_text(path, "Q?")):
-        with pytest.raises(UserError, match="cannot be read: ") as error:
+        with pytest.raises(UserError) as error:
             reader(path)
         assert len(str(error.value)) < 400
 
 
-def test_bad_row_of_parquet_is_named(tmp_path):
-    fails(
-        parquet(tmp_path / "x.parquet", [OWN] * 100 + [OWN | {"question": ""}]),
-        "row 101:",
-        "'question' is empty",
-    )
+def test_files_that_hold_no_tasks_are_named(tmp_path):
+    for name in ("x.jsonl", "x.json", "x.jsonl.gz", "x.txt", "x.parquet"):
+        (tmp_path / name).write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
+        fails(tmp_path / name)
+    fails(tmp_path / "none.jsonl")
+    fails(tmp_path)
+    (tmp_path / "x.csv").write_text("question,context,answer\nWho?,Ada,Ada\n")
+    fails(tmp_path / "x.csv", "JSON lines")
+    (tmp_path / "x.json").write_text(json.dumps(OWN, indent=1).replace('"context": ', '"context" '))
+    fails(tmp_path / "x.json", "line 7: ")
+    fails(written(tmp_path / "i.jsonl", *[OWN | {"id": "a"}] * 2), "line 2:", "'a'")
+    rows = [OWN] * 100 + [OWN | {"question": ""}]
+    fails(written(tmp_path / "x.parquet", *rows), "row 101:", "'question'")
+    other = written(tmp_path / "o.jsonl", {"query": "Q?", "passage": "P"})
+    fails(other, "line 1:", "query, passage", *readers.FORMS)
+    fails(written(other, OWN), "own (question, context)", form="csv")
+    fails(other, "line 1:", "'input'", form="eval")
 
 
-def test_an_id_twice_is_named(tmp_path):
-    fails(lines(tmp_path / "x.jsonl", [OWN | {"id": "a"}, OWN | {"id": "a"}]), "line 2:", "'a'")
-
-
-def test_unknown_forms_name_the_known(tmp_path):
-    path = lines(tmp_path / "x.jsonl", [{"query": "Q?", "passage": "P"}])
-    fails(path, "line 1:", "query, passage", *readers.FORMS)
-    fails(lines(path, [OWN]), "own (question, context)", form="csv")
-    fails(lines(path, [OWN]), "line 1:", "'input' is missing", form="eval")
-
-
-@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.jsonl.gz", "x.txt"])
-def test_empty_file(tmp_path, name):
-    path = tmp_path / name
-    path.write_bytes(gzip.compress(b"") if name.endswith(".gz") else b"")
-    fails(path, "empty")
-
-
-def test_missing_file_and_folder(tmp_path):
-    fails(tmp_path / "none.jsonl", "No file")
-    fails(tmp_path, "No file")
-
-
-def test_truncated_and_false_gz(tmp_path):
+def test_truncated_and_false_files_are_named(tmp_path):
     rng = random.Random(0)  # text that does not compress well, so that the cut falls between lines
     records = [OWN | {"context": "".join(rng.choices("abcdefghij ", k=200))} for _ in range(2000)]
     path = lines(tmp_path / "x.jsonl.gz", records)
     raw = path.read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
-    fails(path, ", line ", "cannot be read from here on")
-    path.write_bytes(raw[:2000] + b"\0\0\0" + raw[2003:])
-    with pytest.raises(UserError, match=r"x\.jsonl\.gz"):
-        read(path)
-    path.write_bytes(b"plain text")
-    fails(path, "cannot be read")
+    fails(path, ", line ")
+    for damaged in (raw[:2000] + b"\0\0\0" + raw[2003:], b"plain text"):
+        path.write_bytes(damaged)
+        fails(path)
+    path = parquet(tmp_path / "x.parquet", [OWN] * 10)
+    for raw in (path.read_bytes()[:-20], b"this is no parquet file at all"):
+        path.write_bytes(raw)
+        fails(path)
 
 
-def test_false_and_truncated_parquet(tmp_path):
-    path = tmp_path / "x.parquet"
-    path.write_bytes(b"this is no parquet file at all")
-    fails(path, "cannot be read")
-    parquet(path, [OWN] * 10)
-    raw = path.read_bytes()
-    path.write_bytes(raw[:-20])
-    fails(path, "cannot be read")
-    path.write_bytes(b"")
-    fails(path, "cannot be read")
-
-
-@settings(max_examples=150)
+@settings(max_examples=100)
 @given(
     cut=st.floats(0, 1),
     junk=st.binary(max_size=6),
@@ -846,8 +586,7 @@ def test_false_and_truncated_parquet(tmp_path):
 )
 def test_damage_is_a_user_error_or_nothing(tmp_path, cut, junk, name):
     """Whatever bytes are written over a file, reading it gives tasks or one sentence."""
-    path = tmp_path / name
-    {"x.json": array, "x.parquet": parquet}.get(name, lines)(path, [OWN, OWN | {"question": "Q?"}])
+    path = written(tmp_path / name, OWN, OWN | {"question": "Q?"})
     raw = path.read_bytes()
     at = int(cut * len(raw))
     path.write_bytes(raw[:at] + junk + raw[at + len(junk) :])
@@ -878,72 +617,38 @@ def test_round_trip(tmp_path, form):
 def test_eval_files_say_where_the_evidence_stands(tmp_path):
     tasks = make_tasks(questions(tmp_path), 40, seed=1)
     tasks[0] = dataclasses.replace(tasks[0], gold=tasks[0].gold[:1])
-    writers.write_eval_json(tmp_path / "eval_hotpotqa_40.json", tasks)
-    back = read(tmp_path / "eval_hotpotqa_40.json")
-    assert [(t.gold, t.depths, t.evidence, t.kind) for t in back] == [
-        (t.gold, t.depths, t.evidence, t.kind) for t in tasks
-    ]
-    assert [t.document for t in back] == [t.document for t in tasks]
-    items = json.loads((tmp_path / "eval_hotpotqa_40.json").read_text("utf-8"))
-    assert items[0]["min_distance"] is None and (
-        items[0]["is_ordered"],
-        items[0]["is_reverse_ordered"],
-    ) == (True, True)
+    path = tmp_path / "eval_hotpotqa_40.json"
+    writers.write_eval_json(path, tasks)
+    for back, task in zip(read(path), tasks, strict=True):
+        for name in ("gold", "depths", "evidence", "kind", "document"):
+            assert getattr(back, name) == getattr(task, name)
+    items = json.loads(path.read_text("utf-8"))
+    names = ("min_distance", "is_ordered", "is_reverse_ordered")
+    assert [items[0][name] for name in names] == [None, True, True]
     for item, task in zip(items[1:], tasks[1:], strict=True):
         a, b = task.gold
-        expected = (abs(a - b), a < b, a > b)
-        assert (item["min_distance"], item["is_ordered"], item["is_reverse_ordered"]) == expected
+        assert [item[name] for name in names] == [abs(a - b), a < b, a > b]
     # another frame, or none: the text as it stands, without evidence
     items[1]["context"] = "So:\n" + items[1]["context"]
-    other = read(
-        array(
-            tmp_path / "eval_41.json",
-            [{k: v for k, v in item.items() if k != "kind"} for item in items],
-        )
-    )
-    assert (other[1].gold, other[1].pool, other[1].text) == (
-        (),
-        None,
-        items[1]["context"],
-    ) and other[2].gold == tasks[2].gold
-    assert other[2].kind == items[2]["type"] == tasks[2].kind
-    theirs = {k: v for k, v in items[2].items() if k != "dataset"} | {
-        "level": "hard",
-        "evidence_idx": items[2]["evidence_idx"] * 2,
-    }
+    del items[1]["kind"], items[2]["kind"]
+    _, other, third = read(array(tmp_path / "eval_41.json", items[:3]))
+    assert (other.gold, other.pool, other.text) == ((), None, items[1]["context"])
+    assert third.gold == tasks[2].gold and third.kind == items[2]["type"] == tasks[2].kind
+    theirs = {k: v for k, v in items[2].items() if k != "dataset"} | {"level": "hard"}
+    theirs["evidence_idx"] = items[2]["evidence_idx"] * 2
     (again,) = read(array(tmp_path / "eval_2wikimultihopqa_40_min_distance_10.json", [theirs]))
     # a passage that serves twice stands once
     assert (again.dataset, again.level, again.gold) == ("2wikimultihopqa", "hard", tasks[2].gold)
     assert read(array(tmp_path / "eval_40.json", [theirs]))[0].dataset == ""
-    writers.write(tmp_path / "eval_hotpotqa_40.json", [again], "eval")
-    assert {
-        k: json.loads((tmp_path / "eval_hotpotqa_40.json").read_text())[0][k]
-        for k in ("level", "dataset")
-    } == {"level": "hard", "dataset": "2wikimultihopqa"}
-    with pytest.raises(
-        UserError, match="'evidence_idx' must be a list of whole numbers from 0 to 39"
-    ):
-        read(array(tmp_path / "eval_42.json", [items[2] | {"evidence_idx": [3, 40]}]))
-
-
-def test_round_trip_from_the_published_forms(tmp_path):
-    sources = [
-        read(parquet(tmp_path / "a.parquet", [MEMAGENT])),
-        read(lines(tmp_path / "b.jsonl", [VIME])),
-        read(array(tmp_path / "eval_vt_9.json", [RULER])),
-        read(array(tmp_path / "d.json", [hotpot(1), hotpot(2)])),
-        read(lines(tmp_path / "e.jsonl", [OWN])),
-    ]
-    for tasks in sources:
-        for form, name in FILES.items():
-            writers.write(tmp_path / name, tasks, form)
-            assert same(tasks, read(tmp_path / name))
+    writers.write(path, [again], "eval")
+    (item,) = json.loads(path.read_text())
+    assert (item["level"], item["dataset"]) == ("hard", "2wikimultihopqa")
 
 
 text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
 
 
-@settings(max_examples=60)
+@settings(max_examples=40)
 @given(
     rows=st.lists(
         st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5)),
@@ -965,45 +670,24 @@ def test_any_text_comes_back(tmp_path, rows):
     assert read(tmp_path / "set.jsonl.gz") == tasks
 
 
-@pytest.mark.parametrize("name", FILES.values())
-def test_a_blank_label_comes_back_and_a_blank_id_does_not(tmp_path, name):
-    form = next(form for form, file in FILES.items() if file == name)
-    writers.write(tmp_path / name, [Task("1", "q?", ("a",), text="c", kind=" ")], form)
-    assert read(tmp_path / name)[0].kind == " "
-    writers.write(tmp_path / name, [Task(" ", "q?", ("a",), text="c")], form)
-    with pytest.raises(UserError, match="'id' is empty"):
-        read(tmp_path / name)
-
-
 def test_the_published_forms_are_kept(tmp_path):
     tasks = make_tasks(questions(tmp_path), 40, n_items=2)
     writers.write_eval_json(tmp_path / "x.json", tasks)
     (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
-    assert {"context", "input", "answers", "num_docs", "index"} <= set(item) and (
-        item["num_docs"],
-        item["index"],
-    ) == (40, 0)
+    assert {"context", "input", "answers"} <= {*item}
+    assert (item["num_docs"], item["index"]) == (40, 0)
     writers.write_vime_jsonl(tmp_path / "x.jsonl", tasks)
     line = json.loads((tmp_path / "x.jsonl").read_text("utf-8").splitlines()[1])
-    assert line["label"] == tasks[1].answers[0] and line["metadata"]["ground_truth"] == list(
-        tasks[1].answers
-    )
+    assert [line["label"], "B"] == [*tasks[1].answers] == line["metadata"]["ground_truth"]
+    tasks = tasks[1:] + [Task(str(i), "Q?", ("A",), text="C", kind=" ") for i in range(69)]
     writers.write_parquet(tmp_path / "x.parquet", tasks)
-    row = pq.read_table(tmp_path / "x.parquet").to_pylist()[1]
-    assert list(row) == list(MEMAGENT) and row["prompt"] == [
-        {"role": "user", "content": tasks[1].question}
-    ]
-    expected = (40, 1, "memory")
-    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"], row["ability"]) == expected
-
-
-def test_parquet_is_written_in_parts(tmp_path):
-    tasks = [Task(str(i), "Q?", ("A",), text="C") for i in range(70)]
-    writers.write_parquet(tmp_path / "x.parquet", tasks)
-    assert (
-        pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 3
-        and read(tmp_path / "x.parquet") == tasks
-    )
+    row = pq.read_table(tmp_path / "x.parquet").to_pylist()[0]
+    assert [*row] == [*MEMAGENT] and row["ability"] == "memory"
+    assert row["prompt"] == [{"role": "user", "content": tasks[0].question}]
+    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"]) == (40, 0)
+    # in parts, each of which is in the memory alone
+    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 3
+    assert read(tmp_path / "x.parquet")[1:] == tasks[1:]
 
 
 @pytest.mark.parametrize("form", [*FILES, "built"])
@@ -1012,42 +696,32 @@ def test_nothing_is_half_written(tmp_path, form):
     path.write_bytes(b"what was there before")
     good = make_tasks(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
-    # Fails while its document is composed
-    broken = [*good, Task("x", "Q?", ("A",), pool=good[0].pool, order=(10**6,))]
-    if form == "built":
-        broken = [*good, Task("x", "Q?", ({"a"},), pool=good[0].pool, order=(0,))]  # a set: no JSON
+    # Fails while its document is composed; a set, which composes none, while it becomes JSON
+    bad = {"order": (0,), "answers": ({"a"},)} if form == "built" else {"order": (10**6,)}
+    broken = [*good, dataclasses.replace(good[0], **bad)]
+    unanswered = [Task("x", "Q?", (), text="C")]
     for tasks, error in (
-        (broken, (IndexError, AttributeError)),
-        ([], UserError),
-        ([Task("x", "Q?", (), text="C")], UserError),
-    ):
+        (broken, (IndexError, AttributeError)), ([], UserError), (unanswered, UserError)
+    ):  # fmt: skip
         with pytest.raises(error):
             writers.write(path, tasks, form)
         assert path.read_bytes() == b"what was there before"
         assert sorted(p.name for p in tmp_path.iterdir()) == there
 
 
-def test_json_is_not_written_into_a_parquet_name(tmp_path):
-    for form in ("vime", "eval", "built"):
-        with pytest.raises(UserError, match=r"must not end in \.parquet"):
-            writers.write(tmp_path / "x.parquet", make_tasks(questions(tmp_path), 40), form)
-    assert [p.name for p in tmp_path.iterdir()] == ["questions.jsonl"]
-
-
 def test_places_that_cannot_be_written(tmp_path):
-    tasks = [Task("x", "Q?", ("A",), text="C")]
-    with pytest.raises(UserError, match="no folder"):
-        writers.write_eval_json(tmp_path / "none" / "x.json", tasks)
-    with pytest.raises(UserError, match=r"\.parquet"):
-        writers.write_parquet(tmp_path / "x.json", tasks)
     (tmp_path / "folder.json").mkdir()
-    with pytest.raises(UserError, match="cannot be written"):
-        writers.write_eval_json(tmp_path / "folder.json", tasks)
-    with pytest.raises(UserError, match="built"):
-        writers.write(tmp_path / "x.csv", tasks, "csv")
-    with pytest.raises(UserError, match="one pool"):
-        write_built(tmp_path / "x.jsonl", tasks)
+    tasks = [Task("x", "Q?", ("A",), text="C")]
+    for name, form in (
+        ("none/x.json", "eval"), ("folder.json", "eval"), ("x.json", "memagent"), ("x.csv", "csv"),
+        ("x.parquet", "vime"), ("x.parquet", "eval"), ("x.parquet", "built"),
+        ("x.jsonl", "built"),  # whose tasks share one pool
+    ):  # fmt: skip
+        with pytest.raises(UserError):
+            writers.write(tmp_path / name, tasks, form)
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
+    writers.write(tmp_path / "x.json", [Task(" ", "q?", ("a",), text="c")], "eval")
+    fails(tmp_path / "x.json", "'id'")
 
 
 # ---- sets ----
@@ -1061,26 +735,19 @@ def test_a_damaged_set_is_named(tmp_path):
     path = tmp_path / "set.jsonl"
     write_built(path, make_tasks(questions(tmp_path, 2), 20), seed=5)
     whole = path.read_text("utf-8").splitlines()
-    assert json.loads(whole[0]) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
-    fails(
-        lines(path, whole[:-1]),
-        "line 1:",
-        "20 passages and 2 tasks are announced and 21 lines follow",
-    )
+    head, *rest, last = whole
+    assert json.loads(head) == {"form": "memagent-set", "passages": 20, "tasks": 2, "seed": 5}
+    fails(lines(path, whole[:-1]), "line 1:", "20 passages and 2 tasks", "21 lines")
     fails(lines(path, whole[:1]), "line 1:")
-    task = json.loads(whole[-1])
-    fails(
-        lines(path, [*whole[:-1], task | {"order": [20], "gold": []}]), "line 23:", "from 0 to 19"
-    )
-    fails(lines(path, [*whole[:-1], task | {"gold": [20]}]), "line 23:", "'gold'")
-    fails(lines(path, [*whole[:-1], task | {"order": []}]), "line 23:", "'order' is empty")
-    fails(lines(path, [*whole[:-1], task | {"order": ["a"]}]), "line 23:")
-    fails(lines(path, [whole[0], '{"title": "T"}', *whole[2:]]), "line 2:", "'text' is missing")
+    for change, field in (
+        ({"order": [20], "gold": []}, "passage numbers"), ({"gold": [20]}, "'gold'"),
+        ({"order": []}, "'order'"), ({"order": ["a"], "gold": []}, "passage numbers"),
+    ):  # fmt: skip
+        fails(lines(path, [head, *rest, json.loads(last) | change]), "line 23:", field)
+    fails(lines(path, [head, '{"title": "T"}', *rest[1:], last]), "line 2:", "'text'")
 
 
 # ---- the real data beside the checkout ----
-
-real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at {SHARED}")
 
 
 @real
@@ -1099,6 +766,5 @@ def test_real_questions_have_their_own_evidence(name, n):
             record = json.loads(line)
             evidence = [record["paragraphs"][k] for k in record["hops"]]
             assert gold_titles(task) == [paragraph["title"] for paragraph in evidence]
-            assert all(p["is_supporting"] for p in evidence)
             assert len(task.order) == len(record["paragraphs"]) and task.kind == record["type"]
     assert {task.split for task in tasks} <= {"train", "validation"}

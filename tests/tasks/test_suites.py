@@ -15,7 +15,7 @@ import suites
 from agents import find
 from commands import taskfiles
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig
+from config.options import EMBEDDED, EvalConfig, FilterConfig
 from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
@@ -181,8 +181,8 @@ def read_rows(folder):
 def filtered(monkeypatch, file, out, engine, rule="contains"):
     """The ids of the questions that are left."""
     monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
-    test = taskfiles.ClosedBook(rule, answer_tokens=64)
-    taskfiles.filter_questions(file, out, "", test, "cpu", "transformers")
+    config = FilterConfig(rule=rule, answer_tokens=64, device="cpu")
+    taskfiles.filter_questions(file, out, config)
     return {task.id for task in readers.read(out)}
 
 
@@ -202,8 +202,8 @@ def test_questions_that_are_known_without_the_document_are_dropped(
         assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
         # it can be built from
         assert all(task.evidence and task.n_documents == 10 for task in readers.read(out))
-    with pytest.raises(UserError, match="right or contains"):
-        taskfiles.ClosedBook("any")
+    with pytest.raises(UserError, match="rule"):
+        FilterConfig(rule="any")
 
 
 @pytest.mark.parametrize(

@@ -26,34 +26,21 @@ def test_the_evidence_answers_the_question_and_nothing_else_does(kind, split):
 
 
 def test_facts_of_the_test_and_dev_splits_stand_in_no_training_document():
-    seen = {
-        (f[0], f[2])
-        for kind in worlds.KINDS
-        for t in worlds.make_tasks(1, 300, 16, kind)
-        for f in base.parse_facts(t.document)
-    }
+    def facts(seed, n, kind, split, gold=True):
+        for task in worlds.make_tasks(seed, n, 16, kind, split):
+            for i, (subject, _, obj) in enumerate(base.parse_facts(task.document)):
+                if gold or i not in task.gold:
+                    yield subject, obj
+
+    seen = {pair for kind in worlds.KINDS for pair in facts(1, 300, kind, "train")}
     assert len(seen) > 4000
-    assert {worlds.split_of(*pair) for pair in seen} == {"train"}
-    filler = [
-        f
-        for t in worlds.make_tasks(1, 50, 16, "two_hop", "test")
-        for i, f in enumerate(base.parse_facts(t.document))
-        if i not in t.gold
-    ]
-    assert {worlds.split_of(f[0], f[2]) for f in filler} == {"train"}
-
-
-def test_there_are_more_than_a_hundred_entities_each_a_word_of_its_own():
-    assert len({*worlds.PEOPLE, *worlds.PLACES}) == 128
+    for pairs in (seen, facts(1, 50, "two_hop", "test", gold=False)):
+        assert {worlds.split_of(*pair) for pair in pairs} == {"train"}
 
 
 def test_equal_seeds_make_equal_tasks_and_others_other_ones():
-    a, b, c = (
-        worlds.make_task("1.2", 4, "two_hop"),
-        worlds.make_task("1.2", 4, "two_hop"),
-        worlds.make_task("1.3", 4, "two_hop"),
-    )
-    assert a == b != c
+    a, b, c = (worlds.make_task(seed, 4, "two_hop") for seed in ("1.2", "1.2", "1.3"))
+    assert a == b != c and len({*worlds.PEOPLE, *worlds.PLACES}) == 128
     assert len({t.document for t in worlds.make_tasks(0, 50, 2, "one_fact")}) == 50
 
 
