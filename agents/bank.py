@@ -618,6 +618,7 @@ class Bank:
         best = near[0][1] if near else 0.0
         delta = self.delta if near else 0.0
         near = [(i, s) for i, s in near if s > delta or (c.at_delta and s == delta)]
+        # Phase A ends here: near holds intents. Phase B scores and chooses among their entries
         scored = self._scored(self._candidates(dict(near), task_id))
         chosen = self._chosen(scored, random.Random(seed_of(seed, task_id)))
         return Retrieved(chosen, len(scored), best)

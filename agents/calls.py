@@ -293,7 +293,9 @@ def _members(schema: dict) -> dict:
         (_sequence(f"{_dumps(key)}: ", _in_json_by(member)), key in needed)
         for key, member in schema["properties"].items()
     ]
-    beginnings = []  # with each member that may be the first one
+    # Commas stand between members, and the first one has none: so there is a beginning for each
+    # member that may be the first, which are those up to the first that is needed
+    beginnings = []
     for k, (member, is_needed) in enumerate(members, 1):
         rest = [_sequence(", ", m) if n else _optional(", ", m) for m, n in members[k:]]
         beginnings.append(_sequence(member, *rest))

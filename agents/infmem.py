@@ -89,6 +89,7 @@ class InfMem(memagent.MemAgent):
             history = f"{k} of {n} sections read; looked for: {'; '.join(queries[-8:]) or '-'}"
             turn = yield self.prompt("plan", c.plan_tokens, history=history, **base)
             query, plan = read_plan(turn.response, task.question)
+            # passages that overlap the section are read in a moment, so that they are not found
             here = range(k * chunk // size, -(-(k + 1) * chunk // size))
             found = [i for i, _ in search.top_k(query, c.passages_k, here)]
             counts = {f"plan_{plan}": 1, "searches": bool(query), "hits": bool(found)}

@@ -88,6 +88,7 @@ class Mem1(memagent.MemAgent):
         state, query, answer = codec.text(NO_MEMORY), task.question, ""
         known = dict(problem=task.question, cut=sections.left_out)
         while len(seen) < n and turns < (c.most_turns or n) and not answer:
+            # what the query finds in what was not read yet, else the next in order
             hits = [i for i, _ in search.top_k(query, c.pieces_k, seen)]
             read = sorted(hits or [i for i in range(n) if i not in seen][: c.pieces_k])
             seen, turns = seen | {*read}, turns + 1
