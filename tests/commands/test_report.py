@@ -118,7 +118,7 @@ def test_a_reading_that_is_not_finished(tmp_path):
     folder = reading(tmp_path / "r", turns[:-1])
     page = page_of(report(folder).parent)
     assert "Stopped: 2 sections have been read. read a&b.txt by by <i>" in page.text
-    assert "not answered yet Where is <b>?" in page.text and "Section 2 of 2, page 3" in page.text
+    assert "not answered yet Where is <b>?" in page.text and "section 2 of 2, page 3" in page.text
     assert "refresh" not in page.html
     code = (
         f"import sys; from pathlib import Path; from report.status import hold; "

@@ -14,7 +14,7 @@ from test_page import HOSTILE, Page, folder_of, record, row
 
 from config.errors import clean
 from report import plots
-from report.markup import Markup, Section, as_table, fill, folded, joined, macro, page
+from report.markup import Markup, Section, fill, folded, joined, macro, page, table
 from report.page import write_report
 from report.summary import summarise
 
@@ -23,10 +23,17 @@ REPORT = Path(__file__).parents[2] / "report"
 
 def test_a_text_is_cleaned_and_escaped_wherever_it_enters_a_page():
     text = " ".join(clean(HOSTILE).split())
-    table = as_table(HOSTILE, [HOSTILE], [[HOSTILE, HOSTILE, HOSTILE]])
-    parts = joined([table, folded(HOSTILE, HOSTILE), fill("<p>{}</p>", HOSTILE), HOSTILE])
+    rows = [([HOSTILE, HOSTILE], {HOSTILE: HOSTILE})]
+    parts = joined(
+        [
+            table(HOSTILE, [HOSTILE], rows),
+            folded(HOSTILE, HOSTILE),
+            fill("<p>{}</p>", HOSTILE),
+            HOSTILE,
+        ]
+    )
     made = page(HOSTILE, parts, [Section(HOSTILE, HOSTILE, HOSTILE)])
-    assert Page(made).text.count(text) == 14
+    assert Page(made).text.count(text) == 15
     assert "<script" not in made and "<img" not in made
 
 
@@ -63,8 +70,7 @@ def test_no_html_is_put_together_from_strings(path):
 FIELDS = (
     "question", "answer", "accepted answer", "section", "memory", "error", "id",
     "agent of a record", "form", "kind of a record", "agent", "kind", "temperature", "unit",
-    "metric", "config.yaml", "folder", "title", "policy", "sections",
-    "seed's rival",
+    "metric", "config.yaml", "folder", "title", "policy", "seed's rival",
 )  # fmt: skip
 
 
@@ -100,9 +106,6 @@ def hostile(folder, name):
         summary["metric"] = HOSTILE
     (folder / "summary.json").write_text(json.dumps(summary))
     (folder / "config.yaml").write_text(clean(text("config.yaml", "run: {}")))
-    (folder / "metrics.csv").write_text(
-        f'step,sections,reward\n0,"{clean(text("sections", "4")).replace(chr(34), "")}",0.5\n'
-    )
     return folder
 
 
@@ -120,5 +123,5 @@ def test_a_hostile_text_in_any_field_stands_there_as_text(tmp_path, monkeypatch,
     assert not re.search("<script>alert|<img|[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", html)
     shown = "<b>'&amp;\"name" if name == "folder" else "<script>alert("
     # by which something is looked up, not shown; of which a few characters are
-    if name not in ("agent of a record", "form", "id", "sections"):
+    if name not in ("agent of a record", "form", "id"):
         assert shown in page_.text

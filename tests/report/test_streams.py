@@ -5,6 +5,7 @@ from test_page import check_golden
 
 from config.options import StreamConfig
 from report import plots, streams
+from report.summary import wilson
 
 
 @pytest.fixture
@@ -14,7 +15,7 @@ def drawn(monkeypatch):
 
     found = {}
 
-    def draw_only(draw, name, label):
+    def draw_only(draw, label):
         draw(axes := Figure().add_subplot())
 
         found[label] = axes
@@ -72,7 +73,7 @@ def test_negative_utilities_are_in_the_picture_and_an_arm_without_a_bank_is_not(
 def test_success_has_its_intervals_as_bands(drawn):
     page(outcome("rag", 0.0), outcome("memrl", 0.0))
     bands = drawn["tasks solved in an epoch"].collections
-    low, high = streams.wilson(0.5, 2)
+    low, high = wilson(0.5, 2)
     assert len(bands) == 2
     heights = {round(float(y), 6) for band in bands for y in band.get_paths()[0].vertices[:, 1]}
     assert {round(low, 6), round(high, 6)} == heights
