@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -170,8 +170,8 @@ def _ruler(summary: dict) -> Section:
     )
 
 
-def _is_about(published: Published, summary: dict, question: str) -> bool:
-    """Whether a published table is about this kind of question, as named before its first comma.
+def _tables_about(summary: dict, question: str) -> list[Published]:
+    """Return the published tables about this kind of question, as named before its first comma.
 
     Files that do not name their data set are taken for HotpotQA, which MemAgent's are. Evidence
     placed on purpose makes another question.
@@ -179,12 +179,8 @@ def _is_about(published: Published, summary: dict, question: str) -> bool:
     name, _, more = question.partition(",")
     if summary["unit"] == "documents" and name == "questions":
         name = "hotpotqa"
-    same = (published.unit, published.question) == (summary["unit"], name)
-    return same and not more.startswith(" evidence")
-
-
-def _tables_about(summary: dict, question: str) -> list[Published]:
-    return [published for published in TABLES if _is_about(published, summary, question)]
+    wanted = summary["unit"], "" if more.startswith(" evidence") else name
+    return [published for published in TABLES if (published.unit, published.question) == wanted]
 
 
 def _ours(summary: dict, published: Published) -> Curves:
@@ -194,7 +190,7 @@ def _ours(summary: dict, published: Published) -> Curves:
     metric = "sub_em_upstream" if "sub_em_upstream" in published.metric else "sub_em"
     ours: Curves = {}
     for cell, share in cells(summary, metric):
-        if _is_about(published, summary, cell.question):
+        if published in _tables_about(summary, cell.question):
             name = f"{cell.agent}, {cell.question}", cell.temperature
             ours.setdefault(name, {})[cell.length] = share
     return ours
@@ -424,36 +420,30 @@ def _curves(summary: dict) -> Section:
 # ---------------------------------------------------------------- transcripts
 
 
-def _choose(records: Sequence[dict], most: int) -> list[dict]:
-    """Return at most `most` records, in their order, some of every agent, question and outcome.
-
-    Takes the last record of each such group, then the one before it in each group, and so on: the
-    last ones are those of the longest documents.
-    """
-    counters: dict[tuple, count] = {}
-    ranked = []  # (how many records of its group come after it, index)
-    for i, record in reversed([*enumerate(records)]):
-        cell = record.get("cell", {})
-        right = (record["reward"] or 0) > 0
-        group = cell.get("agent"), cell.get("question", record["kind"]), right
-        ranked.append((next(counters.setdefault(group, count())), i))
-    return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
+def _choose(records: Sequence[dict]) -> list[dict]:
+    """Return the last record of every agent, kind of question and outcome, in their order, at most
+    `TRANSCRIPTS`: the last ones are those of the longest documents."""
+    last: dict[tuple, dict] = {}
+    for record in records:
+        cell = record.get("cell", {"agent": "", "question": record["kind"]})
+        key = cell["agent"], cell["question"], (record["reward"] or 0) > 0
+        last.pop(key, None)  # so that what is found last stands last
+        last[key] = record
+    return [*last.values()][-TRANSCRIPTS:]
 
 
 def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
     """Return the records beside the first plot, of the leading agent: one that was right and one
-    that was not, whose memory changes a few times."""
+    that was not, the newest whose memory changes most."""
 
-    def fitness(record: dict) -> tuple:
+    def fitness(record: dict) -> tuple[int, int]:
         memories = [turn["memory"] for turn in record["turns"]]
-        changes = sum(before != after for before, after in pairwise(memories))
-        return record["step"] or 0, min(changes, 3), -len(memories)
+        return record["step"] or 0, sum(before != after for before, after in pairwise(memories))
 
-    kinds: dict[bool, list[dict]] = {True: [], False: []}
-    for record in records:
-        if record.get("cell", {}).get("agent", lead) == lead and record["reward"] is not None:
-            kinds[record["reward"] > 0].append(record)
-    return [max(kind, key=fitness) for kind in kinds.values() if kind]
+    ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
+    right = [r for r in ours if r["reward"] is not None and r["reward"] > 0]
+    wrong = [r for r in ours if r["reward"] is not None and r["reward"] <= 0]
+    return [max(kind, key=fitness) for kind in (right, wrong) if kind]
 
 
 # ---------------------------------------------------------------- cost and growth
@@ -526,7 +516,7 @@ def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     summary = run.summary
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
     drawn = training.drawn()
-    chosen = _choose(run.records, TRANSCRIPTS)
+    chosen = _choose(run.records)
     shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
     if panels:
         yield _first(panels[:FIRST], shown, HOW_TO_READ)

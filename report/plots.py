@@ -401,23 +401,12 @@ def reward(
         if validation:
             style = dict(color=SERIES[2], markersize=5, linewidth=1, label="validation, greedy")
             axes.plot(*zip(*validation, strict=True), "D-", **style)
-        _mark_lengths(axes, steps, lengths)
+        for k in range(1, len(steps)):
+            if lengths[k] != lengths[k - 1]:
+                axes.axvline(steps[k], color=INK, linestyle=":", linewidth=1)
         axes.set(xlabel="training step", ylabel=f"mean {measure}")
         axes.xaxis.get_major_locator().set_params(integer=True)
         axes.set_ylim(-0.02, 1.02 if measure == "reward" else None)
         axes.figure.legend(loc="outside lower center", ncols=2)
 
     return _figures([_svg(draw, f"{measure.capitalize()} by training step")])
-
-
-def _mark_lengths(axes, steps: Sequence[int], lengths: Sequence[str]) -> None:
-    """Draw a dotted line with a label at each step from which the documents have another length."""
-    row, before = 0, ""
-    for k, length in enumerate(lengths):
-        if length and length != before:
-            axes.axvline(steps[k], color=INK, linestyle=":", linewidth=1)
-            # labels stand in three rows, since they may be near each other
-            label, height = f"{clean(length)[:9]} sections", 1.02 + 0.06 * (row % 3)
-            axes.text(steps[k], height, label, transform=axes.get_xaxis_transform(), fontsize=9)
-            row += 1
-        before = length
