@@ -491,10 +491,6 @@ def _growth(summary: dict) -> Section:
 # ---------------------------------------------------------------- the page
 
 
-def _preformatted(label: str, text: str) -> Markup:
-    return folded(label, fill("<pre>{}</pre>", text)) if text else Markup()
-
-
 def _warnings(summary: dict) -> Markup:
     """Return warnings of what was not learnt from and of questions that a policy was trained on, or
     a note that there are none of these."""
@@ -544,10 +540,8 @@ def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     )
     yield _cost(summary)
     yield _growth(summary)
-    markdown = markdown_of(summary) if summary["cells"] else ""
-    note = "table.md and table.csv beside this page."
-    yield Section("For papers", _preformatted("Markdown", markdown), note)
-    yield Section("Settings", _preformatted("config.yaml", run.config))
+    settings = folded("config.yaml", fill("<pre>{}</pre>", run.config)) if run.config else ""
+    yield Section("Settings", settings)
 
 
 def write_report(folder: Path, title: str = "", running: bool = False) -> Path:

@@ -69,14 +69,13 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
     """Say what of a step, or of all, was not learnt from: updates skipped, trajectories without a
     reward."""
     skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
-    sentences = []
-    if skipped:
-        words = "update" if skipped == 1 else "updates"
-        sentences.append(f"{skipped} {words} skipped: the gradient is not finite")
-    if unrewarded:
-        words = "trajectory" if unrewarded == 1 else "trajectories"
-        sentences.append(f"{unrewarded} {words} left out, without a reward")
-    return sentences
+    updates = "update" if skipped == 1 else "updates"
+    trajectories = "trajectory" if unrewarded == 1 else "trajectories"
+    sentences = {
+        f"{skipped} {updates} skipped: the gradient is not finite": skipped,
+        f"{unrewarded} {trajectories} left out, without a reward": unrewarded,
+    }
+    return [sentence for sentence, n in sentences.items() if n]
 
 
 def steps_section(training: Training) -> Section:

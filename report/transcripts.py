@@ -273,13 +273,10 @@ def _table(rows: Sequence[dict[str, list[str]]]) -> list[Node]:
     return [node("div", node("table", head, body, style="words"), style="scroll")]
 
 
-def unformed(form: str, wrong: bool = True) -> str:
-    """Return the note on an answer that lacks the required form; form "" = an unknown one.
-
-    wrong: whether that made it worth nothing; a reward of the user's may look at something else.
-    """
+def unformed(form: str = "") -> str:
+    """Return the note on an answer that lacks the required form; form "" = an unknown one."""
     name = f", {ANSWER_FORMS[form]}" if form in ANSWER_FORMS else ""
-    return f"(not in the form that was asked for{name}{': graded as wrong' if wrong else ''})"
+    return f"(not in the form that was asked for{name})"
 
 
 def _facts(record: dict) -> dict[str, str]:
@@ -295,7 +292,7 @@ def _facts(record: dict) -> dict[str, str]:
     if record["question"]:
         facts["answer"] = record["answer"].strip() or "(none)"
     if graded and final and not formed:
-        facts["form"] = unformed(form, not reward or reward <= 0)
+        facts["form"] = unformed(form)
     if graded:
         facts["gold"] = " | ".join(record["answers"])
     facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
@@ -334,8 +331,7 @@ def _origin(record: dict) -> str:
     if record["step"] is not None:
         parts.append(f"training step {record['step']}")
     if temperature is not None:
-        hot = " (above 1: more random than the policy itself)" * (temperature > 1)
-        parts.append(f"sampled at temperature {temperature:g}{hot}" if temperature else "greedy")
+        parts.append(f"sampled at temperature {temperature:g}" if temperature else "greedy")
     return "; ".join(parts)
 
 

@@ -63,26 +63,22 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [*OTHERS, "weights"])
 def test_another_model_or_suite_is_refused_before_anything_is_loaded(
-    asked, models, monkeypatch, name
+    asked, models, codec, monkeypatch, name
 ):
-    change = {"model": models[0]} | OTHERS[name] | ({"model": models[1]} if name == "model" else {})
+    """Also where the weights at a path have changed since."""
+    change = {"model": models[0]} | OTHERS.get(name, {})
+    change |= {"model": models[1]} if name == "model" else {}
+    if name == "weights":
+        save(codec, Path(models[0]), scale=3.0)
+    else:
+        monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
     rows = (asked / "e" / "rows.jsonl").read_bytes()
-    monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
     with pytest.raises(UserError, match=f"another model or suite .*{name}.*another --name"):
         ask(config(asked, **change))
     assert (asked / "e" / "rows.jsonl").read_bytes() == rows
-
-
-def test_weights_that_changed_at_their_path_are_refused_before_anything_is_asked(tmp_path, codec):
-    model = save(codec, tmp_path / "model")
-    folder = ask(config(tmp_path, model))
-    rows = (folder / "rows.jsonl").read_bytes()
-    save(codec, tmp_path / "model", scale=2.0)
-    with pytest.raises(UserError, match=r"its weights have changed since.*another --name"):
-        ask(config(tmp_path, model, lengths=(1, 2)))
-    assert (folder / "rows.jsonl").read_bytes() == rows
+    save(codec, Path(models[0]))
 
 
 def test_what_is_added_to_an_evaluation_stands_beside_what_is_there(tmp_path, models, monkeypatch):

@@ -260,19 +260,14 @@ def test_the_page_of_a_training(tmp_path):
 # ---------------------------------------------------------------- the page
 
 
-@pytest.mark.parametrize(
-    ("rows", "svgs"),
-    [
-        ([row(reward=0.0, length=n) for n in (4, 16)], 1),
-        ([row(length=0), row(length=3)], 1),
-        ([row(temperature="0.0")], 1),
-        ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
-        ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
-        ([], 0),
-    ],
-    ids=["zero accuracy", "length zero", "greedy only", "many", "gaps", "nothing"],
-)
-@pytest.mark.usefixtures("rendered")
+@pytest.mark.parametrize(("rows", "svgs"), [
+    ([row(reward=0.0, length=n) for n in (4, 16)], 1),
+    ([row(length=0), row(length=3)], 1),
+    ([row(temperature="0.0")], 1),
+    ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
+    ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
+    ([], 0),
+])  # fmt: skip
 def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     report = page(tmp_path / "eval", rows)
     assert report.tags.count("svg") == svgs
@@ -440,19 +435,6 @@ def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(
     assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
 
 
-def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tmp_path):
-    rows = [row(question=f"kind {i}") for i in range(5)]
-    wrong = record(id="b", question="No?", reward=0.0)
-    other = record(id="c", question="And?", kind="two_hop", memories=("none",))
-    report = page(tmp_path / "eval", rows, records=[record(), wrong, other])
-    first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
-    assert first.count("<svg") == 2 and "And?" not in first
-    assert first.index("right</span> Where is Anna?") < first.index("wrong</span> No?")
-    more = report.html.partition("<h2>Other kinds of questions")[2].partition("</section>")[0]
-    assert more.count("<svg") == 3
-    assert [x for x in ("Where", "No?", "And?") if x in report.section("Transcripts")] == ["And?"]
-
-
 def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
     """Without its plots, of which there are as many as kinds of question; a step that looks at all
     cells for each of them would take eight times as many."""
@@ -462,16 +444,16 @@ def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
         rows = [
             row(f"a{agent}", f"kind {kind}", t, 2**n, str(i), mib=3, document_tokens=9)
             for agent in range(agents)
-            for kind in range(8)
+            for kind in range(4)
             for t in ("1.0", "0.0")
-            for n in range(4)
+            for n in range(3)
             for i in range(2)
         ]
         folder = folder_of(tmp_path / f"{agents}", rows)
         write_report(folder)
         return steps_run(lambda: write_report(folder))
 
-    assert steps(8) < 1.75 * 8 * steps(1)  # 512 cells, 64 cells
+    assert steps(8) < 1.75 * 8 * steps(1)  # 192 cells, 24 cells
 
 
 def test_an_axis_of_many_decades_has_few_ticks():
@@ -554,7 +536,7 @@ def test_a_trajectory_in_the_terminal():
     for part in (
         "Where is Anna?", "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "no box",
         "gold  Lima", "2 stop", "task a, sample 0", "characters left out",
-        "training step 39; sampled at temperature 2.2 (above 1:",
+        "training step 39; sampled at temperature 2.2",
     ):  # fmt: skip
         assert part in text, text
 
@@ -579,9 +561,6 @@ def test_an_answer_without_the_form_is_an_answer_and_that_is_said(answer, form, 
     shown = printed(one).export_text()
     assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
     assert ("wrong, not in the form asked for" in transcript(one, False)) == (not kept)
-    if not kept:  # a reward of the user's own may look at the response alone
-        shown = printed(one | {"reward": 0.5}).export_text()
-        assert unformed(form, wrong=False) in shown and "graded as wrong" not in shown
 
 
 def looking_back(**other):
@@ -592,17 +571,16 @@ def looking_back(**other):
     memories = ("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima.")
     r = record(memories=memories, agent="rememr1", **other)
     looked = Recall(query="who is Otto?")
-    for turn in r["turns"]:
-        turn["notes"] = noted()
-    r["turns"][1]["notes"] = noted(asked=looked.query)
-    r["turns"][2]["notes"] = noted(looked, asked=looked.query)
     found = replace(looked, text="Otto reached Lima.", steps=(1,), score=0.25)
-    errors = ("multi_update", "truncated")
-    r["turns"][3]["notes"] = noted(found, "answer", step=Step(errors=errors, stray=True))
+    step = Step(errors=("multi_update", "truncated"), stray=True)
+    notes = {
+        1: noted(asked=looked.query), 2: noted(looked, asked=looked.query),
+        3: noted(found, "answer", step=step), 5: noted(asked="Ida"),
+        6: noted(Recall("Ida left.", "Ida", (3, 2), 1.0), "neither", step=None),
+    }  # fmt: skip
+    for k, turn in enumerate(r["turns"]):
+        turn["notes"] = notes.get(k, noted())
     r["turns"][3]["finish"] = "length"
-    r["turns"][5]["notes"] = noted(asked="Ida")
-    found = Recall("Ida left.", "Ida", (3, 2), 1.0)
-    r["turns"][-1]["notes"] = noted(found, "neither", step=None)
     return r
 
 
@@ -612,11 +590,8 @@ def noted(recalled=Recall(), evidence="", step=Step(), asked=""):
     return json.loads(json.dumps(asdict(notes)))
 
 
-def test_looks_back_are_shown_when_what_and_whether_they_held_evidence():
-    """What else is shown of them stands in the golden page of an evaluation."""
-    shown = " ".join(printed(looking_back()).export_text().split())
-    assert "memory cut at its limit Ida left." in shown
-    assert "recalled Otto reached Lima. written after section 1, found for 'who is Otto?'" in shown
+def test_notes_that_cannot_be_read_are_said_to_be():
+    """What is shown of those that can stands in the golden page of an evaluation."""
     of_yes = record(answers=["yes"], agent="rememr1")
     notes = of_yes["turns"][1]["notes"] = noted(Recall("yes", "q", (1,), 1.0), "unknown")
     assert "evidence not known" in printed(of_yes).export_text()

@@ -73,7 +73,7 @@ def test_what_is_listed_of_rows_of_an_earlier_version():
     assert column(listed, "question") == ["Where is Anna?", "b", "c"]  # of the transcript, else id
     assert column(listed, "result") == ["right", "partly right", "failed"]
     formless, _, long = column(listed, "answer")
-    assert formless == f"It is Lima. {unformed('', wrong=False)}" and len(long) < 800
+    assert formless == f"It is Lima. {unformed()}" and len(long) < 800
     section, script = viewer_section([], summarise(rows), [])
     assert section.body == script == ""
 
