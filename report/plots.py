@@ -1,11 +1,11 @@
 """Draw plots as SVG for a page: no size, no colours and no script of their own.
 
-Holds: `accuracy`, `reward`, `occupancy`, `growth`, and `curves`, which draws the others. Leaves
+Holds: `accuracy`, `reward`, `occupancy`, `growth`, and `curves`, which draws all of them. Leaves
 out: the page and its tables (report/page.py), numbers (report/summary.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 
 Each returns HTML, one <figure> a panel, "" where there is nothing to draw; `accuracy` a list of
-these. What fewer than `FEW` questions say is drawn faint.
+these. A line whose points all are of fewer than `FEW` questions is faint.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from config.errors import clean
 from report.headline import reader, temperatures_of
 from report.markup import Markup, fill, joined
 from report.published import Published
-from report.rows import Cell
 from report.summary import cells
 from tasks.words import METRICS, title_of
 
@@ -94,13 +93,6 @@ def _figures(panels: Iterable[Markup]) -> Markup:
     return joined(fill("<figure>{}</figure>", panel) for panel in panels)
 
 
-def _sample(**style):
-    """Return a line that stands for others in a legend."""
-    from matplotlib.lines import Line2D
-
-    return Line2D([], [], **style)
-
-
 def _title(text: str) -> str:
     """Return a title in two lines at most: more would squeeze the plot."""
     return "\n".join(textwrap.wrap(clean(text), 44, max_lines=2, placeholder=" …"))
@@ -111,13 +103,13 @@ ROOM = 68  # characters in all columns of a legend, about six of them for each h
 
 def _legend(axes, entries: Entries, columns: int = 3) -> None:
     """Draw a legend below the axes, in fewer columns where the labels are long."""
-    longest = max(len(line) for _, label in entries for line in label.split("\n"))
+    longest = max(len(label) for _, label in entries)
     columns = max(1, min(columns, ROOM // (longest + 6)))
     handles, labels = [handle for handle, _ in entries], [label for _, label in entries]
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def _line_style(k: int, greedy: bool = False) -> dict:
+def _look(k: int, greedy: bool = False) -> dict:
     """Return the style of the k-th line: greedy ones are dashed and hollow."""
     colour = SERIES[k % len(SERIES)]
     return {
@@ -155,7 +147,74 @@ def _value_axis(axes) -> None:
     axes.minorticks_off()
 
 
-# ---------------------------------------------------------------- accuracy by length
+# ---------------------------------------------------------------- lines over a number
+
+
+def curves(
+    panels: Mapping[str, Mapping[str, Points]],
+    xlabel: str = "",
+    ylabel: str = "",
+    shares: Collection[str] = (),
+    logarithmic: Collection[str] = (),
+    looks: Mapping[str, dict] | None = None,
+    label: Callable[[str], str] = clean,
+    finish: Callable = lambda axes, points: [],
+) -> Markup:
+    """Draw a panel per title, with a line per name.
+
+    A point may be (x, y, low, high): an interval, shown as a bar, of many points as a band. A name
+    may have no points. shares: titles of panels whose values are from 0 to 1. logarithmic: titles
+    of panels whose values are drawn so; a 0 there is left out. looks: name -> style, by default by the place among all names. label: of a name, in the
+    legend. finish(axes, points): is called at the end with the points of all lines; it returns
+    further entries of the legend.
+    """
+    names = dict.fromkeys(name for by_name in panels.values() for name in by_name)
+    looks = looks or {name: _look(k) for k, name in enumerate(names)}
+    made = []
+    for title, by_name in panels.items():
+
+        def draw(axes, title=title, by_name=by_name):
+            log, entries, drawn = title in logarithmic, [], []
+            axes.xaxis.get_major_locator().set_params(integer=True)
+            for k, (name, points) in enumerate(by_name.items()):
+                points = [point for point in points if point[1] > 0 or not log]
+                if points:
+                    line = _draw_line(axes, points, looks[name], k)
+                    entries.append((line, label(name)[:40]))
+                    drawn += points
+            entries += finish(axes, drawn)
+            axes.set(xlabel=clean(xlabel), ylabel=ylabel, title=_title(title))
+            if log:
+                _value_axis(axes)
+            elif title in shares:
+                axes.set_ylim(-0.02, 1.02)
+            elif all(value >= 0 for _, value, *_ in drawn):
+                axes.set_ylim(0)
+            if len(entries) > 1:
+                _legend(axes, entries)
+
+        made.append(_svg(draw, f"{title}, by {xlabel}" if xlabel else title))
+    return _figures(made)
+
+
+def _draw_line(axes, points: Points, look: dict, k: int) -> object:
+    """Draw a line with its intervals; return its handle. k: how many lines are there already, whose
+    bars it must not hide."""
+    x, y, *band = zip(*points, strict=True)
+    look = {"markersize": 5, "linewidth": 1.5} | look
+    if len(points) > MARKED:
+        (line,) = axes.plot(x, y, **look | ({"marker": ""} if look["linestyle"] else {}))
+        if band:
+            axes.fill_between(x, *band, color=look["color"], alpha=0.2, linewidth=0)
+        return line
+    bars = None
+    if band:
+        low, high = band
+        bars = [
+            [max(0, mean - end) for mean, end in zip(y, low, strict=True)],
+            [max(0, end - mean) for mean, end in zip(y, high, strict=True)],
+        ]
+    return axes.errorbar(x, y, bars, **look, elinewidth=1, capsize=2 + k, clip_on=False)
 
 
 def accuracy(
@@ -167,146 +226,43 @@ def accuracy(
     if it has both. Published tables as thin grey lines, within the range of our lengths.
     """
     records = dict(cells(summary))
-    colours = {agent: i for i, agent in enumerate(dict.fromkeys(cell.agent for cell in records))}
+    places = {agent: k for k, agent in enumerate(dict.fromkeys(cell.agent for cell in records))}
     panels: dict[str, Markup] = {}
     for question in dict.fromkeys(cell.question for cell in records):
-        by_agent = _accuracy_lines(records, question, colours)
-        lengths = sorted({n for by_length in by_agent.values() for n in by_length})
+        ours = [cell for cell in records if cell.question == question]
+        alone, at = len({cell.agent for cell in ours}) == 1, temperatures_of(ours)
+        lines: dict[str, list[tuple[float, ...]]] = {}
+        looks, labels = {}, {}
+        for cell in sorted(ours, key=lambda cell: places[cell.agent]):
+            greedy = cell.temperature == "0.0"
+            if cell.temperature == at[cell.agent, question] or (greedy and alone):
+                record, name = records[cell], f"{cell.agent} {cell.temperature}"
+                point = cell.length, record["mean"], record["low"], record["high"]
+                lines.setdefault(name, []).append(point)
+                labels[name] = _short_reader(cell.agent) + ", greedy" * greedy
+                faint = record["n"] < FEW and looks.get(name, {}).get("alpha", 0) != 1
+                looks[name] = _look(places[cell.agent], greedy) | {"alpha": 0.35 if faint else 1}
         marks = [
-            points
-            for table in published(question)
-            for row in table.rows.values()
-            if (points := [(n, row[n]) for n in sorted(row) if lengths[0] <= n <= lengths[-1]])
+            sorted(row.items()) for table in published(question) for row in table.rows.values()
         ]
 
-        def draw(axes, question=question, by_agent=by_agent, lengths=lengths, marks=marks):
-            for k, ((agent, temperature), by_length) in enumerate(by_agent.items()):
-                # a little to the side, so that the intervals do not hide each other
-                shift = 1.03 ** (k - (len(by_agent) - 1) / 2)
-                _draw_intervals(axes, by_length, shift, colours[agent], temperature == "0.0")
-            for points in marks:
-                style = dict(color=INK, alpha=0.22, linewidth=0.8, marker=".", markersize=3)
-                axes.plot(*zip(*points, strict=True), **style, zorder=0)
+        def finish(axes, points: Points, marks=marks) -> Entries:
+            """Draw published numbers, as far as they lie between our lengths."""
+            lengths = sorted({point[0] for point in points})
+            entries = []
+            for row in marks:
+                if points := [(n, x) for n, x in row if lengths[0] <= n <= lengths[-1]]:
+                    style = dict(color=INK, alpha=0.22, linewidth=0.8, marker=".", markersize=3)
+                    (line,) = axes.plot(*zip(*points, strict=True), **style, zorder=0)
+                    entries = [(line, "published: other model, questions, metric")]
             _length_axis(axes, lengths)
-            measure = METRICS.get(summary["metric"], clean(summary["metric"]))
-            axes.set(ylim=(-0.02, 1.02), xlabel=clean(summary["unit"]), ylabel=measure)
-            axes.set_title(_title(title_of(question)))
-            entries = _accuracy_entries(by_agent, colours, bool(marks))
-            _legend(axes, entries, columns=2 if marks else 3)
+            return entries
 
-        label = f"{title_of(question)}: accuracy by {summary['unit']}"
-        panels[question] = _figures([_svg(draw, label)])
+        title, unit = title_of(question), summary["unit"]
+        measure = METRICS.get(summary["metric"], clean(summary["metric"]))
+        style = dict(shares=[title], looks=looks, label=labels.__getitem__, finish=finish)
+        panels[question] = curves({title: lines}, unit, measure, **style)
     return panels
-
-
-def _accuracy_lines(
-    records: Mapping[Cell, dict], question: str, colours: Mapping[str, int]
-) -> dict[tuple[str, str], dict[int, dict]]:
-    """Return (agent, temperature) -> length -> record of the summary, agent by agent."""
-    by_agent: dict[tuple[str, str], dict[int, dict]] = {}
-    of_question = [cell for cell in records if cell.question == question]
-    alone, temperatures = len({c.agent for c in of_question}) == 1, temperatures_of(of_question)
-    for cell in sorted(of_question, key=lambda cell: colours[cell.agent]):
-        shown = temperatures[cell.agent, question]
-        if cell.temperature in (shown, "0.0" if alone else shown):
-            by_length = by_agent.setdefault((cell.agent, cell.temperature), {})
-            by_length[cell.length] = records[cell]
-    return by_agent
-
-
-def _draw_intervals(
-    axes, by_length: Mapping[int, dict], shift: float, colour: int, greedy: bool
-) -> None:
-    """Draw one line with its error bars. shift: factor of the lengths."""
-    lengths, style = sorted(by_length), _line_style(colour, greedy)
-    means = [by_length[n]["mean"] for n in lengths]
-    axes.plot([n * shift for n in lengths], means, **style | {"marker": ""}, linewidth=1.8)
-    for few, alpha in ((False, 1.0), (True, 0.35)):
-        chosen = [n for n in lengths if (by_length[n].get("n", FEW) < FEW) == few]
-        records = [by_length[n] for n in chosen]
-        if records:
-            axes.errorbar(
-                [n * shift for n in chosen],
-                [record["mean"] for record in records],
-                [
-                    [max(0, record["mean"] - record["low"]) for record in records],
-                    [max(0, record["high"] - record["mean"]) for record in records],
-                ],
-                **style | {"linestyle": ""},
-                alpha=alpha,
-                markersize=6,
-                elinewidth=1,
-                capsize=2,
-                clip_on=False,
-            )
-
-
-def _accuracy_entries(
-    by_agent: Iterable[tuple[str, str]], colours: Mapping[str, int], published: bool
-) -> Entries:
-    """Return a legend entry per agent, and those of what else is in the plot."""
-    entries: Entries = []
-    for agent in dict.fromkeys(agent for agent, _ in by_agent):
-        entries.append((_sample(**_line_style(colours[agent])), _short_reader(agent)))
-    if len({temperature for _, temperature in by_agent}) > 1:
-        greedy = _sample(color=INK, linestyle="--", marker="o", markerfacecolor=PAGE)
-        entries += [(_sample(color=INK), "sampled"), (greedy, "greedy")]
-    if published:
-        sample = _sample(color=INK, alpha=0.3, linewidth=0.8, marker=".")
-        entries.append((sample, "published, by its own metric:\nother model, other questions"))
-    return entries
-
-
-# ---------------------------------------------------------------- lines over a number
-
-
-def curves(
-    panels: Mapping[str, Mapping[str, Points]],
-    xlabel: str = "",
-    ylabel: str = "",
-    order: Sequence[str] = (),
-    logarithmic: Collection[str] = (),
-    label: Callable[[str], str] = clean,
-    finish: Callable = lambda axes, points: [],
-) -> Markup:
-    """Draw a panel per title, with a line per name.
-
-    A point may be (x, y, low, high): an interval, shown as a band. A name may have no points.
-    order: all names, whose places decide their colours. logarithmic: titles of panels whose values
-    are drawn so; a 0 there is left out. label: of a name, in the legend. finish(axes, points): is
-    called at the end with the points of all lines; it returns further entries of the legend.
-    """
-    order = [*order] or [*dict.fromkeys(name for by_name in panels.values() for name in by_name)]
-    made = []
-    for title, by_name in panels.items():
-
-        def draw(axes, title=title, by_name=by_name):
-            log, entries, drawn = title in logarithmic, [], []
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            for name, points in by_name.items():
-                points = [point for point in points if point[1] > 0 or not log]
-                if points:
-                    look = _line_style(order.index(name)) | {"markersize": 4, "linewidth": 1.5}
-                    look |= {"marker": ""} if len(points) > MARKED else {}
-                    x, y, *band = zip(*points, strict=True)
-                    (line,) = axes.plot(x, y, **look)
-                    if band:
-                        axes.fill_between(x, *band, color=look["color"], alpha=0.06, linewidth=0)
-                    entries.append((line, label(name)[:40]))
-                    drawn += points
-            entries += finish(axes, drawn)
-            axes.set(xlabel=clean(xlabel), ylabel=ylabel, title=_title(title))
-            values = [point[1] for point in drawn] or [0]
-            if log:
-                _value_axis(axes)
-            else:
-                top = 1.02 if title.startswith("Share") and max(values) <= 1 else None
-                axes.set_ylim(None if min(values) < 0 else 0, top)
-            if len(entries) > 1:
-                _legend(axes, entries)
-
-        made.append(_svg(draw, f"{title}, by {xlabel}" if xlabel else title))
-    return _figures(made)
 
 
 def occupancy(summary: dict) -> Markup:
@@ -316,15 +272,15 @@ def occupancy(summary: dict) -> Markup:
     """
     found = dict(cells(summary, "occupancy"))
     at = temperatures_of(found)
-    means_of: dict[str, dict[int, list[list[float]]]] = {}
+    kinds: dict[str, dict[int, list[list[float]]]] = {}
     for cell, record in found.items():
         if cell.temperature == at[cell.agent, cell.question]:
-            by_length = means_of.setdefault(cell.agent, {})
+            by_length = kinds.setdefault(cell.agent, {})
             by_length.setdefault(cell.length, []).append(record["mean"])
     panels: dict[str, dict[str, Points]] = {}
-    for agent, by_length in means_of.items():
-        for length, kinds in sorted(by_length.items()):
-            means = [fmean(part) for part in zip(*kinds, strict=False)]  # as long as the shortest
+    for agent, by_length in kinds.items():
+        for length, parts in sorted(by_length.items()):
+            means = [fmean(part) for part in zip(*parts, strict=False)]  # as long as the shortest
             points = [(100 * (k + 0.5) / len(means), mean) for k, mean in enumerate(means)]
             panels.setdefault(agent, {})[f"{length:,} {summary['unit']}"] = points
     return curves(panels, "% of the document read", "tokens in the memory")
@@ -366,11 +322,8 @@ def growth(summary: dict) -> Markup:
         _length_axis(axes, lengths)
         return [(line, "proportional")]
 
-    agents = [*dict.fromkeys(cell.agent for cell in records)]
-    return curves(panels, summary["unit"], "", agents, [*panels], _short_reader, finish)
-
-
-# ---------------------------------------------------------------- reward by training step
+    style = dict(logarithmic=[*panels], label=_short_reader, finish=finish)
+    return curves(panels, summary["unit"], **style)
 
 
 def reward(
@@ -386,27 +339,28 @@ def reward(
     """
     steps, rewards, lengths = zip(*training, strict=True)
     window = max(5, len(steps) // 15)
+    each = [*zip(steps, rewards, strict=True)]
+    if any(map(isfinite, errors)):
+        margins = [1.959964 * error if isfinite(error) else 0 for error in errors]
+        each = [(k, r, r - m, r + m) for (k, r), m in zip(each, margins, strict=True)]
+    means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
+    lines = {
+        "one step, 95 % interval" if len(each[0]) > 2 else "one step": each,
+        f"mean of the last {window}": [*zip(steps, means, strict=True)],
+        "validation, greedy": [*validation],
+    }
+    dots = {"color": SERIES[0], "marker": ".", "linestyle": ""}
+    mean = {"color": SERIES[1], "marker": "", "linestyle": "-", "linewidth": 2}
+    score = {"color": SERIES[2], "marker": "D", "linestyle": "-", "linewidth": 1}
 
-    def draw(axes):
-        if any(map(isfinite, errors)):
-            low, high = (
-                [r + side * 1.959964 * e for r, e in zip(rewards, errors, strict=True)]
-                for side in (-1, 1)
-            )
-            style = dict(color=SERIES[0], alpha=0.2, linewidth=0, label="95 % interval")
-            axes.fill_between(steps, low, high, **style)
-        axes.plot(steps, rewards, ".", color=SERIES[0], alpha=0.55, markersize=5, label="one step")
-        means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
-        axes.plot(steps, means, color=SERIES[1], linewidth=2, label=f"mean of the last {window}")
-        if validation:
-            style = dict(color=SERIES[2], markersize=5, linewidth=1, label="validation, greedy")
-            axes.plot(*zip(*validation, strict=True), "D-", **style)
+    def finish(axes, points: Points) -> Entries:
+        """Mark where the documents get longer."""
         for k in range(1, len(steps)):
             if lengths[k] != lengths[k - 1]:
                 axes.axvline(steps[k], color=INK, linestyle=":", linewidth=1)
-        axes.set(xlabel="training step", ylabel=f"mean {measure}")
-        axes.xaxis.get_major_locator().set_params(integer=True)
-        axes.set_ylim(-0.02, 1.02 if measure == "reward" else None)
-        axes.figure.legend(loc="outside lower center", ncols=2)
+        return []
 
-    return _figures([_svg(draw, f"{measure.capitalize()} by training step")])
+    looks = dict(zip(lines, (dots, mean, score), strict=True))
+    title = measure.capitalize()
+    style = dict(shares=["Reward"] * (min(rewards) >= 0), looks=looks, finish=finish)
+    return curves({title: lines}, "training step", f"mean {measure}", **style)

@@ -367,7 +367,7 @@ def _page(
     ]
     sections = [
         Section("Success by epoch", _curves(summary, success), (
-            "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
+            "Share of all tasks; what crashed or timed out was not solved. Bars are 95 % "
             "intervals; lines that are alike lie on each other."
         )),
         Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),

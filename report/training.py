@@ -90,7 +90,7 @@ def steps_section(training: Training) -> Section:
                 panels.setdefault(title, {})[name] = points
     return Section(
         "Training, step by step",
-        figures(plots.curves(panels, "training step", logarithmic=LOGARITHMIC)),
+        figures(plots.curves(panels, "training step", "", [SIGNAL], LOGARITHMIC)),
         "A group without signal, whose trajectories all have the same reward, teaches nothing. "
         "Sampler and trainer: by how much the log-probs of sampled tokens differ between the two.",
     )

@@ -27,7 +27,8 @@ def drawn(monkeypatch):
 
 def lines_of(axes) -> dict[str, list[float]]:
     names = [text.get_text() for text in axes.figure.legends[0].get_texts()]
-    return {name: [*line.get_ydata()] for name, line in zip(names, axes.get_lines(), strict=True)}
+    lines = (container[0] for container in axes.containers)
+    return {name: [*line.get_ydata()] for name, line in zip(names, lines, strict=True)}
 
 
 def outcome(arm: str, mean: float | None) -> dict:
@@ -65,19 +66,22 @@ def test_negative_utilities_are_in_the_picture_and_an_arm_without_a_bank_is_not(
     solved = drawn["tasks solved in an epoch"]
     assert solved.get_ylim()[0] == 0 and [*lines_of(solved)] == ["none", "memp", "memrl"]
     # an arm has one colour in all pictures
-    colours = [dict(zip(lines_of(axes), [line.get_color() for line in axes.get_lines()],
-                        strict=True)) for axes in (solved, utility)]  # fmt: skip
+    colours = [
+        dict(zip(lines_of(axes), [c[0].get_color() for c in axes.containers], strict=True))
+        for axes in (solved, utility)
+    ]
     assert colours[1].items() <= colours[0].items()
 
 
-def test_success_has_its_intervals_as_bands(drawn):
+def test_success_has_its_intervals_as_bars(drawn):
     page(outcome("rag", 0.0), outcome("memrl", 0.0))
-    bands = drawn["tasks solved in an epoch"].collections
+    bars = [bar for c in drawn["tasks solved in an epoch"].containers for bar in c[2]]
     low, high = wilson(0.5, 2)
-    assert len(bands) == 2
-    heights = {round(float(y), 6) for band in bands for y in band.get_paths()[0].vertices[:, 1]}
-    assert {round(low, 6), round(high, 6)} == heights
-    assert not drawn["tasks solved so far"].collections
+    heights = {
+        round(float(y), 6) for bar in bars for line in bar.get_segments() for y in line[:, 1]
+    }
+    assert heights == {round(low, 6), round(high, 6)}
+    assert not drawn["tasks solved so far"].containers[0].has_yerr
 
 
 def test_what_used_up_its_steps_has_not_crashed(drawn):
