@@ -14,7 +14,7 @@ Where responses say how sure they are, SR has the calibration error of report/su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
@@ -31,6 +31,7 @@ from report.summary import calibration, difference_interval, write_summary, writ
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
+SOLVED, SO_FAR = "tasks solved in an epoch", "tasks solved so far"  # plots
 FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
@@ -304,27 +305,16 @@ def _one_task(outcome: dict) -> Markup:
 # ---------------------------------------------------------------- the page
 
 
-def _curves(summary: dict, panels: Mapping[str, Sequence[Callable[[dict], float | None]]]):
-    """Draw values of cells by epoch, of a value and the ends of its interval; a value of None is
-    left out, and all of a single epoch, which the tables tell of."""
+def _curves(summary: dict) -> Markup:
+    """Draw success by epoch; nothing of a single epoch, which the tables tell of."""
     if len({cell["epoch"] for cell in summary["cells"]}) < 2:
         return Markup()
-
-    def points(cells: Sequence[dict], values: Sequence[Callable]) -> list[tuple]:
-        found = [(cell["epoch"], *(value(cell) for value in values)) for cell in cells]
-        return [point for point in found if None not in point]
-
-    arms = _by_arm(summary)
-    lines = {
-        title: {arm: points(cells, values) for arm, cells in arms.items()}
-        for title, values in panels.items()
-    }
-    return figures(plots.curves(lines))
-
-
-def _of_bank(name: str) -> Callable[[dict], float | None]:
-    """Return what reads a figure of a cell's bank; None: it has no entries."""
-    return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
+    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {SOLVED: {}, SO_FAR: {}}
+    for cell in summary["cells"]:
+        point = cell["epoch"], cell["sr"], cell["low"], cell["high"]
+        panels[SOLVED].setdefault(cell["arm"], []).append(point)
+        panels[SO_FAR].setdefault(cell["arm"], []).append((cell["epoch"], cell["csr"]))
+    return figures(plots.curves(panels))
 
 
 def _page(
@@ -343,14 +333,6 @@ def _page(
     )
     about = {o["arm"]: o["about"] for o in outcomes}
     learning = [o for o in outcomes if o["bank"]]
-    success = {
-        "tasks solved in an epoch": [itemgetter(name) for name in ("sr", "low", "high")],
-        "tasks solved so far": [itemgetter("csr")],
-    }
-    utilities = {
-        "mean utility": [_of_bank("q_mean")],
-        "never shown, share of entries": [_of_bank("never_shown")],
-    }
     names = ["arm", "epoch"]
     epochs = [([cell["arm"], str(cell["epoch"])], cell) for cell in summary["cells"]]
     banks = [
@@ -366,7 +348,7 @@ def _page(
         ([r["arm"], str(r["n"])], {"SR": _share(r)} | _sure(r)) for r in summary["held_out"]
     ]
     sections = [
-        Section("Success by epoch", _curves(summary, success), (
+        Section("Success by epoch", _curves(summary), (
             "Share of all tasks; what crashed or timed out was not solved. Bars are 95 % "
             "intervals; lines that are alike lie on each other."
         )),
@@ -385,9 +367,7 @@ def _page(
         ), "95 % intervals by bootstrap over the tasks."),
         Section("Other tasks, with the bank as it was",
                 table("Held-out tasks", ["arm", "n"], held_out)),
-        Section("Utilities",
-                _curves(summary, utilities) + table("The bank", names, banks) if banks else "",
-                "At the end of each epoch."),
+        Section("Utilities", table("The bank", names, banks), "At the end of each epoch."),
         *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
                   "Experiences by the share of tasks that succeeded with them.")
           for o in learning),

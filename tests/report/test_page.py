@@ -353,7 +353,9 @@ def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
     assert "var(--c0)" in svg and "currentColor" in svg and "opacity: 0.35" in svg
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)  # nothing has a colour of its own
     # words are words; an agent alone has its greedy line, dashed
-    assert ">trained</text>" in svg and "stroke-dasharray" in svg and ">trained, greedy</text>" in svg
+    assert (
+        ">trained</text>" in svg and "stroke-dasharray" in svg and ">trained, greedy</text>" in svg
+    )
 
 
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
