@@ -142,10 +142,10 @@ def _recorded(folder: Path) -> list[dict]:
 # ---------------------------------------------------------------- an evaluation
 
 
-def _of_evaluation(summary: dict | None, rows: Sequence[dict], asked: dict) -> tuple[dict, str]:
+def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -> tuple[dict, str]:
     """Return the summary of an evaluation, and how far it has come if it is not finished.
 
-    asked: its settings. What agents of a user's own file count is left out where rows have been
+    settings: of eval. What agents of a user's own file count is left out where rows have been
     written since the summary, of other cells or of more questions: it is then made of them.
     """
     questions: dict[Cell, set] = {}
@@ -155,24 +155,24 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], asked: dict) -> t
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
         missing = ", ".join(summary.get("missing", []))
         return summary, f"without part {missing}" if missing else ""
-    suite = (known(name_of(asked)) or Suite)()
+    suite = (known(name_of(settings)) or Suite)()
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     agents = {name: kind() for name, kind in kinds.items() if kind is not None}
     metric = suite.measured_by([*{row["question"] for row in rows}])
-    return summarise(rows, suite.unit, metric, agents=agents), _answered(rows, asked)
+    return summarise(rows, suite.unit, metric, agents=agents), _answered(rows, settings)
 
 
-def _answered(rows: Sequence[dict], asked: dict) -> str:
+def _answered(rows: Sequence[dict], settings: dict) -> str:
     """Return "37 of 128 answers", "" for all that were asked for last, whatever else is there;
     without the number of all, where only the suite knows it."""
-    if asked.get("data") != ["world"] or asked.get("suite") or not asked.get("lengths"):
+    if settings.get("data") != ["world"] or settings.get("suite") or not settings.get("lengths"):
         return f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
-    agents = {*labels_of(asked["agents"]).values()}
-    samples = {str(float(t)): asked["samples"] if t > 0 else 1 for t in asked["temperatures"]}
-    places = {*product(agents, asked["kinds"], samples, asked["lengths"])}
-    there = sum(astuple(Cell.of(row)) in places for row in rows)
-    n = len(places) // len(samples) * asked["n"] * sum(samples.values())
-    return f"{there:,} of {n:,} answers" if there < n else ""
+    agents = {*labels_of(settings["agents"]).values()}
+    samples = {str(float(t)): settings["samples"] if t > 0 else 1 for t in settings["temperatures"]}
+    places = {*product(agents, settings["kinds"], samples, settings["lengths"])}
+    n_made = sum(astuple(Cell.of(row)) in places for row in rows)
+    n = len(places) // len(samples) * settings["n"] * sum(samples.values())
+    return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 
 
 def _transcripts(folder: Path, summary: dict) -> list[dict]:
@@ -189,10 +189,10 @@ def _transcripts(folder: Path, summary: dict) -> list[dict]:
 
 def _status(how_far: str, running: bool, progress: Path) -> str:
     """Say whether a run goes on, how far it has come, and when it last did."""
-    said = f"{'Running' if running else 'Stopped'}{f': {how_far}' if how_far else ''}"
+    words = f"{'Running' if running else 'Stopped'}{f': {how_far}' if how_far else ''}"
     if not progress.exists():
-        return f"{said}."
+        return f"{words}."
     at = datetime.fromtimestamp(progress.stat().st_mtime)
     if running:
-        return f"{said}, last written at {at:%H:%M:%S}."
-    return f"{said}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."
+        return f"{words}, last written at {at:%H:%M:%S}."
+    return f"{words}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."

@@ -164,9 +164,9 @@ def curves(
 
     A point may be (x, y, low, high): an interval, shown as a bar, of many points as a band. A name
     may have no points. shares: titles of panels whose values are from 0 to 1. logarithmic: titles
-    of panels whose values are drawn so; a 0 there is left out. looks: name -> style, by default by the place among all names. label: of a name, in the
-    legend. finish(axes, points): is called at the end with the points of all lines; it returns
-    further entries of the legend.
+    of panels whose values are drawn so; a 0 there is left out. looks: name -> style, by default by
+    the place among all names. label: of a name, in the legend. finish(axes, points): is called at
+    the end with the points of all lines; it returns further entries of the legend.
     """
     names = dict.fromkeys(name for by_name in panels.values() for name in by_name)
     looks = looks or {name: _look(k) for k, name in enumerate(names)}

@@ -394,13 +394,13 @@ class Overlap:
         self.policy, self.agents = policy, agents
         self.known = trained_on(settings_folder(policy)) if policy and look else {}
         # name of the questions -> digests: documents of every length ask the same questions
-        self.asked: dict[str, set[str]] = {}
+        self.digests: dict[str, set[str]] = {}
 
     def add(self, question: str, tasks: Sequence[Task]) -> str:
         """Count the questions of a column; return a warning when the first of them was seen."""
         if not self.known or not tasks:
             return ""
-        digests = self.asked.setdefault(question, set())
+        digests = self.digests.setdefault(question, set())
         warned = bool(digests & self.known.keys())
         digests.update(task.question_digest for task in tasks)
         return "" if warned else _warning(self.summary(), question)
@@ -410,7 +410,7 @@ class Overlap:
         seen}}}."""
         counts = {
             name: {"asked": len(digests), "seen": len(digests & self.known.keys())}
-            for name, digests in self.asked.items()
+            for name, digests in self.digests.items()
         }
         about = {"policy": self.policy, "agents": [*self.agents], "known": len(self.known)}
         return about | {"questions": counts}
@@ -435,8 +435,6 @@ def overlaps(summary: dict) -> list[str]:
 
 
 # ---------------------------------------------------------------- tables
-
-UNFORMED = "answers without the form asked for, counted as wrong"
 
 # names of a row (heading, agent, temperature) -> length -> cell
 Grid = dict[tuple[str, str, str], dict[int, object]]
