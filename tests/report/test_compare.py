@@ -114,12 +114,9 @@ def test_markup_in_names_is_shown_as_text(tmp_path):
     name = HOSTILE.replace("\ud83d", "").replace("\0", "")
     rows = asked(3, agent=name, question=name)
     a, b = folder(tmp_path / "[bold]<b>a", rows), folder(tmp_path / "b", rows[1:])
-    out = tmp_path / "page.html"
-    done = invoke(a, b, "--out", out)
+    done = invoke(a, b, "--out", tmp_path / "page.html")
     assert done.exit_code == 0 and "\x1b" not in done.output and "[bold]<b>a" in done.output
-    assert "<script>alert(" in Page(out.read_text()).text
-    short = folder(tmp_path / "[red]c", asked(3)), folder(tmp_path / "d", asked(3))
-    assert "[red]c: trained − d: trained" in invoke(*short).output
+    assert "<script>alert(" in Page((tmp_path / "page.html").read_text()).text
 
 
 def test_mistakes_are_one_sentence(tmp_path):
