@@ -114,7 +114,7 @@ def read_records(path: Path) -> list[dict]:
             for line in lines:
                 record = from_json(line)
                 if not is_record(record):
-                    raise ValueError("fields are missing")
+                    raise UserError(f"{path}, line {len(records) + 1} is no trajectory.")
                 records.append(record)
     except EOFError:  # the run is in progress or was killed
         pass
@@ -122,7 +122,7 @@ def read_records(path: Path) -> list[dict]:
         reason = getattr(error, "strerror", None) or error
         raise UserError(f"{path} cannot be read past line {len(records)}: {reason}.") from error
     except ValueError as error:
-        raise UserError(f"{path}, line {len(records) + 1} is no trajectory: {error}.") from error
+        raise UserError(f"{path}, line {len(records) + 1} cannot be read: {error}.") from error
     return records
 
 
