@@ -193,7 +193,7 @@ def curves(
             if len(entries) > 1:
                 _legend(axes, entries)
 
-        made.append(_svg(draw, f"{title}, by {xlabel}" if xlabel else title))
+        made.append(_svg(draw, f"{title} by {xlabel}" if xlabel else title))
     return _figures(made)
 
 
