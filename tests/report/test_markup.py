@@ -80,7 +80,8 @@ def test_hostile_texts_in_all_fields_stand_there_as_text(tmp_path):
     known = {HOSTILE: {"asked": 2, "seen": 1}}
     pair = dict(seed=1, against=HOSTILE, temperature="1.0", length=4)
     summary = summarise(rows) | {
-        "unit": HOSTILE, "metric": HOSTILE, "seeds": [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)],
+        "unit": HOSTILE, "metric": HOSTILE,
+        "seeds": [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)],
         "trained_on": [{"policy": HOSTILE, "agents": [HOSTILE], "known": 4, "questions": known}],
     }  # fmt: skip
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -89,5 +90,6 @@ def test_hostile_texts_in_all_fields_stand_there_as_text(tmp_path):
     page_ = Page(html)  # nothing but our own elements, and no script but the one of the policy
     policy = re.search('Content-Security-Policy" content="([^"]*)"', html)[1]
     assert re.fullmatch("default-src 'none'; style-src 'unsafe-inline'", policy)
-    assert not re.search("<script>alert|<img|[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", html)
+    assert not re.search("<script>alert|<img", html)
+    assert clean(html) == html  # no character that steers a page
     assert page_.text.count("<script>alert(") > 30 and "<b>'&amp;\"name" in page_.text

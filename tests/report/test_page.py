@@ -221,7 +221,8 @@ def test_the_page_of_an_evaluation(tmp_path):
     rows += [row("mine", "one_fact", id="x", error="gone", prediction=None)]
     cell = dict(agent="trained", question="one_fact", temperature="1.0", length=4)
     records = [
-        record(cell=cell, settings="s", reward=0.0), looking_back(cell=cell, settings="s", sample=1),
+        record(cell=cell, settings="s", reward=0.0),
+        looking_back(cell=cell, settings="s", sample=1),
         record(cell=cell | {"agent": "full"}, settings="s", sample=2),
     ]  # fmt: skip
     folder = folder_of(
