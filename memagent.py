@@ -243,8 +243,6 @@ class Agent:
     `make(task)`, which returns that, and `answer(task, made)`; see `source`"""
     rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """column -> (numerator, denominator), names of `count`"""
-    splits: ClassVar[Sequence[str]] = ()
-    """counts by which a report splits trajectories: with any, with none"""
     tallies: ClassVar[Mapping[str, str]] = {}
     """title of a table in the report -> prefix of the counts that it lists"""
     curves: ClassVar[Mapping[str, tuple[str, str]]] = {}

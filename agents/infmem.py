@@ -77,7 +77,7 @@ class InfMem(memagent.MemAgent):
     rates = {"writes": ("writes", "updates"), "unfinished": ("unfinished", "updates"),
              "search_hits": ("hits", "searches"), "sections_unread": ("unread", "to_read"),
              "stopped": ("stopped", "ends"), "tokens_saved": ("saved", "ends")}  # fmt: skip
-    splits, tallies = ("stopped",), {"What the plans say": "plan_"}
+    tallies = {"What the plans say": "plan_"}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         c, codec, sections, evidence = self.config, self.codec, self.sections(task), Evidence(task)

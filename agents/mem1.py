@@ -80,7 +80,7 @@ class Mem1(memagent.MemAgent):
              "queries": ("queries", "turns"), "query_hits": ("hits", "asked"),
              "stopped": ("stopped", "ends"), "sections_unread": ("unread", "to_read"),
              "tokens_saved": ("saved", "ends")}  # fmt: skip
-    splits, tallies = ("stopped",), {"Faults of form": "error_"}
+    tallies = {"Faults of form": "error_"}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         c, codec, sections = self.config, self.codec, self.sections(task)

@@ -354,7 +354,6 @@ class ReMemR1(Agent):
         "memory_capped": ("memory_capped", "updates"),
         "query_capped": ("query_capped", "updates"),
     } | ERROR_RATES
-    splits = ("holds",)
     demo = DEMO
 
     def wording(self, name: str) -> Wording:

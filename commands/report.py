@@ -84,7 +84,7 @@ def _reading(folder: Path, settings: dict) -> Path:
         return page
     try:
         about = from_json((folder / "document.json").read_bytes())
-        question, said, title = about["question"], about["said"], about["document"]["title"]
+        question, reader, title = about["question"], about["said"], about["document"]["title"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} holds no reading that can be shown: {error!r}.") from error
     turns = lines_of(folder / "turns.jsonl")
@@ -98,4 +98,4 @@ def _reading(folder: Path, settings: dict) -> Path:
     running = is_running(folder)
     sections = f"{n_sections(record):,} sections"
     status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
-    return write_reading(folder, record, {"read": title, "by": said}, status, running)
+    return write_reading(folder, record, {"read": title, "by": reader}, status, running)

@@ -33,10 +33,10 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
         steps = sorted({record["step"] for record in records if record["step"] is not None})
         if step is not None and step not in steps:
             kept = ", ".join(map(str, steps if len(steps) < 9 else [*steps[:4], "…", *steps[-2:]]))
-            there = f"kept are those of {kept}"
+            known = f"kept are those of {kept}"
             if not steps:
-                there = "they are of an evaluation, which has no steps"
-            raise UserError(f"{path} has no trajectories of step {step}; {there}.")
+                known = "they are of an evaluation, which has no steps"
+            raise UserError(f"{path} has no trajectories of step {step}; {known}.")
     if not chosen:
         raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
     for record in chosen[:n]:

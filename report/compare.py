@@ -9,18 +9,17 @@ Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, replace
-from itertools import groupby
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.errors import UserError, clean
+from config.errors import UserError
 from report import plots
 from report.folder import read_run, settings_of
 from report.markup import Section, figures, fill, joined, page
 from report.page import comparisons, every_cell
 from report.rows import Cell
-from report.summary import compare, question_key, summarise
+from report.summary import compare, in_terminal, question_key, summarise
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -78,13 +77,17 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
         f"{run.name}: {agent}": settings for run in runs for agent, settings in run.altered.items()
     }
     summary["left_out"] = []
-    ours = by_run[first.name]
     for other in others:
         pairs = []
         for agent, theirs in by_run[other.name].items():
-            rows = ours.get(agent) or next(iter(ours.values()))
-            pairs += _differences(rows, theirs, first.metric)
-            summary["left_out"].append(_asked_of_one(rows, theirs))
+            ours = by_run[first.name].get(agent) or next(iter(by_run[first.name].values()))
+            pairs += _differences(ours, theirs, first.metric)
+            sides = [
+                {(*question_key(r), r["temperature"]) for r in rows} for rows in (ours, theirs)
+            ]
+            names = {"a": ours[0]["agent"], "b": theirs[0]["agent"]}
+            only = {"only_a": len(sides[0] - sides[1]), "only_b": len(sides[1] - sides[0])}
+            summary["left_out"].append(names | only)
         if not pairs:
             raise UserError(
                 f"{first.name} and {other.name} have no question in common at one temperature, "
@@ -105,24 +108,17 @@ def _by_agent(run: Evaluation) -> dict[str, list[dict]]:
 
 def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> list[dict]:
     """Return the differences of two agents, cell by cell, as `summarise` has them."""
-    sides: list[dict[tuple, list[dict]]] = [{}, {}]
+    names = {"a": a[0]["agent"], "b": b[0]["agent"]}
+    sides: tuple[dict[Cell, list[dict]], ...] = ({}, {})
     for by_cell, rows in zip(sides, (a, b), strict=True):
         for row in rows:
-            by_cell.setdefault(astuple(Cell.of(row))[1:], []).append(row)
-    return [
-        {"a": a[0]["agent"], "b": b[0]["agent"]}
-        | dict(zip(("question", "temperature", "length"), cell, strict=True))
-        | difference
-        for cell, rows in sorted(sides[0].items())
-        if (difference := compare(rows, sides[1].get(cell, []), metric, fail=False))
-    ]
-
-
-def _asked_of_one(a: Sequence[dict], b: Sequence[dict]) -> dict[str, str | int]:
-    """Return the names of two agents, and how many questions one of them alone was asked."""
-    ours, theirs = ({(*question_key(row), row["temperature"]) for row in rows} for rows in (a, b))
-    names = {"a": a[0]["agent"], "b": b[0]["agent"]}
-    return names | {"only_a": len(ours - theirs), "only_b": len(theirs - ours)}
+            by_cell.setdefault(replace(Cell.of(row), agent=""), []).append(row)
+    found = []
+    for cell in sorted(sides[0], key=lambda cell: (cell.question, cell.temperature, cell.length)):
+        if difference := compare(sides[0][cell], sides[1].get(cell, []), metric):
+            place = {name: value for name, value in asdict(cell).items() if name != "agent"}
+            found.append(names | place | difference)
+    return found
 
 
 # ---------------------------------------------------------------- shown
@@ -139,31 +135,26 @@ def remarks(summary: dict) -> list[str]:
 
 
 def differences(summary: dict) -> Table:
-    """Build the table of differences for a terminal, a line for each cell."""
-    from rich.table import Table
+    """Build the table of differences by length for a terminal."""
     from rich.text import Text
 
-    result = Table(title=f"difference in {summary['metric']}, on the same questions", box=None)
-    result.add_column("")
-    for name in ("T", summary["unit"], "difference", "95 % interval", "n"):
-        result.add_column(name, justify="right", no_wrap=True)
-    for names, pairs in groupby(summary["paired"], lambda pair: f"{pair['a']} − {pair['b']}"):
-        result.add_row(Text(clean(names), "bold"))
-        for pair in pairs:
-            sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-            about = f" {pair['question']}", pair["temperature"], f"{pair['length']:,}"
-            interval = f"{pair['low']:+.2f} … {pair['high']:+.2f}"
-            numbers = Text(f"{pair['mean']:+.3f}", sure), interval, f"{pair['n']:,}"
-            result.add_row(*(Text(clean(text)) for text in about), *numbers)
-    return result
+    grid: dict[tuple[str, str, str], dict[int, Text]] = {}
+    for pair in summary["paired"]:
+        sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
+        interval = f" {pair['low']:+.2f} … {pair['high']:+.2f}, n {pair['n']:,}"
+        cell = Text.assemble((f"{pair['mean']:+.3f}", sure), (interval, "dim"))
+        names = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
+        grid.setdefault(names, {})[pair["length"]] = cell
+    title = f"difference in {summary['metric']} by {summary['unit']}, on the same questions"
+    return in_terminal(title, grid, "with 95 % intervals")
 
 
 def comparison_page(summary: dict, title: str) -> str:
     """Return the page of a comparison: differences first, then what each run has by itself."""
-    pairs = replace(
-        comparisons(summary),
-        title="Differences",
-        note="On the questions that both were asked, with 95 % intervals by bootstrap over these "
+    pairs = comparisons(
+        summary,
+        "Differences",
+        "On the questions that both were asked, with 95 % intervals by bootstrap over these "
         "questions, or over their documents; bold where an interval leaves out 0. The samples of "
         "a question are averaged first.",
     )

@@ -33,15 +33,18 @@ def counted(counts: Sequence[Mapping[str, float]], agent: Agent | type[Agent]) -
     """Return {episodes, tallies, curves} of the counts of trajectories; {} where nothing is listed.
 
     episodes: how many trajectories. tallies: title -> count without its prefix -> sum. curves:
-    title -> {at: numbers in order, mean, n: what was added up for each}.
+    title -> {at: the numbers that names of counts end in, in order, mean, n: what was added up for
+    each}.
     """
-    sums = total(counts)
-    tallies = {title: _tally(sums, prefix) for title, prefix in agent.tallies.items()}
-    curves = {title: _curve(sums, *prefixes) for title, prefixes in agent.curves.items()}
-    parts = {
-        "tallies": {title: tally for title, tally in tallies.items() if tally},
-        "curves": {title: curve for title, curve in curves.items() if curve["at"]},
-    }
+    sums, parts = total(counts), {"tallies": {}, "curves": {}}
+    for title, prefix in agent.tallies.items():
+        if tally := _tally(sums, prefix):
+            parts["tallies"][title] = tally
+    for title, (above, below) in agent.curves.items():
+        n = {int(at): x for at, x in _tally(sums, below).items() if at.isdecimal()}
+        if at := sorted(n):
+            means = [round(sums.get(f"{above}{k}", 0.0) / n[k], 4) for k in at]
+            parts["curves"][title] = {"at": at, "mean": means, "n": [n[k] for k in at]}
     parts = {name: part for name, part in parts.items() if part}
     return {"episodes": len(counts)} | parts if parts else {}
 
@@ -53,17 +56,6 @@ def _tally(sums: Mapping[str, float], prefix: str) -> dict[str, float]:
     }
 
 
-def _curve(sums: Mapping[str, float], above: str, below: str) -> dict[str, list[float]]:
-    """Return the means of sums by the number that the names of counts end in."""
-    n = {int(at): x for at, x in _tally(sums, below).items() if at.isdecimal()}
-    at = sorted(n)
-    return {
-        "at": at,
-        "mean": [round(sums.get(f"{above}{k}", 0.0) / n[k], 4) for k in at],
-        "n": [n[k] for k in at],
-    }
-
-
 def ends_of(folder: Path) -> list[dict]:
     """Return {step} and what is `counted` of the first and the last step that a training recorded.
 
@@ -71,10 +63,9 @@ def ends_of(folder: Path) -> list[dict]:
     """
     ends: dict[int, dict] = {}
     for last in (False, True):
-        records = [record for record in step_records(folder, last) if "counts" in record]
-        for step, agent in {(record["step"], record["agent"]) for record in records[-1:]}:
-            found = counted([record["counts"] for record in records], find.known(agent) or Agent)
-            if found:
+        if records := [record for record in step_records(folder, last) if "counts" in record]:
+            step, agent = records[-1]["step"], find.known(records[-1]["agent"]) or Agent
+            if found := counted([record["counts"] for record in records], agent):
                 ends[step] = {"step": step} | found
     return list(ends.values())
 

@@ -79,19 +79,22 @@ def _known_weights(
     """Return the fingerprints that the folder has, {} if its rows are still to come."""
     path = folder / "config.yaml"
     try:
-        stored = files.read_yaml(path) if path.exists() else {"eval": {}}
+        sections = files.read_yaml(path) if path.exists() else {"eval": {}}
     except UserError:
-        stored = {}
-    there, known = stored.get("eval"), stored.get(WEIGHTS) or {}
-    if not isinstance(there, dict) or not isinstance(known, dict):
+        sections = {}
+    stored, known = sections.get("eval"), sections.get(WEIGHTS) or {}
+    if not isinstance(stored, dict) or not isinstance(known, dict):
         raise UserError(
             f"{folder} holds a run that is no evaluation: give this one another --name."
         )
-    if not there:
+    if not stored:
         return {}
-    others = [*_differences(suites.stored(there), config, suite)]
-    changed = [name for name in weights if known.get(name, weights[name]) != weights[name]]
-    if not (others := others or [f"{name}: its weights have changed since" for name in changed]):
+    others = [*_differences(suites.stored(stored), config, suite)] or [
+        f"{name}: its weights have changed since"
+        for name in weights
+        if known.get(name, weights[name]) != weights[name]
+    ]
+    if not others:
         return known
     if is_running(folder) or any(path.stat().st_size for path in files_of(folder)):
         raise UserError(
@@ -101,13 +104,13 @@ def _known_weights(
     return {}
 
 
-def _differences(there: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
+def _differences(stored: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
     """Yield the settings that may not differ and do, as "model 'a', not 'b'"."""
     usual = asdict(EvalConfig()) | asdict(type(suite)())
     for name, value in (asdict(config) | asdict(suite)).items():
-        old = there.get(name, usual[name])
+        old = stored.get(name, usual[name])
         if name == "suite":  # which --data may name as well
-            old, value = suites.name_of(there), suite.name
+            old, value = suites.name_of(stored), suite.name
         added = name == "untrained" and "" in (old, value)
         if name in MAY_DIFFER or name in suite.may_differ or added:
             continue  # the latter: agents that it answers for are added
@@ -142,13 +145,13 @@ def dealt(tasks: Sequence[Task], part: str) -> tuple[list[str], list[Task]]:
     return parts, [task for task, dealt in zip(tasks, parts, strict=True) if dealt == part]
 
 
-def joined(folder: Path, asked: Mapping[tuple, str]) -> tuple[list[dict], list[str]]:
+def joined(folder: Path, wanted: Mapping[tuple, str]) -> tuple[list[dict], list[str]]:
     """Return the rows that are asked for from all files, in order, and the parts that have not made
     all of theirs.
 
-    asked: (settings, id, sample, digest of the task) -> the part that makes it.
+    wanted: (settings, id, sample, digest of the task) -> the part that makes it.
     """
     names = ("settings", "id", "sample", "task")
     found = {tuple(map(row.get, names)): row for row in read_rows(*files_of(folder))}
-    missing = {part: None for key, part in asked.items() if key not in found}
-    return [found[key] for key in asked if key in found], [*missing]
+    missing = {part: None for key, part in wanted.items() if key not in found}
+    return [found[key] for key in wanted if key in found], [*missing]

@@ -52,17 +52,21 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    rows = read_rows(*files_of(folder))
-    latest_rows = latest(rows)
-    summary, how_far, progress = _summed_up(folder, settings, latest_rows)
-    for name, default in (("metric", "reward"), ("paired", [])):
-        summary.setdefault(name, default)  # absent from the summary of a training
+    rows, stored = read_rows(*files_of(folder)), _stored(folder / "summary.json")
+    if "eval" in settings:
+        summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
+        progress = [folder / "rows.jsonl", *files_of(folder)][-1]
+    else:
+        summary, how_far = _of_training(folder, stored, settings)
+        progress = folder / "metrics.csv"
+    # absent from the summary of a training
+    summary = {"metric": "reward", "paired": []} | summary
     records = _transcripts(folder, summary)
     if not summary["cells"]:
-        records += _of_training(folder)
+        records += _recorded(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
     kind = "Evaluation " if "eval" in settings else ""
-    if not summary["cells"] and ("grpo" in settings or "sft" in settings):
+    if not summary["cells"] and {"grpo", "sft"} & settings.keys():
         kind = "Training "
     shown = latest([row for row in rows if row["settings"] in summary.get("settings", ())])
     return Run(folder, summary, shown, records, config, status, kind + folder.resolve().name)
@@ -75,36 +79,6 @@ def settings_of(config: str) -> dict:
     except ValueError:
         return {}
     return sections if isinstance(sections, dict) else {}
-
-
-def _summed_up(folder: Path, settings: dict, rows: Sequence[dict]) -> tuple[dict, str, Path]:
-    """Return a run's summary, how far it has come if it is not finished, and the file that tells
-    when it last went on."""
-    summary = _stored(folder / "summary.json")
-    if "eval" in settings:
-        path = [folder / "rows.jsonl", *files_of(folder)][-1]
-        if summary is None or _says_less(summary, rows):
-            asked = settings["eval"]
-            return _of_rows(rows, asked), _answered(rows, asked), path
-        missing = ", ".join(summary.get("missing", []))
-        return summary, f"without part {missing}" if missing else "", path
-    path = folder / "metrics.csv"
-    steps = whole_rows(path)
-    section = next((name for name in ("grpo", "sft") if name in settings), "")
-    wanted = settings[section].get("steps", 0) if section else 0
-    how_far = f"step {len(steps):,} of {wanted:,}" if len(steps) < wanted else ""
-    if summary is None and not (steps or section):
-        raise UserError(
-            f"{folder} holds no run: there is neither summary.json nor a config.yaml of one."
-        )
-    if summary is None and not steps:
-        summary = {"unit": "sections", "cells": []}
-    elif steps and (summary is None or summary.get("steps", len(steps)) != len(steps)):
-        from report.runlog import summary as of_training
-
-        with reading(path):
-            summary = of_training(folder)
-    return summary, how_far if not summary["cells"] else "", path
 
 
 @contextmanager
@@ -124,11 +98,6 @@ def _stored(path: Path) -> dict | None:
         return None
     with reading(path):
         summary = from_json(path.read_bytes())
-        if "accuracy" in summary:
-            raise UserError(
-                f"{path} was written by an earlier version: "
-                "run the same eval or train --resume again, which writes it anew."
-            )
         summary["unit"], list(cells(summary))  # a KeyError if this is no summary
     return summary
 
@@ -140,60 +109,70 @@ def lines_of(path: Path) -> list[dict]:
         return [from_json(line) for line in lines]
 
 
+# ---------------------------------------------------------------- a training
+
+
+def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[dict, str]:
+    """Return the summary of a training, and how far it has come if it is not finished."""
+    steps = whole_rows(folder / "metrics.csv")
+    section = next((name for name in ("grpo", "sft") if name in settings), "")
+    wanted = settings[section].get("steps", 0) if section else 0
+    if summary is None and not (steps or section):
+        raise UserError(
+            f"{folder} holds no run: there is neither summary.json nor a config.yaml of one."
+        )
+    if steps and (summary is None or summary.get("steps", len(steps)) != len(steps)):
+        from report.runlog import summary as sum_up
+
+        with reading(folder / "metrics.csv"):
+            summary = sum_up(folder)
+    summary = summary or {"unit": "sections", "cells": []}
+    unfinished = len(steps) < wanted and not summary["cells"]
+    return summary, f"step {len(steps):,} of {wanted:,}" if unfinished else ""
+
+
+def _recorded(folder: Path) -> list[dict]:
+    """Return some trajectories of the last recorded step, with the newest that was right and the
+    newest that was wrong, wherever these are."""
+    firsts = (r for r in step_records(folder, last=True) if not r["sample"])
+    chosen = [*newest(folder), *islice(firsts, OF_TRAINING)]
+    return [*{(r["step"], r["id"], r["sample"]): thin(r) for r in chosen}.values()]
+
+
 # ---------------------------------------------------------------- an evaluation
 
 
-def _says_less(summary: dict, rows: Sequence[dict]) -> bool:
-    """Whether rows have been written since the summary: of other cells, or of more questions."""
-    asked: dict[Cell, set] = {}
-    for row in rows:
-        asked.setdefault(Cell.of(row), set()).add((row["id"], row["task"]))
-    known = {cell: record.get("n") for cell, record in cells(summary)}
-    return any(known.get(cell, 0) < len(questions) for cell, questions in asked.items())
+def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -> tuple[dict, str]:
+    """Return the summary of an evaluation, and how far it has come if it is not finished.
 
-
-def _of_rows(rows: Sequence[dict], asked: dict) -> dict:
-    """Return the summary of the rows that are there.
-
-    asked: the settings of the evaluation. What agents of a user's own file count is left out.
+    settings: of eval. What agents of a user's own file count is left out where rows have been
+    written since the summary, of other cells or of more questions: it is then made of them.
     """
-    suite = (known(name_of(asked)) or Suite)()
+    questions: dict[Cell, set] = {}
+    for row in rows:
+        questions.setdefault(Cell.of(row), set()).add((row["id"], row["task"]))
+    n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
+    if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
+        missing = ", ".join(summary.get("missing", []))
+        return summary, f"without part {missing}" if missing else ""
+    suite = (known(name_of(settings)) or Suite)()
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     agents = {name: kind() for name, kind in kinds.items() if kind is not None}
     metric = suite.measured_by([*{row["question"] for row in rows}])
-    return summarise(rows, suite.unit, metric, agents=agents)
+    return summarise(rows, suite.unit, metric, agents=agents), _answered(rows, settings)
 
 
-def _answered(rows: Sequence[dict], asked: dict) -> str:
+def _answered(rows: Sequence[dict], settings: dict) -> str:
     """Return "37 of 128 answers", "" for all that were asked for last, whatever else is there;
     without the number of all, where only the suite knows it."""
-    all_ = ""
-    if asked.get("data") == ["world"] and not asked.get("suite") and asked.get("lengths"):
-        agents = {*labels_of(asked["agents"]).values()}
-        samples = {str(float(t)): asked["samples"] if t > 0 else 1 for t in asked["temperatures"]}
-        places = {*product(agents, asked["kinds"], samples, asked["lengths"])}
-        rows = [row for row in rows if astuple(Cell.of(row)) in places]
-        n = len(places) // len(samples) * asked["n"] * sum(samples.values())
-        if len(rows) >= n:
-            return ""
-        all_ = f" of {n:,}"
-    return f"{len(rows):,}{all_} answer{'s' * (bool(all_) or len(rows) != 1)}"
-
-
-# ---------------------------------------------------------------- how far, and what was read
-
-
-def _status(how_far: str, running: bool, progress: Path) -> str:
-    """Say whether a run goes on, how far it has come, and when it last did."""
-    there = f": {how_far}" if how_far else ""
-    if not progress.exists():
-        return f"{'Running' if running else 'Stopped'}{there}."
-    at = datetime.fromtimestamp(progress.stat().st_mtime)
-    return (
-        f"Running{there}, last written at {at:%H:%M:%S}."
-        if running
-        else f"Stopped{there}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."
-    )
+    if settings.get("data") != ["world"] or settings.get("suite") or not settings.get("lengths"):
+        return f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
+    agents = {*labels_of(settings["agents"]).values()}
+    samples = {str(float(t)): settings["samples"] if t > 0 else 1 for t in settings["temperatures"]}
+    places = {*product(agents, settings["kinds"], samples, settings["lengths"])}
+    n_made = sum(astuple(Cell.of(row)) in places for row in rows)
+    n = len(places) // len(samples) * settings["n"] * sum(samples.values())
+    return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 
 
 def _transcripts(folder: Path, summary: dict) -> list[dict]:
@@ -208,9 +187,12 @@ def _transcripts(folder: Path, summary: dict) -> list[dict]:
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
 
 
-def _of_training(folder: Path) -> list[dict]:
-    """Return some trajectories of the last recorded step, with the newest that was right and the
-    newest that was wrong, wherever these are."""
-    firsts = (r for r in step_records(folder, last=True) if not r["sample"])
-    chosen = [*newest(folder), *islice(firsts, OF_TRAINING)]
-    return [*{(r["step"], r["id"], r["sample"]): thin(r) for r in chosen}.values()]
+def _status(how_far: str, running: bool, progress: Path) -> str:
+    """Say whether a run goes on, how far it has come, and when it last did."""
+    words = f"{'Running' if running else 'Stopped'}{f': {how_far}' if how_far else ''}"
+    if not progress.exists():
+        return f"{words}."
+    at = datetime.fromtimestamp(progress.stat().st_mtime)
+    if running:
+        return f"{words}, last written at {at:%H:%M:%S}."
+    return f"{words}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."

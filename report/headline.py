@@ -35,23 +35,20 @@ def temperatures_of(records: Iterable[Cell]) -> dict[tuple[str, str], str]:
     return shown
 
 
-def longest_cells(records: dict[Cell, dict], agent: str) -> list[Cell]:
+def _longest(records: Iterable[Cell], lead: str) -> list[Cell]:
     """Return an agent's longest cell of each kind of question, at its `temperatures_of`.
 
     If other agents share kinds of question with it, only those kinds.
     """
-    ours = [cell for cell in records if cell.agent == agent]
-    shared = {cell.question for cell in ours} & {
-        cell.question for cell in records if cell.agent != agent
-    }
-    longest, temperatures = [], temperatures_of(ours)
-    for question in dict.fromkeys(cell.question for cell in ours):
-        if shared and question not in shared:
-            continue
-        temperature = temperatures[agent, question]
-        same = [c for c in ours if (c.question, c.temperature) == (question, temperature)]
-        longest.append(max(same, key=lambda cell: cell.length))
-    return longest
+    ours, temperatures = [cell for cell in records if cell.agent == lead], temperatures_of(records)
+    shared = {cell.question for cell in ours} & {c.question for c in records if c.agent != lead}
+    longest: dict[str, Cell] = {}
+    for cell in ours:
+        if cell.temperature == temperatures[lead, cell.question]:
+            if not shared or cell.question in shared:
+                best = longest.setdefault(cell.question, cell)
+                longest[cell.question] = max(best, cell, key=lambda cell: cell.length)
+    return [*longest.values()]
 
 
 @cache
@@ -72,52 +69,33 @@ def reader(agent: str) -> str:
     return f"{words} before training" if weights == "untrained" else words + at + weights
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.0f} %"
-
-
-def _answers(summary: dict, lead: str) -> str:
-    """Return subject and verb. A reward of conversations is a score of their own."""
-    right = summary.get("metric") != "reward" or summary["unit"] == "sections"
-    verb = "correctly answers" if right else "scores on"
-    return f"Trained, it {verb}" if lead == "trained" else f"{lead} {verb}"
-
-
 def _of_others(agents: Sequence[str], records: dict, places: Sequence[Cell]) -> str:
     """Return what the other agents get in these cells, on average; "" without others."""
-
-    def share(agent: str) -> str:
+    words = []
+    for agent in agents:
         found = [records.get(replace(cell, agent=agent)) for cell in places]
-        return _percent(fmean(r["mean"] for r in found)) if all(found) else "not asked"
-
-    words = ", ".join(f"{reader(agent)} {share(agent)}" for agent in agents)
-    return f" ({words})" if words else ""
+        share = f"{fmean(r['mean'] for r in found):.0%}" if all(found) else "not asked"
+        words.append(f"{reader(agent)} {share.replace('%', ' %')}")
+    return f" ({', '.join(words)})" if words else ""
 
 
 def _of_training(summary: dict) -> str:
     """Return the result of a training that nothing has been asked after."""
     measure = "loss" if "loss" in summary else "reward"
-    if measure in summary and summary[measure] is None:
+    if measure not in summary:
+        return "Nothing has been evaluated yet."
+    if summary[measure] is None:
         return f"{summary['steps']} training steps, none with a {measure}."
-    if "reward" in summary:
-        return (
-            f"{summary['steps']} training steps; the mean reward of the last ones is "
-            f"{summary['reward']:.2f}{_gain(summary.get('gain'))}. Nothing has been evaluated yet."
-        )
-    if "loss" in summary:
-        return (
-            f"{summary['steps']} steps on demonstrations; the mean loss of the last ones is "
-            f"{summary['loss']:.2f}. Nothing has been evaluated yet."
-        )
-    return "Nothing has been evaluated yet."
-
-
-def _gain(record: dict | None) -> str:
-    if not record:
-        return ""
-    change, low, high = record["last"] - record["first"], record["low"], record["high"]
-    limits = "" if low is None else f" (95 % interval {low:+.2f} to {high:+.2f})"
-    return f", {change:+.2f} on that of the first {record['steps']}{limits}"
+    steps = "steps on demonstrations" if measure == "loss" else "training steps"
+    change, gain = "", summary.get("gain")
+    if gain:
+        change = f", {gain['last'] - gain['first']:+.2f} on that of the first {gain['steps']}"
+        if gain["low"] is not None:
+            change += f" (95 % interval {gain['low']:+.2f} to {gain['high']:+.2f})"
+    return (
+        f"{summary['steps']} {steps}; the mean {measure} of the last ones is "
+        f"{summary[measure]:.2f}{change}. Nothing has been evaluated yet."
+    )
 
 
 def headline(summary: dict, trained_on: int | None = None) -> str:
@@ -126,38 +104,40 @@ def headline(summary: dict, trained_on: int | None = None) -> str:
 
     trained_on: the longest documents of training, in the summary's unit.
     """
-    records = dict(cells(summary))
-    if pooled := summary.get("pooled"):  # kinds that papers report as one; the others stand apart
-        records = dict(cells({"cells": pooled}))
+    # kinds that papers report as one, where there are any; the others stand apart
+    records = dict(cells({"cells": summary.get("pooled") or summary["cells"]}))
     if not records:
         return _of_training(summary)
     lead, unit = lead_of(records), summary["unit"]
     others = [agent for agent in dict.fromkeys(c.agent for c in records) if agent != lead]
-    places = longest_cells(records, lead)
+    places = _longest(records, lead)
     averaged = len(places) > 3  # RULER's tasks
     lengths = [*dict.fromkeys(cell.length for cell in places)]
+    parts = []
     if averaged:
-        mean = fmean(records[cell]["mean"] for cell in places)
+        mean = 100 * fmean(records[cell]["mean"] for cell in places)
         among = " and ".join(f"{n:,}" for n in lengths)
-        parts = [
-            f"{_percent(mean)} of {len(places)} kinds of questions in {among} {unit}"
-            + _of_others(others, records, places)
-        ]
-    else:
-        parts = []
-        for cell in places:
-            where = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
-            share = "{mean:.0f} % [{low:.0f}, {high:.0f}]".format(
-                **{name: 100 * records[cell][name] for name in ("mean", "low", "high")}
-            )
-            against = _of_others(others, records, [cell])
-            parts.append(f"{share} of {in_words(cell.question)}{where}{against}")
+        against = _of_others(others, records, places)
+        parts.append(f"{mean:.0f} % of {len(places)} kinds of questions in {among} {unit}{against}")
+    for cell in places if not averaged else ():
+        where = "" if parts and len(lengths) == 1 else f" in {cell.length:,} {unit}"
+        mean, low, high = (100 * records[cell][name] for name in ("mean", "low", "high"))
+        share, against = (
+            f"{mean:.0f} % [{low:.0f}, {high:.0f}]",
+            _of_others(others, records, [cell]),
+        )
+        parts.append(f"{share} of {in_words(cell.question)}{where}{against}")
     temperatures = [*dict.fromkeys(cell.temperature for cell in places)]
     compared = [records.get(replace(c, agent=agent)) for c in places for agent in (lead, *others)]
-    remarks = [
-        f"n = {span(record['n'] for record in compared if record)}",
-        "" if averaged else "95 % intervals in brackets",
-        "greedy" if temperatures == ["0.0"] else f"temperature {' and '.join(temperatures)}",
-        f"training saw at most {trained_on:,} {unit}" if trained_on and lead == "trained" else "",
-    ]
-    return f"{_answers(summary, lead)} {' and '.join(parts)}. ({'; '.join(filter(None, remarks))})"
+    remarks = [f"n = {span(record['n'] for record in compared if record)}"]
+    if not averaged:
+        remarks.append("95 % intervals in brackets")
+    greedy = temperatures == ["0.0"]
+    remarks.append("greedy" if greedy else f"temperature {' and '.join(temperatures)}")
+    if trained_on and lead == "trained":
+        remarks.append(f"training saw at most {trained_on:,} {unit}")
+    # a reward of conversations is a score of their own
+    right = summary.get("metric") != "reward" or unit == "sections"
+    verb = "correctly answers" if right else "scores on"
+    subject = "Trained, it" if lead == "trained" else lead
+    return f"{subject} {verb} {' and '.join(parts)}. ({'; '.join(remarks)})"

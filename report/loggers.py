@@ -12,15 +12,15 @@ it does not know, such as those before it was added, are told when it is opened.
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 
 from lightning.pytorch.loggers.logger import Logger
+from pydantic import ImportString, TypeAdapter, ValidationError
 
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clean, clip, first_line
 from config.files import replacing
 from config.options import without_url
 from config.plugins import load_function
@@ -35,14 +35,11 @@ def logger_class(place: str) -> Callable[..., Logger]:
     """Return the class at a dotted path, package.module.Class, or at path.py:Class."""
     if ":" in place:
         return load_function(place, FLAG)
-    module, _, name = place.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name, None) if module else None
-    except ImportError as error:
-        raise UserError(f"{FLAG} {place} cannot be imported: {clean(error)}.") from error
-    if not callable(found):
-        raise UserError(f"{FLAG} takes package.module.Class, and {place!r} is none.")
-    return found
+        return TypeAdapter(ImportString[Callable]).validate_python(place)
+    except ValidationError as error:
+        why = error.errors()[0]["msg"]
+        raise UserError(f"{FLAG} {place} is no package.module.Class: {why}.") from error
 
 
 def open_loggers(places: Iterable[str], folder: Path, settings: Mapping[str, object]) -> list:
@@ -54,7 +51,10 @@ def open_loggers(places: Iterable[str], folder: Path, settings: Mapping[str, obj
     loggers = [Guarded(place, folder) for place in places]
     for logger in loggers:
         logger.log_hyperparams(public)
-        logger.catch_up()
+        for row in whole_rows(folder / "metrics.csv"):
+            logger.log_metrics({k: float(v) for k, v in row.items() if v}, int(row["step"]))
+        for row in validations(folder):
+            logger.log_metrics(metrics_of(row), row["step"] - 1)
     return loggers
 
 
@@ -70,7 +70,7 @@ class Guarded(Logger):
 
     def __init__(self, place: str, folder: Path):
         super().__init__()
-        self.place, self.folder, make = place, folder, logger_class(place)
+        self.place, self.marks, make = place, folder / MARKS, logger_class(place)
         self.told: dict[str, int] = self._marks().get(place, {})  # first metric -> last step
         inner_folder = folder / "loggers" / make.__name__  # MLflow takes all in it for experiments
         given = {"save_dir": str(inner_folder), "name": folder.name, "run_name": folder.name}
@@ -95,20 +95,13 @@ class Guarded(Logger):
         kind = next(iter(metrics))
         if self.inner is not None and step > self.told.get(kind, -1):
             self.told[kind] = step
-            with replacing(self.folder / MARKS) as temporary:
+            with replacing(self.marks) as temporary:
                 temporary.write_text(json.dumps(self._marks() | {self.place: self.told}))
             self._call("log_metrics", dict(metrics), step)
             self._call("save")
 
     def finalize(self, status: str) -> None:
         self._call("finalize", status)
-
-    def catch_up(self) -> None:
-        """Tell what metrics.csv and validation.csv have and this logger was never told."""
-        for row in whole_rows(self.folder / "metrics.csv"):
-            self.log_metrics({k: float(v) for k, v in row.items() if v}, int(row["step"]))
-        for row in validations(self.folder):
-            self.log_metrics(metrics_of(row), row["step"] - 1)
 
     def _call(self, method: str, *args) -> None:
         try:
@@ -120,10 +113,8 @@ class Guarded(Logger):
             say(f"{FLAG} {self.place} {end}", "bold red")
 
     def _marks(self) -> dict[str, dict[str, int]]:
-        path = self.folder / MARKS
-        return json.loads(path.read_text()) if path.exists() else {}
+        return json.loads(self.marks.read_text()) if self.marks.exists() else {}
 
 
 def _words(error: Exception) -> str:
-    words = " ".join(clean(f"{type(error).__name__}: {error}").split())
-    return clip(words.rstrip(". "), 300)
+    return clip(clean(f"{type(error).__name__}: {first_line(error)}").rstrip(". "), 300)

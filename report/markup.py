@@ -1,8 +1,8 @@
 """Turn data into the HTML of a page: one template, one style sheet, every text escaped.
 
-Holds: `Section`, `page`, `as_table` and other parts of a page; `fill`, for the content of a cell;
-`macro`, which calls any macro of the template. Leaves out: what a page says (report/page.py,
-report/streams.py), transcripts (report/transcripts.py). No torch.
+Holds: `Section`, `page`, `table` and other parts of a page; `fill`, for the content of a cell;
+`macro`, which calls any macro of the template; `by_length`. Leaves out: what a page says
+(report/page.py, report/streams.py), transcripts (report/transcripts.py). No torch.
 Exercise it: `pytest tests/report/test_markup.py`. Read next: report/page.html.j2.
 
 Questions, documents and answers are foreign text. A `str` is cleaned of control characters and
@@ -14,7 +14,7 @@ only. The page loads nothing, and its Content-Security-Policy forbids every scri
 from __future__ import annotations
 
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -32,8 +32,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 Text = str | Markup  # a str is escaped
 REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 LONG = 12  # rows of a table that is not folded, at most
-
-# ---------------------------------------------------------------- the template
 
 
 def _finished(value: object) -> object:
@@ -67,9 +65,9 @@ def fill(pattern: str, *values: object) -> Markup:
     return Markup(pattern).format(*map(_finished, values))
 
 
-def joined(parts: Iterable[Text], between: str = "") -> Markup:
-    """Join parts of a page; what is text among them is escaped. between: HTML, as a literal."""
-    return Markup(between).join(map(_finished, parts))
+def joined(parts: Iterable[Text]) -> Markup:
+    """Join parts of a page; what is text among them is escaped."""
+    return Markup("").join(map(_finished, parts))
 
 
 # ---------------------------------------------------------------- transcripts
@@ -105,43 +103,39 @@ class Section:
     body: Markup | str  # "" or HTML: a text would be escaped
     note: Text = ""  # how to read the body, above it
 
-    def html(self, anchor: str = "") -> Markup:
-        return macro("section", self, anchor)
+
+# of a table: (the cells that name it, column -> cell) for each row
+Rows = Collection[tuple[Sequence[Text], Mapping[object, Text]]]
 
 
-def as_table(caption: Text, head: Sequence[Text], rows: Iterable[Sequence[Text]]) -> Markup:
+def table(
+    caption: Text,
+    head: Sequence[Text],
+    rows: Rows,
+    columns: Collection[object] | None = None,
+) -> Markup:
     """Return a table, "" without rows; folded away if it is long.
 
-    rows: the first two cells of each name it.
+    head: names of the leading columns. rows: the leading cells, and column -> cell; one that is
+    missing stays empty. columns: those after the leading ones, by default all that rows have, in
+    the order in which they come.
     """
-    rows = list(rows)
-    made = macro("as_table", caption, head, rows) if rows else Markup()
+    if not rows:
+        return Markup()
+    if columns is None:
+        columns = dict.fromkeys(name for _, cells in rows for name in cells)
+    lines = [[*first, *(cells.get(name, "") for name in columns)] for first, cells in rows]
+    made = macro("table", caption, [*head, *map(_column, columns)], lines)
     return folded(f"{caption} ({len(rows):,} rows)", made) if len(rows) > LONG else made
 
 
-def by_length(
-    rows: Mapping[tuple, Mapping[int, object]], empty: object = ""
-) -> tuple[list[int], list[list]]:
-    """Return the lengths in ascending order and, of each row, its names and a cell for each length.
-
-    rows: names -> length -> cell; a cell that is missing is `empty`. Every table with a column for
-    each length is made here, for the terminal, for Markdown and for the page.
-    """
-    lengths = sorted({length for cells_ in rows.values() for length in cells_})
-    return lengths, [
-        [*names, *(cells_.get(n, empty) for n in lengths)] for names, cells_ in rows.items()
-    ]
+def _column(name: object) -> Text:
+    return f"{name:,}" if isinstance(name, int) else name
 
 
-def table_by_length(
-    caption: Text, head: Sequence[Text], rows: Mapping[tuple[Text, ...], Mapping[int, Text]]
-) -> Markup:
-    """Return a table with a column per length, in ascending order, after those named in `head`.
-
-    rows: leading cells -> length -> cell; a cell that is missing stays empty.
-    """
-    lengths, body = by_length(rows)
-    return as_table(caption, [*head, *(f"{n:,}" for n in lengths)], body)
+def by_length(rows: Rows) -> list[int]:
+    """Return the columns of rows whose cells are by length: the lengths in order."""
+    return sorted({length for _, cells in rows for length in cells})
 
 
 def figures(panels: Markup) -> Markup:
@@ -164,13 +158,12 @@ def heat(share: float, note: str = "") -> Markup:
 
 
 def page(
-    title: str, lead: Markup, sections: Iterable[Section], script: str = "", refresh: int = 0
+    title: str, lead: Markup, sections: Iterable[Section], script: str = "", running: bool = False
 ) -> str:
     """Return the whole page. lead: what stands above the sections.
 
     script: JavaScript of our own, the only one that the page's policy lets run. ValueError if it
-    would end its element early. refresh: seconds after which a browser loads the page anew; 0:
-    never.
+    would end its element early. running: a browser loads the page anew every `REFRESH` seconds.
     """
     if "</" in script or "<!--" in script:
         raise ValueError("a script that holds </ or <!-- cannot stand in a page")
@@ -186,5 +179,5 @@ def page(
         style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
         policy=Markup(policy),
         script=Markup(script),
-        refresh=refresh,
+        refresh=REFRESH if running else 0,
     )

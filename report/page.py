@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, count, pairwise
+from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -24,11 +24,10 @@ from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
 from report.headline import headline, lead_of, reader, reads_all
 from report.markup import (
-    REFRESH,
     Markup,
     Section,
     Text,
-    as_table,
+    by_length,
     figures,
     fill,
     folded,
@@ -36,28 +35,23 @@ from report.markup import (
     joined,
     macro,
     page,
-    table_by_length,
+    table,
 )
 from report.plots import FEW
 from report.published import TABLES, TEN, Published
 from report.rows import FATES, Cell
 from report.status import hold, is_running, release
 from report.summary import (
-    COSTS,
     DEPTHS,
-    OF_SEARCHES,
-    SEARCH,
     cells,
-    costs,
     csv_of,
     labelled,
     markdown_of,
-    of_searches,
     overlaps,
     with_pooled,
     write_text,
 )
-from report.training import Training, amiss, read_training, rewards_section, steps_section
+from report.training import Training, amiss, read_training, steps_section
 from report.transcripts import transcript
 from report.viewer import viewer_section
 from tasks.ruler import KINDS as RULER
@@ -83,15 +77,14 @@ Curves = dict[tuple[str, str], dict[int, float]]
 # ---------------------------------------------------------------- tables of cells
 
 
-def faint(cell: Markup, n: int) -> Markup:
+def _faint(cell: Markup, n: int) -> Markup:
     """Draw what few questions say faint."""
     return fill('<span class="few">{}</span>', cell) if n < FEW else cell
 
 
-def named(agent: str, label: str = "") -> Text:
-    """Return an agent's name, or the label that it has, with how it reads where that has words."""
-    words, label = reader(agent), label or agent
-    return label if words == agent else label + fill("<small>{}</small>", words)
+def _noted(text: str, note: str) -> Text:
+    """Return a cell with a note in small letters."""
+    return text + fill("<small>{}</small>", note) if note else text
 
 
 def _tables(
@@ -104,10 +97,15 @@ def _tables(
     tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
     for caption, first, length, cell in entries:
         tables.setdefault(caption, {}).setdefault(first, {})[length] = cell
-    return joined(table_by_length(caption, head, rows) for caption, rows in tables.items())
+    return joined(
+        table(caption, head, rows.items(), by_length(rows.items()))
+        for caption, rows in tables.items()
+    )
 
 
-# ---------------------------------------------------------------- accuracy and reward
+def _place(cell: Cell) -> list[str]:
+    """Return the cells that name a cell of the evaluation in a table with a line for each."""
+    return [f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature]
 
 
 def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Section:
@@ -119,20 +117,14 @@ def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Sectio
 
 
 def every_cell(summary: dict) -> Section:
-    def show(record: dict) -> Markup:
+    entries = []
+    for cell, record in cells(with_pooled(summary)):
+        label, words = labelled(summary, cell.agent), reader(cell.agent)
+        names = _noted(label, words if words != cell.agent else ""), cell.temperature
         note = "{low:.2f}–{high:.2f}, n {n:,}".format(**record)
-        cell = fill("<b>{}</b><small>{}</small>", f"{record['mean']:.3f}", note)
-        return faint(cell, record["n"])
-
-    entries = (
-        (
-            f"{title_of(cell.question)}, by {summary['unit']}",
-            (named(cell.agent, labelled(summary, cell.agent)), cell.temperature),
-            cell.length,
-            show(record),
-        )
-        for cell, record in cells(with_pooled(summary))
-    )
+        shown = _noted(fill("<b>{}</b>", f"{record['mean']:.3f}"), note)
+        caption = f"{title_of(cell.question)}, by {summary['unit']}"
+        entries.append((caption, names, cell.length, _faint(shown, record["n"])))
     return Section(
         "Every cell",
         _tables(["agent", "temp."], entries),
@@ -140,47 +132,46 @@ def every_cell(summary: dict) -> Section:
     )
 
 
+# ---------------------------------------------------------------- RULER and published numbers
+
+
 def _mean_of_ten(summary: dict) -> Curves:
     """Return the mean over the ten RULER tasks of the paper's average, where all ten were asked."""
     shares: dict[tuple[str, str], dict[int, list[float]]] = {}
     for cell, record in cells(summary):
         if summary["unit"] == "tokens" and cell.question in TEN:
-            by_length = shares.setdefault((cell.agent, cell.temperature), {})
-            by_length.setdefault(cell.length, []).append(record["mean"])
-    means = {
-        name: {n: fmean(values) for n, values in by_length.items() if len(values) == len(TEN)}
-        for name, by_length in shares.items()
-    }
-    return {name: by_length for name, by_length in means.items() if by_length}
+            lengths = shares.setdefault((cell.agent, cell.temperature), {})
+            lengths.setdefault(cell.length, []).append(record["mean"])
+    means: Curves = {}
+    for name, lengths in shares.items():
+        for length, values in lengths.items():
+            if len(values) == len(TEN):
+                means.setdefault(name, {})[length] = fmean(values)
+    return means
 
 
 def _ruler(summary: dict) -> Section:
     """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
-    caption, body = "{}, temperature {}, by tokens".format, Markup()
-    if summary["unit"] == "tokens":
-        entries = [
-            (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
-            for c, record in cells(summary)
-            if c.question.partition(",")[0] in RULER  # others count tokens too
-        ]
-        entries += [
-            (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
-            for name, mean in _mean_of_ten(summary).items()
-            for n, share in mean.items()
-        ]
-        body = _tables(["task", ""], entries)
+    caption = "{}, temperature {}, by tokens".format
+    entries = [
+        (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
+        for c, record in cells(summary)
+        if summary["unit"] == "tokens" and c.question.partition(",")[0] in RULER
+    ]
+    entries += [
+        (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
+        for name, mean in _mean_of_ten(summary).items()
+        for n, share in mean.items()
+    ]
     return Section(
         "RULER, task by length",
-        body,
+        _tables(["task", ""], entries),
         "The share of the answers asked for that were given; questions (qa) by sub_em.",
     )
 
 
-# ---------------------------------------------------------------- published numbers
-
-
-def _is_about(table: Published, summary: dict, question: str) -> bool:
-    """Whether a published table is about this kind of question, as named before its first comma.
+def _tables_about(summary: dict, question: str) -> list[Published]:
+    """Return the published tables about this kind of question, as named before its first comma.
 
     Files that do not name their data set are taken for HotpotQA, which MemAgent's are. Evidence
     placed on purpose makes another question.
@@ -188,25 +179,18 @@ def _is_about(table: Published, summary: dict, question: str) -> bool:
     name, _, more = question.partition(",")
     if summary["unit"] == "documents" and name == "questions":
         name = "hotpotqa"
-    return (
-        table.unit == summary["unit"]
-        and table.question == name
-        and not more.startswith(" evidence")
-    )
+    wanted = summary["unit"], "" if more.startswith(" evidence") else name
+    return [published for published in TABLES if (published.unit, published.question) == wanted]
 
 
-def _tables_about(summary: dict, question: str) -> list[Published]:
-    return [table for table in TABLES if _is_about(table, summary, question)]
-
-
-def _ours(summary: dict, table: Published) -> Curves:
+def _ours(summary: dict, published: Published) -> Curves:
     """Return our results for what a published table measured, by its own metric; {} if none."""
-    if table.unit == summary["unit"] and table.question.startswith("mean of ten"):
+    if published.unit == summary["unit"] and published.question.startswith("mean of ten"):
         return _mean_of_ten(summary)
-    metric = "sub_em_upstream" if "sub_em_upstream" in table.metric else "sub_em"
+    metric = "sub_em_upstream" if "sub_em_upstream" in published.metric else "sub_em"
     ours: Curves = {}
     for cell, share in cells(summary, metric):
-        if _is_about(table, summary, cell.question):
+        if published in _tables_about(summary, cell.question):
             name = f"{cell.agent}, {cell.question}", cell.temperature
             ours.setdefault(name, {})[cell.length] = share
     return ours
@@ -215,22 +199,22 @@ def _ours(summary: dict, table: Published) -> Curves:
 def _published(summary: dict) -> Section:
     """Show our agents beside each published table about the same question, whose rows are grey."""
     entries, grey = [], '<span class="pub">{}</span>'
-    for table in TABLES:
-        if not (ours := _ours(summary, table)):
+    for published in TABLES:
+        if not (ours := _ours(summary, published)):
             continue
         theirs = {
-            (fill(grey, model), fill(grey, "published")): by_length
-            for model, by_length in table.rows.items()
+            (fill(grey, model), fill(grey, "published")): lengths
+            for model, lengths in published.rows.items()
         }
-        second_hand = " (second-hand, as others quote it)" * table.second_hand
+        second_hand = " (second-hand, as others quote it)" * published.second_hand
         caption = (
-            f"{table.question}, {table.metric}, by {table.unit}; "
-            f"grey: {table.source}{second_hand}: other model, other questions"
+            f"{published.question}, {published.metric}, by {published.unit}; "
+            f"grey: {published.source}{second_hand}: other model, other questions"
         )
         entries += [
             (caption, first, n, f"{share:.3f}")
-            for first, by_length in (ours | theirs).items()
-            for n, share in by_length.items()
+            for first, lengths in (ours | theirs).items()
+            for n, share in lengths.items()
         ]
     return Section(
         "Beside published numbers",
@@ -247,7 +231,7 @@ def _difference(pair: dict) -> Markup:
     """Return the cell of a difference, bold where its interval leaves out 0."""
     interval = "{low:+.2f} … {high:+.2f}, n {n:,}".format(**pair)
     sure = pair["low"] > 0 or pair["high"] < 0
-    return faint(macro("difference", f"{pair['mean']:+.3f}", interval, sure), pair["n"])
+    return _faint(macro("difference", f"{pair['mean']:+.3f}", interval, sure), pair["n"])
 
 
 def _matters(pair: dict) -> int:
@@ -259,7 +243,7 @@ def _matters(pair: dict) -> int:
     return 2 - (not weights and reads_all(name))
 
 
-def comparisons(summary: dict) -> Section:
+def comparisons(summary: dict, title: str = "Comparisons", note: str = "") -> Section:
     entries = []
     for pair in sorted(summary["paired"], key=_matters):
         words = reader(pair["b"])
@@ -267,13 +251,13 @@ def comparisons(summary: dict) -> Section:
         first = title_of(pair["question"]), pair["temperature"]
         caption = f"{against}, by {summary['unit']}"
         entries.append((caption, first, pair["length"], _difference(pair)))
-    several = len({cell.agent for cell, _ in cells(summary)}) > 1
     return Section(
-        "Comparisons",
-        _tables(["", "temp."], entries) if several else "",
-        "The trained agent, or the first, against every other one, and each against itself before "
-        "training: differences on the same questions, with 95 % intervals; bold where these leave "
-        "out 0.",
+        title,
+        _tables(["", "temp."], entries),
+        note
+        or "The trained agent, or the first, against every other one, and each against itself "
+        "before training: differences on the same questions, with 95 % intervals; bold where these "
+        "leave out 0.",
     )
 
 
@@ -297,28 +281,28 @@ def _seeds(summary: dict) -> Section:
 
 def _depths(summary: dict) -> Section:
     """Show a table per kind of question: agents by tenths of the document, lengths pooled."""
-    tables: dict[str, dict[tuple[str, str], list[tuple]]] = {}
+    tables: dict[str, dict[tuple[str, str], list[list[tuple]]]] = {}
     for cell, depths in cells(summary, "depths"):
         rows = tables.setdefault(cell.question, {})
         tenths = [*zip(depths["n"], depths["mean"], strict=True)]
         rows.setdefault((cell.agent, cell.temperature), []).append(tenths)
 
-    def pooled_tenth(tenth: Sequence[tuple[int, float | None]]) -> Text:
-        n = sum(n for n, _ in tenth)
-        total = sum(n * (mean or 0.0) for n, mean in tenth)
-        return faint(heat(total / n, f"n {n}"), n) if n else ""
+    def pooled_tenths(lengths: Sequence[Sequence[tuple[int, float | None]]]) -> dict[str, Text]:
+        shown = {}
+        for k, tenth in enumerate(zip(*lengths, strict=True)):
+            n = sum(n for n, _ in tenth)
+            right = sum(n * (mean or 0.0) for n, mean in tenth)
+            cell = _faint(heat(right / n, f"n {n}"), n) if n else ""
+            shown[f"{10 * k}–{10 * k + 100 // DEPTHS} %"] = cell
+        return shown
 
-    head = ["agent", "temp.", *(f"{10 * k}–{10 * k + 10} %" for k in range(DEPTHS))]
     return Section(
         "By depth of the evidence",
         joined(
-            as_table(
+            table(
                 f"{title_of(question)}, by where the first piece of evidence stands",
-                head,
-                [
-                    [*name, *map(pooled_tenth, zip(*lengths, strict=True))]
-                    for name, lengths in rows.items()
-                ],
+                ["agent", "temp."],
+                [(name, pooled_tenths(lengths)) for name, lengths in rows.items()],
             )
             for question, rows in tables.items()
         ),
@@ -326,78 +310,49 @@ def _depths(summary: dict) -> Section:
     )
 
 
-def _place(cell: Cell) -> list[str]:
-    """Return the cells that name a cell of the evaluation in a table with a line for each."""
-    return [f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature]
-
-
 def _fates(summary: dict) -> Section:
-    names = [name for name in FATES if name != "unknown"]
-    head = ["agent, question", summary["unit"], "temp.", "wrong"]
-    head += [*names, "not looked for", "lost in tenth 1 … 10"]
     rows = []
     for cell, fates in cells(summary, "fates"):
-        lost = " ".join(map(str, fates["left"])) if any(fates["left"]) else ""
-        counts = (str(fates[name]) for name in ("wrong", *names, "unknown"))
-        rows.append([*_place(cell), *counts, lost])
+        counts = {name: str(fates[name]) for name in ("wrong", *FATES)}
+        counts["not looked for"] = counts.pop("unknown")
+        counts["lost in tenth 1 … 10"] = " ".join(map(str, fates["left"])) * any(fates["left"])
+        rows.append((_place(cell), counts))
     return Section(
         "What was lost where",
-        as_table("trajectories that were not wholly right", head, rows),
+        table(
+            "trajectories that were not wholly right",
+            ["agent, question", summary["unit"], "temp."],
+            rows,
+        ),
         "Where an accepted answer stands, as whole words: in no section that was read (not shown), "
         "in a section and never in the memory (never kept), in the memory and not at its end "
         "(lost), at its end and answered wrong all the same (kept). Yes and no are not looked for.",
     )
 
 
+# ---------------------------------------------------------------- what agents count
+
+
 def _counted(summary: dict) -> Section:
-    """Return what agents count of their turns: `Agent.rates`, `splits` and `tallies`."""
-    rates, tallies = _rated(summary), _tallies(summary)
-    notes = {
-        "Shares and means that each agent counts of its own turns (Agent.rates), over all "
-        "trajectories of a cell. With and without: the trajectories that have any of a count, and "
-        "those that have none.": rates,
-        "Lists of counts (Agent.tallies): how many an episode has on average, and their share of "
-        "the line, the most frequent first. An episode is a trajectory that has read its document "
-        "itself.": tallies,
-    }
-    note = " ".join(note for note, part in notes.items() if part)
-    return Section("What the agents did", rates + tallies, note + _about_ends(summary))
-
-
-def _rated(summary: dict) -> Markup:
-    """Return the table of `Agent.rates` and `splits`, one line a cell."""
-    # what is of a search stands with what a question costs
-    rated = [(cell, rates) for cell, rates in cells(summary, "rates") if {*rates} - SEARCH]
-    splits = dict(cells(summary, "splits"))
-    columns = [name for name in dict.fromkeys(chain(*(r for _, r in rated))) if name not in SEARCH]
-    sides = [
-        (name, side) for name in dict.fromkeys(chain(*splits.values()))
-        for side in ("with", "without")
-    ]  # fmt: skip
-
-    def mean(part: dict | None) -> Text:
-        if not part or not part["n"]:
-            return ""
-        return f"{part['mean']:.2f}" + fill("<small>{}</small>", f"n {part['n']:,}")
-
-    body = [
-        [
-            *_place(cell),
-            *("" if rates.get(name) is None else f"{rates[name]:.2f}" for name in columns),
-            *(mean(splits.get(cell, {}).get(name, {}).get(side)) for name, side in sides),
-        ]
-        for cell, rates in rated
+    """Return what agents count of their turns: `Agent.rates` and `Agent.tallies`."""
+    rates = [
+        (_place(cell), {n.replace("_", " "): f"{x:.3g}" for n, x in rates.items() if x is not None})
+        for cell, rates in cells(summary, "rates")
     ]
     head = ["agent, question", summary["unit"], "temp."]
-    head += [column.replace("_", " ") for column in columns]
-    head += [f"{summary['metric']} {side} {name}" for name, side in sides]
-    return as_table("what agents count of their turns", head, body)
+    return Section(
+        "What the agents did",
+        table("what agents count of their turns", head, rates) + _tallies(summary),
+        "Shares and means that each agent counts of its own turns (Agent.rates), over all "
+        "trajectories of a cell. Lists of counts (Agent.tallies): how many an episode has on "
+        "average, and their share of the line, the most frequent first. An episode is a trajectory "
+        "that has read its document itself." + _about_ends(summary),
+    )
 
 
 def _ends(summary: dict) -> list[tuple[str, dict]]:
     """Return (name, record) of the first and the last step that a training has recorded."""
-    names = ("at first", "at last")
-    ends = zip(names, summary.get("ends", ()), strict=False)
+    ends = zip(("at first", "at last"), summary.get("ends", ()), strict=False)
     return [(f"{name}, step {end['step']:,}", end) for name, end in ends]
 
 
@@ -415,30 +370,30 @@ def _about_ends(summary: dict) -> str:
 
 def _tallies(summary: dict) -> Markup:
     """Return a table for each title of `Agent.tallies`: counts by episode, and their shares."""
-    head = ["agent, question", summary["unit"], "temp."]
-    listed = [(_place(cell), record) for cell, record in cells(summary)]
+    head = ["agent, question", summary["unit"], "temp.", "episodes"]
+    records = [(_place(cell), record) for cell, record in cells(summary)]
     if ends := _ends(summary):
-        head, listed = ["", ""], [([name, ""], end) for name, end in ends]
+        head, records = ["", "", "episodes"], [([name, ""], end) for name, end in ends]
     tables: dict[str, list[tuple[list[str], int, dict]]] = {}
-    for first, record in listed:
+    for first, record in records:
         for title, tally in record.get("tallies", {}).items():
             tables.setdefault(title, []).append((first, record["episodes"], tally))
 
     def per_episode(tally: Mapping[str, float], name: str, episodes: int) -> Text:
-        if name not in tally:
-            return "0"
-        share = 100 * tally[name] / sum(tally.values())
-        return f"{tally[name] / episodes:,.2f}" + fill("<small>{}</small>", f"{share:.0f} %")
+        share = 100 * tally.get(name, 0) / sum(tally.values())
+        return _noted(f"{tally.get(name, 0) / episodes:,.2f}", f"{share:.0f} %")
 
     made = []
     for title, rows in tables.items():
-        names = [*dict(Counter(total(tally for _, _, tally in rows)).most_common())]
-        columns = (name.replace("_", " ") for name in names)
+        names = [name for name, _ in Counter(total(tally for *_, tally in rows)).most_common()]
         body = [
-            [*first, f"{episodes:,}", *(per_episode(tally, name, episodes) for name in names)]
+            (
+                [*first, f"{episodes:,}"],
+                {name.replace("_", " "): per_episode(tally, name, episodes) for name in names},
+            )
             for first, episodes, tally in rows
         ]
-        made.append(as_table(title, [*head, "episodes", *columns], body))
+        made.append(table(title, head, body))
     return joined(made)
 
 
@@ -465,65 +420,61 @@ def _curves(summary: dict) -> Section:
 # ---------------------------------------------------------------- transcripts
 
 
-def _choose(records: Sequence[dict], most: int) -> list[dict]:
-    """Return at most `most` records, in their order, some of every agent, question and outcome.
-
-    Takes the last record of each such group, then the one before it in each group, and so on: the
-    last ones are those of the longest documents.
-    """
-    counters: dict[tuple, count] = {}
-    ranked = []  # (how many records of its group come after it, index)
-    for i, record in reversed([*enumerate(records)]):
-        cell = record.get("cell", {})
-        right = (record["reward"] or 0) > 0
-        group = cell.get("agent"), cell.get("question", record["kind"]), right
-        ranked.append((next(counters.setdefault(group, count())), i))
-    return [records[i] for i in sorted(i for _, i in sorted(ranked)[:most])]
+def _choose(records: Sequence[dict]) -> list[dict]:
+    """Return the last record of every agent, kind of question and outcome, in their order, at most
+    `TRANSCRIPTS`: the last ones are those of the longest documents."""
+    last: dict[tuple, dict] = {}
+    for record in records:
+        cell = record.get("cell", {"agent": "", "question": record["kind"]})
+        key = cell["agent"], cell["question"], (record["reward"] or 0) > 0
+        last.pop(key, None)  # so that what is found last stands last
+        last[key] = record
+    return [*last.values()][-TRANSCRIPTS:]
 
 
 def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
     """Return the records beside the first plot, of the leading agent: one that was right and one
-    that was not, whose memory changes a few times."""
+    that was not, the newest whose memory changes most."""
 
-    def fitness(record: dict) -> tuple:
+    def fitness(record: dict) -> tuple[int, int]:
         memories = [turn["memory"] for turn in record["turns"]]
-        changes = sum(before != after for before, after in pairwise(memories))
-        return record["step"] or 0, min(changes, 3), -len(memories)
+        return record["step"] or 0, sum(before != after for before, after in pairwise(memories))
 
-    kinds: dict[bool, list[dict]] = {True: [], False: []}
-    for record in records:
-        if record.get("cell", {}).get("agent", lead) == lead and record["reward"] is not None:
-            kinds[record["reward"] > 0].append(record)
-    return [max(kind, key=fitness) for kind in kinds.values() if kind]
+    ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
+    right = [r for r in ours if r["reward"] is not None and r["reward"] > 0]
+    wrong = [r for r in ours if r["reward"] is not None and r["reward"] <= 0]
+    return [max(kind, key=fitness) for kind in (right, wrong) if kind]
 
 
-# ---------------------------------------------------------------- cost
+# ---------------------------------------------------------------- cost and growth
+
+# column -> (metric, its digits)
+COSTS = {
+    "tokens read": ("tokens_read", 0),
+    "written": ("tokens_written", 0),
+    "model calls": ("model_calls", 1),
+    "seconds": ("seconds", 2),
+}
 
 
 def _cost(summary: dict) -> Section:
     """Show a line for each cell."""
-    searches = of_searches(summary)
-    tables: dict[str, list[list[str]]] = {}
+    tables: dict[str, list[tuple[list[str], dict[str, str]]]] = {}
     for cell, record in cells(summary):
-        costs_, rates = costs(record), costs(record, searches)[len(COSTS) :]
         first = [cell.agent, cell.temperature, f"{cell.length:,}", f"{record['n']:,}"]
-        line = [*first, *costs_, _per_right(record), *rates]
-        tables.setdefault(cell.question, []).append(line)
-    head = ["agent", "temp.", summary["unit"], "n", "tokens read", "written", "model calls"]
-    head += ["seconds", "seconds a right answer", *(OF_SEARCHES[name] for name in searches)]
+        costs = {
+            column: f"{record[metric]:,.{digits}f}"
+            for column, (metric, digits) in COSTS.items()
+            if metric in record  # rows of an earlier version lack some
+        }
+        tables.setdefault(cell.question, []).append((first, costs))
+    head = ["agent", "temp.", summary["unit"], "n"]
     return Section(
         "Cost of one question",
-        joined(as_table(title_of(kind), head, lines) for kind, lines in tables.items()),
+        joined(table(title_of(kind), head, rows) for kind, rows in tables.items()),
         "Means: tokens read and written, calls of the model, and seconds from first prompt to "
         "answer with others in flight beside it.",
     )
-
-
-def _per_right(record: dict) -> str:
-    """Return the seconds that a right answer costs; "" where reading serves several questions."""
-    if "later" in record:
-        return ""
-    return f"{record['seconds'] / record['mean']:,.2f}" if record["mean"] > 0 else "none right"
 
 
 def _growth(summary: dict) -> Section:
@@ -537,14 +488,7 @@ def _growth(summary: dict) -> Section:
     )
 
 
-# ---------------------------------------------------------------- numbers to copy
-
-
-def _preformatted(label: str, text: str) -> Markup:
-    return folded(label, fill("<pre>{}</pre>", text)) if text else Markup()
-
-
-# ---------------------------------------------------------------- above the sections
+# ---------------------------------------------------------------- the page
 
 
 def _warnings(summary: dict) -> Markup:
@@ -555,16 +499,12 @@ def _warnings(summary: dict) -> Markup:
     for policy in summary.get("trained_on", ()):
         questions = policy["questions"].values()
         if not any(n["seen"] for n in questions):
-            n_asked = sum(n["asked"] for n in questions)
             sentence = (
-                f"None of the {n_asked:,} questions is among the {policy['known']:,} that "
-                f"{policy['policy']} was trained on."
+                f"None of the {sum(n['asked'] for n in questions):,} questions is among the "
+                f"{policy['known']:,} that {policy['policy']} was trained on."
             )
             parts.append(fill('<p class="note">{}</p>', sentence))
     return joined(parts)
-
-
-# ---------------------------------------------------------------- the page
 
 
 def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
@@ -572,7 +512,7 @@ def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     summary = run.summary
     panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
     drawn = training.drawn()
-    chosen = _choose(run.records, TRANSCRIPTS)
+    chosen = _choose(run.records)
     shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
     if panels:
         yield _first(panels[:FIRST], shown, HOW_TO_READ)
@@ -581,7 +521,8 @@ def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     yield comparisons(summary)
     yield Section("Other kinds of questions", figures(joined(panels[FIRST:])))
     yield _ruler(summary)
-    yield rewards_section(training, drawn if panels else Markup())
+    name = f"{training.measure.capitalize()} by training step"
+    yield Section(name, figures(drawn) if panels else "", training.note)
     yield steps_section(training)
     yield every_cell(summary)
     yield _seeds(summary)
@@ -599,10 +540,8 @@ def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
     )
     yield _cost(summary)
     yield _growth(summary)
-    markdown = markdown_of(summary) if summary["cells"] else ""
-    note = "table.md and table.csv beside this page."
-    yield Section("For papers", _preformatted("Markdown", markdown), note)
-    yield Section("Settings", _preformatted("config.yaml", run.config))
+    settings = folded("config.yaml", fill("<pre>{}</pre>", run.config)) if run.config else ""
+    yield Section("Settings", settings)
 
 
 def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
@@ -625,8 +564,9 @@ def rewrite_report(folder: Path) -> Path:
 def _write(folder: Path, title: str, running: bool) -> Path:
     run = read_run(folder, running)
     summary = run.summary
-    settings, measure = settings_of(run.config), "loss" if "loss" in summary else "reward"
-    training = read_training(folder, settings, measure)
+    training = read_training(
+        folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
+    )
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
     rows, script = viewer_section([] if running else run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
@@ -635,8 +575,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
     sections = _sections(run, training, rows)
-    made = page(title or run.title, lead, sections, script, REFRESH if running else 0)
-    write_text(folder / "report.html", made)
+    write_text(folder / "report.html", page(title or run.title, lead, sections, script, running))
     return folder / "report.html"
 
 
@@ -657,6 +596,6 @@ def write_reading(
         transcript(record, True, most=None, characters=1 << 60),
         fill("Every section, and what became of the memory: {}", CHANGES),
     )
-    lead, refresh = macro("about", status, facts), REFRESH if running else 0
-    write_text(folder / "report.html", page(record["question"], lead, [trace], refresh=refresh))
+    lead = macro("about", status, facts)
+    write_text(folder / "report.html", page(record["question"], lead, [trace], running=running))
     return folder / "report.html"

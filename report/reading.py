@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import resource
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from itertools import pairwise
-from pathlib import Path
 from statistics import fmean
+
+import psutil
 
 from agents.rewards import reward_of
 from config.errors import clip
@@ -34,21 +34,11 @@ COUNTED = ("model_calls", "tokens_read", "tokens_written")  # costs, beside seco
 
 
 def resident_mib() -> float:
-    """Return the memory in use, in MiB: of this process and, on a GPU, reserved by torch.
-
-    Where the system does not tell the current memory of the process, its peak so far counts.
-    """
-    try:
-        in_use = (
-            int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
-        )
-    except (OSError, ValueError):
-        in_use = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (
-            2**20 if sys.platform == "darwin" else 2**10
-        )
+    """Return the memory in use, in MiB: of this process and, on a GPU, reserved by torch."""
     torch = sys.modules.get("torch")
     on_gpu = torch and torch.cuda.is_initialized()
-    return in_use + (torch.cuda.memory_reserved() / 2**20 if on_gpu else 0.0)
+    reserved = torch.cuda.memory_reserved() if on_gpu else 0
+    return (psutil.Process().memory_info().rss + reserved) / 2**20
 
 
 def begins(turn: Turn, section: str | None) -> bool:

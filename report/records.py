@@ -107,24 +107,37 @@ def read_records(path: Path) -> list[dict]:
     """
     if path.is_dir():
         path = _file_in(path)
-    records, number = [], 0
+    records: list[dict] = []
     try:
         with path.open("rb") as file:
             lines = unpacked(file, path) if path.suffix == ".gz" else file
-            for number, line in enumerate(lines, 1):
+            for line in lines:
                 record = from_json(line)
                 if not is_record(record):
-                    raise UserError(f"{path}, line {number} is no trajectory.")
+                    raise UserError(f"{path}, line {len(records) + 1} is no trajectory.")
                 records.append(record)
     except EOFError:  # the run is in progress or was killed
         pass
     except (OSError, UnicodeDecodeError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or error
-        raise UserError(f"{path} cannot be read past line {number}: {reason}.") from error
+        raise UserError(f"{path} cannot be read past line {len(records)}: {reason}.") from error
     except ValueError as error:
-        raise UserError(f"{path}, line {number} cannot be read: {error}.") from error
+        raise UserError(f"{path}, line {len(records) + 1} cannot be read: {error}.") from error
     return records
 
+
+def _file_in(folder: Path) -> Path:
+    """Return the file of records in a run's folder."""
+    for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
+        if (folder / name).exists():
+            return folder / name
+    parts = ", ".join(sorted(path.name for path in folder.glob("transcripts-*-of-*.jsonl")))
+    files = f"transcripts of several parts, name one of them: {parts}"
+    nothing = "neither trajectories.jsonl.gz nor transcripts.jsonl"
+    raise UserError(f"{folder} has {files if parts else nothing}.")
+
+
+# ---------------------------------------------------------------- parts of a long file
 
 MEMBER = b"\x1f\x8b\x08\0\0\0\0\0"  # how a gzip member without a time begins
 BROKEN = (EOFError, OSError, ValueError, zlib.error)  # of a member that is torn, or is none
@@ -194,14 +207,3 @@ def _backwards(path: Path) -> Iterator[tuple[int, list[dict]]]:
                 yield len(data) - at, records
             else:
                 unread += 1
-
-
-def _file_in(folder: Path) -> Path:
-    """Return the file of records in a run's folder."""
-    for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
-        if (folder / name).exists():
-            return folder / name
-    parts = ", ".join(sorted(path.name for path in folder.glob("transcripts-*-of-*.jsonl")))
-    files = f"transcripts of several parts, name one of them: {parts}"
-    nothing = "neither trajectories.jsonl.gz nor transcripts.jsonl"
-    raise UserError(f"{folder} has {files if parts else nothing}.")

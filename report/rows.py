@@ -129,12 +129,12 @@ def latest(rows: Sequence[dict]) -> list[dict]:
     """Return of each cell the rows of the settings that its last row was made under, of each of its
     questions those of the text that was asked last."""
     settings = {Cell.of(row): row["settings"] for row in rows}
-    asked = {(Cell.of(row), row["id"]): row["task"] for row in rows}
+    newest = {(Cell.of(row), row["id"]): row["task"] for row in rows}
     return [
         row
         for row in rows
         if row["settings"] == settings[cell := Cell.of(row)]
-        and row["task"] == asked[cell, row["id"]]
+        and row["task"] == newest[cell, row["id"]]
     ]
 
 

@@ -31,6 +31,7 @@ import shutil
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -127,6 +128,8 @@ class StepCSV(Logger):
     UserError: the file is torn elsewhere.
     """
 
+    name, version = "csv", 0
+
     def __init__(self, path: Path, resumed_at: int = 0):
         super().__init__()
         self.path, self.columns = path, None
@@ -151,15 +154,8 @@ class StepCSV(Logger):
                 writer.writeheader()
                 writer.writerows(rows)
 
-    @property
-    def name(self) -> str:
-        return "csv"
-
-    @property
-    def version(self) -> int:
-        return 0
-
-    def log_hyperparams(self, params, *args, **kwargs) -> None: ...
+    def log_hyperparams(self, *args, **kwargs) -> None:
+        """They stand in config.yaml."""
 
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
         # counts are whole numbers, but come as floats once they are summed over ranks
@@ -172,6 +168,7 @@ class StepCSV(Logger):
             csv.DictWriter(file, self.columns, extrasaction="ignore").writerow(metrics)
 
 
+@dataclass(eq=False)
 class RunRecorder(lightning.Callback):
     """Write the run's folder during training, and resume from its last checkpoint.
 
@@ -188,25 +185,17 @@ class RunRecorder(lightning.Callback):
     the weights.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        save_every: int,
-        keep_trajectories: int,
-        steps: int,
-        keep_checkpoints: int = 1,
-        dtype: str = "float32",
-        begin: Callable[[], None] = lambda: None,
-        questions: bool = False,
-    ):
-        """Configure the recorder.
+    folder: Path
+    save_every: int
+    keep_trajectories: int
+    steps: int  # of the whole run
+    keep_checkpoints: int = 1
+    dtype: str = "float32"
+    begin: Callable[[], None] = lambda: None
+    """called on rank 0 before the first step, once a checkpoint has been loaded without an error"""
+    questions: bool = False  # whether to write `seen.TRAINED_ON`
 
-        steps: of the whole run. begin: called on rank 0 before the first step, once a checkpoint
-        has been loaded without an error. questions: whether to write `seen.TRAINED_ON`.
-        """
-        self.folder, self.steps, self.dtype, self.begin = folder, steps, dtype, begin
-        self.save_every, self.keep_trajectories = save_every, keep_trajectories
-        self.keep_checkpoints, self.questions = keep_checkpoints, questions
+    def __post_init__(self):
         self.trained_on: dict[str, tuple[int, str]] = {}  # digest -> (first step, id)
         self.writer: TrajectoryWriter | None = None  # of rank 0
 

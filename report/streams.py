@@ -14,8 +14,8 @@ Where responses say how sure they are, SR has the calibration error of report/su
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Collection, Sequence
+from itertools import groupby, pairwise
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -25,24 +25,13 @@ from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
-from report.markup import (
-    REFRESH,
-    Markup,
-    Section,
-    Text,
-    as_table,
-    figures,
-    fill,
-    folded,
-    joined,
-    macro,
-    page,
-)
-from report.summary import calibration, difference_interval, wilson, write_summary, write_text
+from report.markup import Markup, Section, Text, figures, fill, folded, joined, macro, page, table
+from report.summary import calibration, difference_interval, write_summary, write_text
 
 MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
+SOLVED, SO_FAR = "tasks solved in an epoch", "tasks solved so far"  # plots
 FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
@@ -70,10 +59,9 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
 def _success(rows: Collection[dict]) -> dict:
     """Return n, the share solved with its interval, and how far off responses are that say how sure
     they are (None: none of them does)."""
-    sr = sum(row["success"] for row in rows) / len(rows)
-    low, high = wilson(sr, len(rows))
-    error = calibration((row["confidence"], row["success"]) for row in rows).error
-    return {"n": len(rows), "sr": sr, "low": low, "high": high, "calibration_error": error}
+    found = calibration((row["confidence"], row["success"]) for row in rows)
+    share = {"n": found.n, "sr": found.accuracy, "low": found.low, "high": found.high}
+    return share | {"calibration_error": found.error}
 
 
 def epochs_of(outcome: dict) -> list[dict]:
@@ -92,11 +80,9 @@ def epochs_of(outcome: dict) -> list[dict]:
         ever |= solved
         n, lost, failed = len(rows), len(before - solved), len(rows) - len(solved)
         stats, seconds = (dict(enumerate(outcome[name])) for name in ("stats", "seconds"))
-        success = _success(rows)
-        error = success.pop("calibration_error")
         cells.append(
             {"arm": outcome["arm"], "epoch": epoch + 1}
-            | success
+            | _success(rows)
             | {
                 "csr": len(ever) / n,
                 "fr": lost / failed if failed else 0.0,
@@ -109,7 +95,6 @@ def epochs_of(outcome: dict) -> list[dict]:
                 "read_tokens": fmean(row["read_tokens"] for row in rows),
                 "written_tokens": fmean(row["written_tokens"] for row in rows),
                 "seconds": (seconds.get(epoch) or 0.0) / n,
-                "calibration_error": error,
                 "bank": stats.get(epoch) or {},
             }
         )
@@ -133,7 +118,7 @@ def _differences(outcomes: Sequence[dict], epoch: int) -> list[dict]:
     return found
 
 
-# ---------------------------------------------------------------- on the terminal and on the page
+# ---------------------------------------------------------------- where it is written
 
 
 def write_stream_report(
@@ -144,16 +129,14 @@ def write_stream_report(
 
     summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
-    if summary["rule"]:
-        say(f"No model: the policy {summary['rule']}.")
-    columns = _known(LAST, summary["cells"])
-    table = Table(*columns)
-    for epochs in _by_arm(summary).values():
-        table.add_row(*(show(epochs[0], epochs[-1]) for show in columns.values()))
-    console.print(table)
+    rows = [_ends(cells[0], cells[-1]) for cells in _by_arm(summary).values()]
+    columns = dict.fromkeys(name for row in rows for name in row)
+    shown = Table(*columns)
+    for row in rows:
+        shown.add_row(*(row.get(name, "") for name in columns))
+    console.print(shown)
     for d in summary["differences"]:
-        interval = f"{_difference(d)[:-1]}, n {d['n']})"
-        say(f"{d['arm']} - {d['than']}, last epoch: {interval}")
+        say(f"{d['arm']} - {d['than']}, last epoch: {_difference(d)}, n {d['n']}")
     for sentence in _remarks(summary):
         say(sentence)
     write_text(folder / "report.html", _page(summary, config, outcomes))
@@ -172,7 +155,7 @@ def rewrite_stream_report(
     summary = summarise_stream(config, begun, stored.get("rule", ""))
     summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
-    write_text(path, _page(summary, config, begun, status, REFRESH if running else 0))
+    write_text(path, _page(summary, config, begun, status, running))
     return path
 
 
@@ -192,13 +175,25 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
 
 
 def _remarks(summary: dict) -> list[str]:
-    """Say which bank was read and never written, if there is one, and of how many tasks that it
-    should not know a bank holds the solution."""
-    told = "Frozen: {entries:,} entries of {path}; nothing was learnt."
-    return [told.format(**bank) for bank in (summary["frozen"],) if bank] + [
+    """Say by which rule tasks were solved without a model, which bank was read and never written,
+    and of how many tasks that it should not know a bank holds the solution."""
+    rule, bank = summary["rule"], summary["frozen"]
+    remarks = [f"No model took part: the policy {rule}."] if rule else []
+    if bank:
+        told = "Frozen: {entries:,} entries of {path}; nothing was learnt."
+        remarks.append(told.format(**bank))
+    return remarks + [
         f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
         for arm, ids in summary["leaks"].items()
     ]
+
+
+def _by_arm(summary: dict) -> dict[str, list[dict]]:
+    """Return the records of the epochs of each arm."""
+    return {arm: [*cells] for arm, cells in groupby(summary["cells"], itemgetter("arm"))}
+
+
+# ---------------------------------------------------------------- rows of tables: column -> text
 
 
 def _difference(d: dict) -> str:
@@ -209,73 +204,39 @@ def _share(record: dict) -> str:
     return f"{record['sr']:.2f} ({record['low']:.2f}-{record['high']:.2f})"
 
 
-def _error(record: dict) -> str:
+def _sure(record: dict) -> dict[str, str]:
+    """Return the column of records whose responses say how sure they are."""
     error = record["calibration_error"]
-    return "" if error is None else f"{error:.2f}"
+    return {} if error is None else {"calibration error": f"{error:.2f}"}
 
 
-# ---------------------------------------------------------------- tables: column -> what it shows
-
-SURE = "calibration error"  # a column where responses say how sure they are
-LAST = {  # of the first and the last epoch of an arm, for the terminal
-    "arm": lambda first, last: last["arm"],
-    "n": lambda first, last: str(last["n"]),
-    "SR first epoch": lambda first, last: _share(first),
-    "SR last epoch": lambda first, last: _share(last),
-    "CSR": lambda first, last: f"{last['csr']:.2f}",
-    "FR": lambda first, last: f"{last['fr']:.2f}",
-    SURE: lambda first, last: _error(last),
-    "entries": lambda first, last: f"{last['bank'].get('entries', 0):,}",
-}
-EPOCH = {
-    "arm": lambda c: c["arm"],
-    "epoch": lambda c: str(c["epoch"]),
-    "SR": _share,
-    **{name.upper(): lambda c, name=name: f"{c[name]:.2f}" for name in ("csr", "fr")},
-    **{
-        name: lambda c, key=name.replace(" ", "_"): f"{c[key]:,}" for name in ("crashed", "ran out")
-    },
-    **{name: lambda c, name=name: f"{c[name]:.1f}" for name in ("steps", "shown")},
-    **{name: lambda c, key=f"{name}_tokens": f"{c[key]:,.0f}" for name in ("read", "written")},
-    "seconds": lambda c: f"{c['seconds']:.3g}",
-    "cut": lambda c: f"{c['cut']:,}",
-    SURE: _error,
-}
-STATS = ("entries", "never_shown", "q_negative", "q_zero", "q_positive", "q_mean", "q_min", "q_10",
-         "q_median", "q_90", "q_max")  # fmt: skip
-UTILITIES = {name: EPOCH[name] for name in ("arm", "epoch")} | {
-    name.replace("_", " "): lambda c, name=name: f"{c['bank'][name]:.4g}" for name in STATS
-}
-COUNT = {"n": lambda record: f"{record['n']:,}"}
-DIFFERENCE = {
-    "": lambda d: f"{d['arm']} - {d['than']}", " ": lambda d: "", "difference": _difference, **COUNT
-}  # fmt: skip
-HELD_OUT = {"": lambda h: h["arm"], " ": lambda h: "", "solved": _share, **COUNT, SURE: _error}
-WORTH = {
-    "entry": lambda e: str(e["id"]),
-    "of task": lambda e: e["task"],
-    "succeeded": lambda e: f"{e['wins']} of {e['visits']}",
-    "Q": lambda e: f"{e['q']:.2f}",
-    "experience": lambda e: _long(e["experience"]),
-}
-TASK = {
-    "epoch": lambda row: str(row["epoch"] + 1),
-    "it was": lambda row: "solved" if row["success"] else "failed",
-    "shown": lambda row: joined(map(_shown, row["shown"])) or "nothing",
-    "last action": lambda row: _begin(row["action"], 2 * EXCERPT),
-}
+def _ends(first: dict, last: dict) -> dict[str, str]:
+    """Return the row of an arm in the terminal, of its first and its last epoch."""
+    return {
+        "arm": last["arm"],
+        "n": str(last["n"]),
+        "SR first epoch": _share(first),
+        "SR last epoch": _share(last),
+        "CSR": f"{last['csr']:.2f}",
+        "FR": f"{last['fr']:.2f}",
+        "entries": f"{last['bank'].get('entries', 0):,}",
+    } | _sure(last)
 
 
-def _known(columns: Mapping[str, Callable], cells: Iterable[dict]) -> dict[str, Callable]:
-    """Return the columns without `SURE` where no response says how sure it is."""
-    sure = any(cell["calibration_error"] is not None for cell in cells)
-    return {name: show for name, show in columns.items() if sure or name != SURE}
-
-
-def _table(caption: str, columns: Mapping[str, Callable], records: Iterable[dict]) -> Markup:
-    """Return a table of records, a line each."""
-    rows = [[show(record) for show in columns.values()] for record in records]
-    return as_table(caption, [name.strip() for name in columns], rows)
+def _epoch(cell: dict) -> dict[str, str]:
+    return {
+        "SR": _share(cell),
+        "CSR": f"{cell['csr']:.2f}",
+        "FR": f"{cell['fr']:.2f}",
+        "crashed": f"{cell['crashed']:,}",
+        "ran out": f"{cell['ran_out']:,}",
+        "steps": f"{cell['steps']:.1f}",
+        "shown": f"{cell['shown']:.1f}",
+        "read": f"{cell['read_tokens']:,.0f}",
+        "written": f"{cell['written_tokens']:,.0f}",
+        "seconds": f"{cell['seconds']:.3g}",
+        "cut": f"{cell['cut']:,}",
+    } | _sure(cell)
 
 
 def _long(text: str) -> Text:
@@ -290,118 +251,29 @@ def _begin(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]} ..."
 
 
-def _shown(found: dict) -> Markup:
-    text = _begin(found["experience"], EXCERPT)
-    why = f"Q {found['q']:.2f}, similarity {found['sim']:.2f}"
-    return fill("<div>{}</div>", f"{found['id']} ({why}): {text}")
-
-
-# ---------------------------------------------------------------- the page
-
-
-def _by_arm(summary: dict) -> dict[str, list[dict]]:
-    """Return the records of the epochs of each arm."""
-    by_arm: dict[str, list[dict]] = {}
-    for cell in summary["cells"]:
-        by_arm.setdefault(cell["arm"], []).append(cell)
-    return by_arm
-
-
-def _curves(summary: dict, panels: dict[str, Sequence[Callable[[dict], float | None]]]) -> Markup:
-    """Draw values of cells by epoch, of a value and the ends of its interval; a value of None is
-    left out, and all of a single epoch, which the tables tell of."""
-    arms = _by_arm(summary)
-    if len({cell["epoch"] for cell in summary["cells"]}) < 2:
-        return Markup()
-
-    def points(cells: Iterable[dict], values: Sequence[Callable]) -> list[tuple]:
-        found = [(cell["epoch"], *(value(cell) for value in values)) for cell in cells]
-        return [point for point in found if None not in point]
-
-    lines = {
-        title: {arm: points(cells, values) for arm, cells in arms.items()}
-        for title, values in panels.items()
-    }
-    return figures(plots.curves(lines))
-
-
-def _of_bank(name: str) -> Callable[[dict], float | None]:
-    """Return what reads a figure of a cell's bank; None: it has no entries."""
-    return lambda cell: cell["bank"][name] if cell["bank"].get("entries") else None
-
-
-def _page(
-    summary: dict,
-    config: StreamConfig,
-    outcomes: Sequence[dict],
-    status: str = "",
-    refresh: int = 0,
-) -> str:
-    best = max((cells[-1] for cells in _by_arm(summary).values()), key=itemgetter("sr"))
-    rule = f"No model took part: the policy {summary['rule']}." if summary["rule"] else ""
-    rules = outcomes[0].get("judged_by", "")
-    judged = f", judged by {rules}," if rules else ""
-    lead = (
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
-        f"{judged} in epoch {best['epoch']}. {' '.join(filter(None, (rule, *_remarks(summary))))}"
-    )
-    about = {o["arm"]: o["about"] for o in outcomes}
-    learning = [o for o in outcomes if o["bank"]]
-    banks = [cell for cell in summary["cells"] if cell["bank"].get("entries")]
-    success = {
-        "tasks solved in an epoch": [itemgetter(name) for name in ("sr", "low", "high")],
-        "tasks solved so far": [itemgetter("csr")],
-    }
-    utilities = {
-        "mean utility": [_of_bank("q_mean")],
-        "never shown, share of entries": [_of_bank("never_shown")],
-    }
-    cells, each = summary["cells"], "Means of a task; tokens read and written"
-    against = "Share solved in the last epoch, minus that of another arm"
-    sections = [
-        Section("Success by epoch", _curves(summary, success), (
-            "Share of all tasks; what crashed or timed out was not solved. Bands are 95 % "
-            "intervals; lines that are alike lie on each other."
-        )),
-        Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
-        Section("Every epoch", _table(each, _known(EPOCH, cells), cells), (
-            "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
-            "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
-            "tasks that used up their steps or the model's window; cut: tasks whose intent is "
-            "longer than what similarity takes in."
-        )),
-        Section("Compared task by task", _table(against, DIFFERENCE, summary["differences"]),
-                "95 % intervals by bootstrap over the tasks."),
-        Section("Other tasks, with the bank as it was",
-                _table("Held-out tasks", HELD_OUT, summary["held_out"])),
-        Section("Utilities",
-                _curves(summary, utilities) + _table("The bank", UTILITIES, banks) if banks else "",
-                "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
-                  "Experiences by the share of tasks that succeeded with them.")
-          for o in learning),
-        Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
-    ]  # fmt: skip
-    return page(f"Stream {config.name}", macro("lead", status, lead, ""), sections, refresh=refresh)
-
-
-def _texts(tables: Markup) -> Markup:
-    """Set tables whose cells are sentences."""
-    return tables and fill('<div class="texts">{}</div>', tables)
-
-
 def _worth(outcome: dict) -> Markup:
     """List the experiences that were shown most often with success, and with failure."""
 
-    def ranked(sign: int) -> list[dict]:
-        return sorted(
-            outcome["bank"], key=lambda e: (sign * e["wins"] / e["visits"], -e["visits"], e["id"])
+    def listed(title: str, sign: int, entries: Sequence[dict]) -> Markup:
+        ranked = sorted(
+            entries, key=lambda e: (sign * e["wins"] / e["visits"], -e["visits"], e["id"])
         )
+        rows = [
+            (
+                [str(e["id"]), e["task"]],
+                {
+                    "succeeded": f"{e['wins']} of {e['visits']}",
+                    "Q": f"{e['q']:.2f}",
+                    "experience": _long(e["experience"]),
+                },
+            )
+            for e in ranked[:MOST_SHOWN]
+        ]
+        return table(title, ["entry", "of task"], rows)
 
-    helped = [entry for entry in ranked(-1) if entry["wins"]]
-    hurt = [entry for entry in ranked(1) if entry["wins"] < entry["visits"]]
-    tables = {"Helped": helped[:MOST_SHOWN], "Hurt": hurt[:MOST_SHOWN]}
-    return joined(_table(title, WORTH, entries) for title, entries in tables.items())
+    bank = outcome["bank"]
+    helped = listed("Helped", -1, [entry for entry in bank if entry["wins"]])
+    return helped + listed("Hurt", 1, [e for e in bank if e["wins"] < e["visits"]])
 
 
 def _one_task(outcome: dict) -> Markup:
@@ -413,5 +285,98 @@ def _one_task(outcome: dict) -> Markup:
     def changes(rows: list[dict]) -> int:
         return sum(a["success"] != b["success"] for a, b in pairwise(rows))
 
+    lines = []
     rows = max(by_task.values(), key=changes, default=[])
-    return _table(f"{outcome['arm']}, task {rows[0]['id']}", TASK, rows) if rows else Markup()
+    for row in rows:
+        shown = joined(
+            fill(
+                "<div>{} (Q {}, similarity {}): {}</div>", each["id"], f"{each['q']:.2f}",
+                f"{each['sim']:.2f}", _begin(each["experience"], EXCERPT),
+            )
+            for each in row["shown"]
+        )  # fmt: skip
+        names = [str(row["epoch"] + 1), "solved" if row["success"] else "failed"]
+        action = _begin(row["action"], 2 * EXCERPT)
+        lines.append((names, {"shown": shown or "nothing", "last action": action}))
+    title = f"{outcome['arm']}, task {rows[0]['id']}" if rows else ""
+    return table(title, ["epoch", "it was"], lines)
+
+
+# ---------------------------------------------------------------- the page
+
+
+def _curves(summary: dict) -> Markup:
+    """Draw success by epoch; nothing of a single epoch, which the tables tell of."""
+    if len({cell["epoch"] for cell in summary["cells"]}) < 2:
+        return Markup()
+    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {SOLVED: {}, SO_FAR: {}}
+    for cell in summary["cells"]:
+        point = cell["epoch"], cell["sr"], cell["low"], cell["high"]
+        panels[SOLVED].setdefault(cell["arm"], []).append(point)
+        panels[SO_FAR].setdefault(cell["arm"], []).append((cell["epoch"], cell["csr"]))
+    return figures(plots.curves(panels))
+
+
+def _page(
+    summary: dict,
+    config: StreamConfig,
+    outcomes: Sequence[dict],
+    status: str = "",
+    running: bool = False,
+) -> str:
+    best = max((cells[-1] for cells in _by_arm(summary).values()), key=itemgetter("sr"))
+    rules = outcomes[0].get("judged_by", "")
+    judged = f", judged by {rules}," if rules else ""
+    lead = (
+        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
+        f"{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
+    )
+    about = {o["arm"]: o["about"] for o in outcomes}
+    learning = [o for o in outcomes if o["bank"]]
+    names = ["arm", "epoch"]
+    epochs = [([cell["arm"], str(cell["epoch"])], cell) for cell in summary["cells"]]
+    banks = [
+        (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
+        for first, cell in epochs
+        if cell["bank"].get("entries")
+    ]
+    differences = [
+        ([f"{d['arm']} - {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
+        for d in summary["differences"]
+    ]
+    held_out = [
+        ([r["arm"], str(r["n"])], {"SR": _share(r)} | _sure(r)) for r in summary["held_out"]
+    ]
+    sections = [
+        Section("Success by epoch", _curves(summary), (
+            "Share of all tasks; what crashed or timed out was not solved. Bars are 95 % "
+            "intervals; lines that are alike lie on each other."
+        )),
+        Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
+        Section("Every epoch", table(
+            "Means of a task; tokens read and written", names,
+            [(first, _epoch(cell)) for first, cell in epochs],
+        ), (
+            "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
+            "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
+            "tasks that used up their steps or the model's window; cut: tasks whose intent is "
+            "longer than what similarity takes in."
+        )),
+        Section("Compared task by task", table(
+            "Share solved in the last epoch, minus that of another arm", ["", ""], differences,
+        ), "95 % intervals by bootstrap over the tasks."),
+        Section("Other tasks, with the bank as it was",
+                table("Held-out tasks", ["arm", "n"], held_out)),
+        Section("Utilities", table("The bank", names, banks), "At the end of each epoch."),
+        *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
+                  "Experiences by the share of tasks that succeeded with them.")
+          for o in learning),
+        Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
+    ]  # fmt: skip
+    above = macro("lead", status, lead, "")
+    return page(f"Stream {config.name}", above, sections, running=running)
+
+
+def _texts(tables: Markup) -> Markup:
+    """Set tables whose cells are sentences."""
+    return tables and fill('<div class="texts">{}</div>', tables)

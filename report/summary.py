@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, replace
 from itertools import chain
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, NamedTuple
@@ -34,6 +35,8 @@ from tasks.seen import trained_on
 if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
+
+# ---------------------------------------------------------------- statistics
 
 
 def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
@@ -73,12 +76,11 @@ def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> C
     if not rows:
         raise ValueError("no answers")
     accuracy = fmean(right for _, right in rows)
-    sure = sorted((row for row in rows if row[0] is not None), key=lambda row: row[0])
+    sure = sorted((row for row in rows if row[0] is not None), key=itemgetter(0))
+    ends = [*range(size, len(sure) - size + 1, size), len(sure)]
     squares = 0.0
-    for start in range(0, max(1, len(sure) // size) * size, size):
-        last = start + 2 * size > len(sure)
-        part = sure[start:] if last else sure[start : start + size]
-        if part:
+    for start, end in zip([0, *ends], ends, strict=False):
+        if part := sure[start:end]:
             gap = fmean(c / 100 for c, _ in part) - fmean(right for _, right in part)
             squares += len(part) * gap * gap
     error = (squares / len(sure)) ** 0.5 if sure else None
@@ -117,15 +119,28 @@ def bootstrap(
     return low, high
 
 
+def difference_interval(
+    differences: Sequence[float], documents: Sequence[str]
+) -> tuple[float, float]:
+    """Return the bootstrap interval of a mean difference.
+
+    Of equal differences it is Wilson's, as in `bootstrap`: mirrored for negative ones, and to both
+    sides of 0, because a difference, unlike a share, may err in both directions.
+    """
+    first, n = differences[0], len(differences)
+    if first > 0 or any(difference != first for difference in differences):
+        return bootstrap(differences, documents)
+    low, high = wilson(-first, n)
+    return -high, -low if first else high
+
+
+# ---------------------------------------------------------------- the summary
+
 METRICS = (
     "sub_em", "em", "f1", "reward", "bleu1", "official_em", "sub_em_upstream", "failed", "unformed",
     "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
-COSTS = {"tokens_read": 0, "tokens_written": 0, "model_calls": 1, "seconds": 2}  # their digits
-# rates of an agent that are of one search: its seconds, and texts that an embedder has cut
-SEARCH = {"search_s", "search_cut"}
-OF_SEARCHES = {"search_ms": "ms a search", "search_cut": "texts cut a search"}
 DEPTHS = 10  # bins of evidence depth, and of the places where answers were lost
 
 Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
@@ -140,16 +155,14 @@ def summarise(
 ) -> dict:
     """Return {unit, metric, cells, pooled, paired, settings} of the rows that `evaluate` returned.
 
-    unit: what lengths count: sections, documents or tokens. agents: by name, for their rates and
-    splits. cells is a flat list, one record per cell, as `pandas.DataFrame(summary["cells"])`
-    takes it:
+    unit: what lengths count: sections, documents or tokens. agents: by name, for what they count.
+    cells is a flat list, one record per cell, as `pandas.DataFrame(summary["cells"])` takes it:
 
     agent, question, temperature, length
         the cell
     n, mean, low, high
-        questions; the mean of `metric` over them, the samples of a question averaged first; its
-        95 % interval by `bootstrap`. Where several questions share a document: documents, how
-        many these are, and low_questions, high_questions, as if questions were independent
+        see `_mean`; where several questions share a document, documents, low_questions and
+        high_questions as well
     each of `METRICS`
         the mean over the same questions, where all rows have it. failed: the trajectory has an
         error. Of the others, unformed: the response lacks the required form; empty: nothing
@@ -157,19 +170,15 @@ def summarise(
         trajectory. cut: tokens of the document that a cap or a window kept from the agent. mib:
         the maximum instead of the mean
     depths, fates, occupancy
-        see `_depths`, `_fates`, `_occupancy`, where there are any
-    counts, rates, splits, search_ms, search_cut, episodes, tallies, curves
+        see the functions of these names, where there are any
+    counts, rates, episodes, tallies, curves
         of agents that count something: sums over the trajectories, the agent's own rates of them,
-        `_splits`, milliseconds and cut texts of one search, and what is `counted`. Of an agent
-        that keeps what it makes of a document, the trajectories that have read one
-    first, later
-        of such an agent, if some of its trajectories found their document read: {n, each of
-        `COSTS`}, means over the trajectories that paid for reading it, and over the others
+        and what is `counted`. Of an agent that keeps what it makes of a document, episodes are the
+        trajectories that have read one
 
-    pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell, n,
-    mean, and the intervals as above.
-    paired is a list of {a, b, question, temperature, length, mean, n, low, high}: differences on
-    the same questions, see `_paired`.
+    pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell and
+    its `_mean`. paired is a list of {a, b, question, temperature, length, mean, n, low, high}:
+    differences on the same questions, see `_paired`.
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
     settings: set[str] = set()
@@ -186,8 +195,7 @@ def summarise(
                 f"The agent {row['agent']} gave its answer to {row['id']!r} no reward (None), and "
                 "the reward is what is measured here."
             )
-        cell = Cell.of(row)
-        groups.setdefault(cell, {}).setdefault(row["id"], []).append(row)
+        groups.setdefault(Cell.of(row), {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
     ordered = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
     return {
@@ -214,29 +222,27 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | t
         if all(row.get(name) is not None for row in rows):
             record[name] = average(average(row[name] for row in rows) for rows in samples)
     counts = total(row.get("counts") or {} for row in rows)
-    reading, later = rows, []
-    if agent.keeps:
-        reading = [row for row in rows if row.get("sections")]
-        later = [row for row in rows if not (row.get("sections") or row["error"])]
+    episodes = [row for row in rows if row.get("sections") or not agent.keeps]
     parts = {
         "depths": _depths(rows, metric),
         "fates": _fates(rows, metric),
         "occupancy": _occupancy(rows),
         "counts": counts,
         "rates": {
-            name: _share(counts, *pair) for name, pair in agent.rates.items() if {*pair} & {*counts}
+            name: round(counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+            for name, (above, below) in agent.rates.items()
+            if {above, below} & {*counts}
         },
-        "splits": _splits(rows, agent, metric),
-        "first": _costs(reading) if later else {},
-        "later": _costs(later),
-        "search_ms": _share(counts, *agent.rates.get("search_s", ("", "")), 1000),
-        "search_cut": _share(counts, *agent.rates.get("search_cut", ("", ""))),
-    } | counted([row.get("counts") or {} for row in reading], agent)
+    } | counted([row.get("counts") or {} for row in episodes], agent)
     return record | {name: part for name, part in parts.items() if part}
 
 
 def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
-    """Return n, mean and intervals of questions, each a list of its rows."""
+    """Return n, mean, low and high of questions, each a list of its rows, which are averaged first.
+
+    Where several questions share a document, the interval is over documents; beside it documents,
+    how many these are, and low_questions, high_questions, as if questions were independent.
+    """
     values = [fmean(row[metric] for row in rows) for rows in samples]
     documents = [_document(rows[0]) for rows in samples]
     low, high = bootstrap(values, documents)
@@ -260,21 +266,6 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
     ]
 
 
-def with_pooled(summary: dict) -> dict:
-    """Return a summary with the pooled records as further cells, for tables of means.
-
-    One whose questions share documents comes twice, the second time with the other interval.
-    """
-    records = []
-    for record in summary.get("pooled", ()):  # an earlier version's summary has none
-        records.append(record)
-        if "documents" in record:
-            low, high = record["low_questions"], record["high_questions"]
-            name = f"{record['question']}, interval over questions"
-            records.append(record | {"question": name, "low": low, "high": high})
-    return summary | {"cells": [*summary["cells"], *records]}
-
-
 def _document(row: dict) -> str:
     """Return what the questions about one document have in common; of older rows, nothing."""
     return row.get("document") or f"{row['id']} {row['task']}"
@@ -287,9 +278,8 @@ def _depths(rows: Sequence[dict], metric: str) -> dict:
     for row in rows:
         if row.get("depths"):
             bins[min(DEPTHS - 1, int(min(row["depths"]) * DEPTHS))].append(row[metric])
-    if not any(bins):
-        return {}
-    return {"n": [len(b) for b in bins], "mean": [fmean(b) if b else None for b in bins]}
+    means = [fmean(values) if values else None for values in bins]
+    return {"n": [*map(len, bins)], "mean": means} if any(bins) else {}
 
 
 def _fates(rows: Sequence[dict], metric: str) -> dict:
@@ -321,40 +311,6 @@ def _occupancy(rows: Sequence[dict]) -> dict:
     }
 
 
-def _share(counts: Mapping[str, float], above: str, below: str, times: int = 1) -> float | None:
-    """Return the quotient of two counts; None where there is nothing to divide by."""
-    return round(times * counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
-
-
-def _costs(rows: Sequence[dict]) -> dict:
-    """Return how many rows there are and the means of what they cost; {} without any."""
-    known = [name for name in COSTS if all(name in row for row in rows)]
-    costs = {name: fmean(row[name] for row in rows) for name in known} if rows else {}
-    return {"n": len(rows)} | costs if rows else {}
-
-
-def of_searches(summary: dict) -> list[str]:
-    """Return which columns of `OF_SEARCHES` there are."""
-    return [name for name in OF_SEARCHES if any(True for _ in cells(summary, name))]
-
-
-def _splits(rows: Sequence[dict], agent: Agent | type[Agent], metric: str) -> dict:
-    """Return {count: {with, without: {n, mean}}} for each of the agent's `splits`: trajectories
-    that have any of the count, and those that have none."""
-    rows = [row for row in rows if row.get("counts") and row.get("needed", 1)]
-    splits = {name: {"with": [], "without": []} for name in agent.splits if rows}
-    for name, sides in splits.items():
-        for row in rows:
-            sides["with" if row["counts"].get(name, 0) > 0 else "without"].append(row[metric])
-    return {
-        name: {
-            side: {"n": len(values), "mean": fmean(values) if values else None}
-            for side, values in sides.items()
-        }
-        for name, sides in splits.items()
-    }
-
-
 def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
     """Compare agents cell by cell.
 
@@ -372,9 +328,36 @@ def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
                 sides = (chain.from_iterable(side.values()) for side in (questions, against))
                 place = {"a": cell.agent, "b": rival} | asdict(cell)
                 del place["agent"]
-                if difference := compare(*sides, metric=metric, fail=False):
+                if difference := compare(*sides, metric=metric):
                     differences.append(place | difference)
     return differences
+
+
+def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dict:
+    """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
+
+    Each side has rows of one agent and one temperature. The difference is taken question by
+    question (`question_key`), samples averaged first, with a 95 % interval by bootstrap over the
+    questions, or their documents. {} without a common question.
+    """
+    left, right = {}, {}
+    for side, rows in ((left, a), (right, b)):
+        for row in rows:
+            side.setdefault(question_key(row), []).append(row)
+    common = [key for key in left if key in right]
+    if not common:
+        return {}
+    differences = [
+        fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
+        for key in common
+    ]
+    low, high = difference_interval(differences, [_document(left[key][-1]) for key in common])
+    return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
+
+
+def question_key(row: dict) -> tuple:
+    """Return what tells a question from others: kind, length, id, task."""
+    return row["question"], row["length"], row["id"], row["task"]
 
 
 def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
@@ -384,8 +367,7 @@ def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
     """
     for record in summary["cells"]:
         if not name or name in record:
-            cell = Cell.of(record)
-            yield cell, record[name] if name else record
+            yield Cell.of(record), record[name] if name else record
 
 
 def write_text(path: Path, text: str) -> None:
@@ -397,63 +379,6 @@ def write_text(path: Path, text: str) -> None:
 def write_summary(path: Path, summary: dict) -> None:
     """Write a summary as JSON, atomically; ValueError for NaN and infinities."""
     write_text(path, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-
-
-# ---------------------------------------------------------------- paired differences
-
-
-def compare(
-    a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em", fail: bool = True
-) -> dict:
-    """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
-
-    Each side has rows of one agent and one temperature. The difference is taken question by
-    question (`question_key`), samples averaged first, with a 95 % interval by bootstrap over the
-    questions, or their documents. Without a common question: {}, or a `UserError` if `fail`.
-    """
-    left, right = _by_question(a), _by_question(b)
-    if not (common := [key for key in left if key in right]):
-        if fail:
-            raise UserError(
-                "The two sides have no question in common, there is nothing to compare."
-            )
-        return {}
-    differences = [
-        fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
-        for key in common
-    ]
-    low, high = difference_interval(differences, [_document(left[key][-1]) for key in common])
-    return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
-
-
-def _by_question(rows: Iterable[dict]) -> dict[tuple, list[dict]]:
-    """Return the rows of each question, one per sample."""
-    by_question: dict[tuple, list[dict]] = {}
-    for row in rows:
-        by_question.setdefault(question_key(row), []).append(row)
-    return by_question
-
-
-def question_key(row: dict) -> tuple:
-    """Return what tells a question from others: kind, length, id, task."""
-    return row["question"], row["length"], row["id"], row["task"]
-
-
-def difference_interval(
-    differences: Sequence[float], documents: Sequence[str]
-) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean difference.
-
-    Of equal differences it is Wilson's, as in `bootstrap`: mirrored for negative ones, and to both
-    sides of 0, because a difference, unlike a share, may err in both directions.
-    """
-    first, n = differences[0], len(differences)
-    if first > 0 or any(difference != first for difference in differences):
-        return bootstrap(differences, documents)
-    if first == 0:
-        return -wilson(0.0, n)[1], wilson(0.0, n)[1]
-    low, high = wilson(-first, n)
-    return -high, -low
 
 
 # ---------------------------------------------------------------- questions seen in training
@@ -469,46 +394,37 @@ class Overlap:
         self.policy, self.agents = policy, agents
         self.known = trained_on(settings_folder(policy)) if policy and look else {}
         # name of the questions -> digests: documents of every length ask the same questions
-        self.asked: dict[str, set[str]] = {}
+        self.digests: dict[str, set[str]] = {}
 
     def add(self, question: str, tasks: Sequence[Task]) -> str:
         """Count the questions of a column; return a warning when the first of them was seen."""
         if not self.known or not tasks:
             return ""
-        asked = self.asked.setdefault(question, set())
-        warned = bool(asked & self.known.keys())
-        asked.update(task.question_digest for task in tasks)
+        digests = self.digests.setdefault(question, set())
+        warned = bool(digests & self.known.keys())
+        digests.update(task.question_digest for task in tasks)
         return "" if warned else _warning(self.summary(), question)
 
     def summary(self) -> dict:
-        """Return {policy, agents, known, questions: {name: {asked, seen}}}.
-
-        known: number of questions that the policy was trained on.
-        """
+        """Return {policy, agents, known: questions of its training, questions: {name: {asked,
+        seen}}}."""
         counts = {
-            name: {"asked": len(asked), "seen": len(asked & self.known.keys())}
-            for name, asked in self.asked.items()
+            name: {"asked": len(digests), "seen": len(digests & self.known.keys())}
+            for name, digests in self.digests.items()
         }
-        return {
-            "policy": self.policy,
-            "agents": [*self.agents],
-            "known": len(self.known),
-            "questions": counts,
-        }
+        about = {"policy": self.policy, "agents": [*self.agents], "known": len(self.known)}
+        return about | {"questions": counts}
 
 
 def _warning(policy: dict, question: str) -> str:
-    """Return the warning on questions of this name that a policy was trained on, "" if none.
-
-    policy: an entry of summary["trained_on"].
-    """
+    """Return the warning on questions of this name, of an entry of summary["trained_on"]; ""
+    without any that was seen."""
     n = policy["questions"][question]
-    if not n["seen"]:
-        return ""
-    return (
+    warning = (
         f"Warning: {n['seen']:,} of the {n['asked']:,} questions {question!r} are among those that "
         f"{policy['policy']} ({', '.join(policy['agents'])}) was trained on."
     )
+    return warning if n["seen"] else ""
 
 
 def overlaps(summary: dict) -> list[str]:
@@ -520,14 +436,8 @@ def overlaps(summary: dict) -> list[str]:
 
 # ---------------------------------------------------------------- tables
 
-UNFORMED = "answers without the form asked for, counted as wrong"
-
-
-def markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a Markdown table; no text leaves its cell."""
-    lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in (head, *rows))
-    first, *others = (f"| {' | '.join(line)} |" for line in lines)
-    return [first, "|" + "---|" * len(head), *others]
+# names of a row (heading, agent, temperature) -> length -> cell
+Grid = dict[tuple[str, str, str], dict[int, object]]
 
 
 def labelled(summary: dict, agent: str) -> str:
@@ -536,68 +446,46 @@ def labelled(summary: dict, agent: str) -> str:
     return f"{agent} ({altered})" if altered else agent
 
 
-def shown_cells(
-    summary: dict, show: Callable[[dict], object]
-) -> dict[tuple[str, str, str], dict[int, object]]:
-    """Return (question, agent, temperature) -> length -> what `show` makes of a record, pooled
-    records too."""
-    rows: dict[tuple[str, str, str], dict[int, object]] = {}
+def with_pooled(summary: dict) -> dict:
+    """Return a summary with the pooled records as further cells, for tables of means.
+
+    One whose questions share documents comes twice, the second time with the other interval.
+    """
+    records = []
+    for record in summary.get("pooled", ()):  # an earlier version's summary has none
+        records.append(record)
+        if "documents" in record:
+            name = f"{record['question']}, interval over questions"
+            ends = {"low": record["low_questions"], "high": record["high_questions"]}
+            records.append(record | {"question": name} | ends)
+    return summary | {"cells": [*summary["cells"], *records]}
+
+
+def _grid(summary: dict, show: Callable[[dict], object]) -> Grid:
+    """Return what `show` makes of each record, pooled ones too."""
+    grid: Grid = {}
     for cell, record in cells(with_pooled(summary)):
-        names = cell.question, cell.agent, cell.temperature
-        rows.setdefault(names, {})[cell.length] = show(record)
-    return rows
+        names = cell.question, labelled(summary, cell.agent), cell.temperature
+        grid.setdefault(names, {})[cell.length] = show(record)
+    return grid
 
 
 def markdown_of(summary: dict) -> str:
-    """Return table.md: accuracy in percent with 95 % intervals by length, and what questions cost.
-
-    A row per kind of question, agent and temperature.
-    """
+    """Return table.md: accuracy in percent with 95 % intervals by length, a row per kind of
+    question, agent and temperature; no text leaves its cell."""
 
     def percent(record: dict) -> str:
-        return "{:.1f} [{:.1f}, {:.1f}]".format(
-            *(100 * record[name] for name in ("mean", "low", "high"))
-        )
+        mean, low, high = (100 * record[name] for name in ("mean", "low", "high"))
+        return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
-    records = dict(cells(summary))
-    accuracy = {
-        (question, labelled(summary, agent), temperature): row
-        for (question, agent, temperature), row in shown_cells(summary, percent).items()
-    }
-    lengths, rows = by_length(accuracy)
-    n_failed, n_unformed = (
-        sum(share > 0 for _, share in cells(summary, name)) for name in ("failed", "unformed")
-    )
-    caption = (
-        f"{summary['metric']} in percent by {summary['unit']}, 95 % interval by bootstrap over "
-        f"{_drawn(records)}; n = {span(r['n'] for r in records.values())} questions a cell; "
-        f"failures count as wrong (there are some in {n_failed} of {len(records)} cells)."
-    )
-    if n_unformed:
-        caption += f" {UNFORMED.capitalize()}, in {n_unformed} of {len(records)} cells."
-    searches = of_searches(summary)
-    head = ["question", "agent", "T", summary["unit"], f"{summary['metric']} %", "n"]
-    head += [name.replace("_", " ") for name in COSTS]
-    head += [OF_SEARCHES[name] for name in searches]
-    body = [
-        [cell.question, cell.agent, cell.temperature, f"{cell.length:,}",
-         f"{100 * record['mean']:.1f}", f"{record['n']:,}", *costs(record, searches)]
-        for cell, record in records.items()
-    ]  # fmt: skip
-    cost = ["What a question costs, on average.", "", *markdown_table(head, body), ""]
-    lines = markdown_table(["question", "agent", "T", *(f"{n:,}" for n in lengths)], rows)
-    return clean(
-        "\n".join([*lines, "", " ".join([caption, *overlaps(summary)]), "", *cost * bool(body)])
-    )
-
-
-def costs(record: dict, searches: Iterable[str] = ()) -> list[str]:
-    """Format each of `COSTS`, and of `OF_SEARCHES` those that are asked for; "" for an unknown one.
-
-    searches: as `of_searches` returns them.
-    """
-    digits = COSTS | dict.fromkeys(searches, 2)
-    return [f"{record[name]:,.{n}f}" if name in record else "" for name, n in digits.items()]
+    grid = _grid(summary, percent)
+    lengths = by_length(grid.items())
+    rows = [["question", "agent", "T", *(f"{n:,}" for n in lengths)], ["---"] * (3 + len(lengths))]
+    rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
+    lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
+    caption = f"{summary['metric']} in percent by {summary['unit']}, 95 % interval; "
+    caption += " ".join([f"{_about(summary)}.", *overlaps(summary)])
+    return clean("\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", caption, ""]))
 
 
 def span(numbers: Iterable[int]) -> str:
@@ -606,22 +494,32 @@ def span(numbers: Iterable[int]) -> str:
     return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
 
 
-def _drawn(records: Mapping[Cell, dict]) -> str:
-    """Say what intervals are a bootstrap over."""
-    documents = {record["documents"] for record in records.values() if "documents" in record}
-    shared = f"documents where questions share one ({span(documents)} a cell)"
-    return shared if documents else "questions"
+def _about(summary: dict) -> str:
+    """Say how many questions a table is about, what its intervals are over, and in how many cells
+    something went wrong."""
+    records = summary["cells"]
+    parts = [f"n = {span(record['n'] for record in records)} questions a cell"]
+    if documents := {record["documents"] for record in records if "documents" in record}:
+        shared = f"documents where questions share one ({span(documents)} a cell)"
+        parts.append(f"intervals by bootstrap over {shared}")
+    for name, words in (
+        ("failed", "failures, counted as wrong,"),
+        ("unformed", "answers without the form asked for, counted as wrong,"),
+        ("cut", "documents not read whole, by a cap or a window,"),
+    ):
+        if n := sum(value > 0 for _, value in cells(summary, name)):
+            parts.append(f"{words} in {n} of {len(records)} cells")
+    return "; ".join(parts)
 
 
 def csv_of(summary: dict) -> str:
     """Return table.csv: a line per cell, pooled ones too, with all metrics.
 
-    The columns are the cell, n, mean, low, high, the other metrics and, of agents that search,
-    `OF_SEARCHES`; a metric that an earlier version's summary lacks stays empty.
+    A metric that an earlier version's summary lacks stays empty.
     """
     file = io.StringIO()
     writer = csv.writer(file)
-    others = [name for name in METRICS if name != summary["metric"]] + of_searches(summary)
+    others = [name for name in METRICS if name != summary["metric"]]
     head = ["agent", "question", "temperature", summary["unit"], "n", summary["metric"]]
     writer.writerow([*head, "low", "high", *others])
     for cell, record in cells(with_pooled(summary)):
@@ -633,56 +531,41 @@ def csv_of(summary: dict) -> str:
 def table(summary: dict, width: int = 80) -> Table:
     """Build the table of accuracy by length for a terminal of `width` columns.
 
-    A line per question, agent and temperature. Where intervals do not fit (five lengths in 80
-    columns), it shows means alone; where the settings of agents do not, it shows names alone.
+    Where intervals do not fit (five lengths in 80 columns), it shows means alone.
     """
-    from rich.table import Table
     from rich.text import Text
 
     def text(record: dict) -> Text:
-        low, high = _short(record["low"]), _short(record["high"])
-        return Text.assemble(_short(record["mean"]), (f" {low}-{high}" * intervals, "dim"))
+        interval = f" {_short(record['low'])}-{_short(record['high'])}" * intervals
+        return Text.assemble(_short(record["mean"]), (interval, "dim"))
 
-    records, shown = dict(cells(summary)), dict(cells(with_pooled(summary)))
-    room = max(width, 80) - 12 * len({cell.length for cell in records})
-    names = {cell.agent: labelled(summary, cell.agent) for cell in shown}
-    if max(map(len, names.values()), default=0) + 6 > room:
-        names = {agent: agent for agent in names}
-    longest = max((max(len(c.question), len(names[c.agent]) + 1) for c in shown), default=0)
-    intervals = longest + 5 <= room
-    lengths, rows = by_length(shown_cells(summary, text))
-    result = Table(
-        title=f"{summary['metric']} by {summary['unit']}",
-        box=None,
-        padding=(0, 1, 0, 0),
-        caption=_caption(summary, records, intervals),
-    )
-    result.add_column("", no_wrap=True)
-    result.add_column("T", no_wrap=True)
+    names = [(c.question, labelled(summary, c.agent)) for c, _ in cells(with_pooled(summary))]
+    longest = max((max(len(kind), len(agent) + 1) for kind, agent in names), default=0)
+    lengths = {record["length"] for record in summary["cells"]}
+    intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
+    about = " and 95 % interval" if intervals else " (intervals: table.md)"
+    title = f"{summary['metric']} by {summary['unit']}"
+    return in_terminal(title, _grid(summary, text), f"mean{about}; {_about(summary)}")
+
+
+def in_terminal(title: str, grid: Grid, caption: str = "") -> Table:
+    """Build a table by length for a terminal, the rows of one heading below it."""
+    from rich.table import Table
+    from rich.text import Text
+
+    result = Table(title=title, box=None, padding=(0, 1, 0, 0), caption=caption)
+    for name in ("", "T"):
+        result.add_column(name, no_wrap=True)
+    lengths = by_length(grid.items())
     for length in lengths:
         result.add_column(f"{length:,}", justify="right", no_wrap=True)
-    for question in dict.fromkeys(question for question, *_ in rows):
-        result.add_row(Text(clean(question), "bold"))
-        for other, agent, temperature, *texts in rows:
-            if other == question:
-                result.add_row(Text(f" {clean(names[agent])}"), Text(clean(temperature)), *texts)
+    for heading in dict.fromkeys(heading for heading, *_ in grid):
+        result.add_row(Text(clean(heading), "bold"))
+        for (other, name, temperature), texts in grid.items():
+            if other == heading:
+                row = (texts.get(length, "") for length in lengths)
+                result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
     return result
-
-
-def _caption(summary: dict, records: Mapping[Cell, dict], intervals: bool) -> str:
-    """Say below the table what its cells are, and in how many of them something went wrong."""
-    about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    caption = f"mean{about}, n = {span(r['n'] for r in records.values())} questions a cell"
-    if (drawn := _drawn(records)) != "questions":
-        caption += f"; intervals over {drawn}"
-    for name, words in (
-        ("failed", "failures, counted as wrong,"),
-        ("unformed", f"{UNFORMED},"),
-        ("cut", "documents not read whole, by a cap or a window,"),
-    ):
-        if n := sum(value > 0 for _, value in cells(summary, name)):
-            caption += f"; {words} in {n} of {len(records)} cells"
-    return caption
 
 
 def _short(share: float) -> str:

@@ -96,19 +96,19 @@ def _shown(row: dict, metric: str, questions: dict[str, str]) -> dict[str, str |
         "result": _result(row, metric),
         "kept": fate(row) if "needed" in row else "unknown",
         "question": clean(row.get("wording") or questions.get(row["id"], "") or row["id"]),
-        "answer": clean(_answer(row, metric)),
+        "answer": clean(_answer(row)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
         "origin": clean(f"{row['id']}, sample {row['sample']}"),
         "error": clean(row["error"]),
     }
 
 
-def _answer(row: dict, metric: str) -> str:
+def _answer(row: dict) -> str:
     """Return a row's answer, marked where it lacks the form that was asked for."""
     if row["prediction"] is not None:
         return clip(row["prediction"], ANSWER_CHARACTERS)
     text = clip(row.get("response", "").strip(), ANSWER_CHARACTERS)
-    return f"{text} {unformed('', row[metric] <= 0)}" if text else ""
+    return f"{text} {unformed()}" if text else ""
 
 
 def _result(row: dict, metric: str) -> str:

@@ -238,7 +238,7 @@ def rendered(quick_plots, monkeypatch):
     monkeypatch.setattr("report.plots._svg", quick_plots)
 
 
-def unrendered(draw, name, label):
+def unrendered(draw, label):
     from matplotlib.figure import Figure
 
     from report.markup import fill

@@ -292,7 +292,7 @@ def test_a_lesson_is_no_section_and_stands_below_the_answer():
     assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
     assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
     shown = str(joined(map(html, trace(made, None, 100))))
-    assert shown.count("<h3>Section") == n and shown.index("became") < shown.index("do it well")
+    assert shown.count("<h3>section") == n and shown.index("became") < shown.index("do it well")
 
 
 def test_an_answer_that_stands_in_what_is_shown_is_counted_and_the_own_one_is_not_shown():

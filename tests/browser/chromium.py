@@ -1,6 +1,5 @@
 """Drive a headless Chromium over a pipe, by its DevTools protocol: JSON messages, ended by NUL."""
 
-import base64
 import json
 import os
 import select
@@ -151,17 +150,6 @@ class Page:
         for kind in ("rawKeyDown", "keyUp"):
             code = KEYS[key]
             self.call("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code)
-
-    def screenshot(self, path: Path, selector: str = "body") -> None:
-        """Take a picture of an element, whole."""
-        keys = ("x", "y", "width", "height")
-        box = self.run(
-            f"(r => [r.x + scrollX, r.y + scrollY, r.width, r.height])"
-            f"(document.querySelector({selector!r}).getBoundingClientRect())"
-        )
-        clip = dict(zip(keys, box, strict=True)) | {"scale": 1}
-        shot = self.call("Page.captureScreenshot", clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(shot["data"]))
 
     def close(self) -> None:
         self.browser.call("Target.closeTarget", targetId=self.target)

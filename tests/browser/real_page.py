@@ -45,7 +45,7 @@ def stream(folder):
     config = StreamConfig(epochs=2, arms=("none", "memrl"))
     outcomes = [outcome("none", None), outcome("memrl", 0.25)]
     summary = streams.summarise_stream(config, outcomes)
-    (folder / "report.html").write_text(streams._page(summary, config, outcomes, LONG, 20))
+    (folder / "report.html").write_text(streams._page(summary, config, outcomes, LONG, True))
     return folder / "report.html"
 
 
@@ -58,8 +58,7 @@ def page_of(request, tmp_path_factory):
     return request.param(tmp_path_factory.mktemp("run")).as_uri()
 
 
-@pytest.mark.parametrize("dark", [False, True])
-@pytest.mark.parametrize("width", [360, 800, 1400, 1600])
+@pytest.mark.parametrize(("width", "dark"), [(360, True), (800, False), (1600, True)])
 def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa: F811
     page = browser.open(page_of, width=width, dark=dark)
     page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")

@@ -2,7 +2,6 @@
 
 import csv
 import json
-import math
 from statistics import fmean
 
 import pytest
@@ -53,7 +52,6 @@ def of(cells, agent):
 
 def test_every_baseline_has_its_rows_and_its_costs(evaluated):
     rows = [json.loads(line) for line in (evaluated / "rows.jsonl").read_text().splitlines()]
-    assert {row["agent"] for row in rows} == {*AGENTS}
     ids = {row["id"] for row in rows}
     assert len(ids) == 16 and len(rows) == 16 * len(AGENTS)
     for agent in AGENTS:
@@ -62,57 +60,31 @@ def test_every_baseline_has_its_rows_and_its_costs(evaluated):
     # a question that names no evidence is asked about an empty document; all others have some
     shown = {row["id"]: row["document_tokens"] for row in of(rows, "oracle")}
     assert {name for name, n in shown.items() if not n} == {"made-1-q3", "made-2-q3"}
-    cells = json.loads((evaluated / "summary.json").read_text())["cells"]
-    questions = {cell["question"] for cell in cells}
-    assert len(questions) == 5 and len(cells) == 5 * len(AGENTS)
-    for agent in AGENTS:
-        assert {cell["question"] for cell in of(cells, agent)} == questions
-        assert sum(cell["n"] for cell in of(cells, agent)) == 16
+    summary = json.loads((evaluated / "summary.json").read_text())
+    cells = summary["cells"]
+    assert len(cells) == len({(c["agent"], c["question"]) for c in cells}) == 5 * len(AGENTS)
+    table = {(r["agent"], r["question"]): r for r in csv.DictReader(csv_of(summary).splitlines())}
     for cell in cells:
         where = cell["agent"], cell["question"]
         made = [r for r in of(rows, cell["agent"]) if r["question"] == cell["question"]]
         for cost in ("tokens_read", "tokens_written", "model_calls", "seconds"):
             assert cell[cost] == pytest.approx(fmean(row[cost] for row in made)), where
-            assert math.isfinite(cell[cost]) and cell[cost] > 0, where
-        if cell["agent"] in SEARCHING:
-            sought = sum(row["counts"]["search_s"] for row in made)
-            n = sum(row["counts"]["answers"] for row in made)
-            assert n == len(made) and sought > 0, where
-            assert cell["search_ms"] == pytest.approx(1000 * sought / n, abs=1e-3), where
-            assert cell["rates"]["search_s"] == pytest.approx(sought / n, abs=1e-4), where
-        else:
-            assert "search_ms" not in cell and "rates" not in cell, where
+            assert cell[cost] > 0 and float(table[where][cost]) == pytest.approx(cell[cost]), where
+        assert ("search_s" in cell.get("rates", {})) == (cell["agent"] in SEARCHING), where
 
 
 def test_the_baselines_read_what_they_are_named_for(evaluated):
     cells = json.loads((evaluated / "summary.json").read_text())["cells"]
-
-    def mean(agent, what, **where):
-        return fmean(c[what] for c in of(cells, agent) if where.items() <= c.items())
-
-    read = {agent: mean(agent, "tokens_read") for agent in AGENTS}
+    read = {a: fmean(c["tokens_read"] for c in of(cells, a)) for a in AGENTS}
     assert read["none"] == min(read.values()) and read["memupdate"] == max(read.values())
     assert read["idle"] < read["facts"] and read["evidence"] < read["facts"] < read["full"]
-    calls = {agent: mean(agent, "model_calls") for agent in AGENTS}
+    calls = {a: fmean(c["model_calls"] for c in of(cells, a)) for a in AGENTS}
     once = {agent for agent, n in calls.items() if n == 1}
     assert calls["memupdate"] > 1 and calls["memupdate"] == calls["memupdate@untrained"]
     assert once == {*AGENTS} - {"memupdate", "memupdate@untrained"}
-    recall = {a: [c["rates"]["recall"] for c in of(cells, a) if "recall" in c.get("rates", {})]
-              for a in SEARCHING}  # fmt: skip
-    assert fmean(recall["idle"]) < fmean(recall["newest"]) < fmean(recall["facts"])
-    assert fmean(recall["hybrid"]) >= fmean(recall["facts"]) and read["hybrid"] >= read["facts"]
-
-
-def test_the_costs_stand_in_the_table_for_other_programs(evaluated):
-    summary = json.loads((evaluated / "summary.json").read_text())
-    kinds = {cell["question"] for cell in summary["cells"]}  # the pooled rows have no costs
-    rows = csv.DictReader(csv_of(summary).splitlines())
-    table = [row for row in rows if row["question"] in kinds]
-    assert {row["agent"] for row in table} == {*AGENTS}
-    for cost in ("tokens_read", "tokens_written", "model_calls", "seconds"):
-        assert [float(row[cost]) for row in table] == pytest.approx(
-            [cell[cost] for cell in summary["cells"]], rel=1e-3, abs=1e-3
-        )
+    recall = {a: fmean(c["rates"]["recall"] for c in of(cells, a) if "recall" in c["rates"])
+              for a in ("idle", "newest", "facts", "hybrid")}  # fmt: skip
+    assert recall["idle"] < recall["newest"] < recall["facts"] <= recall["hybrid"]
 
 
 def test_without_a_model_the_untrained_row_is_edited_by_one_and_answered_as_all_others(

@@ -1,6 +1,5 @@
 """What agents count, as tables and curves: of an evaluation, and of a training's two ends."""
 
-import csv
 import gzip
 import io
 import json
@@ -17,11 +16,12 @@ from data import Task
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from report import page as report_page
 from report import runlog
-from report.counted import counted, ends_of, pooled
+from report.counted import counted, ends_of
+from report.markup import macro
 from report.page import write_report
 from report.reading import Reading
 from report.records import record_turn, step_records
-from report.summary import cells, csv_of, markdown_of, summarise
+from report.summary import summarise
 from report.transcripts import render_trajectory, steps_of, transcript
 from tokens.codec import Text
 
@@ -36,10 +36,7 @@ class Clerk(Agent):
 
     name = "clerk"
     keeps = True
-    rates = {
-        "done": ("done", "turns"),
-        **{rate: (rate, "searches") for rate in ("search_s", "search_cut")},
-    }
+    rates = {"done": ("done", "turns"), "search_s": ("search_s", "searches")}
     tallies = {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"}
     curves = {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")}
 
@@ -66,90 +63,36 @@ def test_counts_become_tallies_and_curves():
     assert counted(COUNTS, Agent()) == counted([], Clerk()) == {}
 
 
-def test_curves_of_several_kinds_of_question_are_weighed_by_what_was_added():
-    one, two = ({"at": [1, 2], "mean": [10, 40], "n": [1, 1]}, {"at": [1], "mean": [20], "n": [3]})
-    assert pooled([one, two]) == [(1, 17.5), (2, 40.0)] and pooled([]) == []
-
-
 # ---------------------------------------------------------------- an evaluation
 
 
-def asked(id, kind="one", counts=None, read=0, **costs):
+def reading(k, read=4):
     """Return a row of the clerk; read: sections that it has read itself."""
-    counts = {"counts": counts} if counts else {}
-    return row("clerk", kind, id=id, sections=read, needed=0, **costs) | counts
+    counts = COUNTS[k] | {"searches": 2, "search_s": 0.003, "turns": 4, "done": 3}
+    costs = dict(tokens_read=1000 * read, model_calls=5.0, seconds=8.0)
+    return row("clerk", "one", id=f"r{k}{read}", counts=counts, sections=read, **costs)
 
 
-def reading(k):
-    work = COUNTS[k] | {"searches": 2, "search_s": 0.003, "turns": 4, "done": 3}
-    return asked(f"r{k}", counts=work, read=4, tokens_read=1000, model_calls=5.0, seconds=8.0)
-
-
-# two documents are read for a question of the first kind; of six questions two wait for nothing
+# two documents are read; two questions are answered from what was made of them
 SHARED = [
-    reading(0),
-    reading(1),
-    *(
-        asked(f"l{k}", kind, {"searches": 1, "search_s": 0.001}, tokens_read=10, model_calls=1.0)
-        for k, kind in enumerate(("one", "one", "two", "two"))
-    ),
+    reading(0), reading(1),
+    *(row("clerk", "one", id=f"l{k}", counts={"searches": 1}, sections=0) for k in range(2)),
     row("plain", "one", id="r0", sections=3, tokens_read=70, model_calls=4.0),
-    row("plain", "two", id="l2", sections=3, tokens_read=50, model_calls=2.0),
-]
+]  # fmt: skip
 AGENTS = {"clerk": Clerk(), "plain": Agent()}
 
 
-def test_who_read_the_document_paid_for_it():
-    summary = summarise(SHARED, "sessions", agents=AGENTS)
-    one, two, plain, _ = (record for _, record in cells(summary))
-    assert (one["episodes"], one["tokens_read"], one["model_calls"]) == (2, 505, 3)
-    costs = {"tokens_written": 0, "seconds": 8.0}
-    assert one["first"] == costs | {"n": 2, "tokens_read": 1000, "model_calls": 5}
-    assert one["later"] == costs | {"n": 2, "tokens_read": 10, "model_calls": 1, "seconds": 0}
-    assert "first" not in two and two["later"]["n"] == 2 and "tallies" not in two
-    assert one["search_ms"] == round(8 / 6, 4) and two["search_ms"] == 1
-    assert not {"first", "later", "search_ms", "episodes", "tallies"} & plain.keys()
-    alone = summarise([reading(0), reading(1)], agents=AGENTS)["cells"][0]
-    assert "first" not in alone and "later" not in alone  # nothing was shared
-
-
-def test_texts_that_an_embedder_cuts_stand_with_what_a_question_costs():
-    rows = [asked("a", counts={"searches": 4, "search_s": 0.1, "search_cut": 6}), *SHARED]
-    summary = summarise(rows, "sessions", agents=AGENTS)
-    one, two, *_ = (record for _, record in cells(summary))
-    assert one["search_cut"] == 0.6 and "search_cut" not in two
-    assert "| ms a search | texts cut a search |" in markdown_of(summary)
-    named = next(csv.DictReader(io.StringIO(csv_of(summary))))
-    assert named["search_cut"] == "0.6"
-    cost = str(report_page._cost(summary).body)
-    assert "texts cut a search" in cost and ">0.60<" in cost
-    assert "search cut" not in str(report_page._rated(summary))  # once is enough
-    assert "texts cut" not in markdown_of(summarise(SHARED, "sessions", agents=AGENTS))
-
-
-def test_what_a_question_costs_stands_in_a_second_table():
-    summary = summarise(SHARED, "sessions", agents=AGENTS)
-    lines = markdown_of(summary).splitlines()
-    for line in (
-        "| question | agent | T | sessions | sub_em % | n | tokens read | tokens written "
-        "| model calls | seconds | ms a search |",
-        "| one | clerk | 1.0 | 4 | 100.0 | 4 | 505 | 0 | 3.0 | 4.00 | 1.33 |",
-        "| one | plain | 1.0 | 4 | 100.0 | 1 | 70 | 0 | 4.0 | 0.00 |  |",
-    ):
-        assert lines.count(line) == 1, line
-    first = next(csv.DictReader(io.StringIO(csv_of(summary))))
-    assert first == first | {"search_ms": "1.3333", "model_calls": "3.0", "tokens_read": "505.0"}
-    usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
-    assert "search" not in csv_of(usual) + markdown_of(usual)
-    older = [{k: v for k, v in row.items() if k != "model_calls"} for row in SHARED]
-    line = "| one | clerk | 1.0 | 4 | 100.0 | 4 | 505 | 0 |  | 4.00 | 1.33 |"
-    assert line in markdown_of(summarise(older, "sessions", agents=AGENTS))
+def test_an_episode_is_a_trajectory_that_has_read_its_document_itself():
+    one, plain = summarise(SHARED, "sessions", agents=AGENTS)["cells"]
+    assert (one["episodes"], one["tokens_read"], one["model_calls"]) == (2, 2000, 2.5)
+    assert one["rates"] == {"done": 0.75, "search_s": 0.001}
+    assert not {"episodes", "tallies", "rates"} & plain.keys()
 
 
 def shown(summary, *sections):
     """Return sections of the page, without those that are left out."""
     made = [section(summary) for section in sections]
-    html = "".join(section.html() for section in made if section.body)
+    html = "".join(macro("section", section, "") for section in made if section.body)
     assert Page(html)
     return html
 
@@ -159,30 +102,19 @@ def test_the_report_lists_counts_by_episode_and_share():
     text = words_of(shown(summary, report_page._counted, report_page._cost))
     # of 2 episodes; the later questions have read nothing, and the plain agent lists nothing
     for line in (
-        "| agent, question | sessions | temp. | done",  # and no seconds
+        "| agent, question | sessions | temp. | done | search s",
+        "| clerk, one | 4 | 1.0 | 0.75 | 0.001",
         "| agent, question | sessions | temp. | episodes | find | store it",
         "| clerk, one | 4 | 1.0 | 2 | 3.50 | 88 % | 0.50 | 12 %",
         "| clerk, one | 4 | 1.0 | 2 | 0.50 | 100 %",
-        "| clerk | 1.0 | 4 | 4 | 505 | 0 | 3.0 | 4.00 | | 1.33",
-        "| plain | 1.0 | 4 | 1 | 70 | 0 | 4.0 | 0.00 | 0.00 |",
+        "| clerk | 1.0 | 4 | 4 | 2,000 | 0 | 2.5 | 4.00",
+        "| plain | 1.0 | 4 | 1 | 70 | 0 | 4.0 | 0.00",
     ):
         assert line in text.split("\n"), line
     assert "Nothing" not in text
-    usual = summarise(SHARED[-2:], "sessions", agents=AGENTS)
-    words = shown(usual, report_page._counted, report_page._cost, report_page._curves)
-    assert not re.search("What the agents did|Along an episode|ms a search", words)
-
-
-def test_a_count_may_be_called_anything():
-    class Hostile(Agent):
-        tallies = {HOSTILE: "op_"}
-        curves = {HOSTILE: ("a", "b")}
-
-    name = HOSTILE.replace("_", "")
-    rows = [row("x", counts={f"op_{name}": 2, "a1": 1, "b1": 1}, sections=1)]
-    summary = summarise(rows, agents={"x": Hostile()})
-    text = shown(summary, report_page._counted, report_page._curves)
-    assert "<script>" not in text and text.count("&lt;script&gt;") >= 3
+    usual = summarise(SHARED[-1:], "sessions", agents=AGENTS)
+    words = shown(usual, report_page._counted, report_page._curves)
+    assert not re.search("What the agents did|Along an episode", words)
 
 
 def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_length(monkeypatch):
@@ -278,16 +210,7 @@ def test_a_training_lists_its_ends_side_by_side(run):
     summary = runlog.summary(run)
     assert [end["level"] for end in summary["ends"]] == ["0", "1"]
     (run / "summary.json").write_text(json.dumps(summary))
-    (run / "metrics.csv").unlink()  # which would be drawn
-    html = write_report(run).read_text()
-    text = Page(html).text
-    for line in (
-        "| | | episodes | find | store it",
-        "| at first, step 0 | | 4 | 1.50 | 60 % | 1.00 | 40 %",
-        "| at last, step 10 | | 4 | 3.50 | 78 % | 1.00 | 22 %",
-    ):
-        assert line in words_of(html).split("\n"), line
-    assert "longer documents between the two" in text and "Along an episode" in text
+    text = Page(write_report(run).read_text()).text
     # one transcript a task, named by its id where the question is hidden
     assert text.count("reward 0.5 t10") == 1 and "t5" not in text and "t0 " not in text
 
@@ -338,9 +261,11 @@ def test_an_agents_table_is_drawn_cell_by_cell(clerk):
     assert "<script" not in html
     console = Console(width=1000, file=io.StringIO())
     console.print(render_trajectory(episode(ROWS)))
-    said = console.file.getvalue()
-    assert "question  Where is Ida?\nafter  Lima\nfound  [m1] Ida left.\n    $x_{$ <script>" in said
-    assert "\x1b" not in said.replace("\x1b[0m", "")
+    printed = console.file.getvalue()
+    assert (
+        "question  Where is Ida?\nafter  Lima\nfound  [m1] Ida left.\n    $x_{$ <script>" in printed
+    )
+    assert "\x1b" not in printed.replace("\x1b[0m", "")
 
 
 def test_a_table_that_cannot_be_made_is_left_out(clerk):
@@ -357,7 +282,7 @@ def test_questions_aside_are_no_sections(clerk):
     ]  # fmt: skip
     assert [step.after for step in steps[:3]] == ["one", "one two", "said"]  # not "context"
     shown = transcript(episode([]), True)
-    assert "Section 3 of 3" in shown and '<span class="tag ">reward 0.25</span> a ' in shown
+    assert "section 3 of 3" in shown and '<span class="tag ">reward 0.25</span> a ' in shown
     assert "<dt>reward</dt><dd>0.25</dd>" in shown and "<dt>answer</dt>" not in shown
     mine = episode([]) | {"step": None, "question": "Where?"}  # of somebody's own
     assert ">answered</span> Where?" in transcript(mine, True)

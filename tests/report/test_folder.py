@@ -6,7 +6,7 @@ import re
 
 import pytest
 from test_counted import trajectory
-from test_page import Page, folder_of, record, row
+from test_page import Page, folder_of, row
 
 from config.errors import UserError
 from memagent import Agent
@@ -14,6 +14,7 @@ from report import records, runlog
 from report.folder import read_run
 from report.page import rewrite_report, write_report
 from report.status import hold, release
+from report.training import PLOTS
 
 TRAINING = "run:\n  data: world\n  lengths: [4, 8]\ngrpo:\n  steps: 50\n"
 EVALUATION = {
@@ -99,26 +100,11 @@ def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
 @pytest.mark.usefixtures("rendered")
 def test_what_is_known_of_every_step_is_drawn(tmp_path):
     report = shown(rewrite_report(training(tmp_path / "run", peak_gib=7)))
-    labels = re.findall("<text[^>]*>([^<]*)</text>", report.html)
-    assert [x for x in labels if x in (
-        "Share of groups with signal", "Memory, tokens a turn", "Tokens of a step",
-        "Seconds of a step", "GPU memory, GiB at most", "95 % interval",
-        "Sampler and trainer, difference of log-probs", "with signal", "switch",
-    )] == [
-        "95 % interval", "Share of groups with signal",
-        "Sampler and trainer, difference of log-probs", "Memory, tokens a turn", "Tokens of a step",
-        "Seconds of a step", "GPU memory, GiB at most",
-    ]  # fmt: skip  # nothing was switched, and a single line needs no legend
+    labels = {*re.findall("<text[^>]*>([^<]*)</text>", report.html)}
+    assert labels >= {"one step, 95 % interval", *PLOTS}
+    assert not {"with signal", "switch"} & labels  # a single line, and nothing was switched
     first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
     assert first.count("<svg") == 1 and "Band: the 95 % interval" in first
-    old = [name for name in COLUMNS if name not in ("reward_se", "mismatch", "mismatch_mean")]
-    folder = training(tmp_path / "old")
-    rows = [dict(zip(COLUMNS, step(k).strip().split(","), strict=True)) for k in range(12)]
-    lines = [",".join(old), *(",".join(r[name] for name in old) for r in rows)]
-    (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    html = shown(rewrite_report(folder)).html
-    assert "95 % interval" not in html and "Sampler and trainer," not in html
-    assert "Memory, tokens a turn" in html
 
 
 def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
@@ -174,10 +160,8 @@ def test_an_evaluation_that_is_partly_there(tmp_path):
 def test_an_evaluation_without_an_answer_yet(tmp_path):
     folder = evaluation(tmp_path / "eval", [])
     report = shown(write_report(folder, running=True))
-    assert (
-        "Running: 0 of 192 answers" in report.text
-        and "Nothing has been evaluated yet." in report.text
-    )
+    assert "Running: 0 of 192 answers" in report.text
+    assert "Nothing has been evaluated yet." in report.text
     (folder / "rows.jsonl").unlink()
     assert "Stopped: 0 of 192 answers." in shown(write_report(folder)).text
 
@@ -185,28 +169,23 @@ def test_an_evaluation_without_an_answer_yet(tmp_path):
 def test_a_summary_stands_unless_there_are_more_rows(tmp_path):
     rows = [row("memagent", id=str(i)) for i in range(4)]
     folder = evaluation(folder_of(tmp_path / "eval", rows), rows)
-    text = shown(rewrite_report(folder)).text
-    assert "Stopped" not in text and "n = 4" in text
-    # of other settings, and repeated
+
+    def headline(*rows, stored=True):
+        (folder / "rows.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+        kept = (folder / "summary.json").read_bytes()
+        if not stored:
+            (folder / "summary.json").unlink()
+        run = read_run(folder)
+        (folder / "summary.json").write_bytes(kept)
+        return run.status, [cell["n"] for cell in run.summary["cells"]]
+
+    assert headline(*rows) == ("", [4])
     again = [r | {"settings": "new"} for r in rows[:3]]
-    evaluation(folder, [*rows, *again])
-    assert "n = 4" in shown(rewrite_report(folder)).text
-    (folder / "summary.json").rename(tmp_path / "kept")
-    assert "n = 3" in shown(rewrite_report(folder)).text  # the latest ones alone
-    (tmp_path / "kept").rename(folder / "summary.json")
-    evaluation(folder, [*rows, row("memagent", id="5")])
-    text = shown(rewrite_report(folder)).text
-    assert "Stopped: 5 of 192 answers" in text and "n = 5" in text
-    evaluation(folder, [*rows, row("full")])
-    assert "(reading everything at once 100\u00a0%)" in shown(rewrite_report(folder)).html
-
-
-@pytest.mark.parametrize("content", ["{}\n", "[1]\n", "{\n"])
-def test_damaged_rows_are_named(tmp_path, content):
-    folder = evaluation(tmp_path / "eval", [row()])
-    (folder / "rows.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"rows\.jsonl(, line 1)? is damaged"):
-        rewrite_report(folder)
+    assert headline(*rows, *again) == ("", [4])
+    assert headline(*rows, *again, stored=False)[1] == [3]  # the latest ones alone
+    status, n = headline(*rows, row("memagent", id="5"))
+    assert "Stopped: 5 of 192 answers" in status and n == [5]
+    assert headline(*rows, row("full"))[1] == [4, 1]
 
 
 def test_rows_are_read_once(tmp_path, monkeypatch):
@@ -221,17 +200,11 @@ def test_rows_are_read_once(tmp_path, monkeypatch):
     assert len([text for text in parsed if b'"settings": "s"' in bytes(text)]) == len(rows)
 
 
-def test_a_folder_of_no_run(tmp_path):
-    with pytest.raises(UserError, match="holds no run: there is neither"):
+@pytest.mark.parametrize(("name", "content", "words"), [
+    ("rows.jsonl", "{}\n", r"rows\.jsonl is damaged"), ("rows.jsonl", "{\n", "line 1 is damaged"),
+    ("config.yaml", ": [", "holds no run"), ("notes", "", "holds no run"),
+])  # fmt: skip
+def test_what_is_damaged_or_no_run_is_named(tmp_path, name, content, words):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=words):
         read_run(tmp_path)
-    (tmp_path / "config.yaml").write_text(": [")
-    with pytest.raises(UserError, match="holds no run"):
-        read_run(tmp_path)
-
-
-def test_transcripts_of_a_running_evaluation_are_shown(tmp_path):
-    cell = dict(agent="memagent", question="one_fact", temperature="1.0", length=4)
-    folder = evaluation(tmp_path / "eval", [row("memagent")])
-    one = record(cell=cell, settings="s")
-    (folder / "transcripts.jsonl").write_text(json.dumps(one) + "\n" + json.dumps(one)[:50])
-    assert shown(rewrite_report(folder)).text.count("Where is Anna?") == 1

@@ -23,14 +23,15 @@ from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from memory import Recall
-from report import plots, training
+from report import plots
 from report.headline import headline
 from report.markup import Markup
 from report.page import write_report
 from report.published import TEN
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
-from report.transcripts import diff, render_trajectory, sampled, steps_of, unformed
+from report.training import read_training
+from report.transcripts import diff, render_trajectory, steps_of, transcript, unformed
 
 
 def b64(digest):
@@ -219,7 +220,11 @@ def test_the_page_of_an_evaluation(tmp_path):
     ]  # fmt: skip
     rows += [row("mine", "one_fact", id="x", error="gone", prediction=None)]
     cell = dict(agent="trained", question="one_fact", temperature="1.0", length=4)
-    records = [record(cell=cell, settings="s"), looking_back(cell=cell, settings="s", sample=1)]
+    records = [
+        record(cell=cell, settings="s", reward=0.0),
+        looking_back(cell=cell, settings="s", sample=1),
+        record(cell=cell | {"agent": "full"}, settings="s", sample=2),
+    ]  # fmt: skip
     folder = folder_of(
         tmp_path / "demo", rows, records=records, metrics=METRICS_CSV, config=CONFIG,
         agents={"trained": ReMemR1()},
@@ -256,20 +261,14 @@ def test_the_page_of_a_training(tmp_path):
 # ---------------------------------------------------------------- the page
 
 
-@pytest.mark.parametrize(
-    ("rows", "svgs"),
-    [
-        ([row(reward=0.0, length=n) for n in (4, 16)], 1),
-        ([row()], 1),
-        ([row(length=0), row(length=3)], 1),
-        ([row(temperature="0.0")], 1),
-        ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
-        ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
-        ([], 0),
-    ],
-    ids=["zero accuracy", "one length", "length zero", "greedy only", "many", "gaps", "nothing"],
-)
-@pytest.mark.usefixtures("rendered")
+@pytest.mark.parametrize(("rows", "svgs"), [
+    ([row(reward=0.0, length=n) for n in (4, 16)], 1),
+    ([row(length=0), row(length=3)], 1),
+    ([row(temperature="0.0")], 1),
+    ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
+    ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
+    ([], 0),
+])  # fmt: skip
 def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     report = page(tmp_path / "eval", rows)
     assert report.tags.count("svg") == svgs
@@ -291,56 +290,40 @@ def test_a_missing_or_damaged_file_is_named(tmp_path, name, content):
     assert not (folder / "report.html").exists()
 
 
-def test_a_summary_and_transcripts_of_an_older_version_are_shown_as_far_as_they_go(tmp_path):
-    others = [record(cell={"agent": "a"}), {"id": "x", "sample": 0, "settings": "s"}]
-    folder = folder_of(tmp_path / "old", GRID, records=[*others, record(question="whole?")])
-    summary = json.loads((folder / "summary.json").read_text())
-    for part in ("paired", "metric", "pooled"):
-        del summary[part]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    text = write_report(folder).read_text()
-    assert Page(text) and "whole?" in text and "Every cell" in text
-
-
 def test_only_transcripts_of_this_evaluation_once_each_and_ten_at_most(tmp_path):
     def made(sample, settings="s", reward=1.0, agent="trained"):
         cell = dict(agent=agent, question="one_fact", temperature="1.0", length=4)
         question = f"sample {sample}?"
         return record(sample=sample, reward=reward, question=question, cell=cell, settings=settings)
 
-    records = [made(0), made(1, "old"), made(0), record(question="no settings?")]
+    foreign = [record(id="b", cell={"agent": "a"}), {"id": "x", "sample": 0, "settings": "s"}]
+    records = [made(0), made(1, "old"), made(0), record(question="no settings?"), *foreign]
     folder = folder_of(tmp_path / "eval", [row()], records=records)
+    summary = json.loads((folder / "summary.json").read_text())
+    for part in ("paired", "metric", "pooled"):  # which an older version's lacks
+        del summary[part]
+    (folder / "summary.json").write_text(json.dumps(summary))
     with (folder / "transcripts.jsonl").open("a") as file:
         file.write('{"id": "torn')
     text = Page(write_report(folder).read_text()).text
     assert text.count("sample 0?") == 1 and "sample 1?" not in text and "no settings?" in text
-    many = [made(i, "s", float(i % 20 > 0), ("trained", "untrained")[i % 2]) for i in range(100)]
+    many = [made(i, "s", float(i % 7 > 0), f"agent {i % 6}") for i in range(84)]
     text = page(tmp_path / "many", [row()], records=many).text
-    assert len(re.findall(r"sample \d+\?", text)) == 10  # some of every kind
-    assert len(re.findall(r"wrong sample \d+\?", text)) >= 3 and "one fact; untrained," in text
+    found = [int(n) for n in re.findall(r"sample (\d+)\?", text)]
+    assert len(found) == 10 and {*found} > {*range(78, 83)}  # the last one of every kind
 
 
-@pytest.mark.usefixtures("rendered")
-def test_what_few_questions_say_is_faint(tmp_path):
+def test_what_few_questions_say_is_faint_and_long_tables_are_folded(tmp_path):
     rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
-    report = page(tmp_path / "eval", rows)
-    faint = re.findall(r'<span class="few">(.*?)</span>', report.html)
-    assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
-    svg = report.html[report.html.index("<svg") : report.html.index("</svg>")]
-    many = plots.accuracy(summarise([row(id=str(i)) for i in range(8)]))["one_fact"]
-    assert svg.count("opacity: 0.35") >= 3 and "opacity: 0.35" not in many
-    pairs = [row(agent, id="a") for agent in ("trained", "full")]
-    assert '<span class="few"><span>+0.000' in page(tmp_path / "two", pairs).html
-
-
-def test_long_tables_are_folded_and_keep_their_rows(tmp_path):
-    rows = [row(f"agent {i}") for i in range(13)]
     html = page(tmp_path / "eval", rows).html
-    label = "Questions that need one fact, by sections (13 rows)"
-    body = html.partition(f"<details><summary>{label}</summary>")[2].partition("</details>")[0]
-    assert body.count("<tr>") == 14 and "agent 12" in body
+    faint = re.findall(r'<span class="few">(.*?)</span>', html)
+    assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
+    label = "Questions that need one fact, by sections"
+    rows = [row(f"agent {i}") for i in range(13)]
+    body = page(tmp_path / "long", rows).html.partition(f"<summary>{label} (13 rows)</summary>")[2]
+    assert body.partition("</details>")[0].count("<tr>") == 14
     short = page(tmp_path / "short", rows[:12]).html
-    assert f"{label.partition(' (')[0]}</caption>" in short and "(12 rows)" not in short
+    assert f"{label}</caption>" in short and "(12 rows)" not in short
 
 
 @pytest.mark.usefixtures("rendered")
@@ -364,54 +347,39 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
 
 @pytest.mark.usefixtures("rendered")
 def test_colours_of_the_plots_follow_the_light_or_dark_page(tmp_path):
-    text = write_report(folder_of(tmp_path / "eval", GRID, metrics=METRICS_CSV)).read_text()
+    rows = [row(temperature=t, length=n) for t in ("1.0", "0.0") for n in (4, 16)]
+    text = page(tmp_path / "eval", rows, metrics=METRICS_CSV).html
     assert "prefers-color-scheme:dark" in text and 'name="viewport"' in text
     svg = "".join(re.findall(r"<svg.*?</svg>", text, re.S))
-    assert "var(--c0)" in svg and "var(--c2)" in svg and "currentColor" in svg
+    assert "var(--c0)" in svg and "currentColor" in svg and "opacity: 0.35" in svg
     assert not re.search(r"#[0-9a-fA-F]{6}\b", svg)  # nothing has a colour of its own
-    assert ">trained</text>" in svg  # words are words
-    assert "greedy" not in svg  # a line an agent
-    alone = [row(temperature=t, length=n) for t in ("1.0", "0.0") for n in (4, 16)]
-    svg = page(tmp_path / "alone", alone).html
-    assert "stroke-dasharray" in svg and ">greedy</text>" in svg  # and dashed
+    # words are words; an agent alone has its greedy line, dashed
+    assert (
+        ">trained</text>" in svg and "stroke-dasharray" in svg and ">trained, greedy</text>" in svg
+    )
 
 
-@pytest.mark.usefixtures("rendered")
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
-    metrics = "step,sections,reward\n0,4,0.5\n1,4,nan\n2,4,\nx,4,1\n3,8,0.75\n4,8"
+    metrics = "step,level,reward\n0,0,0.5\n1,0,nan\n2,0,\nx,0,1\n3,1,0.75\n4,1"
     folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    rows = training.whole_rows(folder / "metrics.csv")
-    assert training.load_rewards(rows, [])[0] == [(0, 0.5, "4"), (3, 0.75, "8")]
+    read = read_training(folder, {"run": {"lengths": [4, 8], "data": "world"}}, "reward")
+    assert read.rewards == [(0, 0.5, "4"), (3, 0.75, "8")] and read.lengths == {4, 8}
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
 
 
-@pytest.mark.usefixtures("rendered")
 def test_published_numbers_stand_beside_documents_only(tmp_path):
     def rows(question="hotpotqa"):
         return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
 
     # files that do not name their data set are MemAgent's
-    for name in ("hotpotqa", "questions, a/b.json", "hotpotqa, a/b.json"):
+    for name in ("hotpotqa", "questions, a/b.json"):
         text = page(tmp_path / "hqa", rows(name), unit="documents").text
         assert "RL-MemAgent-14B published 0.836 0.820 0.844" in text
-        assert f"trained, {name} 1.0 0.250" in text
-    # both versions of the paper, each under its name
-    text = page(tmp_path / "hqa", rows(), unit="documents").text
-    v1, v2 = (
-        text.partition(f"2507.02259v{version}, Table {3 - version}")[2].partition("grey:")[0]
-        for version in (1, 2)
-    )
-    assert "RL-MemAgent-14B published 0.836 0.820 0.844" in v1
-    assert "QwenLong-L1-32B" in v1 and "second-hand" not in v1
-    assert v2.startswith(" (second-hand") and "QwenLong" not in v2
-    assert "RL-MemAgent-14B published 0.805 0.820 0.820 0.836" in v2
-    assert "RL-MemAgent-7B published 0.812 0.812 0.820" in v2
-    text = page(tmp_path / "wiki", rows("2wikimultihopqa"), unit="documents").text
-    assert "ReMemR1-3B published 0.535" in text
+        assert f"trained, {name} 1.0 0.250" in text and "(second-hand" in text
     assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
-    for name in ("triviaqa", "musique", "hotpotqa, evidence reverse 0.5"):
+    for name in ("triviaqa", "hotpotqa, evidence reverse 0.5"):
         assert "RL-MemAgent" not in page(tmp_path / "other", rows(name), unit="documents").text
 
 
@@ -424,11 +392,10 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
     assert "RULER, task by length" in text and "mean of the paper's ten 0.72" in text
     assert "RL-MemAgent-14B published 0.975" in text and "vt, RULER's match" in text
     assert "Trained, it correctly answers 75 % of 11 kinds of questions in 8,192 tokens. (n" in text
-    assert "brackets" not in text
-    assert "mean of the paper's ten" not in page(tmp_path / "nine", rows[1:], unit="tokens").text
     others = [row(question="eventqa_65536", length=65536, metric="x")]  # of MemoryAgentBench
-    text = page(tmp_path / "others", others, unit="tokens").text
-    assert "eventqa_65536" in text and "RULER" not in text
+    for fewer in (rows[1:], others):
+        assert "mean of the paper's ten" not in page(tmp_path / "n", fewer, unit="tokens").text
+    assert "RULER" not in page(tmp_path / "others", others, unit="tokens").text
 
 
 def test_the_headline_is_computed_from_the_numbers():
@@ -464,6 +431,49 @@ def test_the_headline_is_computed_from_the_numbers():
     )
 
 
+def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):
+    agents = ("memagent", "bm25", "oracle", "full", "full@untrained", "memagent@untrained")
+    report = page(tmp_path / "eval", [row(agent) for agent in agents])
+    captions = re.findall(r"<caption>memagent minus ([^ ]*) \(", report.html)
+    assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
+
+
+def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
+    """Without its plots, of which there are as many as kinds of question; a step that looks at all
+    cells for each of them would take eight times as many."""
+    monkeypatch.setattr(plots, "_svg", lambda *_: Markup("<svg></svg>"))
+
+    def steps(agents):
+        rows = [
+            row(f"a{agent}", f"kind {kind}", t, 2**n, str(i), mib=3, document_tokens=9)
+            for agent in range(agents)
+            for kind in range(4)
+            for t in ("1.0", "0.0")
+            for n in range(3)
+            for i in range(2)
+        ]
+        folder = folder_of(tmp_path / f"{agents}", rows)
+        write_report(folder)
+        return steps_run(lambda: write_report(folder))
+
+    assert steps(8) < 1.75 * 8 * steps(1)  # 192 cells, 24 cells
+
+
+def test_an_axis_of_many_decades_has_few_ticks():
+    def ticks(*values):
+        axes = Figure().add_subplot()
+        axes.plot(values, values)
+        plots._value_axis(axes)
+        axes.figure.canvas.draw()
+        low, high = axes.get_ylim()
+        labels = zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)
+        return [label.get_text() for at, label in labels if low <= at <= high]
+
+    assert ticks(2.0, 70.0) == ["2", "5", "10", "20", "50"]
+    assert ticks(6.1, 9.23)  # where none of 1, 2 and 5 lies
+    assert 2 <= len(ticks(1e-6, 1e9)) <= 8
+
+
 # ---------------------------------------------------------------- trajectories
 
 
@@ -475,12 +485,20 @@ def test_the_difference_holds_both_texts(before, after):
     assert all(kind == "same" for kind, _ in pieces) == (before.split() == after.split())
 
 
-def test_of_many_changes_the_middle_is_left_out():
-    steps = steps_of(record([f"memory {i}" for i in range(101)]), most=6)
-    numbers = [s if isinstance(s, str) else s.number for s in steps]
-    assert numbers == [1, 2, 3, "94 sections left out", 98, 99, 100]
-    assert [s.number for s in steps_of(record(["x"] * 3))] == [1, 2]
-    assert steps_of(record(["x"] * 4))[1] == "1 section left out: the memory stayed as it was"
+def test_sections_that_are_left_out_are_counted():
+    def numbers(*args, **kwargs):
+        return [s if isinstance(s, str) else s.number for s in steps_of(*args, **kwargs)]
+
+    assert numbers(record([f"memory {i}" for i in range(101)]), most=6) == [
+        1, 2, 3, "94 sections left out", 98, 99, 100
+    ]  # fmt: skip
+    assert numbers(record(["x"] * 4)) == [1, "1 section left out: the memory stayed as it was", 3]
+    # 100 sections, changes at 10 and 91
+    changes = record(["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10)
+    gap = "{} sections left out: the memory stayed as it was".format
+    assert numbers(changes) == [1, gap(8), 10, gap(80), 91, gap(8), 100]
+    step = steps_of(changes)[2]
+    assert (step.before, step.after, step.section) == ("none", "fact", "section 10.")
 
 
 def test_a_failed_turn_leaves_the_memory_as_it_was():
@@ -509,42 +527,21 @@ def test_a_last_turn_leaves_the_memory_that_its_own_settings_say(codec, empty, a
     assert [(step.before, step.after) for step in steps_of(made)] == [("fact", after)]
 
 
-def test_sections_that_change_nothing_are_left_out_and_counted():
-    # 100 sections, changes at 10 and 91
-    steps = steps_of(record(["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10))
-    gap = "{} sections left out: the memory stayed as it was".format
-    numbers = [s if isinstance(s, str) else s.number for s in steps]
-    assert numbers == [1, gap(8), 10, gap(80), 91, gap(8), 100]
-    assert (steps[2].before, steps[2].after, steps[2].section) == ("none", "fact", "section 10.")
-
-
 def test_a_trajectory_in_the_terminal():
     hot = dict(step=39, temperature=2.2)
     changed = record(("Anna met Otto.", "Anna met Boris."), reward=0.0, answer="no box", **hot)
-    console = printed(changed)
+    changed["turns"][0]["section"] += "x" * 5000
+    console = printed(changed, 100)
     styles = {part.text.strip(): part.style for part in console._record_buffer if part.text.strip()}
-    assert styles["Boris."].underline and styles["Boris."].color.name == "green"
-    assert styles["Otto."].strike and styles["Otto."].color.name == "red"
-    assert styles["section 1."].dim and styles["0"].color.name == "red"
+    assert styles["{+Boris.+}"].underline and styles["{+Boris.+}"].color.name == "green"
+    assert styles["[-Otto.-]"].strike and styles["[-Otto.-]"].color.name == "red"
     text = console.export_text()
     for part in (
-        "Where is Anna?", "section 1 of 1", "before  Anna met Otto.", "after   Anna met Boris.",
-        "no box", "gold    Lima", "2 stop",
-        "task a, sample 0, training step 39, sampled at temperature 2.2 (above 1:",
+        "Where is Anna?", "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "no box",
+        "gold  Lima", "2 stop", "task a, sample 0", "characters left out",
+        "training step 39; sampled at temperature 2.2",
     ):  # fmt: skip
-        assert part in text
-    assert [sampled(record(temperature=t)) for t in (0.0, 1.0, None)] == [
-        "greedy", "sampled at temperature 1", "",
-    ]  # fmt: skip
-
-
-def test_long_sections_and_whole_documents_are_clipped():
-    long = record(("none", "fact"))
-    long["turns"][0]["section"] = "x" * 5000
-    assert "4,900 characters left out" in printed(long, 100).export_text()
-    whole = record(("",))
-    whole["turns"][0]["section"] = "all of it"
-    assert "all of it" in printed(whole).export_text()
+        assert part in text, text
 
 
 @pytest.mark.parametrize(
@@ -555,24 +552,18 @@ def test_long_sections_and_whole_documents_are_clipped():
         ("\\boxed{}", "boxed", False),
         ("Therefore, the answer is Lima.", "sentence", True),
         ("\\boxed{Lima}", "sentence", False),
-        ("<think>\\boxed{Lima}</think>Lima", "boxed", False),
         ("the answer is Lima.", "", True),
         ("Lima", "", False),
         ("<think>never ends", "boxed", True),
-        ("**Lima**.", "plain", True),
         ("", "plain", True),
     ],
 )
-def test_an_answer_without_the_form_is_an_answer_and_that_is_said(tmp_path, answer, form, kept):
+def test_an_answer_without_the_form_is_an_answer_and_that_is_said(answer, form, kept):
     fields = {"form": form} if form else {}  # older records have none
     one = record(answer=answer, reward=float(kept), **fields)
     shown = printed(one).export_text()
     assert (unformed(form) in shown) == (not kept) and (answer.strip() or "(none)") in shown
-    words = " ".join(page(tmp_path / "r", [row(id=0)], records=[one]).words)
-    assert (unformed(form) in words) == (not kept) == ("wrong, not in the form asked for" in words)
-    if not kept:  # a reward of the user's own may look at the response alone
-        shown = printed(one | {"reward": 0.5}).export_text()
-        assert unformed(form, wrong=False) in shown and "graded as wrong" not in shown
+    assert ("wrong, not in the form asked for" in transcript(one, False)) == (not kept)
 
 
 def looking_back(**other):
@@ -583,17 +574,16 @@ def looking_back(**other):
     memories = ("none", "Otto reached Lima.", *["Ida left."] * 4, "Lima.")
     r = record(memories=memories, agent="rememr1", **other)
     looked = Recall(query="who is Otto?")
-    for turn in r["turns"]:
-        turn["notes"] = noted()
-    r["turns"][1]["notes"] = noted(asked=looked.query)
-    r["turns"][2]["notes"] = noted(looked, asked=looked.query)
     found = replace(looked, text="Otto reached Lima.", steps=(1,), score=0.25)
-    errors = ("multi_update", "truncated")
-    r["turns"][3]["notes"] = noted(found, "answer", step=Step(errors=errors, stray=True))
+    step = Step(errors=("multi_update", "truncated"), stray=True)
+    notes = {
+        1: noted(asked=looked.query), 2: noted(looked, asked=looked.query),
+        3: noted(found, "answer", step=step), 5: noted(asked="Ida"),
+        6: noted(Recall("Ida left.", "Ida", (3, 2), 1.0), "neither", step=None),
+    }  # fmt: skip
+    for k, turn in enumerate(r["turns"]):
+        turn["notes"] = notes.get(k, noted())
     r["turns"][3]["finish"] = "length"
-    r["turns"][5]["notes"] = noted(asked="Ida")
-    found = Recall("Ida left.", "Ida", (3, 2), 1.0)
-    r["turns"][-1]["notes"] = noted(found, "neither", step=None)
     return r
 
 
@@ -603,30 +593,15 @@ def noted(recalled=Recall(), evidence="", step=Step(), asked=""):
     return json.loads(json.dumps(asdict(notes)))
 
 
-def test_looks_back_are_shown_when_what_and_whether_they_held_evidence():
-    shown = printed(looking_back()).export_text()
-    for words in (
-        "looks for who is Otto?",
-        "nothing found for 'who is Otto?'",
-        "recalled Otto reached Lima. written after section 1, "
-        "found for 'who is Otto?' (score 0.25), holds the answer",
-        "for the answer recalled Ida left. written after section 2, 3, "
-        "found for 'Ida' (score 1.00), without evidence",
-        "section 4 of 6 cut at its limit section 4.",
-        "form multi update, stray tag",
-        "section 6 of 6 section 6. before Ida left. after Lima. looks for Ida",
-        "1 section left out: the memory stayed as it was",
-    ):
-        assert words in " ".join(shown.split()), words
+def test_notes_that_cannot_be_read_are_said_to_be():
+    """What is shown of those that can stands in the golden page of an evaluation."""
     of_yes = record(answers=["yes"], agent="rememr1")
     notes = of_yes["turns"][1]["notes"] = noted(Recall("yes", "q", (1,), 1.0), "unknown")
     assert "evidence not known" in printed(of_yes).export_text()
-    notes["evidence"] = "evidence"
-    assert "holds evidence" in printed(of_yes).export_text()
     del notes["evidence"]  # a damaged file
     assert "notes cannot be read" in printed(of_yes).export_text()
     del of_yes["turns"][1]["notes"]  # a record made before notes were kept
-    assert "Where is Anna?" in (text := printed(of_yes).export_text()) and "notes" not in text
+    assert "notes" not in printed(of_yes).export_text()
 
 
 def test_nothing_in_a_document_steers_the_terminal():
@@ -639,60 +614,3 @@ def test_nothing_in_a_document_steers_the_terminal():
     # markup stands there as it is, control characters do not
     assert text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
-
-
-def test_an_axis_of_many_decades_has_few_ticks():
-    def ticks(*values):
-        axes = Figure().add_subplot()
-        axes.plot(values, values)
-        plots._value_axis(axes, values)
-        return [label.get_text() for label in axes.get_yticklabels()]
-
-    assert ticks(2.0, 70.0) == ["2", "5", "10", "20", "50"]
-    assert ticks(0.002, 0.9) == ["0.01", "0.1", "1"]
-    assert ticks(6.1, 9.23) == ["6.1", "9.2"]  # none of 1, 2 and 5
-    assert 2 <= len(ticks(1e-6, 1e9)) <= 6
-
-
-# ---------------------------------------------------------------- what comes first, what is folded
-
-
-def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):
-    agents = ("memagent", "bm25", "oracle", "full", "full@untrained", "memagent@untrained")
-    report = page(tmp_path / "eval", [row(agent) for agent in agents])
-    captions = re.findall(r"<caption>memagent minus ([^ ]*) \(", report.html)
-    assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
-    assert "minus full (reading everything at once), by sections" in report.text
-
-
-def test_two_kinds_of_question_stand_on_the_first_screen_and_the_others_below(tmp_path):
-    rows = [row(question=f"kind {i}") for i in range(5)]
-    wrong, other = record(id="b", question="No?", reward=0.0), record(id="c", question="And?")
-    report = page(tmp_path / "eval", rows, records=[record(), wrong, other])
-    first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
-    assert first.count("<svg") == 2 and "And?" not in first
-    assert first.index("right</span> Where is Anna?") < first.index("wrong</span> No?")
-    more = report.html.partition("<h2>Other kinds of questions")[2].partition("</section>")[0]
-    assert more.count("<svg") == 3
-    assert [x for x in ("Where", "No?", "And?") if x in report.section("Transcripts")] == ["And?"]
-
-
-def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
-    """Without its plots, of which there are as many as kinds of question; a step that looks at all
-    cells for each of them would take eight times as many."""
-    monkeypatch.setattr(plots, "_svg", lambda *_: Markup("<svg></svg>"))
-
-    def steps(agents):
-        rows = [
-            row(f"a{agent}", f"kind {kind}", t, 2**n, str(i), mib=3, document_tokens=9)
-            for agent in range(agents)
-            for kind in range(8)
-            for t in ("1.0", "0.0")
-            for n in range(6)
-            for i in range(2)
-        ]
-        folder = folder_of(tmp_path / f"{agents}", rows)
-        write_report(folder)
-        return steps_run(lambda: write_report(folder))
-
-    assert steps(8) < 1.75 * 8 * steps(1)  # 768 cells, 96 cells

@@ -1,58 +1,95 @@
-"""Whether a run goes on is told by locks, which end with their process."""
+"""Whether a run goes on is told by locks, which end with their process; who holds one, and when."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from conftest import random_policy
 
+import eval
+import suites
+from commands import train
+from config.options import EvalConfig, GRPOConfig, RunConfig
+from embedded import tiny
 from report.status import MARK, hold, is_running, release
 
 ROOT = Path(__file__).parents[2]
-HOLD = "import sys; from pathlib import Path; from report.status import hold; hold(Path({!r})); "
+HELD = """
+import sys
+from pathlib import Path
+from report.status import hold, is_running
+print(is_running(Path(sys.argv[1])), flush=True)
+hold(Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
 def another(tmp_path):
-    """Return a process that holds the folder until its input ends."""
-    code = HOLD.format(str(tmp_path)) + "print('held', flush=True); sys.stdin.read()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=ROOT
-    )
-    assert process.stdout.readline() == b"held\n"
-    yield process
-    process.kill()
-    process.wait()
-    process.stdin.close()
-    process.stdout.close()
+    """Return a process that holds the folder until it is killed."""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    with subprocess.Popen([sys.executable, "-c", HELD, tmp_path], cwd=ROOT, **pipes) as process:
+        yield process
+        process.kill()
 
 
-def test_a_folder_is_held_until_its_process_is_killed(tmp_path, another):
+def test_a_folder_is_held_until_its_processes_are_killed_or_release_it(tmp_path, another):
+    assert not is_running(tmp_path / "missing")
+    assert [another.stdout.readline() for _ in range(2)] == [b"False\n", b"held\n"]
     assert is_running(tmp_path) and is_running(tmp_path)  # looking takes nothing away
     hold(tmp_path)  # a second process may hold it too
+    hold(tmp_path)
     release(tmp_path)
     assert is_running(tmp_path)
     another.kill()
     another.wait()
     assert not is_running(tmp_path) and (tmp_path / MARK).exists()
-
-
-def test_a_process_knows_what_it_holds_itself(tmp_path):
-    hold(tmp_path)
     hold(tmp_path)
     assert is_running(tmp_path)
-    child = "; print(is_running(Path({!r})))"  # and so does another one
-    code = "from pathlib import Path; from report.status import is_running" + child.format(
-        str(tmp_path)
-    )
-    said = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
-    assert said.stdout == "True\n"
-    release(tmp_path)
     release(tmp_path)
     assert not is_running(tmp_path)
 
 
-@pytest.mark.parametrize("folder", ["", "missing"])
-def test_nothing_runs_where_nothing_is(tmp_path, folder):
-    assert not is_running(tmp_path / folder)
-    assert [*tmp_path.iterdir()] == []  # and nothing was left there
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, codec):
+    folder = tmp_path_factory.mktemp("model")
+    random_policy(codec).save_pretrained(folder)
+    codec.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.mark.parametrize("fail", [False, True])
+def test_a_training_holds_its_folder_until_it_ends_or_fails(tmp_path, model, fail):
+    seen = []
+
+    class Look(train.lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_):
+            seen.append(is_running(tmp_path / "a"))
+            if fail:
+                raise KeyError("stop")
+
+    run = RunConfig(
+        name="a", runs=str(tmp_path), model=model, lengths=(1,), keep_checkpoints=0, validation_n=1
+    )
+    agent = tiny.agent(memory_tokens=4, final_tokens=4)
+    config = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
+    try:
+        train.train(run, config, agent, callbacks=[Look()])
+    except KeyError:
+        assert fail
+    assert seen == [True] and not is_running(tmp_path / "a")
+
+
+def test_an_evaluation_holds_its_folder_until_its_page_is_written(tmp_path, model, monkeypatch):
+    seen, rollout = [], eval.rollout
+    looking = lambda *args: seen.append(is_running(tmp_path / "e")) or rollout(*args)  # noqa: E731
+    monkeypatch.setattr(eval, "rollout", looking)
+    config = EvalConfig(
+        name="e", runs=str(tmp_path), model=model, agents=("memagent",), lengths=(1,), n=1,
+        temperatures=(0.0,),
+    )  # fmt: skip
+    agents = {"memagent": tiny.agent(memory_tokens=4, final_tokens=4)}
+    eval.run_suite(config, agents, suites.make("world", {"kinds": ("one_fact",)}))
+    assert seen == [True] and not is_running(tmp_path / "e")

@@ -4,30 +4,21 @@ import base64
 import gzip
 import json
 import re
-from hashlib import sha256
 from pathlib import Path
 
 import pytest
-from test_page import HOSTILE, record, row
+from test_page import HOSTILE, Page, folder_of, record, row
 
-from config.errors import UserError, clean
+from config.errors import clean
 from data import Task
 from memagent import Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 from report import viewer
-from report.folder import read_run
 from report.page import write_report
 from report.reading import row_of
-from report.rows import Cell, read_rows
-from report.summary import summarise, write_summary
+from report.rows import Cell
+from report.summary import summarise
 from report.transcripts import trace, unformed
 from report.viewer import viewer_section
-
-
-def evaluation(path, rows):
-    """Write the rows of an evaluation; return its folder and summary."""
-    path.mkdir()
-    (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
-    return path, summarise(rows)
 
 
 def blocks(html):
@@ -41,7 +32,7 @@ def column(block, name):
     return [values[k] for k in at]
 
 
-def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch):
+def test_every_row_is_packed_and_opens_its_own_transcript(monkeypatch):
     monkeypatch.setattr(viewer, "TOGETHER", 2)
     rows = [
         row(id=f"q{k}", reward=float(k % 2), wording=f"Where is {k % 3}?", memory=f"memory {k}",
@@ -73,30 +64,21 @@ def test_every_row_is_packed_and_opens_its_own_transcript(tmp_path, monkeypatch)
     assert packed["list"]["question"]["values"] == ["Where is 0?", "Where is 2?", "Where is 1?"]
 
 
-def test_rows_of_an_earlier_version_and_of_other_settings(tmp_path):
+def test_what_is_listed_of_rows_of_an_earlier_version():
     rows = [
         row(id="a", prediction=None, response=" It is Lima. "), row(id="b", reward=0.5),
         row(id="c", reward=0.0, error="no window", prediction="x" * 5000),
     ]  # fmt: skip
-    folder, summary = evaluation(tmp_path / "e", rows)
-    write_summary(folder / "summary.json", summary)
-    with (folder / "rows.jsonl").open("a") as file:
-        file.write(json.dumps(row(id="d", settings="other")) + "\n")
-        file.write(json.dumps(row(id="b", reward=1.0)) + "\n" + '{"torn')
-    run = read_run(folder)
-    listed = blocks(viewer_section(run.rows, summary, [record(settings="s")])[0].body)["list"]
+    listed = blocks(viewer_section(rows, summarise(rows), [record(settings="s")])[0].body)["list"]
     assert column(listed, "question") == ["Where is Anna?", "b", "c"]  # of the transcript, else id
-    assert column(listed, "result") == ["right", "right", "failed"]
+    assert column(listed, "result") == ["right", "partly right", "failed"]
     formless, _, long = column(listed, "answer")
-    assert formless == f"It is Lima. {unformed('', wrong=False)}" and len(long) < 800
-    section, script = viewer_section([], summary, [])
+    assert formless == f"It is Lima. {unformed()}" and len(long) < 800
+    section, script = viewer_section([], summarise(rows), [])
     assert section.body == script == ""
-    (folder / "rows.jsonl").write_text(json.dumps(rows[0]) + "\n\n")
-    with pytest.raises(UserError, match="line 2 is damaged"):
-        read_rows(folder / "rows.jsonl")
 
 
-def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):
+def test_of_too_many_rows_every_cell_keeps_as_many(monkeypatch):
     monkeypatch.setattr(viewer, "MOST", 6)
     rows = [row(agent, id=f"{k}", settings=agent) for agent in ("a", "b") for k in range(5)]
     section, _ = viewer_section(rows, summarise(rows), [])
@@ -106,18 +88,17 @@ def test_of_too_many_rows_every_cell_keeps_as_many(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("text", [
-    "</script><script>alert(1)</script>", "<!--", "-->", "]]>", "<script><!--<script>", "a\0b",
-    "\ud83d", "\u202eabc\u202c", "שלום", "&lt;b&gt; &amp;", "a\u2028\u2029", HOSTILE,
+    "</script><script>alert(1)</script>", "<!--", "<script><!--<script>", "a\0b", "\ud83d",
+    "\u202eabc\u202c", "&lt;b&gt; &amp;", "a\u2028\u2029", HOSTILE,
 ])  # fmt: skip
-def test_no_text_leaves_its_block_and_every_text_comes_back(tmp_path, text):
+def test_no_text_leaves_its_block_and_every_text_comes_back(text):
     rows = [row(text, text, id=text, prediction=text, error=text, wording=text, memory=text,
                 answers=[text])]  # fmt: skip
     records = [record((text, text + " in", text), text, settings="s", id=text, question=text)]
     html = viewer_section(rows, summarise(rows), records)[0].body
     packed = blocks(html)
     assert len(packed) == html.count("<script") == html.count("</script>") == 3
-    html = html[html.index("<script") :]
-    assert html.count("<") == 6
+    assert html[html.index("<script") :].count("<") == 6
     for name in ("agent", "question", "answer", "accepted", "error"):
         assert column(packed["list"], name) == [clean(text)]
     assert column(packed["memories"], "memory") == [clean(text)]
@@ -143,14 +124,11 @@ def test_a_row_keeps_the_questions_words_and_the_last_memory_in_short():
 
 
 def test_only_the_script_of_the_rows_may_run_and_only_where_there_are_rows(tmp_path):
-    folder, summary = evaluation(tmp_path / "e", [row(id=f"{k}") for k in range(9)])
-    write_summary(folder / "summary.json", summary)
+    rows = [row(id=f"{k}") for k in range(9)]
+    folder = folder_of(tmp_path / "e", rows)
+    (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     text = write_report(folder).read_text()
-    policy = re.search('Content-Security-Policy" content="([^"]*)"', text)[1]
-    (script,) = re.findall("<script>(.*?)</script>", text, re.S)
-    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    assert f"script-src 'sha256-{digest}'" in policy and "default-src 'none'" in policy
-    assert 'id="rows-list"' in text and "Every row" in text
+    assert Page(text) and "script-src" in text and 'id="rows-list"' in text and "Every row" in text
     assert "<script" not in write_report(folder, running=True).read_text()  # it is loaded anew
     (folder / "rows.jsonl").unlink()
     text = write_report(folder).read_text()
