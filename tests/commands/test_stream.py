@@ -427,7 +427,7 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("--arms none,ghost", "Unknown arm 'ghost'"),
+        ("--arms none,ghost", "no arm 'ghost'"),
         ("--arms none,none", "arms has 'none' twice"),
         ("--suite moon", "Unknown suite 'moon'"),
         ("--path x.json", "leave --path out"),
@@ -599,10 +599,10 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
         ("--frozen damaged.db", "damaged.db is no bank, or damaged"),
         ("--frozen vectors.db --retrieve dense --embedder hash:128", "was made with the embedder"),
         ("--frozen learnt.db --retrieve dense --embedder hash:64", "made without an embedder"),
-        ("--frozen learnt.db --arms reflection", "With a frozen bank there is no arm 'reflection'"),
+        ("--frozen learnt.db --arms reflection", "no arm 'reflection' with a frozen bank"),
         ("--frozen learnt.db --held-out x.json", "give them as --path alone"),
         ("--frozen stream/memrl.db", "lies in stream itself: give another --name"),
-        ("--bank learnt.db", "leave --bank out"),
+        ("--bank learnt.db", "instead of --bank"),
     ],
 )
 def test_mistakes_about_a_frozen_bank_are_one_sentence(
