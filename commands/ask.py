@@ -422,9 +422,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
     decode, in_sessions = engine.codec.decode, bool(document.sessions)
     places = Places(task.document, sections, decode, agent.config.over, verbatim=in_sessions)
     n_sections = _n_sections(document, agent, sections)
-    tokens = len(sections.ids) + sections.left_out
-    before = [turn["seconds"] for turn in trace]
-    clock = Clock(document.size(), agent, tokens, n_sections, before)
+    size = document, agent, len(sections.ids) + sections.left_out, n_sections
     sampling, turn, section = Sampling(reading.config.temperature), None, None
     n_read, cost = 0, Counter()
     n_steps = n_sections if agent.by_section else 1
@@ -436,7 +434,7 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
             if not (recorded or warm or (reading.config.endpoint and reading.keyed)):
                 trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not recorded and not agent.by_section:
-                say(clock.estimate(trial), to=progress.console)
+                say(estimate(*size, trial), to=progress.console)
             begun = time.perf_counter()
             turns = follow(Replay(engine, trace[:]), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
@@ -452,15 +450,13 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
                     n_read, section = n_read + 1, turn.prompt.section
                 reading.done = f", read {min(n_read, n_sections):,} of {_sections(n_sections)}"
                 if number == recorded:
-                    were = "was" if n_read == 1 else "were"
-                    say(f"{_sections(n_read)} {were} read before.", to=progress.console)
-                    say(clock.estimate(), to=progress.console)
+                    say(f"Read before: {_sections(n_read)}.", to=progress.console)
                 if number > recorded:
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
                     trace.append(row)
-                    if clock.add(seconds) and agent.by_section:
-                        say(clock.estimate(), to=progress.console)
+                    if number == 1 and agent.by_section:
+                        say(estimate(*size, seconds * (n_sections + 1)), to=progress.console)
                     for line in _lines(turn, agent, n_read, named):
                         say(line, to=progress.console)
                 note = named and f"read: {named}"
@@ -497,42 +493,19 @@ def _sections(n: int) -> str:
     return f"{n:,} section{'s' if n != 1 else ''}"
 
 
-@dataclass(slots=True)
-class Clock:
-    """How long a reading takes, by the turns that were made."""
-
-    size: str  # of the document, in pages
-    agent: Agent
-    tokens: int
-    n_sections: int
-    seconds: list[float]  # of each turn
-    before: int = 0  # turns that an earlier process made
-
-    def __post_init__(self):
-        self.before = len(self.seconds)
-
-    def add(self, seconds: float) -> bool:
-        """Count a turn; return whether it is the first."""
-        self.seconds.append(seconds)
-        return len(self.seconds) == 1
-
-    def estimate(self, whole: float | None = None) -> str:
-        """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes".
-
-        whole: seconds of all, where they are not to be told from the turns so far.
-        """
-        about, n = "" if self.agent.codec.exact else "about ", self.tokens
-        n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
-        if self.seconds and self.agent.by_section:
-            turns = max(0, self.n_sections + 1 - self.before)
-            whole = sum(self.seconds) / len(self.seconds) * turns
-        parts = [
-            self.size,
-            f"{about}{n:,} token{'s' if n != 1 else ''}",
-            _sections(self.n_sections) if self.agent.by_section else "read in one prompt",
-            f"about {duration(whole)}{' left' * (self.before > 0)}" if whole is not None else "",
-        ]
-        return ", ".join(filter(None, parts))
+def estimate(
+    document: Document, agent: Agent, tokens: int, n_sections: int, seconds: float | None = None
+) -> str:
+    """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes"."""
+    about, n = "" if agent.codec.exact else "about ", tokens
+    n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
+    parts = [
+        document.size(),
+        f"{about}{n:,} token{'s' if n != 1 else ''}",
+        _sections(n_sections) if agent.by_section else "read in one prompt",
+        f"about {duration(seconds)}" if seconds is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:

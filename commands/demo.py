@@ -391,12 +391,11 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
             total = len(plan.questions) + (0 if plan.alone else len(plan.trainings))
             shown = progress.add_task("all parts", total=total, note="")
             while pending:
-                for future in wait(pending, 1.0, FIRST_COMPLETED).done:
+                for future in wait(pending, return_when=FIRST_COMPLETED).done:
                     rows += future.result()
                     submit(pending.pop(future).then)
                     done += 1
-                steps = 0 if plan.alone else sum(map(_steps, plan.trainings))
-                progress.update(shown, completed=done, note=f"{steps} steps" if steps else "")
+                progress.update(shown, completed=done)
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
@@ -404,12 +403,6 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
     finally:
         pool.shutdown(cancel_futures=True)
     return rows, seconds
-
-
-def _steps(training: Training) -> int:
-    """Count the steps that a training has done."""
-    path = files.run_path(training.run.runs, training.run.name) / "metrics.csv"
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
 # ---------------------------------------------------------------- the results

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import ask as commands_ask
-from commands.ask import Clock, Document, Reading
+from commands.ask import Document, Reading
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
@@ -33,6 +33,7 @@ from engines.scripted import ScriptedEngine
 from memagent import NO_MEMORY, Finish, Prompt, Turn
 from report.records import record_turn
 from rollout import Sampling, follow
+from tasks.documents import Part
 from tokens.codec import Characters
 
 NOBODY = "127.0.0.1:1"  # where no Ollama listens
@@ -338,7 +339,7 @@ def test_what_was_stopped_goes_on_to_the_same_tokens():
     with writing(Path("runs/cut"), "It"):  # one process at a time
         run("--resume", "--name", "cut", code=2)
     printed = run("--resume", "--name", "cut")
-    assert "3 sections were read before." in printed and " left" in printed
+    assert "Read before: 3 sections." in printed
     assert "section 3: " not in printed  # it was shown before
     again = turns_of("cut")
     for name in ("prompt_ids", "response_ids", "response", "memory", "where", "finish"):
@@ -368,7 +369,7 @@ def test_what_is_kept_of_a_reading_that_is_stopped_while_its_model_loads(monkeyp
         printed = run("--resume", "--name", "x", *elsewhere, code=130)
     assert "go on with: ask --resume --name x" in printed
     printed = run("--resume", "--name", "x", *elsewhere)
-    assert "1 section was read before." in printed.splitlines()
+    assert "Read before: 1 section." in printed.splitlines()
 
 
 def test_a_server_that_went_away_keeps_what_was_read(monkeypatch):
@@ -437,7 +438,7 @@ def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
 
 
 def reading(text, question="Where?") -> Reading:
-    return Reading(AskConfig(), Document(text, (), "a"), question, "", None)
+    return Reading(AskConfig(), Document(text, (Part(0, "a", "file"),), "a"), question, "", None)
 
 
 def test_a_replay_gives_the_recorded_tokens_and_then_asks(codec):
@@ -706,14 +707,12 @@ def test_the_estimate_is_measured_and_rounded():
     assert [commands_ask.duration(s) for s in seconds] == [
         "1 second", "44 seconds", "89 seconds", "2 minutes", "14 minutes", "2.5 hours",
     ]  # fmt: skip
-    agent = tiny.agent().on(Characters())
-    clock = Clock("", agent, 131_234, 59, [])
-    assert clock.estimate() == "about 131,000 tokens, 59 sections"
-    assert clock.add(14.0) and not clock.add(14.0)
-    assert clock.estimate() == "about 131,000 tokens, 59 sections, about 14 minutes"
-    later = Clock("9 pages", agent, 999, 59, [14.0] * 30)
-    assert not later.add(14.0)
-    assert later.estimate() == "9 pages, about 999 tokens, 59 sections, about 7 minutes left"
+    agent, page = tiny.agent().on(Characters()), reading("x").document
+    size = commands_ask.estimate(page, agent, 131_234, 59)
+    assert size == "about 131,000 tokens, 59 sections"
+    pages = Document("xx", (Part(0, "a", "page", 1), Part(1, "a", "page", 2)), "a")
+    size = commands_ask.estimate(pages, agent, 999, 59, 840)
+    assert size == "2 pages, about 999 tokens, 59 sections, about 14 minutes"
 
 
 class Seconds:

@@ -7,8 +7,8 @@ import random
 from dataclasses import replace
 
 import pytest
+from child import in_child
 from conftest import calls_of, killed_in_child
-from test_bank_files import in_child
 from typer.testing import CliRunner
 
 import cli
