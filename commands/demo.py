@@ -19,7 +19,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from multiprocessing import forkserver
@@ -97,7 +97,6 @@ class Questions:
     sections: int = 0
     trained: int = 0  # the seed of its training
     base: str = ""  # the policy that answers frozen prompts; "" = the model itself
-    then: tuple = ()
 
     def of_each_length(self, sampled: Mapping, greedy: Mapping) -> list[Questions]:
         """Return one of these a length; sections -> questions at temperature 1 and 0."""
@@ -187,13 +186,6 @@ class Plan:
     alone: bool = False  # the one training is done in this process, which shows its steps
     unit: str = "sections"
     rivals: tuple[str, ...] = ()  # labels of what the trained agent is compared with
-
-    @property
-    def questions(self) -> list[Questions]:
-        """All of them, the trained agents' own first."""
-        firsts = [training.then[0] for training in self.trainings]
-        others = [part for training in self.trainings for part in training.then[1:]]
-        return [*firsts, *others, *self.baselines]
 
 
 def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
@@ -373,32 +365,25 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
 
     An exception of any part, and Ctrl-C, end all processes.
     """
-    pool, pending = _pool(), dict[Future, Training | Questions]()
-    rows, done, seconds = list[dict](), 0, 0.0
-
-    def submit(parts: Sequence[Training | Questions]) -> None:
-        pending.update((pool.submit(part), part) for part in parts)
-
+    pool, rows, seconds = _pool(), list[dict](), 0.0
+    trained = [part for training in plan.trainings for part in training.then]
+    stages = [[*plan.trainings, *plan.baselines], trained]
     try:
         if plan.alone:
-            (training,), start = plan.trainings, time.perf_counter()
-            training(begun=True)
+            start = time.perf_counter()
+            plan.trainings[0](begun=True)
             seconds = time.perf_counter() - start
-            submit(sorted(plan.questions, key=lambda part: -part.sections))  # the longest first
-        else:
-            submit([*plan.trainings, *plan.baselines])
+            # the longest first
+            stages = [sorted([*trained, *plan.baselines], key=lambda part: -part.sections)]
         with bar("parts") as progress:
-            total = len(plan.questions) + (0 if plan.alone else len(plan.trainings))
-            shown = progress.add_task("all parts", total=total, note="")
-            while pending:
-                for future in wait(pending, return_when=FIRST_COMPLETED).done:
+            shown = progress.add_task("all parts", total=sum(map(len, stages)), note="")
+            for parts in stages:
+                for future in as_completed([pool.submit(part) for part in parts]):
                     rows += future.result()
-                    submit(pending.pop(future).then)
-                    done += 1
-                progress.update(shown, completed=done)
+                    progress.advance(shown)
     except BaseException:
         for process in multiprocessing.active_children():
-            process.terminate()
+            process.kill()  # a training would finish its step at SIGTERM
         raise
     finally:
         pool.shutdown(cancel_futures=True)
@@ -413,7 +398,10 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
     from report.page import write_report
     from report.summary import summarise, table, write_summary
 
-    agents = {q.label: find.find(q.agent)() for q in plan.questions}
+    # the trained agents' own first, then with other settings
+    firsts = [training.then[0] for training in plan.trainings]
+    others = [part for training in plan.trainings for part in training.then]
+    agents = {q.label: find.find(q.agent)() for q in (*firsts, *others, *plan.baselines)}
     order = [*agents]
     rows.sort(  # they have come in any order
         key=lambda row: (

@@ -13,6 +13,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -236,27 +237,22 @@ def _name(host: str) -> str:
         return ""
 
 
-@dataclass(slots=True)
 class Memory:
     """Bytes that all requests together may hold."""
 
-    most: int
-    held: int = 0
+    def __init__(self, most: int):
+        self.most, self.held = most, Counter[object]()
 
-
-class Hold:
-    """What one request holds of a memory."""
-
-    def __init__(self, memory: Memory):
-        self.memory, self.n = memory, 0
-
-    def set(self, n: int) -> None:
-        """Hold so many bytes from now on. Failure: that is more than is left."""
-        more, memory = n - self.n, self.memory
-        if more > 0 and memory.held + more > memory.most:
-            full = f"The requests in flight hold {memory.most >> 20:,} MiB: try again."
+    def hold(self, request: object, n: int) -> None:
+        """Let a request hold so many bytes from now on. Failure: that is more than is left."""
+        more = n - self.held[request]
+        if more > 0 and self.held.total() + more > self.most:
+            full = f"The requests in flight hold {self.most >> 20:,} MiB: try again."
             raise Failure(503, full, "memory_full")
-        memory.held, self.n = memory.held + more, n
+        self.held[request] = n
+
+    def free(self, request: object) -> None:
+        del self.held[request]
 
 
 @dataclass(frozen=True, slots=True)

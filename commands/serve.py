@@ -27,7 +27,6 @@ from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -42,9 +41,6 @@ from report.reading import begins
 from tasks.chat_requests import Asked, ChatRequest, Refused, taken
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
-
-if TYPE_CHECKING:
-    from commands.door import Hold  # with uvicorn
 
 API_KEY = "MEMAGENT_API_KEY"
 """Name of the environment variable with the key that clients must send."""
@@ -97,8 +93,8 @@ def run(config: ServeConfig, how: How) -> None:
     engine = open_reader(evaluation_of(config, name="serve"), [agent], **opened)
     agent, fits = fitted(agent, engine.window, how.settings)
     service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
-    model = TINY if config.model == str(EMBEDDED) else Path(config.model or "model").name
-    model = re.sub(r"[^\w.:-]+", "-", config.served_as or model)
+    model = config.served_as or Path(config.model or "model").name  # without its folder
+    model = TINY if config.model == str(EMBEDDED) else re.sub(r"[^\w.:-]+", "-", model)
     name = config.called or f"{model}-{agent.label}"
     application = app(service, agent, Terms(name, config, key, typer.echo))
     server = Server(application, config.grace_s, service.stop)
@@ -286,7 +282,7 @@ def app(service, agent: Agent, terms: Terms):
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from commands.door import Failure, Hold, InFlight, Memory, Visitors, over_time
+    from commands.door import Failure, InFlight, Memory, Visitors, over_time
     from engines.service import LONG, Busy, Ended, Stopped
 
     config = terms.config
@@ -309,7 +305,7 @@ def app(service, agent: Agent, terms: Terms):
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
             raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
 
-    async def body_of(request: Request, hold: Hold) -> bytes:
+    async def body_of(request: Request) -> bytes:
         found = bytearray()
         too_large = Failure(413, f"The body is larger than {config.body_mib} MiB.", "too_large")
         if int(request.headers.get("content-length", 0)) > body_bytes:
@@ -317,7 +313,7 @@ def app(service, agent: Agent, terms: Terms):
         try:
             async with asyncio.timeout(config.body_s):
                 async for piece in request.stream():
-                    hold.set(len(found) + len(piece))
+                    memory.hold(request, len(found) + len(piece))
                     found += piece
                     if len(found) > body_bytes:
                         raise too_large
@@ -358,10 +354,9 @@ def app(service, agent: Agent, terms: Terms):
     async def completions(request: Request) -> Response:
         check_key(request)
         began, held = time.monotonic(), request.scope["held"]
-        hold = Hold(memory)
-        held.callback(hold.set, 0)
+        held.callback(memory.free, request)
         try:
-            body = await body_of(request, hold)
+            body = await body_of(request)
             async with asyncio.timeout(config.timeout_s):
                 asked = await while_there(request, read(body, held))
             del body
@@ -371,7 +366,7 @@ def app(service, agent: Agent, terms: Terms):
             raise over_time(config.timeout_s) from None
         except asyncio.CancelledError:  # by the server, which ends
             raise Failure(503, "The server is shutting down.") from None
-        hold.set(sys.getsizeof(asked[1].document.text))
+        memory.hold(request, sys.getsizeof(asked[1].document.text))
         exchange = Exchange(*asked, agent, terms, began)
         service.submit(exchange.reading)
         held.callback(service.cancel, exchange.reading)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import commands.door as door
 import commands.serve as serve
-from commands.door import Hold, Memory, Server, check_origins
+from commands.door import Memory, Server, check_origins
 from commands.serve import Terms, _listen, app
 from config.errors import UserError
 from config.options import ServeConfig
@@ -212,16 +212,15 @@ def test_all_bodies_together_hold_so_much_and_no_more(codec):
 
 def test_what_is_held_is_counted_by_the_byte():
     memory = Memory(100)
-    one, two = Hold(memory), Hold(memory)
-    one.set(60)
-    two.set(40)
+    memory.hold("a", 60)
+    memory.hold("b", 40)
     with pytest.raises(door.Failure):
-        two.set(41)
-    one.set(10)
-    two.set(90)
-    one.set(0)
-    two.set(0)
-    assert memory.held == 0
+        memory.hold("b", 41)
+    memory.hold("a", 10)
+    memory.hold("b", 90)
+    memory.free("a")
+    memory.free("b")
+    assert not memory.held
 
 
 def sleeps(path) -> bytes:
