@@ -149,19 +149,19 @@ class Exchange:
     """A request from its reading's submission to its answer."""
 
     def __init__(
-        self, request: ChatRequest, asked: Asked, agent: Agent, terms: Terms, began: float
+        self, request: ChatRequest, question: Asked, agent: Agent, terms: Terms, began: float
     ):
         from engines.service import Reading
         from rollout import Sampling
 
-        self.request, self.document, self.terms = request, asked.document, terms
+        self.request, self.document, self.terms = request, question.document, terms
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self.began, self.until = began, began + terms.config.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
         self.events: asyncio.Queue = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        task = Task("asked", asked.question, (), self.document.text, kind="asked")
+        task = Task("asked", question.question, (), self.document.text, kind="asked")
         if most := request.most_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
         warm = terms.config.temperature if request.temperature is None else request.temperature
@@ -358,7 +358,7 @@ def app(service, agent: Agent, terms: Terms):
         try:
             body = await body_of(request)
             async with asyncio.timeout(config.timeout_s):
-                asked = await while_there(request, read(body, held))
+                parsed, question = await while_there(request, read(body, held))
             del body
         except ClientDisconnect:
             return Response(status_code=499)
@@ -366,8 +366,8 @@ def app(service, agent: Agent, terms: Terms):
             raise over_time(config.timeout_s) from None
         except asyncio.CancelledError:  # by the server, which ends
             raise Failure(503, "The server is shutting down.") from None
-        memory.hold(request, sys.getsizeof(asked[1].document.text))
-        exchange = Exchange(*asked, agent, terms, began)
+        memory.hold(request, sys.getsizeof(question.document.text))
+        exchange = Exchange(parsed, question, agent, terms, began)
         service.submit(exchange.reading)
         held.callback(service.cancel, exchange.reading)
         try:

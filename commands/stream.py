@@ -60,8 +60,8 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
-    if config.path and suite.generated:
-        raise UserError(f"The tasks of {suite.label} are generated: leave --path out.")
+    if (config.path or config.held_out) and suite.generated:
+        raise UserError(f"{suite.label}'s tasks are generated: leave --path and --held-out out.")
     safe = f"All batches before are whole in {folder}; make room and call the same command again."
     with kept(lambda: safe), contextlib.ExitStack() as open_ones:
 

@@ -551,6 +551,7 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
 
 @pytest.mark.parametrize("words", [
     "--arms none,ghost", "--arms none,none", "--suite moon", "--suite bandit --path x.json",
+    "--suite bandit --held-out x.json",
     "--epochs 0", "--model smollm2", "--suite bandit --constants paper", "--retrieve dense",
     "--alpha 2", "--bank learnt.db", "--frozen none.db", "--frozen damaged.db",
     "--frozen vectors.db --retrieve dense --embedder hash:128",

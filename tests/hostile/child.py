@@ -17,13 +17,13 @@ def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 12
     """Return what a function returns in a child, which may take so many bytes more than it begins
     with, and so many seconds of a processor; its exception, as Python writes it; "" if it was
     ended."""
-    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    begun = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     read, write = os.pipe()
     if not (child := os.fork()):
         try:
             os.close(read)
             faulthandler.disable()  # what ends here is meant to
-            resource.setrlimit(resource.RLIMIT_AS, (there + memory, there + memory))
+            resource.setrlimit(resource.RLIMIT_AS, (begun + memory, begun + memory))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             answer = function() or "nothing is said"
         except BaseException as error:
