@@ -323,7 +323,8 @@ def malformed():
     wrong = {
         "messages": odd, "model": odd,
         "stop": [5, {}, [5]], "stream_options": [5, "x", [1], {"include_usage": "no"}],
-        "temperature": odd_numbers, "top_p": odd_numbers, "seed": no_counts, "max_tokens": no_counts,
+        "temperature": odd_numbers, "top_p": odd_numbers,
+        "seed": no_counts, "max_tokens": no_counts,
     }  # fmt: skip
     for name, values in wrong.items():
         yield from (json.dumps(chat() | {name: value}).encode() for value in values)

@@ -555,8 +555,8 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
     "--epochs 0", "--model smollm2", "--suite bandit --constants paper", "--retrieve dense",
     "--alpha 2", "--bank learnt.db", "--frozen none.db", "--frozen damaged.db",
     "--frozen vectors.db --retrieve dense --embedder hash:128",
-    "--frozen learnt.db --retrieve dense --embedder hash:64", "--frozen learnt.db --arms reflection",
-    "--frozen learnt.db --held-out x.json",
+    "--frozen learnt.db --retrieve dense --embedder hash:64",
+    "--frozen learnt.db --arms reflection", "--frozen learnt.db --held-out x.json",
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, words, at_hand):
     monkeypatch.chdir(at_hand)
