@@ -5,8 +5,11 @@ import faulthandler
 import json
 import os
 import resource
+import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from conftest import HANG_S
 
 from config.errors import UserError
 
@@ -23,6 +26,8 @@ def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 12
         try:
             os.close(read)
             faulthandler.disable()  # what ends here is meant to
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+            signal.alarm(int(HANG_S))  # ends what waits for ever, and judges no speed
             resource.setrlimit(resource.RLIMIT_AS, (begun + memory, begun + memory))
             resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
             answer = function() or "nothing is said"

@@ -4,16 +4,16 @@ Each kind is met in a process of its own with limits of memory and processor tim
 """
 
 import http.server
-import subprocess
-import sys
 import threading
 from types import SimpleNamespace
 
 import folders
 import pytest
-from child import HEAVY, LIGHT, refused, sentences
+from child import HEAVY, LIGHT, in_child, refused, sentences
 from test_bombs import FLOOD, ROOT, tasks_of
+from typer.testing import CliRunner
 
+import cli
 from agents.find import _agent_yaml
 from config.errors import UserError
 from config.foreign import PART
@@ -98,11 +98,9 @@ def test_a_pipe_in_a_model_folder_is_a_sentence_and_ends_ask_at_once(tmp_path):
     embedder = lambda path: embedder_of(f"hf:{path}")  # noqa: E731
     for reader in (_agent_yaml, Codec.load, load_model, embedder):
         refused(reader, paths, PIPE, HEAVY)
-    command = [sys.executable, "cli.py", "ask", "README.md", "Who?", "--model"]
-    result = subprocess.run(
-        [*command, str(paths["config.json"])], cwd=ROOT, capture_output=True, text=True, timeout=300
-    )
-    assert result.returncode == 2 and PIPE in result.stderr
+    words = ["ask", str(ROOT / "README.md"), "Who?", "--model", str(paths["config.json"])]
+    result = in_child(lambda: CliRunner().invoke(cli.app, words).stderr, HEAVY)
+    assert result.startswith("memagent: ") and PIPE in result
     beside = paths["agent.yaml"] / "a.gguf"
     beside.write_bytes(b"")
     (sentence,) = sentences(_agent_yaml, {"gguf": beside}).values()
