@@ -163,12 +163,20 @@ class Training:
     settings: dict  # of the agent `run.agent`
     then: tuple[Questions, ...] = ()
 
-    def __call__(self, begun: bool = False) -> list[dict]:
-        """Train; begun: the folder is there. There are no rows."""
-        from commands.train import run_and_report
+    def train(self, **how) -> Path:
+        from commands.train import train
 
-        agent = find.make(self.run.agent, self.settings)
-        run_and_report(self.run, self.grpo, agent, begun, lambda line: None)
+        return train(self.run, self.grpo, find.make(self.run.agent, self.settings), **how)
+
+    def __call__(self) -> list[dict]:
+        """Train, and write the page of that; there are no rows."""
+        from report.page import write_report
+        from report.runlog import summary
+        from report.summary import write_summary
+
+        folder = self.train()
+        write_summary(folder / "summary.json", summary(folder))
+        write_report(folder, title=f"Training {folder.name}")
         return []
 
 
@@ -350,12 +358,10 @@ def _pool() -> ProcessPoolExecutor:
 
 
 def _begin() -> None:
-    """Begin a process of the pool, which prints nothing of its own, and leaves no semaphore of
-    tqdm's behind when it is ended."""
+    """Begin a process of the pool, which leaves no semaphore of tqdm's behind when it is ended."""
     import torch
     from tqdm import tqdm
 
-    console.quiet = True
     torch.set_num_threads(1)
     tqdm.set_lock(threading.RLock())
 
@@ -370,8 +376,10 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
     stages = [[*plan.trainings, *plan.baselines], trained]
     try:
         if plan.alone:
-            start = time.perf_counter()
-            plan.trainings[0](begun=True)
+            from commands.train import TrainingProgress
+
+            (training,), start = plan.trainings, time.perf_counter()
+            training.train(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
             seconds = time.perf_counter() - start
             # the longest first
             stages = [sorted([*trained, *plan.baselines], key=lambda part: -part.sections)]
@@ -383,7 +391,7 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
                     progress.advance(shown)
     except BaseException:
         for process in multiprocessing.active_children():
-            process.kill()  # a training would finish its step at SIGTERM
+            process.terminate()
         raise
     finally:
         pool.shutdown(cancel_futures=True)
