@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
+from itertools import count
 from pathlib import Path
 
 import typer
@@ -33,13 +34,7 @@ from config import files
 from config.errors import UserError, clean, clip
 from config.foreign import from_json
 from config.locks import writing
-from config.options import (
-    EMBEDDED,
-    AnsweringConfig,
-    AskConfig,
-    EvalConfig,
-    without_url,
-)
+from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, without_url
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, console, say
@@ -60,7 +55,6 @@ from tasks.conversations import turns_as_memories
 from tasks.documents import Document
 from tasks.episodes import Episode
 from tasks.pages import Places
-from tokens.codec import Sections
 
 SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
@@ -93,11 +87,6 @@ class How:
         flags = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
         return {name: value for name, value in flags.items() if value not in ("", "default")}
 
-    @property
-    def said(self) -> str:
-        """Return the first flag that decides on the agent, "" if none does."""
-        return next(iter(self.given), "")
-
 
 @dataclass(slots=True)
 class Reading:
@@ -106,21 +95,22 @@ class Reading:
     config: AskConfig
     document: Document
     question: str
-    said: str  # who answers
+    by: str  # who answers, in words
     window: int | None  # of a server that does not say
     keyed: bool = False  # whether the server may have the API key
     agent: Agent | None = None
     folder: Path | None = None
+    done: str = ""  # how far it has come, in words
 
     @property
     def task(self) -> Task:
         """The question about the text; about a chat, also as dated sessions and messages."""
-        document = self.document
-        asked = document.title, self.question, (), document.text
-        if not document.sessions:
-            return Task(*asked, kind="asked")
-        memories = turns_as_memories(document.sessions)
-        return Episode(*asked, kind="asked", sessions=document.sessions, memories=memories)
+        sessions = self.document.sessions
+        given = self.document.title, self.question, (), self.document.text
+        if not sessions:
+            return Task(*given, kind="asked")
+        memories = turns_as_memories(sessions)
+        return Episode(*given, kind="asked", sessions=sessions, memories=memories)
 
     @property
     def again(self) -> str:
@@ -135,7 +125,7 @@ class Reading:
             given["embedder"] = agent.embedder
         flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         trust = " --trust-remote-code" if c.trust_remote_code else ""
-        return f"ask --resume --name {c.name}{''.join(flags)}{trust}"
+        return f"go on with: ask --resume --name {c.name}{''.join(flags)}{trust}"
 
 
 def ask(
@@ -158,12 +148,12 @@ def ask(
         answers = _answer(readings, how)
         if config.json:
             typer.echo(json.dumps(answers, ensure_ascii=False, indent=1))
-    except KeyboardInterrupt:  # before a reading itself, or after it
+    except KeyboardInterrupt:
         reading = next((reading for reading in reversed(readings) if reading.folder), None)
         kept = reading and (reading.folder / "document.json").exists()
-        done = "what was read before is kept" if resume else "nothing was read"
-        done = f"go on with: {reading.again}" if kept else done
-        typer.echo(f"memagent: stopped; {done}", err=True)
+        rest = "what was read before is kept" if resume else "nothing was read"
+        rest = f"{reading.done}; {reading.again}" if kept else f"; {rest}"
+        typer.echo(f"memagent: stopped{rest}", err=True)
         raise typer.Exit(130) from None
     finally:
         console.stderr = False
@@ -171,34 +161,36 @@ def ask(
 
 def _answer(readings: Sequence[Reading], how: How) -> list[dict]:
     """Open what answers, choose the agent by the first reading, and do all of them."""
-    reading, several = readings[0], len(readings) > 1
-    agents = [reading.agent] if reading.agent else _candidates(reading.config, how)
-    for remark in reading.document.remarks:
+    first, several = readings[0], len(readings) > 1
+    agents = [first.agent] if first.agent else _candidates(first.config, how)
+    for remark in first.document.remarks:
         say(remark, "dim")
     terms = Terms(
         patience_s=PATIENCE_S,
         memory_is_final=True,
-        keyed=reading.keyed,
+        keyed=first.keyed,
         tell=lambda words: say(words, "yellow"),
     )
-    asked = evaluation_of(reading.config, name="ask", in_flight=1)
-    keep = reading.config.cache_tokens if several else 0  # sections, for the next question
-    engine = open_reader(asked, agents, window=reading.window, terms=terms, cache_tokens=keep)
+    evaluation = evaluation_of(first.config, name="ask", in_flight=1)
+    keep = first.config.cache_tokens if several else 0  # sections, for the next question
+    engine = open_reader(evaluation, agents, window=first.window, terms=terms, cache_tokens=keep)
     with contextlib.closing(engine):
-        if reading.agent is None:
-            _choose(reading, how, engine, agents)
-        say(reading.said)
-        if axes := find.axes(reading.agent, compat=how.compat):
+        if first.agent is None:
+            _choose(first, how, engine, agents)
+        say(first.by)
+        if axes := find.axes(first.agent, compat=how.compat):
             say(axes)
-        _say_notes(reading.config)
+        _say_notes(first.config)
         answers = []
-        for number, each in enumerate(readings, 1):
-            each.agent, each.said = reading.agent, reading.said
+        for number, reading in enumerate(readings, 1):
+            reading.agent, reading.by = first.agent, first.by
             if several:
-                say(f"question {number} of {len(readings)}: {each.question}", "bold")
-            answers.append(_kept(each, engine, warm=number > 1))
+                say(f"question {number} of {len(readings)}: {reading.question}", "bold")
+            answers.append(answer := _kept(reading, engine, warm=number > 1))
             if several:
-                say(_cost(answers[-1]))
+                all_tokens = answer["prompt_tokens"]
+                new = all_tokens - answer["reused_tokens"]
+                say(f"{answer['seconds']:.1f} s, {new:,} of {all_tokens:,} tokens read anew")
     return answers
 
 
@@ -218,13 +210,7 @@ def _kept(reading: Reading, engine: Engine, warm: bool) -> dict:
             release(reading.folder)
 
 
-def _cost(answer: dict) -> str:
-    """Say how long an answer took, and how much of its prompts had been read before."""
-    new = answer["prompt_tokens"] - answer["reused_tokens"]
-    return f"{answer['seconds']:.1f} s, {new:,} of {answer['prompt_tokens']:,} tokens read anew"
-
-
-# ---------------------------------------------------------------- what is read, and by whom
+# ---------------------------------------------------------------- what is read
 
 
 def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[Reading]:
@@ -233,12 +219,16 @@ def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[R
         raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
     *paths, question = words
     questions = question, *also
-    if not all(asked.strip() for asked in questions):
-        raise UserError("The question is empty: it comes last, after the files.")
-    if Path(question).suffix and _is_file(question):
-        raise UserError(f"{question} is a file: the question comes last.")
-    for asked in questions:
-        _check_encoding(asked)
+    for each in questions:
+        if not each.strip():
+            raise UserError("The question is empty: it comes last, after the files.")
+        try:
+            each.encode()
+        except UnicodeEncodeError:  # half a character, which no tokenizer reads
+            raise UserError(f"The question is not in UTF-8: {clip(clean(each), 200)}.") from None
+    with contextlib.suppress(OSError):  # what the system takes for no name
+        if Path(question).suffix and Path(question).is_file():
+            raise UserError(f"{question} is a file: the question comes last.")
     numbers = ["", *(f"-{k}" for k in range(2, len(questions) + 1))]
     names = [f"{config.name}{number}" if config.name else "" for number in numbers]
     for name in filter(None, names):
@@ -247,58 +237,38 @@ def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[R
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     return [
-        Reading(replace(config, name=name), document, asked, who.said, who.window, who.keyed)
-        for name, asked in zip(names, questions, strict=True)
+        Reading(replace(config, name=name), document, each, who.said, who.window, who.keyed)
+        for name, each in zip(names, questions, strict=True)
     ]
 
 
-def _is_file(words: str) -> bool:
-    """Tell whether words are the name of a file; what the system takes for no name is none."""
-    try:
-        return files.is_file(words)
-    except UserError:
-        return False
-
-
-def _check_encoding(question: str) -> None:
-    """Raise a UserError for a question with half characters, which no tokenizer reads."""
-    try:
-        question.encode()
-    except UnicodeEncodeError:
-        raise UserError(
-            f"The question is not in UTF-8 ({clip(clean(question), 200)}): type it in a terminal "
-            "whose encoding is UTF-8."
-        ) from None
-
-
 def _free(folder: Path) -> None:
-    if (folder / "document.json").exists():
-        raise UserError(
-            f"{folder} holds a reading: go on with it by --resume, or give another --name."
-        )
-    if (folder / "config.yaml").exists():
-        raise UserError(f"{folder} holds another run: give this reading another --name.")
+    """Raise a UserError if a folder holds a run."""
+    if any((folder / name).exists() for name in ("document.json", "config.yaml")):
+        raise UserError(f"{folder} holds a run: go on with it by --resume, or give another --name.")
 
 
-def _resumed(
-    words: Sequence[str], config: AskConfig, how: How, also: Sequence[str] = ()
-) -> Reading:
+def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Reading:
     """Return the reading of this name as it was begun."""
     if not config.name:
         raise UserError("--resume goes on with a reading: say which by --name.")
     folder = files.run_path(config.runs, config.name)
+
+    def refuse(flag: str) -> None:
+        raise UserError(f"--resume goes on with what {folder} began with: leave {clean(flag)} out.")
+
     kept = {"name": config.name, "runs": config.runs, "json": config.json}
     given = {f.name: v for f in fields(config) if (v := getattr(config, f.name)) != f.default}
     given |= how.settings | how.given | ({"also": also} if also else {})
     again = {*kept, *AGAIN} - ({"agent"} if how.agent in find.names() else set())
     other = [f"--{name.replace('_', '-')}" for name in given if name not in again]
-    if what := [*other, *words]:
-        raise _other(folder, what[0])
+    for flag in (*other, *words):
+        refuse(flag)
     path = folder / "document.json"
     try:
         plain = from_json(path.read_text(encoding="utf-8"))
         document, question = Document.of(plain["document"]), plain["question"]
-        said, window = plain["said"], plain["window"]
+        by, window = plain["said"], plain["window"]
     except OSError as error:
         raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -311,23 +281,55 @@ def _resumed(
     if keyed is None:
         find.check_reach(path, {"endpoint": before.endpoint}, given)
     config = replace(before, endpoint=config.endpoint or before.endpoint)
-    policy = find.model_or_default(config.model, config.endpoint)
-    name = stored.get("run", {}).get("agent")
+    name, settings = stored.get("run", {}).get("agent"), stored.get("agent", {})
     if not name:
-        raise UserError(f"{folder / 'config.yaml'} names no agent: ask anew under another --name.")
+        raise UserError(f"{path} names no agent: ask anew under another --name.")
     if reader and reader.name != name:
-        raise _other(folder, "--agent")
-    settings = stored.get("agent", {})
-    if "embedder" in how.settings:
-        if without_url(how.settings["embedder"]) != without_url(settings.get("embedder")):
-            raise _other(folder, "--embedder")
-        settings = settings | how.settings
-    agent = find.with_state(find.make(name, settings), policy)
-    return Reading(config, document, question, said, window, bool(keyed), agent, folder)
+        refuse("--agent")
+    if embedder := how.settings.get("embedder"):
+        if without_url(embedder) != without_url(settings.get("embedder")):
+            refuse("--embedder")
+    policy = find.model_or_default(config.model, config.endpoint)
+    agent = find.with_state(find.make(name, settings | how.settings), policy)
+    return Reading(config, document, question, by, window, bool(keyed), agent, folder)
 
 
-def _other(folder: Path, flag: str) -> UserError:
-    return UserError(f"--resume goes on with what {folder} began with: leave {clean(flag)} out.")
+def _folder(reading: Reading) -> Path:
+    """Make the folder of a reading: of its name, or a new one that no other process has made."""
+    runs, name = reading.config.runs, reading.config.name
+    if name:
+        folder = files.run_path(runs, name)
+        _free(folder)
+        files.make_folder(folder)
+        return folder
+    stem = f"ask-{datetime.now():%Y%m%d-%H%M%S}"
+    files.make_folder(Path(runs))
+    for number in count(1):
+        name = f"{stem}-{number}" if number > 1 else stem
+        folder = files.run_path(runs, name)
+        with contextlib.suppress(FileExistsError):
+            folder.mkdir()
+            break
+    reading.config = replace(reading.config, name=name)
+    return folder
+
+
+def _begin(reading: Reading) -> None:
+    """Write down a reading whose folder is claimed, so that it can be gone on with."""
+    folder, agent = reading.folder, reading.agent
+    _free(folder)  # another process may have begun, and ended, since its name was looked at
+    plain = {
+        "question": reading.question,
+        "said": reading.by,
+        "window": reading.window,
+        "document": reading.document.plain(),
+    }
+    run, config = {"agent": agent.name}, asdict(reading.config)
+    files.dump(folder / "config.yaml", run=run, ask=config, agent=asdict(agent.config))
+    write_text(folder / "document.json", json.dumps(plain))  # last: with it the reading is there
+
+
+# ---------------------------------------------------------------- who reads
 
 
 def evaluation_of(config: AnsweringConfig, **fixed: object) -> EvalConfig:
@@ -353,7 +355,7 @@ def _candidates(config: AskConfig, how: How) -> list[Agent]:
     """Return the agents that may read: the one that was said, else those that length decides on."""
     policy = find.model_or_default(config.model, config.endpoint)
     names = [how.agent or find.agent_of(how.preset, policy)]
-    if not how.said:
+    if not how.given:
         names += [name for _, name in find.best_by_length(policy)] or ["full"]
     return [made(name, config, how) for name in dict.fromkeys(names)]
 
@@ -365,8 +367,8 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
     tokens = len(engine.codec.ids(reading.document.text))
     best, window = find.best_by_length(policy), engine.window or SHORT_OF_A_WINDOW
     agent = agents[0]
-    if how.said:
-        why = f"as --{how.said} says"
+    if how.given:
+        why = f"as --{next(iter(how.given))} says"
     elif best:
         longest, name = best[-1]
         name = next((name for most, name in best if tokens <= most), name)
@@ -379,11 +381,9 @@ def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent])
         agent, why = named["full"], "since it fits half a window; nothing was measured"
     else:
         why = "since it is longer than half a window; nothing was measured"
-    agent, fits = fitted(agent, engine.window, how.settings)
-    why += fits
+    reading.agent, fits = fitted(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
-    reading.agent = agent
-    reading.said += f", reading {way}with {agent.label}, {why}"
+    reading.by += f", reading {way}with {agent.label}, {why}{fits}"
 
 
 def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str]:
@@ -392,70 +392,16 @@ def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str
     c, needed = agent.config, agent.turn_tokens()
     if not agent.by_section or not window or needed <= window or "chunk_tokens" in settings:
         return agent, ""
-    agent = agent.with_settings(
-        chunk_tokens=min(c.chunk_tokens, max(128, window - (needed - c.chunk_tokens)))
-    )
-    size = agent.config.chunk_tokens
-    return agent, f", in sections of {size:,} tokens for its window of {window:,}"
+    size = min(c.chunk_tokens, max(128, window - (needed - c.chunk_tokens)))
+    words = f", in sections of {size:,} tokens for its window of {window:,}"
+    return agent.with_settings(chunk_tokens=size), words
 
 
 def _say_notes(config: AskConfig) -> None:
     if config.endpoint and not config.model:
-        say(
-            "Lengths are estimated at four bytes a token; "
-            "--model NAME counts and sends the model's own tokens.",
-            "dim",
-        )
+        say("Lengths are estimated at four bytes a token: --model NAME counts tokens.", "dim")
     elif config.model == str(EMBEDDED):
-        say(
-            "The embedded policy knows generated English only "
-            "(python cli.py data look world); for real text give another --model.",
-            "dim",
-        )
-
-
-def _folder(reading: Reading) -> Path:
-    """Make the folder of a reading: of its name, or a new one that no other process has made."""
-    runs, name = reading.config.runs, reading.config.name
-    if name:
-        folder = files.run_path(runs, name)
-        _free(folder)
-        files.make_folder(folder)
-        return folder
-    stem, number = f"ask-{datetime.now():%Y%m%d-%H%M%S}", 1
-    files.make_folder(Path(runs))
-    while True:
-        name = f"{stem}-{number}" if number > 1 else stem
-        folder = files.run_path(runs, name)
-        try:
-            folder.mkdir()
-        except FileExistsError:
-            number += 1
-            continue
-        except OSError as error:
-            raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
-        reading.config = replace(reading.config, name=name)
-        return folder
-
-
-def _begin(reading: Reading) -> None:
-    """Write down a reading whose folder is claimed, so that it can be gone on with."""
-    folder = reading.folder
-    _free(folder)  # another process may have begun, and ended, since its name was looked at
-    plain = {
-        "question": reading.question,
-        "said": reading.said,
-        "window": reading.window,
-        "document": reading.document.plain(),
-    }
-    agent = reading.agent
-    files.dump(
-        folder / "config.yaml",
-        run={"agent": agent.name},
-        ask=asdict(reading.config),
-        agent=asdict(agent.config),
-    )
-    write_text(folder / "document.json", json.dumps(plain))  # last: with it the reading is there
+        say("The embedded policy knows generated English only: give another --model.", "dim")
 
 
 # ---------------------------------------------------------------- reading
@@ -466,35 +412,35 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
 
     Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
     """
-    recorded = list(lines_in(rows.path))
-    if damaged := [k for k, row in enumerate(recorded, 1) if not ROW <= row.keys()]:
+    trace = list(lines_in(rows.path))
+    recorded = len(trace)
+    if damaged := [k for k, row in enumerate(trace, 1) if not ROW <= row.keys()]:
         raise UserError(
             f"{rows.path}, line {damaged[0]} is no turn: ask anew under another --name."
         )
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
-    sections = agent.sections(task)
-    decode, in_sessions = engine.codec.decode, bool(reading.document.sessions)
+    sections, document = agent.sections(task), reading.document
+    decode, in_sessions = engine.codec.decode, bool(document.sessions)
     places = Places(task.document, sections, decode, agent.config.over, verbatim=in_sessions)
-    tokens = len(sections.ids) + sections.left_out
-    n_sections = _n_sections(reading.document, agent, sections)
-    clock = Clock(reading, agent, tokens, n_sections, [turn["seconds"] for turn in recorded])
+    n_sections = _n_sections(document, agent, sections)
+    size = document, agent, len(sections.ids) + sections.left_out, n_sections
     sampling, turn, section = Sampling(reading.config.temperature), None, None
-    trace, n_read, cost = recorded[:], 0, Counter()
+    n_read, cost = 0, Counter()
     n_steps = n_sections if agent.by_section else 1
     with engine.awake(), bar("sections") as progress:
         shown = console.is_terminal  # elsewhere every turn has lines of its own
-        task_of_bar = progress.add_task("reading", total=n_steps, note="", visible=shown)
+        steps = progress.add_task("reading", total=n_steps, note="", visible=shown)
         try:
             trial = None
             if not (recorded or warm or (reading.config.endpoint and reading.keyed)):
                 trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not recorded and not agent.by_section:
-                say(clock.estimate(trial), to=progress.console)
+                say(estimate(*size, trial), to=progress.console)
             begun = time.perf_counter()
-            turns = follow(Replay(engine, recorded), agent, task, sampling)
+            turns = follow(Replay(engine, trace[:]), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
                 seconds, where = time.perf_counter() - begun, places.of(turn.prompt.section)
-                named = reading.document.where(where)
+                named = document.where(where)
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):
                     continue  # it is tried again by --resume
@@ -503,34 +449,26 @@ def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
                 cost["written_tokens"] += len(turn.response_ids)
                 if begins(turn, section):
                     n_read, section = n_read + 1, turn.prompt.section
-                if number == len(recorded):
-                    were = "was" if n_read == 1 else "were"
-                    say(f"{_sections(n_read)} {were} read before.", to=progress.console)
-                    say(clock.estimate(), to=progress.console)
-                if number > len(recorded):
+                reading.done = f", read {min(n_read, n_sections):,} of {_sections(n_sections)}"
+                if number == recorded:
+                    say(f"Read before: {_sections(n_read)}.", to=progress.console)
+                if number > recorded:
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
                     trace.append(row)
-                    if clock.add(seconds) and agent.by_section:
-                        say(clock.estimate(), to=progress.console)
+                    if number == 1 and agent.by_section:
+                        say(estimate(*size, seconds * (n_sections + 1)), to=progress.console)
                     for line in _lines(turn, agent, n_read, named):
                         say(line, to=progress.console)
                 note = named and f"read: {named}"
-                done = n_read if agent.by_section else number
-                progress.update(task_of_bar, completed=min(done, n_steps), note=note)
-        except KeyboardInterrupt:
-            progress.stop()
-            done = f"read {min(n_read, n_sections):,} of {_sections(n_sections)}"
-            typer.echo(f"memagent: stopped, {done}; go on with: {reading.again}", err=True)
-            raise typer.Exit(130) from None
+                finished = n_read if agent.by_section else number
+                progress.update(steps, completed=min(finished, n_steps), note=note)
         except UserError as error:
-            if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
-                raise UserError(_too_long(error, reading)) from error
-            raise UserError(_stopped(error, reading, n_read, n_sections)) from error
+            raise UserError(f"{error}{_advice(error, reading, agent, turn)}") from error
     return _end(reading, agent, turn, trace) | cost
 
 
-def _n_sections(document: Document, agent: Agent, sections: Sections) -> int:
+def _n_sections(document: Document, agent: Agent, sections: Sequence[str]) -> int:
     """Count the sections that an agent reads; one that keeps what it notes of a document reads the
     sessions of a chat one by one."""
     if not (document.sessions and agent.keeps):
@@ -539,73 +477,36 @@ def _n_sections(document: Document, agent: Agent, sections: Sections) -> int:
     return sum(len(cut(session.dated, most)) for session in document.sessions)
 
 
-def _too_long(error: UserError, reading: Reading) -> str:
-    """Say that a prompt was longer than the window, and how to read in shorter ones."""
-    agent, less = reading.agent, f"--agent {find.DEFAULT}, which reads section by section"
-    if agent.by_section:
-        less = f"a smaller --chunk-tokens, such as {max(1, agent.config.chunk_tokens // 2)}"
-    return f"{error} Ask anew with {less}, and under another --name."
-
-
-def _stopped(error: UserError, reading: Reading, n_read: int, n: int) -> str:
-    """Say why a reading has ended and what to do, with n_read of n sections read."""
-    parts = []
-    if n_read:
-        parts = [f"{n_read:,} of {_sections(n)} are kept; go on with: {reading.again}"]
+def _advice(error: UserError, reading: Reading, agent: Agent, turn: Turn | None) -> str:
+    """Say what to do about a reading that has ended."""
+    if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
+        less = f"--agent {find.DEFAULT}, which reads section by section"
+        if agent.by_section:
+            less = f"a smaller --chunk-tokens, such as {max(1, agent.config.chunk_tokens // 2)}"
+        return f" Ask anew with {less}, and under another --name."
+    advice = f" What was read is kept; {reading.again}." if reading.done else ""
     if reading.config.endpoint and SHORT_OF_MEMORY.search(str(error)):
-        parts.append("to ask a smaller model anew, name it by --served-as")
-    advice = "; ".join(parts)
-    return f"{error} {advice[0].upper()}{advice[1:]}." if advice else str(error)
+        advice += " To ask a smaller model anew, name it by --served-as."
+    return advice
 
 
 def _sections(n: int) -> str:
     return f"{n:,} section{'s' if n != 1 else ''}"
 
 
-@dataclass(slots=True)
-class Clock:
-    """How long a reading takes, by the turns that were made."""
-
-    reading: Reading
-    agent: Agent
-    tokens: int
-    n_sections: int
-    seconds: list[float]  # of each turn
-    before: int = 0  # turns that an earlier process made
-
-    def __post_init__(self):
-        self.before = len(self.seconds)
-
-    def add(self, seconds: float) -> bool:
-        """Count a turn; return whether it is the first."""
-        self.seconds.append(seconds)
-        return len(self.seconds) == 1
-
-    def estimate(self, whole: float | None = None) -> str:
-        """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes".
-
-        whole: seconds of all, where they are not to be told from the turns so far.
-        """
-        about = "" if self.agent.codec.exact else "about "
-        if self.seconds and self.agent.by_section:
-            turns = max(0, self.n_sections + 1 - self.before)
-            whole = sum(self.seconds) / len(self.seconds) * turns
-        said = [
-            self.reading.document.size(),
-            f"{about}{_rounded(self.tokens)} token{'s' if self.tokens != 1 else ''}",
-            _sections(self.n_sections) if self.agent.by_section else "read in one prompt",
-            f"about {duration(whole)}{' left' * (self.before > 0)}" if whole is not None else "",
-        ]
-        return ", ".join(filter(None, said))
-
-
-def _rounded(n: int) -> str:
-    """Return a number with three digits that count.
-
-    >>> _rounded(131_234), _rounded(9_876)
-    ('131,000', '9,876')
-    """
-    return f"{round(n, 3 - len(str(n))) if n >= 10_000 else n:,}"
+def estimate(
+    document: Document, agent: Agent, tokens: int, n_sections: int, seconds: float | None = None
+) -> str:
+    """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes"."""
+    about, n = "" if agent.codec.exact else "about ", tokens
+    n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
+    parts = [
+        document.size(),
+        f"{about}{n:,} token{'s' if n != 1 else ''}",
+        _sections(n_sections) if agent.by_section else "read in one prompt",
+        f"about {duration(seconds)}" if seconds is not None else "",
+    ]
+    return ", ".join(filter(None, parts))
 
 
 def duration(seconds: float) -> str:
@@ -671,7 +572,7 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
 
-    answer = clean(turn.response).strip()
+    answer, folder = clean(turn.response).strip(), reading.folder
     final, formed = extract_answer(answer, agent.config.form)
     if (formed or not final) and answer != final:  # else it is shown below, as the answer
         say(answer)
@@ -691,12 +592,12 @@ def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
         say(stands)
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
-    facts = {"read": reading.document.title, "by": reading.said, "answer": final, "where": stands}
-    write_text(reading.folder / "transcripts.jsonl", json.dumps(whole) + "\n")
+    write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
     for name, text in agent.files(trace).items():
-        write_text(reading.folder / name, text)
-        say(f"What was kept: {reading.folder / name}")
-    page = write_reading(reading.folder, whole, {k: v for k, v in facts.items() if v})
+        write_text(folder / name, text)
+        say(f"What was kept: {folder / name}")
+    facts = {"read": reading.document.title, "by": reading.by, "answer": final, "where": stands}
+    page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
     found = {"question": reading.question, "answer": final, "stands": stands, "report": str(page)}
     return found | {"agent": agent.label, "seconds": round(trajectory.seconds, 3)}

@@ -11,7 +11,7 @@ Looking at a bank never writes to it, also while a stream goes on.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -74,15 +74,13 @@ class Which(Settings):
 def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: bool) -> Bank:
     """Open a bank that is there; without an embedder it can be looked at."""
     from agents.bank import Bank, BankConfig
+    from models.embedder import embedder_of
 
     if not is_file(path):
         raise UserError(f"There is no bank at {path}.")
-    if not embedder:
-        return Bank(path, BankConfig(), namespace=namespace, **how)
-    from models.embedder import embedder_of
-
-    config = BankConfig(retrieve="dense", embedder=embedder)
-    return Bank(path, config, embedder_of(embedder), namespace=namespace, **how)
+    config = BankConfig(retrieve="dense", embedder=embedder) if embedder else BankConfig()
+    embed = embedder_of(embedder) if embedder else None
+    return Bank(path, config, embed, namespace=namespace, **how)
 
 
 def _say(text: str) -> None:
@@ -133,12 +131,9 @@ def export(
     which: dict = {},
 ):
     """Write entries as JSON lines."""
-    from dataclasses import asdict
-
-    bank = _opened(file, namespace, frozen=True)
-    entries = bank.entries(**Which(**which).conditions)
+    entries = _opened(file, namespace, frozen=True).entries(**Which(**which).conditions)
+    lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
     with replacing_output(out) as temporary:
-        lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
     _say(f"{len(entries)} entries are in {out}.")
 
@@ -161,18 +156,10 @@ def merge(
 
 
 @command(bank_app, Which)
-def forget(
-    file: File,
-    namespace: Namespace = "default",
-    which: dict = {},
-):
+def forget(file: File, namespace: Namespace = "default", which: dict = {}):
     """Let go of the entries that all given conditions hold for."""
-    where = Which(**which).conditions
-    if not where:
-        raise UserError(
-            "Say which entries: --q-below, --q-above, --visits, --before, --task, --kind or "
-            "--outcome."
-        )
+    if not (where := Which(**which).conditions):
+        raise UserError("Say which entries: --q-below, --outcome or another condition.")
     bank = _opened(file, namespace, upkeep=True)
     n = bank.forget(**where)
     bank.close()
@@ -199,8 +186,6 @@ def calibrate(
 def check(file: File):
     """Look for damage: SQLite's own check, references, utilities, embeddings. With any: exit 1."""
     wrong = _opened(file, frozen=True).check()
-    for line in wrong:
+    for line in wrong or [f"{file} is sound."]:
         _say(line)
-    if wrong:
-        raise typer.Exit(1)
-    _say(f"{file} is sound.")
+    raise typer.Exit(bool(wrong))

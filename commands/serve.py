@@ -1,6 +1,6 @@
 """The body of `serve`: an agent as a server of OpenAI's protocol, whatever the document's length.
 
-Holds: `serve` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: who
+Holds: `run` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: who
 comes in, and for how long (commands/door.py), what a request is (tasks/chat_requests.py), how
 readings share an engine (engines/service.py), flags (commands/groups.py).
 Exercise it: `python cli.py serve`. Read next: engines/service.py.
@@ -27,7 +27,6 @@ from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
@@ -42,9 +41,6 @@ from report.reading import begins
 from tasks.chat_requests import Asked, ChatRequest, Refused, taken
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
-
-if TYPE_CHECKING:
-    from commands.door import Hold  # with uvicorn
 
 API_KEY = "MEMAGENT_API_KEY"
 """Name of the environment variable with the key that clients must send."""
@@ -67,15 +63,8 @@ class Terms:
     """What a server takes, and how it answers where a request says nothing."""
 
     model: str  # as clients call it
+    config: ServeConfig = field(default_factory=ServeConfig)
     key: str = field(default="", repr=False)  # "" = everybody may ask
-    body_bytes: int = 64 << 20
-    bodies_bytes: int = 512 << 20  # of all requests in flight
-    body_s: float = 60.0  # to come
-    document_s: float = 120.0  # to be read
-    document_mib: int = 1024
-    origins: tuple[str, ...] = ()  # of web pages that may ask
-    timeout_s: float = 3600.0
-    temperature: float = 0.0
     log: Callable[[str], None] = lambda line: None
 
 
@@ -100,26 +89,15 @@ def run(config: ServeConfig, how: How) -> None:
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
     terms = endpoint.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
-    evaluation = evaluation_of(config, name="serve")
     opened = {"window": who.window, "terms": terms, "cache_tokens": config.cache_tokens}
-    engine = open_reader(evaluation, [agent], **opened)
+    engine = open_reader(evaluation_of(config, name="serve"), [agent], **opened)
     agent, fits = fitted(agent, engine.window, how.settings)
     service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
-    name = config.called or f"{_short(config)}-{agent.label}"
-    terms = Terms(
-        name,
-        key,
-        config.body_mib << 20,
-        config.bodies_mib << 20,
-        config.body_s,
-        config.document_s,
-        config.document_mib,
-        config.cors,
-        config.timeout_s,
-        config.temperature,
-        typer.echo,
-    )
-    server = Server(app(service, agent, terms), config.grace_s, service.stop)
+    model = config.served_as or Path(config.model or "model").name  # without its folder
+    model = TINY if config.model == str(EMBEDDED) else re.sub(r"[^\w.:-]+", "-", model)
+    name = config.called or f"{model}-{agent.label}"
+    application = app(service, agent, Terms(name, config, key, typer.echo))
+    server = Server(application, config.grace_s, service.stop)
     host, port = listening.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"{who.said}, reading with {agent.label}{fits}")
@@ -138,19 +116,17 @@ def run(config: ServeConfig, how: How) -> None:
 
 def key_of(config: ServeConfig) -> str:
     """Return the key that clients must send, "" if there is none."""
+    key, where = os.environ.get(API_KEY, ""), API_KEY
     if config.api_key:
+        where = f"--api-key {config.api_key}"
         try:
-            key = Path(config.api_key).read_text(encoding="utf-8").strip()
+            key = Path(config.api_key).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
             why = getattr(error, "strerror", None) or "no text"
-            raise UserError(f"--api-key: {config.api_key} cannot be read: {why}.") from None
-        where = config.api_key
-    else:
-        key, where = os.environ.get(API_KEY, "").strip(), API_KEY
-    if config.api_key and not key:
-        raise UserError(f"--api-key: {config.api_key} is empty.")
-    if not re.fullmatch(r"[!-~]*", key):
-        raise UserError(f"{where} holds characters that no API key has.")
+            raise UserError(f"{where} cannot be read: {why}.") from None
+    key = key.strip()
+    if not re.fullmatch(r"[!-~]*", key) or (config.api_key and not key):
+        raise UserError(f"{where} holds no API key, which is one word of ASCII.")
     return key
 
 
@@ -166,14 +142,6 @@ def _listen(config: ServeConfig) -> socket.socket:
         raise UserError(f"{config.host}:{config.port} cannot be listened on: {why}.") from None
 
 
-def _short(config: ServeConfig) -> str:
-    """Return the model's own name without its folder."""
-    name = config.served_as or Path(config.model or "model").name
-    if config.model == str(EMBEDDED):
-        name = TINY
-    return re.sub(r"[^\w.:-]+", "-", name)
-
-
 # ---------------------------------------------------------------- one request
 
 
@@ -181,23 +149,22 @@ class Exchange:
     """A request from its reading's submission to its answer."""
 
     def __init__(
-        self, request: ChatRequest, asked: Asked, agent: Agent, terms: Terms, began: float
+        self, request: ChatRequest, question: Asked, agent: Agent, terms: Terms, began: float
     ):
         from engines.service import Reading
         from rollout import Sampling
 
-        self.request, self.asked, self.terms = request, asked, terms
+        self.request, self.document, self.terms = request, question.document, terms
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.began, self.until = began, began + terms.timeout_s
+        self.began, self.until = began, began + terms.config.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
         self.events: asyncio.Queue = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        document = asked.document
-        task = Task("asked", asked.question, (), document.text, kind="asked")
+        task = Task("asked", question.question, (), self.document.text, kind="asked")
         if most := request.most_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
-        warm = terms.temperature if request.temperature is None else request.temperature
+        warm = terms.config.temperature if request.temperature is None else request.temperature
         sampling = Sampling(warm, request.top_p or 1.0)
         self.reading = Reading(task, agent, self._tell, sampling, request.seed or 0)
 
@@ -207,7 +174,7 @@ class Exchange:
 
     async def next(self, most_s: float) -> object | None:
         """Return what happened next, None after `most_s` seconds. Failure: time, or an error."""
-        from commands.door import Failure
+        from commands.door import Failure, over_time
         from engines.service import Begun, Ended
 
         left = self.until - time.monotonic()
@@ -215,8 +182,7 @@ class Exchange:
             event = await asyncio.wait_for(self.events.get(), max(0.0, min(most_s, left)))
         except TimeoutError:
             if left <= most_s:
-                limit = f"{self.terms.timeout_s:g} s"
-                raise Failure(503, f"The time limit of {limit} is over.", code="timeout") from None
+                raise over_time(self.terms.config.timeout_s) from None
             return None
         if isinstance(event, Begun):
             self.sections = event.sections
@@ -246,9 +212,14 @@ class Exchange:
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
         return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"
 
+    def head(self, kind: str) -> dict:
+        """Return what every object of the answer begins with."""
+        known = {"id": self.id, "object": kind, "created": self.created}
+        return known | {"model": self.terms.model}
+
     def answer(self) -> str:
-        said = clean(self.last.response).strip()
-        return self.request.cut(extract_answer(said, self.reading.agent.config.form)[0])
+        response = clean(self.last.response).strip()
+        return self.request.cut(extract_answer(response, self.reading.agent.config.form)[0])
 
     def finish(self) -> str:
         return "length" if self.last.finish is Finish.LENGTH else "stop"
@@ -266,36 +237,35 @@ class Exchange:
     def metadata(self, found: tuple | None) -> dict[str, str]:
         """Say in which sections the words of the answer stand, which were found in the document; as
         in OpenAI's, all are strings."""
-        document, agent = self.asked.document, self.reading.agent
-        said = {"agent": agent.label, "sections_read": str(self.n_read)}
+        document, agent = self.document, self.reading.agent
+        facts = {"agent": agent.label, "sections_read": str(self.n_read)}
         if found is None:
-            return said
+            return facts
         ranges, phrase = found
         stands = "as a phrase" if phrase else "its words near each other"
-        said["answer_stands"] = stands if ranges else "nowhere"
-        # of its own: the service's thread reads the other one
-        own = type(self.sections)(
-            self.sections.ids, self.sections.n_tokens, self.sections.left_out, agent.codec.decode
-        )
-        places = Places(document.text, own, agent.codec.decode, agent.config.over)
+        facts["answer_stands"] = stands if ranges else "nowhere"
+        # a copy: the service's thread reads the other one
+        ids, n, left_out = self.sections.ids, self.sections.n_tokens, self.sections.left_out
+        sections = type(self.sections)(ids, n, left_out, agent.codec.decode)
+        places = Places(document.text, sections, agent.codec.decode, agent.config.over)
         at = [
-            k
+            str(k)
             for k, stretches in enumerate(places.ranges, 1)
             if any(a < end and start < b for a, b in stretches for start, end in ranges)
         ]
-        said |= {"sections": ", ".join(map(str, at))} if at else {}
         where = document.where(ranges) if ranges else ""
-        return said | ({"where": where} if where else {})
+        facts |= {"sections": ", ".join(at)} if at else {}
+        return facts | ({"where": where} if where else {})
 
     def line(self, status: int, why: str = "") -> str:
         """Return a line of the log: what was read, in what time; nothing of what was asked."""
         seconds = f"{time.monotonic() - self.began:.1f} s"
         n = len(self.sections) if self.sections is not None else 0
-        told = (
+        counts = (
             f"{n:,} sections, {self.n_prompt:,} tokens read ({self.n_reused:,} of them cached), "
             f"{self.n_written:,} written, {seconds}"
         )
-        return f"{self.id} {status}: {told}{why and f'; {clip(clean(why), 200)}'}"
+        return f"{self.id} {status}: {counts}{why and f'; {clip(clean(why), 200)}'}"
 
 
 # ---------------------------------------------------------------- HTTP
@@ -312,13 +282,14 @@ def app(service, agent: Agent, terms: Terms):
     from starlette.responses import JSONResponse, Response, StreamingResponse
     from starlette.routing import Route
 
-    from commands.door import Failure, Hold, InFlight, Memory, Visitors
+    from commands.door import Failure, InFlight, Memory, Visitors, over_time
     from engines.service import LONG, Busy, Ended, Stopped
 
-    memory = Memory(terms.bodies_bytes)
+    config = terms.config
+    memory, body_bytes = Memory(config.bodies_mib << 20), config.body_mib << 20
     lanes = [
-        (Readers(seconds, terms.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
-        for seconds in (min(SWIFT_S, terms.document_s), terms.document_s)
+        (Readers(seconds, config.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
+        for seconds in (min(SWIFT_S, config.document_s), config.document_s)
     ]
     card = {"id": terms.model, "object": "model", "created": int(time.time())}
     card |= {"owned_by": "memagent"}
@@ -334,23 +305,21 @@ def app(service, agent: Agent, terms: Terms):
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
             raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
 
-    async def body_of(request: Request, hold: Hold) -> bytes:
-        most, found = terms.body_bytes, bytearray()
-        too_large = Failure(413, f"The body is larger than {most >> 20} MiB.", code="too_large")
-        if request.headers.get("content-length", "0").isdigit() and (
-            int(request.headers.get("content-length", "0")[:18]) > most
-        ):
+    async def body_of(request: Request) -> bytes:
+        found = bytearray()
+        too_large = Failure(413, f"The body is larger than {config.body_mib} MiB.", "too_large")
+        if int(request.headers.get("content-length", 0)) > body_bytes:
             raise too_large
         try:
-            async with asyncio.timeout(terms.body_s):
+            async with asyncio.timeout(config.body_s):
                 async for piece in request.stream():
-                    hold.set(len(found) + len(piece))
+                    memory.hold(request, len(found) + len(piece))
                     found += piece
-                    if len(found) > most:
+                    if len(found) > body_bytes:
                         raise too_large
         except TimeoutError:
-            late = f"The body has not come within {terms.body_s:g} s."
-            raise Failure(408, late, code="timeout") from None
+            late = f"The body has not come within {config.body_s:g} s."
+            raise Failure(408, late, "timeout") from None
         return bytes(found)
 
     async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Asked]:
@@ -362,10 +331,10 @@ def app(service, agent: Agent, terms: Terms):
                 try:
                     return await run_in_threadpool(job.result)
                 except OverLimit as over:
-                    failure = Failure(413, str(over), code="too_large")
+                    failure = Failure(413, str(over), "too_large")
                 except Refused as refused:
                     status = 404 if refused.code == "model_not_found" else 400
-                    raise Failure(status, str(refused), refused.param, refused.code) from None
+                    raise Failure(status, str(refused), refused.code, refused.param) from None
                 except UserError as error:
                     raise Failure(400, str(error)) from None
                 except futures.CancelledError:
@@ -374,44 +343,39 @@ def app(service, agent: Agent, terms: Terms):
 
     async def health(request: Request) -> Response:
         in_flight, waiting = service.load
-        said = {"status": service.stopped or "ok", "model": terms.model, "agent": agent.label}
+        state = {"status": service.stopped or "ok", "model": terms.model, "agent": agent.label}
         status = 503 if service.stopped else 200
-        return JSONResponse(said | {"in_flight": in_flight, "waiting": waiting}, status)
+        return JSONResponse(state | {"in_flight": in_flight, "waiting": waiting}, status)
 
     async def models(request: Request) -> Response:
         check_key(request)
         return JSONResponse({"object": "list", "data": [card]})
 
-    async def model(request: Request) -> Response:
-        check_key(request)
-        if request.path_params["name"] != terms.model:
-            raise Failure(404, "There is no such model.", "model", "model_not_found")
-        return JSONResponse(card)
-
     async def completions(request: Request) -> Response:
         check_key(request)
         began, held = time.monotonic(), request.scope["held"]
-        hold = Hold(memory)
-        held.callback(hold.set, 0)
+        held.callback(memory.free, request)
         try:
-            body = await body_of(request, hold)
-            async with asyncio.timeout(terms.timeout_s):
-                asked = await while_there(request, read(body, held))
+            body = await body_of(request)
+            async with asyncio.timeout(config.timeout_s):
+                parsed, question = await while_there(request, read(body, held))
             del body
         except ClientDisconnect:
             return Response(status_code=499)
         except TimeoutError:
-            limit = f"The time limit of {terms.timeout_s:g} s is over."
-            raise Failure(503, limit, code="timeout") from None
+            raise over_time(config.timeout_s) from None
         except asyncio.CancelledError:  # by the server, which ends
             raise Failure(503, "The server is shutting down.") from None
-        hold.set(sys.getsizeof(asked[1].document.text))
-        exchange = Exchange(*asked, agent, terms, began)
+        memory.hold(request, sys.getsizeof(question.document.text))
+        exchange = Exchange(parsed, question, agent, terms, began)
         service.submit(exchange.reading)
         held.callback(service.cancel, exchange.reading)
-        if exchange.request.stream:
-            return await streamed(exchange)
         try:
+            if exchange.request.stream:
+                first = await exchange.next(HEADERS_S)  # an error then has a status of its own
+                headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+                pieces = chunks(exchange, first)
+                return StreamingResponse(pieces, headers=headers, media_type="text/event-stream")
             return JSONResponse(await while_there(request, whole(exchange)))
         except ClientDisconnect:
             terms.log(exchange.line(499, "the client is gone"))
@@ -422,7 +386,7 @@ def app(service, agent: Agent, terms: Terms):
 
     async def while_there(request: Request, work: Coroutine):
         """Return what work returns; ClientDisconnect if the client is gone before."""
-        tasks = [asyncio.ensure_future(one) for one in (work, disconnected(request))]
+        tasks = [asyncio.ensure_future(each) for each in (work, disconnected(request))]
         tasks[0].add_done_callback(lambda task: task.cancelled() or task.exception())
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -447,14 +411,14 @@ def app(service, agent: Agent, terms: Terms):
         if reasoning := "".join(thoughts):
             message["reasoning_content"] = reasoning
         choice = {"index": 0, "message": message, "finish_reason": exchange.finish()}
-        return head(exchange, "chat.completion") | {
+        return exchange.head("chat.completion") | {
             "choices": [choice | {"logprobs": None}],
             "usage": exchange.usage(),
             "metadata": metadata,
         }
 
     async def ended(exchange: Exchange) -> tuple[str, dict]:
-        answer, document, found = exchange.answer(), exchange.asked.document, None
+        answer, document, found = exchange.answer(), exchange.document, None
         if answer and len(document.text) < LONG:
             found = document.find(answer)
         elif answer:  # beside the event loop, for which a thread would leave no time
@@ -467,26 +431,13 @@ def app(service, agent: Agent, terms: Terms):
         terms.log(exchange.line(200))
         return answer, metadata
 
-    def head(exchange: Exchange, kind: str) -> dict:
-        known = {"id": exchange.id, "object": kind, "created": exchange.created}
-        return known | {"model": terms.model}
-
-    async def streamed(exchange: Exchange) -> Response:
-        try:
-            first = await exchange.next(HEADERS_S)  # what cannot be read has a status of its own
-        except Failure as failure:
-            terms.log(exchange.line(failure.status, str(failure)))
-            raise
-        headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-        return StreamingResponse(
-            chunks(exchange, first), headers=headers, media_type="text/event-stream"
-        )
-
     async def chunks(exchange: Exchange, event: object) -> AsyncIterator[str]:
+        def data(**fields) -> str:
+            return f"data: {json.dumps(exchange.head('chat.completion.chunk') | fields)}\n\n"
+
         def chunk(delta: dict, finish: str | None = None, **more: object) -> str:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            known = head(exchange, "chat.completion.chunk")
-            return f"data: {json.dumps(known | {'choices': [choice]} | more)}\n\n"
+            return data(choices=[choice], **more)
 
         try:
             yield chunk({"role": "assistant", "content": ""})
@@ -501,8 +452,7 @@ def app(service, agent: Agent, terms: Terms):
             yield chunk({}, exchange.finish(), metadata=metadata)
             options = exchange.request.stream_options
             if options and options.include_usage:
-                last = head(exchange, "chat.completion.chunk")
-                yield f"data: {json.dumps(last | {'choices': [], 'usage': exchange.usage()})}\n\n"
+                yield data(choices=[], usage=exchange.usage())
             yield "data: [DONE]\n\n"
         except Failure as failure:
             terms.log(exchange.line(failure.status, str(failure)))
@@ -511,57 +461,42 @@ def app(service, agent: Agent, terms: Terms):
             terms.log(exchange.line(499, "the client is gone"))
             raise
 
-    async def on_failure(request: Request, failure: Exception) -> Response:
-        return failed(failure)
-
-    async def on_busy(request: Request, error: Exception) -> Response:
-        most = service.in_flight + service.waiting
-        busy = f"{most:,} requests are read or wait: try again later."
-        return failed(Failure(429, busy, code="queue_full"))
-
-    async def on_stopped(request: Request, stopped: Exception) -> Response:
-        return failed(Failure(503, str(stopped)))
-
-    async def on_http(request: Request, error: Exception) -> Response:
-        what = {404: "There is nothing at this path.", 405: "This path takes another method."}
-        return failed(Failure(error.status_code, what.get(error.status_code, error.detail)))
-
-    async def on_error(request: Request, error: Exception) -> Response:
-        return failed(Failure(500, f"The server has failed: {type(error).__name__}."))
+    async def refused(request: Request, error: Exception) -> Response:
+        """Answer what ended otherwise than it should."""
+        if isinstance(error, Busy):
+            most = service.in_flight + service.waiting
+            busy = f"{most:,} requests are read or wait: try again later."
+            error = Failure(429, busy, "queue_full")
+        elif isinstance(error, Stopped):
+            error = Failure(503, str(error))
+        elif isinstance(error, HTTPException):
+            what = {404: "There is nothing at this path.", 405: "This path takes another method."}
+            error = Failure(error.status_code, what.get(error.status_code, error.detail))
+        elif not isinstance(error, Failure):
+            error = Failure(500, f"The server has failed: {type(error).__name__}.")
+        return failed(error)
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
-        beginning = asyncio.ensure_future(begin())
         yield
         for readers, _ in lanes:
             readers.close()
-        await asyncio.wait([beginning])
 
-    async def begin() -> None:
-        """Begin a child, so that the first request does not wait for that."""
-        with contextlib.suppress(Refused, UserError, futures.CancelledError):
-            await run_in_threadpool(lanes[0][0].start(taken, b"", "").result)
-
-    doors = [Middleware(Visitors, terms.origins, failed)] if not terms.key else []
-    if terms.origins:
+    doors = [Middleware(Visitors, config.cors, failed)] if not terms.key else []
+    if config.cors:
         headers = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",)}
         local = {"allow_private_network": True}
-        doors.insert(0, Middleware(CORSMiddleware, terms.origins, **headers, **local))
+        doors.insert(0, Middleware(CORSMiddleware, config.cors, **headers, **local))
     counted = [Middleware(InFlight, service.place)]
     return Starlette(
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
-            Route("/v1/models/{name:path}", model),
             Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
         ],
         middleware=doors,
-        exception_handlers={
-            Failure: on_failure,
-            Busy: on_busy,
-            Stopped: on_stopped,
-            HTTPException: on_http,
-            Exception: on_error,
-        },
+        exception_handlers=dict.fromkeys(
+            (Failure, Busy, Stopped, HTTPException, Exception), refused
+        ),
         lifespan=lifespan,
     )

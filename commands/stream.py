@@ -2,9 +2,9 @@
 
     epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
 
-Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last),
-`demo_streams`. Leaves out: what is remembered (the agent's file), the bank (agents/bank.py), what
-the rows say (report/streams.py), flags (commands/groups.py).
+Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last). Leaves
+out: what is remembered (the agent's file), the bank (agents/bank.py), what the rows say
+(report/streams.py), flags (commands/groups.py).
 Exercise it: `python cli.py stream`. Read next: report/streams.py.
 
 What a stream has done stands in the bank's own file, written with what the batch has taught: a
@@ -19,9 +19,8 @@ import json
 import os
 import random
 import re
-import shutil
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -32,14 +31,14 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip, kept
-from config.foreign import from_json
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
-from config.terminal import bar, console
+from config.terminal import bar
 from data import seed_of
-from engines.open import open_reader
+from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from report.rows import lines_in
 from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
 from suites import Scope, Suite
@@ -61,16 +60,22 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
+    if (config.path or config.held_out) and suite.generated:
+        raise UserError(f"{suite.label}'s tasks are generated: leave --path and --held-out out.")
     safe = f"All batches before are whole in {folder}; make room and call the same command again."
     with kept(lambda: safe), contextlib.ExitStack() as open_ones:
-        environment = _opened_of(suite, config, config.path)
-        open_ones.callback(environment.close)
-        others = None
-        if config.held_out:
-            others = _opened_of(suite, config, config.held_out)
-            open_ones.callback(others.close)
+
+        def opened(path: str) -> Environment:
+            scope = Scope((path,) if path else (), (), config.n, config.seed)
+            environment = suite.opened(scope)
+            open_ones.callback(environment.close)
+            return environment
+
+        environment = opened(config.path)
+        others = opened(config.held_out) if config.held_out else None
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
-        _check_folder(folder, config, suite, settings)
+        given = {"stream": asdict(config) | asdict(suite.config), "agent": settings}
+        _check_folder(folder, given, suite)
         engine = _opened(config, [stream.agent for stream in streams], environment, others)
         if config.frozen:
             for stream in streams:
@@ -83,7 +88,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
             open_ones.callback(stream.book.close)
         hold(folder)
         open_ones.callback(release, folder)
-        _keep_settings(folder, config, suite, settings)
+        files.dump(folder / "config.yaml", **given)
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
@@ -102,83 +107,40 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
     named where a stream has its own."""
     kind = find.learner()
     if settings.get("bank"):
-        raise UserError(
-            "A stream keeps its banks in its own folder: leave --bank out; one that was learnt "
-            "elsewhere is given as --frozen."
-        )
+        raise UserError("A stream has banks of its own: give --frozen instead of --bank.")
     known = kind.frozen_arms if config.frozen else kind.arms
     arms = config.arms or (tuple(known) if config.frozen else kind.usual_arms)
     if unknown := [arm for arm in arms if arm not in known]:
-        which = "Unknown" if unknown[0] not in kind.arms else "With a frozen bank there is no"
-        raise UserError(f"{which} arm {unknown[0]!r}: choose among {', '.join(known)}.")
+        frozen = " with a frozen bank" if config.frozen else ""
+        raise UserError(f"There is no arm {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
     return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
 
 
-def _opened_of(suite: Suite, config: StreamConfig, path: str) -> Environment:
-    if path and suite.generated:
-        raise UserError(f"The tasks of {suite.label} are generated: leave --path out.")
-    return suite.opened(Scope((path,) if path else (), (), config.n, config.seed))
+MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out", "path",
+              "epochs"}  # fmt: skip
 
 
-def demo_streams(name: str, runs: str, seed: int, size: str) -> Path:
-    """Show in minutes, without a model, what utilities are good for; return the first folder.
-
-    An earlier demo of this name is replaced. size: default, long (more epochs) or short.
-    """
-    kind, begun = find.learner(), time.perf_counter()
-    epochs = {"short": 2, "default": 10, "long": 30}[size]
-    folders = []
-    for suite in ("bandit", "llb-db"):
-        folder = files.run_path(runs, f"{name}/{suite}")
-        if folder.exists() and not (folder / MARK).exists():
-            raise UserError(f"{folder} is no demo's: give another --name.")
-        with writing(folder, f"The stream {folder}"):
-            shutil.rmtree(folder, ignore_errors=True)
-            files.make_folder(folder)
-            (folder / MARK).touch()
-        console.print(f"[bold]{suite}[/bold]")
-        config = StreamConfig(
-            name=f"{name}/{suite}", runs=runs, suite=suite, epochs=epochs,
-            seed=seed, engine="rehearsed", arms=(*kind.arms,), batch=4 if folders else 32,
-        )  # fmt: skip
-        folders.append(run_stream(config, {}))
-    console.print(f"{time.perf_counter() - begun:.0f} s in all.")
-    return folders[0]
-
-
-MARK = ".demo"  # a folder with this file is a demo's: the next one of its name replaces it
-
-
-def _check_folder(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
+def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
     """Refuse to go on with a stream that began with other settings; more epochs are none."""
-    path, epochs = folder / "config.yaml", {"epochs": 0}
-    now = asdict(config) | asdict(suite) | epochs
-    said = json.loads(json.dumps({"stream": now, "agent": settings}))
-    if path.exists():
-        before = json.loads(json.dumps(files.read_yaml(path)))
-        # settings that an earlier version did not have were as they are by default
-        usual = json.loads(json.dumps(asdict(StreamConfig()) | asdict(type(suite)())))
-        before["stream"] = usual | suites.stored(before.get("stream", {})) | epochs
-        wrong = [
-            name
-            for section in ("stream", "agent")
-            for name, value in (before.get(section, {}) | said[section]).items()
-            if before.get(section, {}).get(name) != value and name not in MAY_CHANGE
-        ]
-        if wrong:
-            raise UserError(
-                f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
-                "give another --name."
-            )
-
-
-def _keep_settings(folder: Path, config: StreamConfig, suite: Suite, settings: dict) -> None:
-    with files.replacing(folder / "config.yaml") as temporary:
-        said = {"stream": asdict(config) | asdict(suite), "agent": settings}
-        temporary.write_text(json.dumps(said, indent=1) + "\n")
-
-
-MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out", "path"}
+    path = folder / "config.yaml"
+    if not path.exists():
+        return
+    before = files.read_yaml(path)
+    # settings that an earlier version did not have were as they are by default
+    usual = asdict(StreamConfig()) | asdict(type(suite)())
+    before["stream"] = usual | suites.stored(before.get("stream", {}))
+    now, before = (json.loads(json.dumps(each)) for each in (given, before))
+    wrong = [
+        name
+        for section in ("stream", "agent")
+        for name, value in (before.get(section, {}) | now[section]).items()
+        if before.get(section, {}).get(name) != value and name not in MAY_CHANGE
+    ]
+    if wrong:
+        raise UserError(
+            f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
+            "give another --name."
+        )
 
 
 def _opened(
@@ -188,21 +150,15 @@ def _opened(
     others: Environment | None,
 ) -> Engine:
     """Open what answers, and the agents' embedder."""
-    from engines.open import give_embedder
-
     if config.engine == "rehearsed" and not config.endpoint:
         give_embedder(agents)
         tasks = [*environment.tasks(), *(others.tasks() if others else ())]
         entries = agents[0].opened().entries() if config.frozen else ()
         return RehearsedEngine(tasks, {e.experience: e.meta.get("kind", "") for e in entries})
     engine = "transformers" if config.engine == "rehearsed" else config.engine
-    fields = {
-        name: getattr(config, name)
-        for name in (
-            *("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype"),
-        )
-    }
-    return open_reader(EvalConfig(engine=engine, **fields), agents)
+    names = ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype")
+    given = {name: getattr(config, name) for name in names}
+    return open_reader(EvalConfig(engine=engine, **given), agents)
 
 
 @dataclass(slots=True)
@@ -228,10 +184,10 @@ class Stream:
     ):
         self.config, self.arm, self.environment = config, arm, environment
         kind = find.learner()
-        own = kind.constants[config.constants]
-        if own and config.suite not in own:
+        by_suite = kind.constants[config.constants]
+        if by_suite and config.suite not in by_suite:
             raise UserError(f"There are no {config.constants} constants for {config.suite}.")
-        constants = own.get(config.suite, {}) if own else {}
+        constants = by_suite.get(config.suite, {})
         self.book_path = folder / f"{arm}.db"
         path = config.frozen or str(self.book_path)
         fields = constants | settings | kind.arms[arm] | {"bank": path}
@@ -254,10 +210,10 @@ class Stream:
     @cached_property
     def settings(self) -> str:
         """Return a fingerprint of what the rows depend on."""
-        c, own = self.config, asdict(self.agent.config) | {"bank": ""}
-        date, codec = own.pop("template_date"), self.agent.codec
+        c, agent = self.config, asdict(self.agent.config) | {"bank": ""}
+        date, codec = agent.pop("template_date"), self.agent.codec
         parts = (
-            own | ({"template_date": date} if codec and codec.told_date else {}),
+            agent | ({"template_date": date} if codec and codec.told_date else {}),
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
             *([c.dtype] if c.dtype != "auto" else ()),
@@ -274,38 +230,38 @@ class Stream:
 
     def run(self, engine: Engine, progress=lambda done: None) -> None:
         """Do what is left to do."""
-        agent = self.agent = self.agent.on(engine.codec, engine.window)
-        state, book = self._begun(), self.book
+        self.agent = self.agent.on(engine.codec, engine.window)
+        state = self._begun()
         _cut(self.rows_path, state.bytes)
-        size, n = self.config.batch, len(self.tasks)
+        n = len(self.tasks)
         while state.epoch < self.config.epochs:
-            tasks = self.order(state.epoch)
-            agent.epoch = state.epoch
-            clock = f"seconds {state.epoch + 1}"
-            for at in range(state.cursor, n, size):
-                batch, begun = tasks[at : at + size], time.perf_counter()
-                tried = self._tried(engine, agent, batch)
-                lessons = [] if agent.frozen else [
-                    lesson for task in batch if (lesson := agent.lesson([tried[task.id]]))
-                ]  # fmt: skip
-                rows = [_row(agent, tried[task.id]) for task in batch]
-                end = _append(self.rows_path, rows)
-                done = at + len(batch)
-                whole = done >= n
-                now = State(state.epoch + whole, 0 if whole else done, end, self.settings)
-                seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - begun
-                with book.batch():
-                    if lessons:
-                        agent.learn(lessons)
-                    book.note(STATE, asdict(now))
-                    book.note(clock, seconds)
-                    if whole:
-                        book.evict()
-                        shown = book if agent.config.recall == "none" else agent.opened()
-                        book.note(f"epoch {state.epoch + 1}", shown.stats())
-                progress(state.epoch * n + done)
-            state = State(state.epoch + 1, 0, _size(self.rows_path), self.settings)
+            state = self._work(engine, state)
+            progress(state.epoch * n + state.cursor)
         progress(self.config.epochs * n)
+
+    def _work(self, engine: Engine, state: State) -> State:
+        """Work on the next batch and learn of it; return where the stream stands then."""
+        agent, book, begun = self.agent, self.book, time.perf_counter()
+        agent.epoch = state.epoch
+        done = state.cursor + self.config.batch
+        batch = self.order(state.epoch)[state.cursor : done]
+        tried = self._tried(engine, agent, batch)
+        lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
+        rows = [_row(agent, tried[task.id]) for task in batch]
+        end, whole = _append(self.rows_path, rows), done >= len(self.tasks)
+        state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
+        clock = f"seconds {agent.epoch + 1}"
+        seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - begun
+        with book.batch():
+            if lessons := [lesson for lesson in lessons if lesson]:
+                agent.learn(lessons)
+            book.note(STATE, asdict(state))
+            book.note(clock, seconds)
+            if whole:
+                book.evict()
+                shown = book if agent.config.recall == "none" else agent.opened()
+                book.note(f"epoch {agent.epoch + 1}", shown.stats())
+        return state
 
     def _begun(self) -> State:
         """Return where the stream stands; begin it if it is new."""
@@ -356,11 +312,12 @@ class Stream:
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
             away: set[str] = set()  # tasks that met a server which gave no answer
-            own = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
-            for trajectory in rollout(*own, steps_of=partial(_guarded, away)):
+            given = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
+            for trajectory in rollout(*given, steps_of=partial(_guarded, away)):
                 found[trajectory.task.id] = trajectory
-            failed = [t.task for t in found.values() if _engine_failed(t) or t.task.id in away]
-            todo = [(task, 0) for task in failed] if left else []
+                if trajectory.turns and trajectory.turns[-1].finish is Finish.ERROR:
+                    away.add(trajectory.task.id)
+            todo = [(task, 0) for task in batch if task.id in away] if left else []
             if not todo:
                 break
         return found
@@ -372,8 +329,11 @@ class Stream:
         """
         bank, tasks = self.agent.opened(), [*others.tasks()]
         self.leaks = _leaks(tasks, [entry.experience for entry in bank.entries()])
-        own = self.agent.config.recall == "own"  # other tasks have no last try
-        reader = self.agent.with_settings(update="none", **{"recall": "none"} if own else {})
+        recall = self.agent.config.recall
+        # other tasks have no last try of their own
+        reader = self.agent.with_settings(
+            update="none", recall="none" if recall == "own" else recall
+        )
         reader.frozen, reader.epoch = True, self.config.epochs
         rows = []
         for at in range(0, len(tasks), self.config.batch):
@@ -388,8 +348,7 @@ class Stream:
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
         found = outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
-        found["leaks"] += self.leaks
-        return found
+        return found | {"leaks": found["leaks"] + self.leaks}
 
 
 def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
@@ -400,14 +359,14 @@ def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
     stored = suites.stored(section)
     kind = suites.known(stored.get("suite") or StreamConfig().suite) or Suite
     config = {f.name: stored[f.name] for f in fields(StreamConfig) if f.name in stored}
-    own = {f.name: stored[f.name] for f in fields(kind) if f.name in stored}
-    return StreamConfig(**config), kind(**own).judged_by
+    settings = {f.name: stored[f.name] for f in fields(kind) if f.name in stored}
+    return StreamConfig(**config), kind(**settings).judged_by
 
 
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen, rows = bank.noted(FROZEN, dict) or {}, [*_read(folder / f"{arm}.jsonl")]
+    frozen, rows = bank.noted(FROZEN, dict) or {}, [*lines_in(folder / f"{arm}.jsonl")]
     stats, known = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers], bank.stats()
     for epoch, stat in zip(numbers, stats, strict=True):
         values = stat and [stat.get(name) for name in known]
@@ -418,7 +377,7 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
         "rows": rows,
-        "held_out": [*_read(folder / f"{arm}.held_out.jsonl")],
+        "held_out": [*lines_in(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": stats,
         "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],
@@ -459,13 +418,13 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
     def plain(text: str) -> str:
         return " ".join(text.casefold().split())
 
-    def said(action: str) -> str:
+    def statement(action: str) -> str:
         block = BLOCK.search(action)
         return plain(block[1] if block else action).rstrip("; ")
 
     stored, found = [plain(text) for text in experiences], []
     for task in tasks:
-        gold = [said(action) for action in (task.solution or ())]
+        gold = [statement(action) for action in (task.solution or ())]
         gold = gold if len(gold) > 2 else gold[:1]
         if sum(map(len, gold)) >= LEAK and any(all(g in text for g in gold) for text in stored):
             found.append(task.id)
@@ -518,10 +477,6 @@ def _guarded(
         raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
 
 
-def _engine_failed(trajectory: Trajectory) -> bool:
-    return bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
-
-
 # ---------------------------------------------------------------- rows
 
 
@@ -546,12 +501,3 @@ def _append(path: Path, rows: Sequence[dict]) -> int:
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
-
-
-def _read(path: Path) -> Iterator[dict]:
-    """Yield the rows of a file; what follows the last newline is torn."""
-    if path.exists():
-        with path.open(encoding="utf-8") as lines:
-            for line in lines:
-                if line.endswith("\n"):
-                    yield from_json(line)

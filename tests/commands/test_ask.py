@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import ask as commands_ask
-from commands.ask import How
+from commands.ask import Document, Reading
 from config.errors import UserError
 from config.locks import writing
-from config.options import EMBEDDED, READER, READER_TITLE, AskConfig, EvalConfig
+from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
 from config.terminal import bar
 from embedded import tiny
 from engines import endpoint, local
@@ -31,9 +31,14 @@ from engines.open import open_reader
 from engines.replay import Replay
 from engines.scripted import ScriptedEngine
 from memagent import NO_MEMORY, Finish, Prompt, Turn
+from report.records import record_turn
+from rollout import Sampling, follow
+from tasks.documents import Part
 from tokens.codec import Characters
 
 NOBODY = "127.0.0.1:1"  # where no Ollama listens
+TEXT = "Anna reached Lima. "
+ROOM = "--memory-tokens 99 --final-tokens 99".split()
 
 
 @pytest.fixture(autouse=True)
@@ -43,6 +48,14 @@ def alone(tmp_path, monkeypatch):
     monkeypatch.setenv(local.HOST, NOBODY)
     monkeypatch.delenv(local.BASE_URL, raising=False)
     monkeypatch.delenv(local.CONTEXT, raising=False)
+
+
+@pytest.fixture
+def server(codec):
+    """A server that takes text alone."""
+    server = Server(codec, ids=False)
+    yield server
+    server.stop()
 
 
 def run(*words, code=0, **more):
@@ -67,9 +80,17 @@ def scripted(monkeypatch, codec, script, window=None):
     monkeypatch.setattr(commands_ask, "open_reader", opened)
 
 
+def lima(prompt):
+    return "\\boxed{Lima}"
+
+
 def turns_of(name):
     lines = Path("runs", name, "turns.jsonl").read_text().splitlines()
     return [json.loads(line) for line in lines]
+
+
+def text(n=1, name="a.txt"):
+    Path(name).write_text(TEXT * n)
 
 
 # ---------------------------------------------------------------- a reading
@@ -81,13 +102,13 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
 
     def script(prompt):
         if prompt.final:
-            return "\\boxed{Lima}"
+            return "\\boxed{<i>Lima</i>}"
         return "Clara reached Lima." if "Lima" in prompt.section + prompt.memory else "nothing"
 
     scripted(monkeypatch, codec, script)
-    small = "--model tiny --agent memagent --chunk-tokens 6 --memory-tokens 99 --final-tokens 99"
-    said = run("report.pdf", "Where is Clara?", *small.split(), "--name", "r")
-    lines = said.splitlines()
+    small = "--model tiny --agent memagent --chunk-tokens 6".split()
+    printed = run("report.pdf", "Where is <Clara>?", *small, *ROOM, "--name", "r")
+    lines = printed.splitlines()
     assert lines[0] == "report.pdf: of 5 pages 1 has no text (empty, or a picture)."
     assert "as --agent says" in lines[1] and "the embedded policy on this machine" in lines[1]
     (size,) = [line for line in lines if line.startswith("5 pages, ")]
@@ -99,9 +120,13 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     where = turns_of("r")[int(found.split(",")[0].split()[1]) - 1]["where"]
     assert "3" in where and where in found
     assert lines.index(size) < lines.index(changes[0])  # before the memory changes
-    assert lines[-3:] == [
-        "answer: Lima", "Its words stand on page 3.", "The whole trace: runs/r/report.html",
-    ]  # fmt: skip
+    assert lines[-1] == "The whole trace: runs/r/report.html"
+    page = Path("runs/r/report.html").read_text()
+    assert page.count("<h3>Section ") == n and "left out" not in page
+    assert "Where is &lt;Clara&gt;?" in page and "&lt;i&gt;Lima" in page
+    assert "graded" not in page and ">wrong<" not in page and ">gold<" not in page
+    shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
+    assert "section 1 of" in shown and "reward" not in shown
 
 
 @pytest.mark.parametrize(
@@ -113,46 +138,76 @@ def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec
 
     def script(prompt):
         if prompt.final:
-            return "\\boxed{Lima}"
+            return lima(prompt)
         if "Emil" in prompt.section:
             return "<think>Emil?</think>"
         return "Anna reached Lima." if "Anna" in prompt.section else ""
 
     scripted(monkeypatch, codec, script)
-    small = "--agent memagent --chunk-tokens 4 --memory-tokens 99 --final-tokens 99".split()
-    said = run("a.txt", "Where?", "--model", "tiny", *small, "--empty", empty, "--name", "r")
-    responses = [turn["response"].strip() for turn in turns_of("r")]
-    assert responses[1:3] == ["", "<think>Emil?</think>"]
-    changes = [line for line in said.splitlines() if line.startswith("section ")]
+    small = "--model tiny --agent memagent --chunk-tokens 4".split()
+    printed = run("a.txt", "Where?", *small, *ROOM, "--empty", empty, "--name", "r")
+    assert [t["response"].strip() for t in turns_of("r")][1:3] == ["", "<think>Emil?</think>"]
+    changes = [line for line in printed.splitlines() if line.startswith("section ")]
     assert [line.partition(":")[0] for line in changes] == [f"section {n}" for n in shown]
     if empty == "keep":
         assert turns_of("r")[-1]["memory"].strip() == "Anna reached Lima."
 
 
-def test_the_page_and_show_have_the_whole_trace(monkeypatch, codec):
-    Path("a.txt").write_text("Anna reached Lima. <b>" * 40)
-    scripted(monkeypatch, codec, lambda p: "\\boxed{<i>Lima</i>}" if p.final else "same")
-    how = How("memagent", settings=dict(chunk_tokens=8, memory_tokens=99, final_tokens=99))
-    commands_ask.ask(["a.txt", "Where is <Anna>?"], AskConfig(model="tiny", name="r"), how)
-    page = Path("runs/r/report.html").read_text()
-    n = len(turns_of("r")) - 1
-    assert n > 24 and page.count("<h3>Section ") == n and "left out" not in page
-    assert "Where is &lt;Anna&gt;?" in page and "&lt;i&gt;Lima" in page
-    assert "graded" not in page and ">wrong<" not in page and ">gold<" not in page
-    shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
-    assert "section 1 of" in shown and "reward" not in shown
+@pytest.mark.parametrize("answer, words", [
+    ("Lima", "Its words stand in the text."),
+    ("Kyoto", "stand nowhere in the text"),
+    ("yes", ""),
+    ("Lima was reached", "Its rarest words stand near each other in the text."),
+])  # fmt: skip
+def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, words):
+    text()
+    scripted(monkeypatch, codec, lambda p: f"\\boxed{{{answer}}}")
+    printed = run("a.txt", "Where?", "--model", "tiny", "--final-tokens", 99)
+    assert words in printed and ("words stand" in printed) == bool(words)
 
 
-def test_an_answer_whose_words_the_document_does_not_hold_is_marked(monkeypatch, codec):
-    Path("a.txt").write_text("Anna reached Lima.")
-    for answer, words in (
-        ("Kyoto", "stand nowhere in the text"),
-        ("yes", ""),
-        ("Lima was reached", "Its rarest words stand near each other in the text."),
-    ):
-        scripted(monkeypatch, codec, lambda p, answer=answer: f"\\boxed{{{answer}}}")
-        said = run("a.txt", "Where?", "--model", "tiny", "--final-tokens", 99)
-        assert words in said and ("words stand" in said) == bool(words)
+@pytest.mark.parametrize("response, last", [
+    ("It is Lima.", "answer: It is Lima."),
+    ("\\boxed{Lima}", "answer: Lima"),
+    ("\x1b[31m\\boxed{Lima\x07}", "answer: Lima\ufffd"),
+    ("", "The response is empty."),
+])  # fmt: skip
+def test_an_answer_is_shown_once_and_steers_no_terminal(monkeypatch, codec, response, last):
+    text()
+    scripted(monkeypatch, codec, lambda prompt: response)
+    printed = run("a.txt", "Where?", "--model", "tiny", "--agent", "none", *ROOM)
+    assert last in printed and "no answer" not in printed
+    unboxed = "boxed" not in response and bool(response)
+    assert ("not in the form that was asked for, \\boxed{...}" in printed) == unboxed
+    assert printed.count("It is Lima.") == unboxed  # once
+
+
+def test_what_is_looked_for_and_what_comes_back_is_shown(monkeypatch, codec):
+    responses = iter((
+        "<update>Otto.</update><recall>Ida</recall>",
+        "<update>Rosa.</update><recall>who was Otto?</recall>",
+        "<recall>Otto",
+        "\\boxed{Lima}",
+    ))  # fmt: skip
+    scripted(monkeypatch, codec, lambda prompt: next(responses))
+    Path("a.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
+    small = "--model tiny --agent rememr1 --step-tokens 99 --query-tokens 99 --chunk-tokens 4"
+    shown = " ".join(run("a.txt", "Where?", *small.split(), "--final-tokens", 99).split())
+    places = [
+        shown.find(words)
+        for words in (
+            "section 1: [-No previous memory-] {+Otto.+}",
+            "looks for Ida",
+            "recalled nothing found for 'Ida'",
+            "section 2: [-Otto.-] {+Rosa.+}",
+            "looks for who was Otto?",
+            "recalled Otto. written after section 1, found for 'who was Otto?'",
+            "form no update, unclosed recall",
+            "answer: Lima",
+        )
+    ]
+    assert -1 not in places and places == sorted(places), shown
+    assert "section 3" not in shown  # the memory stayed as it was
 
 
 def test_a_change_is_marked_where_no_colours_are_shown(monkeypatch, codec):
@@ -170,8 +225,8 @@ def test_a_change_is_marked_where_no_colours_are_shown(monkeypatch, codec):
 
 def test_names_in_a_file_are_no_markup_in_a_terminal(monkeypatch, codec):
     Path("d/[").mkdir(parents=True)
-    Path("d/[/sources] \x1b[31m.txt").write_text("Anna reached Lima.")
-    Path("d/b.txt").write_text("Anna reached Lima.")
+    text(name="d/[/sources] \x1b[31m.txt")
+    text(name="d/b.txt")
     for name, value in (("_force_terminal", True), ("is_interactive", True), ("_width", 160)):
         monkeypatch.setattr(commands_ask.console, name, value)
     monkeypatch.setenv("TERM", "xterm")
@@ -183,78 +238,51 @@ def test_names_in_a_file_are_no_markup_in_a_terminal(monkeypatch, codec):
         return "Lima"
 
     scripted(monkeypatch, codec, script)
-    asking = "--model tiny --agent memagent --chunk-tokens 4 --memory-tokens 99 --final-tokens 99"
-    result = CliRunner().invoke(cli.app, ["ask", "d", "Where?", *asking.split()])
+    small = "--model tiny --agent memagent --chunk-tokens 4".split()
+    result = CliRunner().invoke(cli.app, ["ask", "d", "Where?", *small, *ROOM])
     assert result.exit_code == 0 and "read: [/sources] \ufffd[31m.txt" in result.output, result
     assert "\x1b[31m." not in result.output
 
 
-def test_standard_input_is_a_document(monkeypatch, codec):
-    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
-    asking = ("Where?", "--model", "tiny", "--final-tokens", 99)
-    said = run("-", *asking, input="Anna reached Lima.")
-    assert "answer: Lima" in said
-    assert "2 pages, " in run("-", *asking, input=pdf("Anna.", "Lima."))
-    assert "binary" in run("-", *asking, input=b"\0\1\2", code=2)
-
-
-def test_a_long_question_is_no_name_of_a_file(monkeypatch, codec):
-    Path("a.txt").write_text("Anna reached Lima.")
-    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
-    question = "Anna has left. " * 30 + "Where is she?"
-    for words in (question, question.replace("Anna", "x/Anna"), "Where? " + "\u00e9" * 200 + ".x"):
-        assert "answer: Lima" in run("a.txt", words, "--model", "tiny", "--final-tokens", 99)
-
-
-def test_a_folder_and_a_file_are_one_document(monkeypatch, codec):
-    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
+def test_files_folders_and_standard_input_are_one_document(monkeypatch, codec):
+    scripted(monkeypatch, codec, lima)
+    tiny_model = ("--model", "tiny", "--final-tokens", 99)
+    assert "answer: Lima" in run("-", "Where?", *tiny_model, input=TEXT)
+    assert "2 pages, " in run("-", "Where?", *tiny_model, input=pdf("Anna.", "Lima."))
+    run("-", "Where?", *tiny_model, input=b"\0\1\2", code=2)
     Path("d").mkdir()
     Path("d/2.txt").write_text("Anna.")
     Path("d/10.txt").write_text("She reached Lima.")
     Path("e.md").write_text("Boris.")
-    said = run("d", "e.md", "Where?", "--model", "tiny", "--final-tokens", 99)
-    assert "3 files, " in said and "Its words stand in 10.txt." in said
+    printed = run("d", "e.md", "Where?", *tiny_model)
+    assert "3 files, " in printed and "Its words stand in 10.txt." in printed
+    question = "Anna has left. " * 30 + "Where is she?"  # what is too long for a name is none
+    for words in (question, question.replace("Anna", "x/Anna"), "Where? " + "\u00e9" * 200 + ".x"):
+        assert "answer: Lima" in run("d", words, *tiny_model)
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "ask FILE"),
-        (("a.txt",), "ask FILE"),
-        (("a.txt", " "), "question is empty"),
-        (("Where?", "a.txt"), "the question comes last"),
-        (("a.txt", "Where is the caf\udce9?"), "is not in UTF-8 (Where is the caf\ufffd?): "),
-        (("a.txt", "Where is the .caf\ud800?"), "is not in UTF-8"),
-        (("b.bin", "Where?"), "b.bin is a binary file"),
-        (("empty.txt", "Where?"), "empty.txt is empty"),
-        (("scan.pdf", "Where?"), "as scans do"),
-        (("a.txt", "Where?", "--name", ".."), "--name"),
-        (("a.txt", "Where?", "--name", "other"), "another run"),
-        (("a.txt", "Where?", "--temperature", "-1"), "temperature"),
-        (("a.txt", "Where?", "--served-as", "llama3"), "--served-as is about a server, and there"),
-        (("a.txt", "Where?", "--chat"), "--chat is about a server, and there is none"),
-        (
-            ("a.txt", "Where?", "--model", "tiny", "--served-as", "m"),
-            "and --model answers on this machine",
-        ),
-        (("--resume",), "--name"),
-        (("--resume", "--name", "nothing"), "no reading to go on with"),
-        (("a.txt", "Where?", "--resume", "--name", "x"), "leave a.txt out"),
-        (("--resume", "--name", "x", "--agent", "full"), "leave --agent out"),
-        (("--resume", "--name", "x", "--model", "tiny"), "leave --model out"),
-        (("--resume", "--name", "x", "--chunk-tokens", "9"), "leave --chunk-tokens out"),
-    ],
-)
-def test_a_mistake_is_one_sentence_and_leaves_nothing(words, said):
-    Path("a.txt").write_text("Anna reached Lima.")
+@pytest.mark.parametrize("words", [
+    "", "a.txt", "a.txt| ", "a.txt|Where?|--also| ", "Where?|a.txt",
+    "a.txt|Where is the caf\udce9?", "a.txt|Where is the .caf\ud800?", "b.bin|Where?",
+    "empty.txt|Where?", "scan.pdf|Where?", "a.txt|Where?|--name|..",
+    "a.txt|Where?|--name|other", "a.txt|Where?|--also|Who?|--name|y",
+    "a.txt|Where?|--temperature|-1", "a.txt|Where?|--served-as|llama3", "a.txt|Where?|--chat",
+    "a.txt|Where?|--model|tiny|--served-as|m", "--resume", "--resume|--name|nothing",
+    "a.txt|Where?|--resume|--name|x", "--resume|--name|x|--agent|full",
+    "--resume|--name|x|--model|tiny", "--resume|--name|x|--chunk-tokens|9",
+    "--resume|--name|x|--also|Where?",
+])  # fmt: skip
+def test_a_mistake_is_one_sentence_and_leaves_nothing(words):
+    text()
     Path("b.bin").write_bytes(b"\0\1")
     Path("empty.txt").write_text("")
     Path("scan.pdf").write_bytes(pdf(""))
-    Path("runs/other").mkdir(parents=True)
-    Path("runs/other/config.yaml").write_text("run: {}\n")
+    for name, file in (("other", "config.yaml"), ("y-2", "document.json")):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, file).write_text("run: {}\n")
     before = sorted(Path().rglob("*"))
-    out = run(*words, code=2).strip()
-    assert out.startswith("memagent: ") and "\n" not in out and said in out
+    out = run(*filter(None, words.split("|")), code=2).strip()
+    assert out.startswith("memagent: ") and "\n" not in out
     assert sorted(Path().rglob("*")) == before
 
 
@@ -284,40 +312,45 @@ def interrupted(monkeypatch, after, error=KeyboardInterrupt):
     monkeypatch.setattr(commands_ask, "open_reader", opened)
 
 
-def test_what_was_stopped_goes_on_to_the_same_tokens(monkeypatch):
+def stopped(name, after=2, *more):
+    """Begin a reading and stop it after so many turns; return the last line."""
+    Path("a.txt").write_text(READ)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(patch, after)
+        printed = run("a.txt", "Where is Anna?", *SLOW, "--name", name, *more, code=130)
+    return printed.strip().splitlines()[-1]
+
+
+def test_what_was_stopped_goes_on_to_the_same_tokens():
     """Sampled at temperature 1, with the seed of every turn."""
     Path("a.txt").write_text(READ)
     run("a.txt", "Where is Anna?", *SLOW, "--name", "whole")
     whole = turns_of("whole")
     assert len(whole) > 6
-    with monkeypatch.context() as patch:
-        interrupted(patch, 3)
-        said = run("a.txt", "Where is Anna?", *SLOW, "--name", "cut", code=130)
-    last = said.strip().splitlines()[-1]
-    assert last == (
+    assert stopped("cut", 3) == (
         f"memagent: stopped, read 3 of {len(whole) - 1} sections; "
         "go on with: ask --resume --name cut"
     )
     assert len(turns_of("cut")) == 3 and not Path("runs/cut/report.html").exists()
-    assert "go on with it by --resume" in run("a.txt", "Where?", "--name", "cut", code=2)
+    run("a.txt", "Where?", "--name", "cut", code=2)
     Path("a.txt").unlink()  # what is read is kept with the reading
-    torn = Path("runs/cut/turns.jsonl").open("a")
-    with torn:
+    with Path("runs/cut/turns.jsonl").open("a") as torn:
         torn.write('{"final": fal')  # as a process leaves it that was killed
-    said = run("--resume", "--name", "cut")
-    assert "3 sections were read before." in said and " left" in said
-    assert "section 3: " not in said  # it was shown before
+    with writing(Path("runs/cut"), "It"):  # one process at a time
+        run("--resume", "--name", "cut", code=2)
+    printed = run("--resume", "--name", "cut")
+    assert "Read before: 3 sections." in printed
+    assert "section 3: " not in printed  # it was shown before
     again = turns_of("cut")
     for name in ("prompt_ids", "response_ids", "response", "memory", "where", "finish"):
         assert [turn[name] for turn in again] == [turn[name] for turn in whole], name
-    answer = [line for line in said.splitlines() if line.startswith(("answer: ", "The resp"))]
+    answer = [line for line in printed.splitlines() if line.startswith(("answer: ", "The resp"))]
     assert answer and Path("runs/cut/report.html").exists()
     finished = run("--resume", "--name", "cut")  # nothing is asked twice
     assert turns_of("cut") == again and answer[0] in finished
 
 
-def test_what_is_said_of_a_reading_that_is_stopped_while_its_model_loads(monkeypatch):
-    """Nothing is kept of a new one; what was read before of one that was gone on with."""
+def test_what_is_kept_of_a_reading_that_is_stopped_while_its_model_loads(monkeypatch):
     Path("a.txt").write_text(READ)
 
     def opened(*_, **__):
@@ -325,110 +358,77 @@ def test_what_is_said_of_a_reading_that_is_stopped_while_its_model_loads(monkeyp
 
     with monkeypatch.context() as patch:
         patch.setattr(commands_ask, "open_reader", opened)
-        said = run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
-    assert said.strip() == "memagent: stopped; nothing was read" and not Path("runs").exists()
-    with monkeypatch.context() as patch:
-        interrupted(patch, 1)
         run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
+    assert not Path("runs").exists()
+    elsewhere = ("--runs", "elsewhere")
+    assert stopped("x", 1, *elsewhere).endswith(
+        "go on with: ask --resume --name x --runs elsewhere"
+    )
     with monkeypatch.context() as patch:
         patch.setattr(commands_ask, "open_reader", opened)
-        said = run("--resume", "--name", "x", code=130)
-    assert said.strip() == "memagent: stopped; go on with: ask --resume --name x"
-    assert "1 section was read before." in run("--resume", "--name", "x").splitlines()
-
-
-def test_a_killed_reading_is_told_by_its_own_words_where_runs_lie_elsewhere(monkeypatch):
-    Path("a.txt").write_text(READ)
-    interrupted(monkeypatch, 2)
-    said = run("a.txt", "Where?", *SLOW, "--name", "x", "--runs", "elsewhere", code=130)
-    assert said.strip().endswith("go on with: ask --resume --name x --runs elsewhere")
+        printed = run("--resume", "--name", "x", *elsewhere, code=130)
+    assert "go on with: ask --resume --name x" in printed
+    printed = run("--resume", "--name", "x", *elsewhere)
+    assert "Read before: 1 section." in printed.splitlines()
 
 
 def test_a_server_that_went_away_keeps_what_was_read(monkeypatch):
     Path("a.txt").write_text(READ)
     with monkeypatch.context() as patch:
         interrupted(patch, 2, UserError("The server is gone."))
-        said = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
-    assert "The server is gone. 2 of " in said and "--resume --name x" in said
+        printed = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
+    assert "The server is gone." in printed and "--resume --name x" in printed
     run("--resume", "--name", "x")
 
 
-def test_another_model_cannot_go_on(monkeypatch, codec):
-    Path("a.txt").write_text(READ)
-    with monkeypatch.context() as patch:
-        interrupted(patch, 2)
-        run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
-    config = Path("runs/x/config.yaml")
+def test_another_model_cannot_go_on_and_damage_is_named():
+    stopped("x")
+    config, turns = Path("runs/x/config.yaml"), Path("runs/x/turns.jsonl")
     config.write_text(config.read_text().replace("chunk_tokens: 12", "chunk_tokens: 11"))
     assert "cannot be gone on with" in run("--resume", "--name", "x", code=2)
-    turns = Path("runs/x/turns.jsonl")
     turns.write_text(turns.read_text() + '{"final": false}\n')
     assert "line 3 is no turn" in run("--resume", "--name", "x", code=2)
-    config.write_text("agent: {}\n")
-    assert "names no agent" in run("--resume", "--name", "x", code=2)
-    Path("runs/x/document.json").write_text("{")
-    assert "damaged" in run("--resume", "--name", "x", code=2)
-
-
-def test_a_reading_is_read_by_one_process_at_a_time(monkeypatch, codec):
-    Path("a.txt").write_text(READ)
-    with monkeypatch.context() as patch:
-        interrupted(patch, 2)
-        run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
-    with writing(Path("runs/x"), "It"):
-        assert "reading runs/x is being written by" in run("--resume", "--name", "x", code=2)
-
-
-def during_the_opening(patch, action):
-    """Do something when a reading opens its engine: after its name was looked at."""
-
-    def opened(config, agents, **more):
-        patch.undo()
-        action()
-        return open_reader(config, agents, **more)
-
-    patch.setattr(commands_ask, "open_reader", opened)
-
-
-def kept(name):
-    return {path.name: path.read_bytes() for path in sorted(Path("runs", name).glob("*"))}
+    for path, content in ((config, "agent: {}\n"), (Path("runs/x/document.json"), "{")):
+        path.write_text(content)
+        assert path.name in run("--resume", "--name", "x", code=2)
 
 
 def test_two_readings_that_take_one_name_leave_each_other_whole(monkeypatch):
-    Path("a.txt").write_text(READ)
     Path("b.txt").write_text("Ida reached Nice.")
+
+    def kept(name):
+        return {path.name: path.read_bytes() for path in sorted(Path("runs", name).glob("*"))}
+
+    def opened(config, agents, **more):  # after the name was looked at
+        patch.undo()
+        stopped("x")
+        whole.update(kept("x"))
+        return open_reader(config, agents, **more)
+
     whole = {}
     with pytest.MonkeyPatch.context() as patch:
-
-        def first():
-            with pytest.MonkeyPatch.context() as inner:
-                interrupted(inner, 2)
-                run("a.txt", "Where is Anna?", *SLOW, "--name", "x", code=130)
-            whole.update(kept("x"))
-
-        during_the_opening(patch, first)
-        said = run("b.txt", "Where is Ida?", "--model", "tiny", "--name", "x", code=2)
-    assert "holds a reading" in said and kept("x") == whole
+        patch.setattr(commands_ask, "open_reader", opened)
+        run("b.txt", "Where is Ida?", "--model", "tiny", "--name", "x", code=2)
+    assert whole and kept("x") == whole
     assert "answer: " in run("--resume", "--name", "x")
     with writing(Path("runs/y"), "It"):  # it still reads
-        assert "is being written by" in run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
+        run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
     assert kept("y") == {}
 
 
 def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
-    Path("a.txt").write_text("Anna reached Lima.")
-    scripted(monkeypatch, codec, lambda p: "\\boxed{Lima}")
+    text()
+    scripted(monkeypatch, codec, lima)
     exists = Path.exists  # as for a process that looks before the other one has made its folder
-    monkeypatch.setattr(
-        Path, "exists", lambda path: not path.name.startswith("ask-") and exists(path)
-    )
+    hidden = lambda path: not path.name.startswith("ask-") and exists(path)  # noqa: E731
+    monkeypatch.setattr(Path, "exists", hidden)
 
-    class Clock:
-        @staticmethod
-        def now():
-            return datetime(2026, 11, 23)
+    class Stopped(datetime):
+        @classmethod
+        def now(cls):
+            return cls(2026, 11, 23)
 
-    monkeypatch.setattr(commands_ask, "datetime", Clock)
+    monkeypatch.setattr(commands_ask, "datetime", Stopped)
     for question in ("Where?", "Who?"):
         run("a.txt", question, "--model", "tiny", "--final-tokens", 99)
     folders = sorted(Path("runs").iterdir())
@@ -437,21 +437,19 @@ def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
     assert asked == ["Where?", "Who?"]
 
 
+def reading(text, question="Where?") -> Reading:
+    return Reading(AskConfig(), Document(text, (Part(0, "a", "file"),), "a"), question, "", None)
+
+
 def test_a_replay_gives_the_recorded_tokens_and_then_asks(codec):
     agent = tiny.agent(memory_tokens=99).on(codec)
     engine = ScriptedEngine(codec, lambda p: "Lima")
-    task = commands_ask.Reading(
-        AskConfig(), commands_ask.Document("Anna. " * 40, (), "a"), "Where?", "", None
-    ).task
-    from report.records import record_turn
-    from rollout import Sampling, follow
-
+    task = reading("Anna. " * 40).task
     first = [record_turn(turn) for turn in follow(engine, agent, task, Sampling(0.0))]
-    asked = engine.generated_tokens
-    replay = Replay(engine, first[:2])
-    second = [record_turn(turn) for turn in follow(replay, agent, task, Sampling(0.0))]
-    assert second == first and len(first) > 3
-    assert engine.generated_tokens == asked + sum(len(t["response_ids"]) for t in first[2:])
+    made = engine.generated_tokens
+    second = follow(Replay(engine, first[:2]), agent, task, Sampling(0.0))
+    assert [*map(record_turn, second)] == first and len(first) > 3
+    assert engine.generated_tokens == made + sum(len(t["response_ids"]) for t in first[2:])
     other = ScriptedEngine(Characters(), lambda p: "x")
     with pytest.raises(UserError, match="cannot be gone on with"):
         list(follow(Replay(other, first), agent, task, Sampling(0.0)))
@@ -503,7 +501,6 @@ def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
         monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
         found = answerer(AskConfig(served_as="m"))
         assert (found.endpoint, found.served_as) == (("http://127.0.0.1:9/v1",), "m")
-        assert "OPENAI_BASE_URL" in found.said
         found = answerer(AskConfig(model="tiny"))
         assert (found.model, found.endpoint) == (str(EMBEDDED), ())
         found = answerer(AskConfig(model="m", endpoint=("http://127.0.0.1:8/v1",)))
@@ -531,92 +528,83 @@ def test_which_model_of_an_ollama_and_its_window(monkeypatch):
             assert answerer(AskConfig()).model == READER
 
 
-def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, codec):
-    server = Server(codec, name="m", ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 4000)
-    monkeypatch.setattr(
-        local,
-        "_ollama",
-        lambda name: local.Answerer("m of the Ollama", "", (server.url,), "m", 4096),
-    )
-    said = run("a.txt", "Where is Anna?")
-    assert "in sections of 1,024 tokens for its window of 3,072" in said
-    sent = [body["messages"][0]["content"] for body in server.bodies]
-    assert len(sent) > 18 and max(len(text) for text in sent) < 4 * 1024 + 2000
-    server.stop()
+def as_ollama(monkeypatch, server, window):
+    found = local.Answerer("m of the Ollama", "", (server.url,), "m", window)
+    monkeypatch.setattr(local, "_ollama", lambda name: found)
 
 
-def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypatch, codec):
+def contents(server, first=0):
+    return [body["messages"][0]["content"] for body in server.bodies[first:]]
+
+
+def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, server):
+    text(4000)
+    as_ollama(monkeypatch, server, 4096)
+    printed = run("a.txt", "Where is Anna?")
+    assert "in sections of 1,024 tokens for its window of 3,072" in printed
+    sent = contents(server)
+    assert len(sent) > 18 and max(map(len, sent)) < 4 * 1024 + 2000
+
+
+def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypatch, server):
     monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
     monkeypatch.setattr(commands_ask, "PATIENCE_S", 0.5)
-    server = Server(codec, ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 900)
+    text(900)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
     asking = ("a.txt", "Where?", "--agent", "memagent", "--name")
     busy, few = (500, {"error": "model is loading"}), "requires more system memory (5.6 GiB)"
     server.faults = ["", busy, busy]
-    said = run(*asking, "a")
-    assert said.count("HTTP 500: model is loading; trying again.") == 1 and "answer: " in said
+    printed = run(*asking, "a")
+    assert printed.count("HTTP 500: model is loading; trying again.") == 1
     short = (500, {"error": f"model {few} than is there"})
     server.faults, before = ["", "", short], len(server.bodies)  # the first is on trial
-    said = run(*asking, "b", code=2).splitlines()[-1]
-    assert len(server.bodies) == before + 3 and "trying" not in said
-    assert few in said and "ask --resume --name b; to ask a smaller model anew" in said
-    assert said.endswith("name it by --served-as.")
+    printed = run(*asking, "b", code=2).splitlines()[-1]
+    assert len(server.bodies) == before + 3 and "trying" not in printed
+    assert few in printed and "ask --resume --name b" in printed and "--served-as" in printed
     server.always = busy
-    said = run(*asking, "c", code=2)
-    assert "trying again." in said and re.search(r"after \d+ tries in \d+ s: HTTP 500", said)
-    Path("a.txt").write_text("Anna reached Lima. " * 1200)
-    server.always = short
-    before = len(server.bodies)  # the trial alone
-    said = run("a.txt", "Where?", "--agent", "full", code=2)
-    assert "on trial" in said and "by --served-as." in said and len(server.bodies) == before + 1
-    server.stop()
+    printed = run(*asking, "c", code=2)
+    assert "trying again." in printed and re.search(r"after \d+ tries in \d+ s: HTTP 500", printed)
+    text(1200)
+    server.always, before = short, len(server.bodies)  # the trial alone
+    printed = run("a.txt", "Where?", "--agent", "full", code=2)
+    assert "--served-as" in printed and len(server.bodies) == before + 1
 
 
-def test_a_server_that_was_named_is_asked_nothing_on_trial(monkeypatch, codec):
+def test_a_server_that_was_named_is_asked_nothing_on_trial(monkeypatch, server):
     """It may bill for it. An Ollama is warmed up, so that loading is no part of the estimate."""
-    server = Server(codec, name="m", ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+    text(1200)
     for way, asked in (("full", 1), ("memagent", 4)):
         before = len(server.bodies)
         run("a.txt", "Where?", "--agent", way, "--endpoint", server.url)
         assert len(server.bodies) == before + asked
         before = len(server.bodies)
-        found = local.Answerer("m of the Ollama", "", (server.url,), "m", 32_768)
         with monkeypatch.context() as patch:
-            patch.setattr(local, "_ollama", lambda name, found=found: found)
-            said = run("a.txt", "Where?", "--agent", way)
-        assert len(server.bodies) > before + asked and " tokens, " in said
-        content = [body["messages"][0]["content"] for body in server.bodies[before:]]
-        assert all(len(words) < 4 * 512 + 64 for words in content[:-asked])
-    server.stop()
+            as_ollama(patch, server, 32_768)
+            printed = run("a.txt", "Where?", "--agent", way)
+        assert len(server.bodies) > before + asked and " tokens, " in printed
+        assert all(len(words) < 4 * 512 + 64 for words in contents(server, before)[:-asked])
 
 
-def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(monkeypatch, codec):
-    server = Server(codec, ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(server):
+    text(1200)
     asking = ("Where?", "--endpoint", server.url, "--name")
     full = (400, {"error": {"message": "This model's maximum context length is 4096 tokens."}})
     server.faults = ["", full]
-    said = run("a.txt", *asking, "x", "--agent", "memagent", code=2).splitlines()[-1]
-    assert "context length is 4096" in said and "--resume" not in said
-    assert said.endswith("such as 1024, and under another --name.")
+    printed = run("a.txt", *asking, "x", "--agent", "memagent", code=2).splitlines()[-1]
+    assert "context length is 4096" in printed and "--resume" not in printed
+    assert "--chunk-tokens, such as 1024" in printed
     server.faults = [full]
-    said = run("--resume", "--name", "x", *asking[1:3], code=2)
-    assert "a smaller --chunk-tokens, such as 1024" in said
+    printed = run("--resume", "--name", "x", *asking[1:3], code=2)
+    assert "--chunk-tokens, such as 1024" in printed
     server.always = full
-    said = run("a.txt", *asking, "y", "--agent", "full", code=2)
-    assert "Ask anew with --agent memagent, which reads section by section" in said
+    assert "--agent memagent" in run("a.txt", *asking, "y", "--agent", "full", code=2)
     server.always = ""
     smaller = ("--agent", "memagent", "--chunk-tokens", 1024)
     assert "answer: " in run("a.txt", *asking, "z", *smaller)
-    server.stop()
 
 
-def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch, codec):
-    server = Server(codec, ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 900)
+def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch, server):
+    text(900)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
     asking, keys = ("a.txt", "Where?", "--agent", "memagent", "--name"), server.keys
@@ -627,11 +615,11 @@ def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch,
         expected, _ = {f"Bearer {SECRET}" if named else None}, keys.clear()
         with monkeypatch.context() as patch:
             interrupted(patch, 2)
-            said = run(*asking, name, *words, code=130).strip()
-        assert said.endswith(" ".join(["ask --resume --name", name, *words]))
+            printed = run(*asking, name, *words, code=130).strip()
+        assert printed.endswith(" ".join(["ask --resume --name", name, *words]))
         assert keys == expected and len(turns_of(name)) == 2
         keys.clear()
-        path = Path("runs", name, "document.json")  # as earlier versions wrote it; it may be forged
+        path = Path("runs", name, "document.json")  # it may be forged
         path.write_text(json.dumps(json.loads(path.read_text()) | {"keyed": True}))
         run("--resume", "--name", name, *words)
         assert keys == expected
@@ -639,75 +627,65 @@ def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch,
     monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
     monkeypatch.delenv(local.HOST)
     for name in ("r0", "r1", "r2"):  # of servers that nothing names any more
-        said = run("--resume", "--name", name, code=2)
-        assert f"unless you give --endpoint {server.url}." in said and not keys
-    server.stop()
+        printed = run("--resume", "--name", name, code=2)
+        assert f"unless you give --endpoint {server.url}." in printed and not keys
 
 
-def test_the_embedded_policys_settings_are_never_used_with_an_endpoint(monkeypatch, codec):
+def test_the_embedded_policys_settings_are_never_used_with_an_endpoint(monkeypatch, server):
     """Neither with --endpoint nor with OPENAI_BASE_URL: sections are cut by characters."""
-    server = Server(codec, ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 1200)
+    text(1200)
     monkeypatch.setenv(local.BASE_URL, server.url)
     for name, words in (("e", ("--endpoint", server.url)), ("b", ())):
-        said = run("a.txt", "Where?", "--agent", "memagent", "--name", name, *words)
+        printed = run("a.txt", "Where?", "--agent", "memagent", "--name", name, *words)
         stored = find.stored_settings(Path("runs", name, "config.yaml"), None)
         defaults = asdict(find.make("memagent", {}).config)
         assert stored["agent"] == defaults | {"empty": "keep"}
-        assert "embedded" not in said and "estimated" in said and "about 5,700 tokens" in said
+        assert "embedded" not in printed and "estimated" in printed
+        assert "about 5,700 tokens" in printed
     assert all("prompt" not in body for body in server.bodies)
-    server.stop()
 
 
-def test_a_model_that_thinks_for_too_long_loses_nothing_that_was_noted(monkeypatch, codec):
-    server = Server(codec, ids=False)
-    Path("a.txt").write_text("Anna reached Lima. " * 900)
+def test_a_model_that_thinks_for_too_long_loses_nothing_that_was_noted(server):
+    text(900)
     silent = {"message": {"content": "", "reasoning": "hm"}, "finish_reason": "length"}
     asking = ("a.txt", "Where?", "--endpoint", server.url)
     memories = {}
     for name, more in (
         ("agent", ("--agent", "memagent")),
         ("preset", ("--preset", "paper")),
-        ("said", ("--agent", "memagent", "--empty", "placeholder")),
+        ("given", ("--agent", "memagent", "--empty", "placeholder")),
     ):
         server.faults = ["", {"choices": [silent]}]
         run(*asking, *more, "--name", name, "--chunk-tokens", 2048)
         assert [turn["response"] for turn in turns_of(name)][1] == ""
         memories[name] = turns_of(name)[2]["memory"]
     assert "Anna joined" in memories["agent"]
-    assert memories["said"] == memories["preset"] == NO_MEMORY
+    assert memories["given"] == memories["preset"] == NO_MEMORY
     run(*asking, "--agent", "full")  # has no such setting
-    server.stop()
 
 
 # ---------------------------------------------------------------- which agent reads
 
 
-def chosen(monkeypatch, codec, tokens, window=None, **config):
-    """Return the agent that reads a document of so many tokens, and what is said about it."""
+def chosen(monkeypatch, codec, tokens, window=None, model="tiny", **config):
+    """Return what is said about the agent that reads a document of so many tokens."""
     scripted(monkeypatch, codec, lambda p: "\\boxed{x}" if p.final else "x", window)
-    text = "Anna reached Lima. " * (tokens // 4)
-    Path("a.txt").write_text(text)
-    said = run("a.txt", "Where?", *[w for k, v in config.items() for w in (f"--{k}", v)])
-    (reading,) = Path("runs").iterdir()
-    shutil.rmtree("runs")
-    del reading
-    (line,) = [line for line in said.splitlines() if ", reading " in line]
+    text(tokens // 4)
+    flags = {"model": model} | config
+    printed = run("a.txt", "Where?", *[w for k, v in flags.items() for w in (f"--{k}", v)])
+    (line,) = [line for line in printed.splitlines() if ", reading " in line]
     return line.partition(", reading ")[2]
 
 
-def test_a_document_of_more_than_half_a_window_is_read_by_section(monkeypatch, codec):
-    at_once, by_section = (chosen(monkeypatch, codec, n, 1600, model="tiny") for n in (400, 4000))
-    assert at_once == "all at once with full, since it fits half a window; nothing was measured"
+def test_the_length_of_a_document_decides_which_agent_reads(monkeypatch, codec):
+    at_once, by_section = (chosen(monkeypatch, codec, n, 1600) for n in (400, 4000))
+    assert at_once.startswith("all at once with full, ")
     assert by_section.startswith("section by section with memagent, since it is longer")
-
-
-def test_of_the_agents_that_were_measured_the_best_for_the_length_reads(monkeypatch, codec):
     shutil.copytree(EMBEDDED, "m")
     settings = Path("m/agent.yaml").read_text()
     Path("m/agent.yaml").write_text(settings + "ask: {best: [[4000, bm25], [200, full]]}\n")
-    said = [chosen(monkeypatch, codec, n, model="m") for n in (100, 2000, 9000)]
-    assert said == [
+    lines = [chosen(monkeypatch, codec, n, model="m") for n in (100, 2000, 9000)]
+    assert lines == [
         "all at once with full, best at this length where it was measured",
         "with bm25, best at this length where it was measured",
         "with bm25, best at 4,000 tokens, the longest that was measured",
@@ -716,35 +694,25 @@ def test_of_the_agents_that_were_measured_the_best_for_the_length_reads(monkeypa
     for wrong in ("[[x, full]]", "[full]", "[[5, nobody]]", "3"):
         Path("m/agent.yaml").write_text(settings + f"ask: {{best: {wrong}}}\n")
         assert "memagent: " in run("a.txt", "Where?", "--model", "m", code=2)
-
-
-def test_a_model_that_was_trained_reads_with_its_own_agent(monkeypatch, codec):
-    shutil.copytree(EMBEDDED, "m")
-    with Path("m/agent.yaml").open("a") as file:
-        file.write("run: {agent: memagent}\n")
-    said = chosen(monkeypatch, codec, 100, model="m")
-    assert said == "section by section with memagent, the agent that the model was trained with"
+    Path("m/agent.yaml").write_text(settings + "run: {agent: memagent}\n")
+    line = chosen(monkeypatch, codec, 100, model="m")
+    assert line == "section by section with memagent, the agent that the model was trained with"
 
 
 # ---------------------------------------------------------------- the estimate
 
 
 def test_the_estimate_is_measured_and_rounded():
-    assert commands_ask._rounded(131_234) == "131,000" and commands_ask._rounded(999) == "999"
     seconds = (0.2, 44, 89, 100, 840, 9000)
     assert [commands_ask.duration(s) for s in seconds] == [
         "1 second", "44 seconds", "89 seconds", "2 minutes", "14 minutes", "2.5 hours",
     ]  # fmt: skip
-    agent = tiny.agent().on(Characters())
-    reading = commands_ask.Reading(
-        AskConfig(), commands_ask.Document("x" * 80, (), ""), "", "", None
-    )
-    clock = commands_ask.Clock(reading, agent, 131_234, 59, [])
-    assert clock.estimate() == "about 131,000 tokens, 59 sections"
-    assert clock.add(14.0) and not clock.add(14.0)
-    assert clock.estimate() == "about 131,000 tokens, 59 sections, about 14 minutes"
-    later = commands_ask.Clock(reading, agent, 131_234, 59, [14.0] * 30)
-    assert not later.add(14.0) and later.estimate().endswith("about 7 minutes left")
+    agent, page = tiny.agent().on(Characters()), reading("x").document
+    size = commands_ask.estimate(page, agent, 131_234, 59)
+    assert size == "about 131,000 tokens, 59 sections"
+    pages = Document("xx", (Part(0, "a", "page", 1), Part(1, "a", "page", 2)), "a")
+    size = commands_ask.estimate(pages, agent, 999, 59, 840)
+    assert size == "2 pages, about 999 tokens, 59 sections, about 14 minutes"
 
 
 class Seconds:
@@ -757,11 +725,9 @@ class Seconds:
         return self.now
 
 
-def tried(monkeypatch, codec, n, rate, agent="full"):
-    """Return the estimate for a document of n sentences, and the tokens and seconds of its trial.
-
-    rate: tokens that the model reads in a second; a second more passes before its first answer.
-    """
+@pytest.mark.parametrize("n, rate", [(3000, 200), (3000, 1000), (3000, 1e6), (50, 200), (2, 200)])
+def test_one_prompt_is_estimated_from_its_end_in_less_than_a_second(monkeypatch, codec, n, rate):
+    """Short or long; what the first answer takes longer than the others is no part of it."""
     clock, asked = Seconds(), []
     monkeypatch.setattr(commands_ask, "time", clock)
 
@@ -770,29 +736,22 @@ def tried(monkeypatch, codec, n, rate, agent="full"):
         clock.now += asked[-1] / rate + (len(asked) == 1)
         return "x"
 
-    engine = ScriptedEngine(codec, script)
-    document = commands_ask.Document("Anna reached Lima. " * n, (), "a")
-    task = commands_ask.Reading(AskConfig(), document, "Where?", "", None).task
-    agent = tiny.agent(agent, **({"window": 0} if agent == "full" else {})).on(codec)
-    estimate = commands_ask._trial(engine, agent, task, agent.sections(task).ids)
-    return estimate, asked, clock.now - 1
+    def estimated(agent):
+        agent, task = agent.on(codec), reading(TEXT * n).task
+        ids = agent.sections(task).ids
+        return commands_ask._trial(ScriptedEngine(codec, script), agent, task, ids)
 
-
-def test_one_prompt_is_estimated_from_its_end_in_less_than_a_second(monkeypatch, codec):
-    """Short or long; what the first answer takes longer than the others is no part of it."""
-    for n, rate in ((3000, 200), (3000, 1000), (3000, 1e6), (50, 200), (2, 200)):
-        estimate, asked, seconds = tried(monkeypatch, codec, n, rate)
-        tokens = 4 * n
-        assert 0.95 * tokens / rate <= estimate <= 1.3 * tokens / rate + 24 / rate
-        assert 2 <= len(asked) <= 7 and asked == sorted(asked) and max(asked) < 560
-        assert seconds < max(1.0, 0.02 * estimate)
-    estimate, asked, _ = tried(monkeypatch, codec, 3000, 200, "memagent")
-    assert estimate is None and len(asked) == 1
+    estimate, tokens = estimated(tiny.agent("full", window=0)), 4 * n
+    assert 0.95 * tokens / rate <= estimate <= 1.3 * tokens / rate + 24 / rate
+    assert 2 <= len(asked) <= 7 and asked == sorted(asked) and max(asked) < 560
+    assert clock.now - 1 < max(1.0, 0.02 * estimate)
+    asked.clear()
+    assert estimated(tiny.agent("memagent")) is None and len(asked) == 1
 
 
 @pytest.mark.parametrize("way", ["memagent", "full", "bm25"])
 def test_loading_and_warming_up_are_no_part_of_the_estimate(monkeypatch, codec, way):
-    Path("a.txt").write_text("Anna reached Lima. " * 60)
+    text(60)
     clock = Seconds()
     monkeypatch.setattr(commands_ask, "time", clock)
 
@@ -802,8 +761,8 @@ def test_loading_and_warming_up_are_no_part_of_the_estimate(monkeypatch, codec, 
             return super().step()
 
     monkeypatch.setattr(commands_ask, "open_reader", lambda *_, **__: Cold(codec, lambda p: "x"))
-    said = run("a.txt", "Where?", *"--model tiny --chunk-tokens 8".split(), "--agent", way)
-    (line,) = [line for line in said.splitlines() if " tokens, " in line]
+    printed = run("a.txt", "Where?", *"--model tiny --chunk-tokens 8".split(), "--agent", way)
+    (line,) = [line for line in printed.splitlines() if " tokens, " in line]
     assert re.search(r", about [1-4] seconds?$", line), line
 
 
@@ -818,16 +777,8 @@ def test_a_turn_that_fails_is_not_recorded(monkeypatch, codec):
                 turn.error = "it broke"
             return [(key, turn)]
 
-    monkeypatch.setattr(
-        commands_ask, "open_reader", lambda *a, **k: Failing(codec, lambda p: "x", per_step=1)
-    )
-    said = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
-    assert "it broke" in said and "--resume --name x" in said
+    engine = Failing(codec, lambda p: "x", per_step=1)
+    monkeypatch.setattr(commands_ask, "open_reader", lambda *a, **k: engine)
+    printed = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
+    assert "it broke" in printed and "--resume --name x" in printed
     assert not any(turn["final"] for turn in turns_of("x"))
-
-
-def test_ask_uses_the_settings_of_an_evaluation_with_one_task():
-    config = AskConfig(model="m", device="cpu", endpoint=("http://127.0.0.1:1/v1",))
-    made = commands_ask.evaluation_of(config, name="ask", in_flight=1)
-    assert isinstance(made, EvalConfig) and made.in_flight == 1
-    assert (made.model, made.device, made.endpoint) == ("m", "cpu", config.endpoint)

@@ -183,7 +183,7 @@ def test_what_was_stopped_goes_on_to_the_same_store(monkeypatch, codec):
     Path("chat.txt").unlink()
     scripted(monkeypatch, codec, keeper(rest := []))
     said = run("--resume", "--name", "cut")
-    assert f"{done} sections were read before." in said and "answer: Rome" in said
+    assert f"Read before: {done} sections." in said and "answer: Rome" in said
     assert len(again) + len(rest) == len(asked)
     assert [*stored("cut").lines()] == [*stored("r").lines()]
 

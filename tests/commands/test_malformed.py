@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 from pathlib import Path
 
 import pytest
@@ -22,14 +21,12 @@ def contents(folder: Path) -> dict[str, bytes]:
     return {str(path): raw for path, raw in files.items()}
 
 
-def refused(*words, code=2) -> str:
-    """The one sentence of a command that ends with an exit code."""
+def refused(*words) -> str:
+    """The one sentence of a command that cannot be done."""
     result = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert result.exit_code == code, result.output
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    assert "Traceback" not in result.output
-    last = result.stderr.strip().splitlines()[-1] if code == 2 else result.stdout
-    assert code != 2 or (last.startswith("memagent: ") and last.endswith("."))
+    assert result.exit_code == 2 and isinstance(result.exception, SystemExit), result.output
+    last = result.stderr.strip().splitlines()[-1]
+    assert last.startswith("memagent: ") and last.endswith(".")
     return last
 
 
@@ -46,31 +43,17 @@ def embedded(path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", SPOILT)
-def test_a_file_that_is_no_bank_is_one_sentence_of_every_command(tmp_path, how):
-    path, other = tmp_path / "b.db", tmp_path / "other.db"
+def test_a_file_that_is_no_bank_is_one_sentence_before_anything_is_written(tmp_path, how):
+    path, other = tmp_path / "memrl.db", tmp_path / "other.db"
     spoil(path, how, embedded)
     embedded(other)
     before = contents(tmp_path)
-    readers = [[name, path] for name in ("check", "show", "stats", "calibrate")]
-    for words in (
-        *readers,
-        ["export", path, tmp_path / "e.jsonl"],
-        ["forget", path, "--q-below", "1"],
-    ):
+    merge = ["merge", path, other, "--embedder", EMBEDDER]
+    for words in (["show", path], ["forget", path, "--q-below", "1"], merge):
         assert str(path) in refused("bank", *words)
-    named = refused("bank", "merge", path, other, "--embedder", EMBEDDER)
-    assert str(path) in named
-    assert contents(tmp_path) == before
-
-
-@pytest.mark.parametrize("how", SPOILT)
-def test_a_stream_with_such_a_bank_is_refused_before_its_first_task(tmp_path, how):
-    folder = tmp_path / "stream"
-    folder.mkdir()
-    spoil(folder / "memrl.db", how, embedded)
-    before = contents(tmp_path)
-    words = f"--suite llb-db --arms memrl --retrieve dense --embedder {EMBEDDER} --epochs 1"
-    assert "memrl.db" in refused("stream", "--runs", tmp_path, *words.split())
+    stream = f"--suite llb-db --arms memrl --retrieve dense --embedder {EMBEDDER} --epochs 1"
+    words = ["stream", "--runs", tmp_path.parent, "--name", tmp_path.name, *stream.split()]
+    assert "memrl.db" in refused(*words)
     assert contents(tmp_path) == before
 
 
@@ -95,64 +78,57 @@ def table(**changes) -> bytes:
     return db(table_info=ITEM["table_info"] | changes)
 
 
+def shell(**changes) -> bytes:
+    return json.dumps({"0": SHELL | changes}).encode()
+
+
 def lines(*records) -> bytes:
     return "".join(json.dumps(record) + "\n" for record in records).encode()
 
 
+TWICE = ITEM["table_info"]["column_info_list"][:1] * 5
+PYTHON = {"initialization_command_item": {"command_name": "python", "script": "x"}}
 FILES = {
-    # environment, name of the file, content, what is said of it
-    "text": ("llb-db", "a.json", b"these are notes", "JSON"),
-    "noise": ("llb-db", "a.json", bytes(range(256)), ""),
-    "cut gzip": ("llb-db", "a.json.gz", gzip.compress(db())[:200], ""),
-    "list": ("llb-db", "a.json", b"[1, 2]", "db_train.json"),
-    "nothing": ("llb-db", "a.json", b"{}", "db_train.json"),
-    "empty file": ("llb-db", "a.json", b"", ""),
-    "item is a number": ("llb-db", "a.json", b'{"7": 5}', "item 7"),
-    "printed by Python": ("llb-db", "a.json", db(answer_info=str(ITEM["answer_info"])),
-                          "db_bench_data.json"),
-    "another environment's": ("llb-db", "a.json", json.dumps({"0": SHELL}).encode(), "llb-os"),
-    "two answers": ("llb-db", "a.json",
-                    db(answer_info=ITEM["answer_info"] | {"md5": "0" * 32}), "'direct' and 'md5'"),
-    "row too short": ("llb-db", "a.json", table(row_list=[[1]]), "one value per column"),
-    "infinite cell": ("llb-db", "a.json",
-                      table(row_list=[[float("inf"), "", "", 1, 1]]), ""),
-    "column twice": ("llb-db", "a.json",
-                     table(column_info_list=ITEM["table_info"]["column_info_list"][:1] * 5),
-                     "same name"),
-    "deep": ("llb-db", "a.json", b"[" * 100_000, ""),
-    "os printed by Python": ("llb-os", "a.json", json.dumps(
-        {"0": SHELL | {"evaluation_info": str(SHELL["evaluation_info"])}}).encode(),
-        "os_interaction_data.json"),
-    "os of Python": ("llb-os", "a.json", json.dumps({"0": SHELL | {
-        "initialization_command_item": {"command_name": "python", "script": "x"}}}).encode(),
-        "command_name"),
-    "os without instruction": ("llb-os", "a.json",
-                               json.dumps({"0": SHELL | {"instruction": ""}}).encode(),
-                               "instruction"),
-    "bcb is no JSON": ("bcb", "a.jsonl", b"{", "line 1"),
-    "bcb without tests": ("bcb", "a.jsonl", lines(PROGRAM | {"test": "x = 1"}),
-                          "no class TestCases"),
-    "bcb twice": ("bcb", "a.jsonl", lines(PROGRAM, PROGRAM), "was there before"),
-    "hle is no JSON": ("hle", "a.jsonl", b"question: x", "line 1"),
-    "hle without answer": ("hle", "a.jsonl", lines(QUESTION | {"answer": ""}), "line 1, answer"),
-    "hle twice": ("hle", "a.jsonl", lines(QUESTION, QUESTION), "was there before"),
-    "hle with a file as picture": ("hle", "a.jsonl", lines(QUESTION | {"image": "cat.png"}),
-                                   "data URL"),
-    "hle damaged": ("hle", "a.parquet", b"PAR1 and no more", "damaged"),
-}  # fmt: skip
+    # suite, ending of the file, content
+    "text": ("llb-db", "json", b"these are notes"),
+    "noise": ("llb-db", "json", bytes(range(256))),
+    "cut gzip": ("llb-db", "json.gz", gzip.compress(db())[:200]),
+    "list": ("llb-db", "json", b"[1, 2]"),
+    "nothing": ("llb-db", "json", b"{}"),
+    "empty file": ("llb-db", "json", b""),
+    "item is a number": ("llb-db", "json", b'{"7": 5}'),
+    "printed by Python": ("llb-db", "json", db(answer_info=str(ITEM["answer_info"]))),
+    "another environment's": ("llb-db", "json", json.dumps({"0": SHELL}).encode()),
+    "two answers": ("llb-db", "json", db(answer_info=ITEM["answer_info"] | {"md5": "0" * 32})),
+    "row too short": ("llb-db", "json", table(row_list=[[1]])),
+    "infinite cell": ("llb-db", "json", table(row_list=[[float("inf"), "", "", 1, 1]])),
+    "column twice": ("llb-db", "json", table(column_info_list=TWICE)),
+    "deep": ("llb-db", "json", b"[" * 100_000),
+    "os printed by Python": (
+        "llb-os",
+        "json",
+        shell(evaluation_info=str(SHELL["evaluation_info"])),
+    ),
+    "os of Python": ("llb-os", "json", shell(**PYTHON)),
+    "os without instruction": ("llb-os", "json", shell(instruction="")),
+    "bcb is no JSON": ("bcb", "jsonl", b"{"),
+    "bcb without tests": ("bcb", "jsonl", lines(PROGRAM | {"test": "x = 1"})),
+    "bcb twice": ("bcb", "jsonl", lines(PROGRAM, PROGRAM)),
+    "hle is no JSON": ("hle", "jsonl", b"question: x"),
+    "hle without answer": ("hle", "jsonl", lines(QUESTION | {"answer": ""})),
+    "hle twice": ("hle", "jsonl", lines(QUESTION, QUESTION)),
+    "hle with a file as picture": ("hle", "jsonl", lines(QUESTION | {"image": "cat.png"})),
+    "hle damaged": ("hle", "parquet", b"PAR1 and no more"),
+}
 
 
 @pytest.mark.parametrize("what", FILES)
 def test_a_file_that_holds_no_tasks_is_one_sentence_and_nothing_is_written(tmp_path, what):
-    environment, name, content, said = FILES[what]
-    (tmp_path / name).write_bytes(content)
+    suite, ending, content = FILES[what]
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(content)
     before = contents(tmp_path)
-    words = ["stream", "--suite", environment, "--path", tmp_path / name]
-    words += ["--judge", "openai:http://127.0.0.1:9/v1#m"] if environment == "hle" else []
-    wrong = refused(*words, "--runs", tmp_path / "runs")
-    assert name in wrong and re.search(re.escape(said), wrong), wrong
+    words = ["stream", "--suite", suite, "--path", path, "--runs", tmp_path / "runs"]
+    words += ["--judge", "openai:http://127.0.0.1:9/v1#m"] if suite == "hle" else []
+    assert path.name in refused(*words)
     assert contents(tmp_path) == before and not (tmp_path / "runs").exists()
-
-
-def test_there_are_twenty_of_each():
-    assert len({*SPOILT}) >= 20 and len(FILES) >= 20

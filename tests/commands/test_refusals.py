@@ -65,30 +65,24 @@ def commands_of(tmp_path, agent, *flags):
 # ---------------------------------------------------------------- embedders
 
 
-@pytest.mark.parametrize("agent, flags", [("hybrid", ()), ("memupdate", ("--search", "dense"))])
-def test_an_agent_that_compares_meanings_is_refused_without_an_embedder(tmp_path, agent, flags):
-    for words in commands_of(tmp_path, agent, *flags):
-        assert "compares meanings: name an" in refused(*words)
-    assert not (tmp_path / "runs").exists()
+DENSE = "--search dense"
+
+
+@pytest.mark.parametrize("agent, flags", [
+    ("hybrid", ""), ("memupdate", DENSE),  # no embedder, and three that are not there
+    ("memupdate", f"{DENSE} --embedder {DOWN}"), ("memupdate", f"{DENSE} --embedder hf:/nowhere"),
+    ("memupdate", f"{DENSE} --embedder minilm"),
+])  # fmt: skip
+def test_an_agent_that_compares_meanings_needs_its_embedder(tmp_path, monkeypatch, agent, flags):
+    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
+    for words in commands_of(tmp_path, agent, *flags.split()):
+        assert "embed" in refused(*words).lower()
+    written = {path.name for path in (tmp_path / "runs").rglob("*")}
+    assert not written & {"rows.jsonl", "metrics.csv"}
     with pytest.raises(UserError, match="The agent hybrid compares meanings"):
         find.make("hybrid", {})
     assert find.make("hybrid", {"embedder": "hash:256"}).how == "hybrid"
-    assert find.make("facts", {}).how == ""
     assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
-
-
-@pytest.mark.parametrize("embedder, sentence", [
-    (DOWN, "gives no embeddings after 3 tries"), ("hf:/nowhere", "No embedder at /nowhere"),
-    ("minilm", "An embedder is named by hf:FOLDER"),
-])  # fmt: skip
-def test_an_embedder_that_is_not_there_is_refused_at_the_start(
-    tmp_path, monkeypatch, embedder, sentence
-):
-    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
-    for words in commands_of(tmp_path, "memupdate", "--search", "dense", "--embedder", embedder):
-        assert sentence in refused(*words)
-    runs = tmp_path / "runs"
-    assert not [path for path in runs.rglob("*") if path.name in ("rows.jsonl", "metrics.csv")]
 
 
 # ---------------------------------------------------------------- answerers

@@ -4,20 +4,17 @@ import gzip
 import json
 import subprocess
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 import typer
-from rich.console import Console
 from test_page import record
 from typer.testing import CliRunner
 
 from agents.search import Search
-from agents.store import Entry, Store, diff, read_entries
+from agents.store import Entry, Store
 from agents.tools import Scope, apply
 from commands.stores import memory_app
-from config import terminal
 from config.errors import CONTROL
 from config.flags import AgentGroup
 from dev import keeper
@@ -32,17 +29,11 @@ app = typer.Typer(cls=AgentGroup, no_args_is_help=True, pretty_exceptions_enable
 app.add_typer(memory_app, name="memory")
 
 
-@pytest.fixture(autouse=True)
-def plain(monkeypatch):
-    """No colours, wherever the tests run."""
-    monkeypatch.setattr(terminal, "console", Console(highlight=False, color_system=None))
-
-
 def memory(*words):
     return CliRunner().invoke(app, ["memory", *map(str, words)])
 
 
-def said(*words) -> str:
+def printed(*words) -> str:
     """What a command that succeeds writes to standard output."""
     result = memory(*words)
     assert result.exit_code == 0 and result.exception is None, result.output
@@ -58,25 +49,17 @@ def refused(*words) -> str:
     return why
 
 
-def values(store, n=None) -> list[dict]:
-    """The live entries after the n-th operation, as JSON values."""
-    entries = store.at(len(store.journal) if n is None else n).entries
-    return json.loads(json.dumps([asdict(entry) for entry in entries]))
-
-
 ENTRIES = (
     Entry("", "Ann has a red bike.", "episodic", "Ann", "2023-05-01", 1, ("D1:1", "D1:2"), "init"),
     Entry("", "Ben lives in Rome.", "semantic", origin="init"),
     Entry("", "It rained. Then Ben left.", date="2023-05-02", origin="init"),
     Entry("", "Carl met Dora.", origin="init"),
 )
+SOLD = {"operation": "update", "content": "Ann sold a red bike.", "memory_id": "m1"}
 CALLS = (
     ("search_memory", {"query": "bike"}),
     ("manage_memory", {"operation": "create", "content": "Ben has a dog."}),
-    (
-        "manage_memory",
-        {"operation": "update", "content": "Ann sold a red bike.", "memory_id": "m1"},
-    ),
+    ("manage_memory", SOLD),
     ("delete_memory", {"memory_id": "m9"}),
     ("merge_memory", {"memory_ids": ["m2", "m5"], "strategy": "concatenate"}),
     ("split_memory", {"memory_id": "m3", "split_criteria": "temporal"}),
@@ -84,13 +67,14 @@ CALLS = (
     ("manage_memory", {"operation": "create", "content": "Eve came."}),
     ("delete_memory", {"memory_id": "m9"}),
     ("nothing", {}),
-)  # fmt: skip
+)
+SCOPE = Scope(Search(), len, reply_tokens=2000)
 
 
-def edited(session=7) -> Store:
+def edited() -> Store:
     """Each tool that writes, two calls that fail, and a restore."""
     store = Store(ENTRIES)
-    scope = Scope(Search(), len, session=session)
+    scope = Scope(Search(), len, session=7)
     for name, arguments in CALLS:
         apply(store, name, arguments, scope)
     store.restore(8)
@@ -108,13 +92,9 @@ def with_store(store, **other) -> dict:
 
 
 def write(path, records) -> Path:
-    text = "".join(json.dumps(one) + "\n" for one in records)
+    text = "".join(json.dumps(each) + "\n" for each in records)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
-
-
-def content(folder) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 @pytest.fixture
@@ -127,15 +107,20 @@ def there(tmp_path):
     kept = with_store(edited(), id="world-1", step=3)
     write(folder / "records.jsonl", [kept])
     write(folder / "run" / "trajectories.jsonl.gz", [kept])
-    own = ({"text": e.text, "date": e.date, "speaker": e.speaker} for e in ENTRIES)
-    write(folder / "own.jsonl", own)
-    before = content(folder)
+    write(folder / "own.jsonl", [{"text": e.text, "date": e.date, "speaker": e.speaker}
+                                 for e in ENTRIES])  # fmt: skip
+
+    def content():
+        return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+    before = content()
     yield folder
-    assert content(folder) == before
+    assert content() == before
 
 
-SOURCES = ("store.jsonl", "store.jsonl.gz", "records.jsonl", "run")
-every_source = pytest.mark.parametrize("name", SOURCES)
+every_source = pytest.mark.parametrize(
+    "name", ["store.jsonl", "store.jsonl.gz", "records.jsonl", "run"]
+)
 
 # ---------------------------------------------------------------- show
 
@@ -144,14 +129,14 @@ every_source = pytest.mark.parametrize("name", SOURCES)
 def test_show_has_the_entries_after_each_operation(there, name):
     store = edited()
     for n in range(len(store.journal) + 1):
-        shown = json.loads(said("show", there / name, "--until", n, "--format", "json"))
-        assert shown["entries"] == values(store, n) and shown["until"] == n
-    assert json.loads(said("show", there / name, "--format", "json"))["entries"] == values(store)
-    assert len({str(values(store, n)) for n in range(12)}) == 7  # the states do differ
+        head, *lines = printed("show", there / name, "--until", n).splitlines()
+        assert f"; operations: {n} of 11" in head
+        assert [line.partition("  ")[0] for line in lines] == [e.line for e in store.at(n).entries]
+    assert printed("show", there / name) == printed("show", there / name, "--until", 11)
 
 
 def test_show_prints_what_is_known_of_an_entry(there):
-    lines = said("show", there / "store.jsonl", "--deleted").splitlines()
+    lines = printed("show", there / "store.jsonl", "--deleted").splitlines()
     assert lines == [
         "entries: 5; operations: 11 of 11 (search_memory 1, manage_memory 3, delete_memory 3, "
         "merge_memory 1, split_memory 1, call 1, restore 1); failed: 2 (unknown_id 1, "
@@ -167,123 +152,104 @@ def test_show_prints_what_is_known_of_an_entry(there):
         "[m4] Carl met Dora.  v2, deleted",
         "[m5] Ben has a dog.  v2, session 7, evidence S7, deleted",
     ]
-    live = said("show", there / "store.jsonl").splitlines()
-    assert live == lines[:6]
-    early = said("show", there / "store.jsonl", "--until", 4, "--deleted").splitlines()
-    assert early[0] == (
-        "entries: 5; operations: 4 of 11 (search_memory 1, manage_memory 2, delete_memory 1); "
-        "failed: 1 (unknown_id 1)"
-    )
-    assert len(early) == 6 and "deleted" not in "".join(early)
-
-
-def test_show_counts_in_json_and_gives_the_deleted_when_asked(there):
-    shown = json.loads(said("show", there / "run", "--format", "json", "--deleted"))
-    assert shown["failed"] == {"unknown_id": 1, "unknown_tool": 1} and shown["operations"] == 11
-    assert sum(shown["tools"].values()) == 11 and shown["tools"]["manage_memory"] == 3
-    ids = [entry["id"] for entry in shown["entries"] if entry["deleted"]]
-    assert ids == ["m2", "m3", "m4", "m5"] and shown["entries"][:5] == values(edited())
+    assert printed("show", there / "store.jsonl").splitlines() == lines[:6]
 
 
 def test_own_data_is_a_store_without_operations(there):
     own = there / "own.jsonl"
-    assert json.loads(said("show", own, "--format", "json"))["entries"] == values(
-        Store(read_entries(own))
-    )
-    assert said("log", own) == "entries: 4; operations: 0 of 0; failed: 0\n"
-    assert "added 0, removed 0, changed 0" in said("diff", own)
-    assert "from 0 to 0" in refused("show", own, "--until", 1)
+    lines = printed("show", own).splitlines()[1:]
+    assert lines[0] == "[m1] 2023-05-01 Ann: Ann has a red bike.  v1" and len(lines) == 4
+    assert printed("log", own) == "entries: 4; operations: 0 of 0; failed: 0\n"
+    assert "added 0, removed 0, changed 0" in printed("diff", own)
 
 
 # ---------------------------------------------------------------- which store
 
 
 def test_the_first_trajectory_of_the_last_step_with_a_store_is_taken(tmp_path):
-    def one(text, **other):
+    def kept(text, **other):
         return with_store(Store([Entry("", text)]), **other)
 
     path = write(tmp_path / "t.jsonl", [
-        one("a", id="x-1", step=0, sample=0),
+        kept("a", id="x-1", step=0, sample=0),
         record(id="x-1", step=5, sample=0),
-        one("b", id="x-2", step=5, sample=1),
-        one("c", id="x-2", step=5, sample=2),
-        one("d", id="y-2", step=0, sample=1),
+        kept("b", id="x-2", step=5, sample=1),
+        kept("c", id="x-2", step=5, sample=2),
+        kept("d", id="y-2", step=0, sample=1),
         record(id="x-3", step=9, sample=0),
     ])  # fmt: skip
-
-    def taken(*flags):
-        result = memory("show", path, "--format", "json", *flags)
-        ((entry),) = json.loads(result.stdout)["entries"]
-        return entry["text"], result.stderr.removeprefix(f"{path}: ").strip()
-
-    assert taken() == ("b", "task x-2, sample 1, training step 5")
-    assert taken("--sample", 2) == ("c", "task x-2, sample 2, training step 5")
-    assert taken("--step", 0) == ("a", "task x-1, sample 0, training step 0")
-    assert taken("--task", "y") == ("d", "task y-2, sample 1, training step 0")
-    assert taken("--task", "2", "--step", 0)[0] == "d" and taken("--task", "2")[0] == "b"
-    for flags in (["--step", 9], ["--task", "z"], ["--sample", 7], ["--step", 5, "--task", "y"]):
-        why = refused("show", path, *flags)
-        assert "None of the 4 trajectories with a store" in why
-        assert "the first one is of task x-1, sample 0, training step 0." in why
+    for flags, entry, origin in (
+        ([], "b", "task x-2, sample 1, step 5"),
+        (["--step", 0], "a", "task x-1, sample 0, step 0"),
+        (["--task", "y"], "d", "task y-2, sample 1, step 0"),
+        (["--task", "2", "--step", 0], "d", ""),
+        (["--task", "2"], "b", ""),
+    ):
+        result = memory("show", path, *flags)
+        assert f"[m1] {entry}  v1" in result.stdout and origin in result.stderr, flags
+    for flags in (["--step", 9], ["--task", "z"], ["--step", 5, "--task", "y"]):
+        assert "None of the 6 trajectories" in refused("show", path, *flags)
 
 
 def test_the_last_edit_of_a_trajectory_counts(tmp_path):
     made = with_store(Store([Entry("", "late")]))
     made["turns"][0]["notes"]["store"] = [*Store([Entry("", "early")]).lines()]
     made["turns"][2]["notes"] = None  # the answer's
-    assert "late" in said("show", write(tmp_path / "transcripts.jsonl", [made]))
-    assert "late" in said("show", tmp_path)  # an evaluation's folder
+    assert "late" in printed("show", write(tmp_path / "transcripts.jsonl", [made]))
+    assert "late" in printed("show", tmp_path)  # an evaluation's folder
 
 
-def test_a_choice_is_refused_where_there_is_none(there):
-    for flags in (["--task", "w"], ["--step", 0], ["--sample", 0]):
-        for name in ("own.jsonl", "store.jsonl"):
-            assert "no source holds trajectories" in refused("show", there / name, *flags)
-        assert "no source holds trajectories" in refused(
-            "diff", there / "own.jsonl", there / "store.jsonl", *flags
-        )
-    assert "changed 1" in said("diff", there / "own.jsonl", there / "run", "--task", "w")
+def noted(notes):
+    """A trajectory whose last edit left such notes."""
+    made = with_store(edited())
+    made["turns"][1]["notes"] = notes
+    return made
 
 
-@pytest.mark.parametrize("make, why", [
-    (lambda path: None, "No file at"),
-    (lambda path: path.write_text('{"text": 3}\n'), "line 1: 'text'"),
-    (lambda path: path.write_text("nonsense\n"), "line 1: this is not JSON"),
-    (lambda path: path.write_bytes(b'{"text": "\xff"}\n'), "line 1: this is not JSON"),
-    (lambda path: path.write_text("[" * 99999), "line 1: this is not JSON"),
-    (lambda path: path.write_text('{"format": "memory store"}\n'), "is no file of a store"),
-    (lambda path: write(path, [record()]), "None of the 1 trajectories"),
-    (lambda path: path.mkdir(), "neither trajectories.jsonl.gz nor transcripts.jsonl"),
+def cut():
+    made = with_store(edited(), id="w")
+    made["turns"][1]["notes"]["store"][5] = "{}"
+    return made
+
+
+@pytest.mark.parametrize("make, where", [
+    (lambda path: None, ""),
+    (lambda path: path.write_text('{"text": 3}\n'), "line 1"),
+    (lambda path: path.write_text("nonsense\n"), "line 1"),
+    (lambda path: path.write_bytes(b'{"text": "\xff"}\n'), "line 1"),
+    (lambda path: path.write_text("[" * 99999), "line 1"),
+    (lambda path: path.write_text('{"format": "memory store"}\n'), ""),
+    (lambda path: write(path, [record()]), ""),
+    (lambda path: path.mkdir(), ""),
     (lambda path: write(path, [with_store(edited()) | {"turns": [{"notes": 3}]}]), "line 1"),
-    (lambda path: write(path, [with_store(edited()), {"id": 1}]), "line 2 is no trajectory"),
+    (lambda path: write(path, [with_store(edited()), {"id": 1}]), "line 2"),
+    (lambda path: write(path, map(noted, (3, {"store": "x"}, {"store": [1]}, {"store": {}}))), ""),
+    (lambda path: write(path, [cut()]), "task w, sample 0, step None, line 6"),
 ])  # fmt: skip
-def test_a_source_that_cannot_be_read_is_one_sentence(tmp_path, make, why):
+def test_a_source_that_cannot_be_read_is_one_sentence(tmp_path, make, where):
     path = tmp_path / "source.jsonl"
     make(path)
     for word in ("show", "log", "diff"):
-        assert why in refused(word, path)
+        why = refused(word, path)
+        assert path.name in why and where in why
 
 
-def test_damaged_notes_are_no_store_and_damaged_lines_are_named(tmp_path):
-    damaged = [with_store(edited()) for _ in range(4)]
-    for made, notes in zip(
-        damaged, (3, {"store": "x"}, {"store": [1]}, {"store": {}}), strict=True
-    ):
-        made["turns"][1]["notes"] = notes
-    path = write(tmp_path / "t.jsonl", damaged)
-    assert "None of the 4 trajectories" in refused("show", path)
-    cut = with_store(edited(), id="w")
-    cut["turns"][1]["notes"]["store"][5] = "{}"
-    why = refused("show", write(path, [cut]))
-    assert f"{path}, task w, sample 0, line 6: 'n'" in why
+@pytest.mark.parametrize("words", [
+    "show own.jsonl --task w", "show store.jsonl --step 0", "show own.jsonl --until 1",
+    "diff store.jsonl own.jsonl --from 0", "diff store.jsonl own.jsonl --to 3",
+    "diff store.jsonl --from 12", "diff store.jsonl --to -1",
+])  # fmt: skip
+def test_what_would_have_no_effect_is_refused(there, monkeypatch, words):
+    monkeypatch.chdir(there)
+    refused(*words.split())
 
 
-# ---------------------------------------------------------------- diff
+# ---------------------------------------------------------------- diff and log
 
 
-def test_a_diff_marks_the_words_that_differ(there):
+def test_a_diff_marks_the_words_that_differ(there, tmp_path):
     store = there / "store.jsonl"
-    lines = said("diff", store, "--from", 2).splitlines()
+    lines = printed("diff", store, "--from", 2).splitlines()
     assert lines == [
         "added 1, removed 1, changed 1, merged 1, split 1",
         "added",
@@ -302,74 +268,35 @@ def test_a_diff_marks_the_words_that_differ(there):
         "+ [m7] 2023-05-02 It rained.  v1, from m3",
         "+ [m8] 2023-05-02 Then Ben left.  v1, from m3",
     ]
-    back = said("diff", store, "--from", 11, "--to", 0)
+    back = printed("diff", store, "--from", 11, "--to", 0)
     assert "~ [m1] 2023-05-01 Ann: Ann [-sold-] {+has+} a red bike.  version 2 -> 1" in back
-    merged = said("diff", store, "--from", 4, "--to", 5).splitlines()
+    merged = printed("diff", store, "--from", 4, "--to", 5).splitlines()
     assert merged[:2] == ["added 0, removed 0, changed 0, merged 1, split 0", "merged"]
     # undone, a merge is a split
-    assert "merged 0, split 1" in said("diff", store, "--from", 5, "--to", 4)
+    assert "merged 0, split 1" in printed("diff", store, "--from", 5, "--to", 4)
     # of one entry that was there and one that was not, it is none
-    assert "added 2, removed 2, changed 1, merged 0, split 1" in said("diff", store)
-    assert said("diff", store, "--from", 8) == "added 0, removed 0, changed 0, merged 0, split 0\n"
+    assert "added 2, removed 2, changed 1, merged 0, split 1" in printed("diff", store)
+    nothing = "added 0, removed 0, changed 0, merged 0, split 0\n"
+    assert printed("diff", store, "--from", 8) == nothing
+    early, before = tmp_path / "early.jsonl", edited()
+    before.restore(2)
+    before.to_jsonl(early)  # two sources are their stores
+    assert printed("diff", early, there / "run").splitlines() == lines
 
 
 def test_what_else_differs_than_words_is_said(tmp_path):
     a = write(tmp_path / "a.jsonl", [{"text": "It rains.", "session": 0, "kind": "semantic"}])
     b = write(tmp_path / "b.jsonl", [{"text": "It rains.", "date": "2024-01-02", "session": 1,
                                       "evidence": ["D1:1"]}])  # fmt: skip
-    assert said("diff", a, b).splitlines()[-1] == (
+    assert printed("diff", a, b).splitlines()[-1] == (
         "~ [m1] {+2024-01-02+} It rains.  kind semantic -> none, session 0 -> 1, "
         "evidence none -> D1:1"
     )
 
 
-@pytest.mark.parametrize("no_color, seen", [
-    (False, "Ann \x1b[9;31mhas\x1b[0m \x1b[32msold\x1b[0m a red bike."),
-    (True, "[-has-]"),
-])  # fmt: skip
-def test_removed_words_are_red_and_struck_and_inserted_ones_green(
-    there, monkeypatch, no_color, seen
-):
-    colours = dict(force_terminal=True, color_system="standard", no_color=no_color)
-    monkeypatch.setattr(terminal, "console", Console(highlight=False, **colours))
-    text = said("diff", there / "store.jsonl")
-    assert seen in text and ("[-" in text) == ("{+" in text) == no_color
-    assert ("\x1b[32m" in text) == (not no_color)
-
-
-def test_a_diff_of_two_sources_is_that_of_their_stores(there, tmp_path):
-    early, store = tmp_path / "early.jsonl", edited()
-    store.restore(2)
-    store.to_jsonl(early)
-    two = said("diff", early, there / "run", "--format", "json")
-    assert two == said("diff", there / "store.jsonl", "--from", 2, "--format", "json")
-    found, store = json.loads(two), edited()
-    wanted = diff(store.at(2), store.snapshot())
-    ids = {name: [entry["id"] for entry in found[name]] for name in ("added", "removed")}
-    assert ids == {"added": ["m9"], "removed": ["m4"]}
-    assert [(c["before"]["text"], c["after"]["text"]) for c in found["changed"]] == [
-        (old.text, new.text) for old, new in wanted.changed
-    ]
-    assert found["changed"][0]["words"][1:3] == [["out", "has "], ["in", "sold "]]
-    ((merged),), ((split),) = found["merged"], found["split"]
-    assert [e["id"] for e in merged["before"]] == ["m2", "m5"] and merged["after"]["id"] == "m6"
-    assert split["before"]["id"] == "m3" and [e["id"] for e in split["after"]] == ["m7", "m8"]
-    # every entry that came or went stands somewhere, and once
-    links = {"m2", "m5", "m6", "m3", "m7", "m8"}
-    assert {e.id for e in (*wanted.added, *wanted.removed)} == links | {"m9", "m4"}
-
-
-def test_diff_refuses_what_would_have_no_effect(there):
-    store = there / "store.jsonl"
-    for flags in (["--from", 0], ["--to", 3]):
-        assert "no second source" in refused("diff", store, there / "own.jsonl", *flags)
-    assert "from 0 to 11" in refused("diff", store, "--from", 12)
-    assert "from 0 to 11" in refused("diff", store, "--to", -1)
-
-
 @every_source
 def test_the_log_has_each_operation_with_its_outcome(there, name):
-    head, *lines = said("log", there / name).splitlines()
+    head, *lines = printed("log", there / name).splitlines()
     assert "operations: 11 of 11" in head
     text = "\n".join(lines)
     at = [text.index(f"{n:>3}  session 7  {name}") for n, (name, _) in enumerate(CALLS[:9], 1)]
@@ -379,24 +306,19 @@ def test_the_log_has_each_operation_with_its_outcome(there, name):
         "     ok  1 of 4 memories:",
         "         [m1] 2023-05-01 Ann: Ann has a red bike.",
     ]
-    assert (
+    for words in (
         '  4  session 7  delete_memory memory_id="m9"\n'
-        "     unknown_id  Error: memory_id: m9 is unknown.\n"
-    ) in text
-    assert (
+        "     unknown_id  Error: memory_id: m9 is unknown.\n",
         '  7  session 7  delete_memory memory_id="m4"\n'
-        "     reason: nobody asks\n     ok  Deleted m4.\n"
-    ) in text
-    assert text[: text.rindex("\n")].endswith(
-        " 11  restore n=8\n     ok  Restored the entries as they were after operation 8."
-    )
+        "     reason: nobody asks\n     ok  Deleted m4.\n",
+        " 11  restore n=8\n     ok  Restored the entries as they were after operation 8.\n",
+    ):
+        assert words in text
     store = edited()
-    lines_of = [[e.line for e in store.at(op.n).entries] for op in store.journal]
+    states = [[e.line for e in store.at(op.n).entries] for op in store.journal]
     assert [line for line in lines if line.startswith("     stored: ")] == [
-        f"     stored: {sum(map(len, each))} characters in entries: {len(each)}"
-        for each in lines_of
+        f"     stored: {sum(map(len, each))} characters in entries: {len(each)}" for each in states
     ]
-    assert len({*map(len, lines_of)}) > 1 and lines[-1].startswith("     stored: ")
 
 
 def test_long_arguments_are_cut_and_replies_are_not(tmp_path):
@@ -404,20 +326,15 @@ def test_long_arguments_are_cut_and_replies_are_not(tmp_path):
     apply(store, "manage_memory", {"operation": "create", "content": "word " * 190}, SCOPE)
     apply(store, "search_memory", {"query": "word"}, SCOPE)
     store.to_jsonl(tmp_path / "s.jsonl")
-    first, _, *rest = said("log", tmp_path / "s.jsonl").splitlines()[1:]
+    first, _, *rest = printed("log", tmp_path / "s.jsonl").splitlines()[1:]
     assert len(first) < 250 and "characters left out" in first
-    shown = f"[m1] {('word ' * 190).strip()}"
-    assert rest[-2].strip() == shown
-    assert rest[-1].strip() == f"stored: {len(shown)} characters in entries: 1"
-
-
-SCOPE = Scope(Search(), len, reply_tokens=2000)
+    assert rest[-2].strip() == f"[m1] {('word ' * 190).strip()}"
 
 
 # ---------------------------------------------------------------- foreign text, a real trajectory
 
 
-def test_foreign_text_steers_no_terminal_and_is_whole_in_json(tmp_path):
+def test_foreign_text_steers_no_terminal(tmp_path):
     evil = "\x1b[31m\x07\u202eevil\x9b2J\x00\ud83d"
     store = Store([Entry("m1", "[bold]Grüße[/bold] \U0001f600", speaker="A[link]n")])
     store.record(evil, {evil: evil, "reason": evil}, evil, ok=False, code=evil)
@@ -425,29 +342,25 @@ def test_foreign_text_steers_no_terminal_and_is_whole_in_json(tmp_path):
     store.record("x", {}, evil, after=[Entry("m1", "bye", version=old.version + 1)])
     path = tmp_path / "s.jsonl"
     store.to_jsonl(path)
-    run = write(tmp_path / "t.jsonl", [with_store(store, id=evil)])
-    for source in (path, run):
+    for source in (path, write(tmp_path / "t.jsonl", [with_store(store, id=evil)])):
         for word in ("show", "log", "diff"):
             result = memory(word, source)
             assert result.exit_code == 0 and not CONTROL.search(result.output.replace("\n", ""))
-    assert "[m1] A[link]n: [bold]Grüße[/bold] \U0001f600" in said("show", path, "--until", 0)
-    shown = said("show", path, "--until", 1, "--format", "json")
-    assert shown.isascii() and not CONTROL.search(shown)
-    assert json.loads(shown)["failed"] == {evil: 1}
-    assert json.loads(shown)["entries"] == json.loads(json.dumps(values(store, 1)))
+    shown = printed("show", path, "--until", 0)
+    assert "[m1] A[link]n: [bold]Grüße[/bold] \U0001f600" in shown
 
 
 def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
+    texts = "Anna reached Oslo.", "Boris reached Lima."
     memories = tuple(
-        Memory(text, None, f"2024-01-0{k}", k, (f"S{k}",))
-        for k, text in enumerate(("Anna reached Oslo.", "Boris reached Lima."), 1)
+        Memory(text, None, f"2024-01-0{k}", k, (f"S{k}",)) for k, text in enumerate(texts, 1)
     )
     probe = Probe("p1", "Where is Anna?", ("Oslo",), 0)
     task = Episode("refined", "", (), text="-", memories=memories, probes=(probe,))
     agent = keeper.agent(
         mode="refine", budget="soft", budget_entries=0, call_tokens=200, max_turns=9, without=()
     )
-    said_by_policy = iter([
+    calls = iter([
         '<tool_call>{"name": "manage_memory", "arguments": {"operation": "update", "content": '
         '"Anna reached Rome.", "memory_id": "m1"}}</tool_call>',
         '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "m7"}}</tool_call>',
@@ -455,31 +368,28 @@ def test_the_trajectory_of_an_agent_is_a_source(tmp_path):
     ])  # fmt: skip
 
     def answer(prompt):
-        return "Oslo" if prompt.frozen else next(said_by_policy, "Done.")
+        return "Oslo" if prompt.frozen else next(calls, "Done.")
 
     engine = ScriptedEngine(Codec(keeper.make_tokenizer()), answer)
     (trajectory,) = rollout(engine, agent, [(task, 0)])
     assert not trajectory.error
-    made = json.loads(json.dumps(record_of(trajectory, agent, step=4)))
     run = tmp_path / "run"
     run.mkdir()
+    made = json.loads(json.dumps(record_of(trajectory, agent, step=4)))
     write(run / "trajectories.jsonl.gz", [made])
-    lines = said("diff", run).splitlines()
+    lines = printed("diff", run).splitlines()
     assert lines[0] == "added 0, removed 1, changed 1, merged 0, split 0"
     assert any("Anna reached [-Oslo.-] {+Rome.+}  version 1 -> 2" in line for line in lines)
-    assert "unknown_id  Error: memory_id: m7 is unknown." in said("log", run)
+    assert "unknown_id  Error: memory_id: m7 is unknown." in printed("log", run)
     # in tokens of the run's model, as the agent has counted them
     (run / "config.yaml").write_text(json.dumps({"run": {"model": str(keeper.WEIGHTS)}}))
     edits = [turn.notes for turn in trajectory.turns if turn.notes and turn.notes.phase == "edit"]
     counted = [(n.tokens, n.entries) for n in edits if n.ops]
-    stored = [line.strip() for line in said("log", run).splitlines() if " stored: " in line]
+    stored = [line.strip() for line in printed("log", run).splitlines() if " stored: " in line]
     assert stored == [f"stored: {n} tokens in entries: {entries}" for n, entries in counted]
-    assert len({*stored}) == 2 and "tokens" in stored[0]
     for other in ({"eval": {"endpoint": ["http://h/v1"]}}, {"run": {"model": "/nowhere"}}, [5], {}):
         (run / "config.yaml").write_text(json.dumps(other))
-        assert " characters in entries: 1" in said("log", run).splitlines()[-1]
-    assert "[m2] 2024-01-02 Boris reached Lima." in said("show", run, "--until", 2)
-    assert "Boris" not in said("show", run)
+        assert " characters in entries: 1" in printed("log", run).splitlines()[-1]
 
 
 def test_the_commands_load_nothing_heavy_before_they_run():

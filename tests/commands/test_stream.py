@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
 import tempfile
 from pathlib import Path
@@ -18,7 +19,7 @@ import suites
 from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
-from commands.stream import State, Stream, _leaks, outcome_of, run_stream
+from commands.stream import Stream, _leaks, outcome_of, run_stream
 from config.errors import Unreachable, UserError
 from config.locks import writing
 from config.options import StreamConfig
@@ -31,7 +32,11 @@ from tasks.llb_db import LLBDB, OWN
 
 
 def banks(folder: Path) -> dict[str, str]:
-    return {arm: digest for arm, digest in read_summary(folder)["digests"].items()}
+    return read_summary(folder)["digests"]
+
+
+def rows_of(path: Path) -> list[dict]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def short(tmp_path, name="s", **fields) -> StreamConfig:
@@ -52,39 +57,24 @@ def test_utilities_tell_experiences_apart_that_are_equally_similar(tmp_path):
     assert mean["memrl"] > 0.9 and 0.3 < mean["rag"] < 0.7 and mean["rag"] == mean["memp"]
 
 
-def test_the_same_stream_gives_the_same_bank_and_another_seed_another(tmp_path):
-    one, two, other = (
-        banks(run_stream(short(tmp_path, name, seed=seed), {}))
-        for name, seed in (("a", 0), ("b", 0), ("c", 1))
-    )
-    assert one == two and one["memrl"] != other["memrl"]
-
-
 def test_more_epochs_go_on_to_the_same_numbers(tmp_path):
     whole = run_stream(short(tmp_path, "whole", epochs=4), {})
     run_stream(short(tmp_path, "parts", epochs=1), {})
     parts = run_stream(short(tmp_path, "parts", epochs=4), {})
     assert banks(whole) == banks(parts)
     assert (whole / "memrl.jsonl").read_bytes() == (parts / "memrl.jsonl").read_bytes()
+    other = run_stream(short(tmp_path, "other", epochs=4, seed=1), {})
+    assert banks(other)["memrl"] != banks(whole)["memrl"]
     with pytest.raises(UserError, match=r"other settings \(batch\)"):
         run_stream(short(tmp_path, "parts", epochs=4, batch=5), {})
     with pytest.raises(UserError, match=r"other settings \(lam\)"):
         run_stream(short(tmp_path, "parts", epochs=4), {"lam": 0.9})
-
-
-def test_rows_of_a_batch_that_was_not_kept_are_cut_off(tmp_path):
-    folder = run_stream(short(tmp_path, epochs=2), {})
-    path, before = folder / "memrl.jsonl", (folder / "memrl.jsonl").read_bytes()
-    with path.open("ab") as file:
-        file.write(b'{"epoch": 2, "id": "b1", "succ')
-    run_stream(short(tmp_path, epochs=2), {})
-    assert path.read_bytes() == before
-    path.write_bytes(before[:100])
+    (parts / "memrl.jsonl").write_bytes((parts / "memrl.jsonl").read_bytes()[:100])
     with pytest.raises(UserError, match="shorter than its bank says"):
-        run_stream(short(tmp_path, epochs=2), {})
+        run_stream(short(tmp_path, "parts", epochs=4), {})
 
 
-KILLS = 50
+KILLS = 20
 WORDS = "stream --arms rag,memrl --epochs 6 --batch 4 --n 40 --hints 4 --max-entries 150".split()
 
 
@@ -107,9 +97,7 @@ def in_memory(tmp_path):
         yield Path(name)
 
 
-def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
-    in_memory, monkeypatch
-):
+def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memory, monkeypatch):
     """The processes are forked from this one, so that each begins at once; a stream that ends
     before all kills are done is followed by another."""
     monkeypatch.setattr("report.plots.curves", lambda panels: "")  # most of a stream's time
@@ -138,9 +126,8 @@ def test_killed_at_fifty_random_instants_a_stream_goes_on_to_the_same_numbers(
             assert process.exitcode == 0, (in_memory / "log").read_text()
             assert numbers(folder) == expected
             streams += 1
-        enough = kills >= KILLS and len(moments) >= 15
-    print(f"{kills} kills in {streams} streams, at {len(moments)} places")
-    assert streams and len(moments) >= 15
+        enough = kills >= KILLS and len(moments) >= 8
+    assert streams and len(moments) >= 8
 
 
 @pytest.mark.parametrize("moment", ["before its end", "after it"])
@@ -308,7 +295,7 @@ def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path
     bank = stream.agent.bank
     assert len(bank.entries()) == 14 and not bank.entries(task_id="own-2")
     assert "own-2" not in {event[1] for event in bank.events()} and bank.check() == []
-    rows = [json.loads(line) for line in stream.rows_path.read_text().splitlines()]
+    rows = rows_of(stream.rows_path)
     assert all(
         row["success"] is False and "gives no embeddings" in row["error"]
         for row in rows if row["id"] == "own-2"
@@ -416,41 +403,17 @@ def test_order_is_a_function_of_seed_and_epoch(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--arms none,ghost", "Unknown arm 'ghost'"),
-        ("--arms none,none", "arms has 'none' twice"),
-        ("--suite moon", "Unknown suite 'moon'"),
-        ("--path x.json", "leave --path out"),
-        ("--epochs 0", "epochs must be"),
-        ("--model smollm2", "rehearsed asks no model"),
-        ("--constants paper", "no paper constants for bandit"),
-        ("--retrieve dense", "name an embedder"),
-        ("--alpha 2", "alpha must be"),
-    ],
-)
-def test_mistakes_are_one_sentence(tmp_path, words, said):
-    result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
-    assert result.exit_code == 2 and said in " ".join(result.output.split())
-    assert not (tmp_path / "stream").exists()
-
-
 def test_the_page_and_the_summary_say_what_was_done(tmp_path):
     folder = run_stream(short(tmp_path, arms=("none", "rag", "memrl")), {})
     page = (folder / "report.html").read_text()
-    for words in ("No model took part", "Success by epoch", "never shown", "Helped", "Hurt",
-                  "One task, epoch by epoch", "memrl - rag", "seconds", "q 10",
-                  "q 90"):  # fmt: skip
+    for words in ("No model took part", "Success by epoch", "Helped", "One task, epoch by epoch"):
         assert words in page, words
-    one_task = page[page.index("One task, epoch by epoch") :]
-    assert one_task.count(" door.") >= 9  # the text of what was shown, in three epochs
     summary = read_summary(folder)
     assert {cell["arm"] for cell in summary["cells"]} == {"none", "rag", "memrl"}
     assert len(summary["cells"]) == 9 and summary["cells"][0]["n"] == 20
     assert all(cell["seconds"] > 0 for cell in summary["cells"])
     assert all(cell["calibration_error"] is None for cell in summary["cells"])
-    rows = [json.loads(line) for line in (folder / "memrl.jsonl").read_text().splitlines()]
+    rows = rows_of(folder / "memrl.jsonl")
     assert len(rows) == 60 and all(len(row["shown"]) == 3 for row in rows)
     known = {"id", "experience", "success", "task", "epoch", "sim", "sim_z", "q", "q_z", "score",
              "by_chance"}  # fmt: skip
@@ -462,14 +425,12 @@ def test_the_page_and_the_summary_say_what_was_done(tmp_path):
 def test_what_helped_and_what_hurt_is_told_by_share_then_by_how_often():
     shown = [(1, 0), (9, 0), (9, 9), (2, 2), (4, 3), (5, 2)]  # (visits, wins)
     bank = [
-        {"id": k, "q": 0.0, "visits": visits, "wins": wins, "task": "t", "epoch": 0,
-         "kind": "script", "experience": f"<experience {k}>"}
+        {"id": k, "q": 0.0, "visits": visits, "wins": wins, "task": "t", "experience": "<x>"}
         for k, (visits, wins) in enumerate(shown)
-    ]  # fmt: skip
+    ]
     html = _worth({"bank": bank})
     tables = [re.findall(r"<tr><th>(\d+)</th>", part) for part in html.split("<caption>")[1:]]
-    assert tables == [["2", "3", "4", "5"], ["1", "0", "5", "4"]]
-    assert "&lt;experience 1&gt;" in html and "9 of 9" in html
+    assert tables == [["2", "3", "4", "5"], ["1", "0", "5", "4"]] and "&lt;x&gt;" in html
 
 
 def test_the_demo_of_both_worlds_is_made(tmp_path):
@@ -484,16 +445,12 @@ def test_the_demo_of_both_worlds_is_made(tmp_path):
         assert "Success by epoch" in page and "<svg" in page
 
 
-def test_a_stream_of_the_agent_of_this_folder_keeps_its_place():
-    assert find.learner().arms and State(1, 2, 3, "x").epoch == 1
-
-
 def test_a_model_works_on_tasks_and_its_bank_is_looked_at(tmp_path):
     words = "--suite llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
     words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
     result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
     assert result.exit_code == 0, result.output
-    rows = [json.loads(line) for line in (tmp_path / "stream/memrl.jsonl").read_text().splitlines()]
+    rows = rows_of(tmp_path / "stream/memrl.jsonl")
     assert [row["epoch"] for row in rows] == [0, 0, 1, 1] and not any(row["error"] for row in rows)
     assert all(row["shown"] for row in rows[2:]) and rows[0]["read_tokens"] > 0
     shown = CliRunner().invoke(cli.app, ["bank", "show", str(tmp_path / "stream" / "memrl.db")])
@@ -506,10 +463,9 @@ def frozen(tmp_path, bank: Path, name="f", **fields) -> StreamConfig:
 
 
 @pytest.fixture
-def learnt_bank(tmp_path) -> Path:
+def learnt_bank(tmp_path, at_hand) -> Path:
     """The bank of a stream over our eight database tasks, moved away from it."""
-    folder = run_stream(short(tmp_path, suite="llb-db", epochs=2, n=0, batch=4), {})
-    return (folder / "memrl.db").rename(tmp_path / "learnt.db")
+    return Path(shutil.copy(at_hand / "learnt.db", tmp_path))
 
 
 def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_bank, capsys):
@@ -524,7 +480,8 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
     ]  # fmt: skip
     with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
         assert summary["digests"]["memrl"] == bank.digest
-        entries = len(bank.entries())
+        kinds, entries = {task.id: task.kind for task in LLBDB().tasks()}, len(bank.entries())
+        assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())
     of_arms = {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}
     assert of_arms == {"none": 0, "rag": entries, "memrl": entries} and entries == 16
     for text in (said, " ".join(page.split())):
@@ -532,7 +489,7 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
         assert "memrl: the bank holds solutions of" in text and "none: the bank" not in text
     assert "by similarity alone" in page
     for arm in ("rag", "memrl"):
-        rows = [json.loads(line) for line in (folder / f"{arm}.jsonl").read_text().splitlines()]
+        rows = rows_of(folder / f"{arm}.jsonl")
         assert any(row["shown"] for row in rows) and not any(row["experience"] for row in rows)
         # a task that has left experiences there is not shown its own
         assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
@@ -584,30 +541,43 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
         run_stream(parts, {})
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ("--frozen none.db", "There is no bank at none.db."),
-        ("--frozen damaged.db", "damaged.db is no bank, or damaged"),
-        ("--frozen vectors.db --retrieve dense --embedder hash:128", "was made with the embedder"),
-        ("--frozen learnt.db --retrieve dense --embedder hash:64", "made without an embedder"),
-        ("--frozen learnt.db --arms reflection", "With a frozen bank there is no arm 'reflection'"),
-        ("--frozen learnt.db --held-out x.json", "give them as --path alone"),
-        ("--frozen stream/memrl.db", "lies in stream itself: give another --name"),
-        ("--bank learnt.db", "leave --bank out"),
-    ],
-)
-def test_mistakes_about_a_frozen_bank_are_one_sentence(
-    tmp_path, learnt_bank, monkeypatch, words, said
-):
-    monkeypatch.chdir(tmp_path)
-    Path("damaged.db").write_bytes(learnt_bank.read_bytes()[:5000])
-    settings = BankConfig(retrieve="dense", embedder="hash:64")
-    Bank("vectors.db", settings, embedder_of("hash:64")).close()
-    words = ["stream", "--runs", ".", "--suite", "llb-db", *words.split()]
+@pytest.mark.parametrize("words", [
+    "--arms none,ghost", "--arms none,none", "--suite moon", "--suite bandit --path x.json",
+    "--suite bandit --held-out x.json",
+    "--epochs 0", "--model smollm2", "--suite bandit --constants paper", "--retrieve dense",
+    "--alpha 2", "--bank learnt.db", "--frozen none.db", "--frozen damaged.db",
+    "--frozen vectors.db --retrieve dense --embedder hash:128",
+    "--frozen learnt.db --retrieve dense --embedder hash:64",
+    "--frozen learnt.db --arms reflection", "--frozen learnt.db --held-out x.json",
+])  # fmt: skip
+def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, words, at_hand):
+    monkeypatch.chdir(at_hand)
+    words = ["stream", "--runs", str(tmp_path), "--suite", "llb-db", *words.split()]
     result = CliRunner().invoke(cli.app, words)
-    assert result.exit_code == 2 and said in " ".join(result.output.split()), result.output
-    assert not Path("stream").exists()
+    assert result.exit_code == 2 and "memagent: " in result.output, result.output
+    assert "Traceback" not in result.output and not [*tmp_path.iterdir()]
+
+
+def test_a_frozen_bank_lies_in_no_folder_of_the_stream(tmp_path, at_hand):
+    bank = tmp_path / "f" / "memrl.db"
+    bank.parent.mkdir()
+    shutil.copy(at_hand / "learnt.db", bank)
+    before = bank.read_bytes()
+    with pytest.raises(UserError, match="lies in"):
+        run_stream(frozen(tmp_path, bank), {})
+    assert bank.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def at_hand(tmp_path_factory) -> Path:
+    """A folder with a bank that was learnt, a damaged one, and one of embeddings."""
+    folder = tmp_path_factory.mktemp("banks")
+    config = short(folder, suite="llb-db", arms=("memrl",), epochs=2, n=0, batch=4)
+    (run_stream(config, {}) / "memrl.db").rename(folder / "learnt.db")
+    (folder / "damaged.db").write_bytes((folder / "learnt.db").read_bytes()[:5000])
+    vectors = BankConfig(retrieve="dense", embedder="hash:64")
+    Bank(folder / "vectors.db", vectors, embedder_of("hash:64")).close()
+    return folder
 
 
 def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
@@ -633,9 +603,3 @@ def test_the_rule_sees_experiences_with_tasks_that_are_not_worked_on(tmp_path, m
     cells = read_summary(run_stream(frozen(tmp_path, tmp_path / "b.db"), {}))["cells"]
     solved = {cell["arm"]: cell["sr"] for cell in cells}
     assert solved["none"] < 0.6 and solved["rag"] == solved["memrl"] > 0.8
-
-
-def test_entries_say_of_which_kind_their_task_was(learnt_bank):
-    with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
-        kinds = {task.id: task.kind for task in LLBDB().tasks()}
-        assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())

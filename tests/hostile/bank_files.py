@@ -66,23 +66,12 @@ LAYOUTS = {
         f"{ALTER}sql = replace(sql, 'q REAL NOT NULL,', "
         "'q REAL NOT NULL CHECK (abs(random()) > q),') WHERE name = 'entry'"
     ),
-    "another type": (
-        f"{ALTER}sql = replace(sql, 'q REAL', 'q TEXT')"
-        " WHERE name = 'entry'"
-    ),
+    "another type": f"{ALTER}sql = replace(sql, 'q REAL', 'q TEXT') WHERE name = 'entry'",
     "no SQL": f"{ALTER}sql = 'noise' WHERE name = 'entry'",
-    "SQL of another kind": (
-        f"{ALTER}sql = 'CREATE TABLE ' || name || ' (x)'"
-    ),
-    "table whose pages are the schema's": (
-        f"{ALTER}rootpage = 1 WHERE name = 'intent'"
-    ),
-    "table without pages": (
-        f"{ALTER}rootpage = 0 WHERE name = 'event'"
-    ),
-    "table beyond the end": (
-        f"{ALTER}rootpage = 99999 WHERE name = 'entry'"
-    ),
+    "SQL of another kind": f"{ALTER}sql = 'CREATE TABLE ' || name || ' (x)'",
+    "table whose pages are the schema's": f"{ALTER}rootpage = 1 WHERE name = 'intent'",
+    "table without pages": f"{ALTER}rootpage = 0 WHERE name = 'event'",
+    "table beyond the end": f"{ALTER}rootpage = 99999 WHERE name = 'entry'",
     "two tables of the same pages": (
         f"{ALTER}rootpage = (SELECT rootpage FROM "
         "sqlite_master WHERE name = 'event') WHERE name = 'entry'"

@@ -1,16 +1,15 @@
 """Files of strangers given as banks: one sentence, before they cost anything; one writer a bank."""
 
 import os
-import resource
 import signal
 import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
 from bank_files import (
     COLUMNS,
@@ -22,18 +21,18 @@ from bank_files import (
     journal_that_names,
     run,
 )
+from child import in_child
 from conftest import HANG_S, until
 from typer.testing import CliRunner
 
 import cli
 from agents.bank import Bank, BankConfig
 from agents.likeness import Meanings
+from commands.stream import Stream, outcome_of
 from config.errors import UserError
+from config.options import StreamConfig
 
 ROOT = Path(__file__).parents[2]
-LOOKING = (
-    "import sys; sys.path[:0] = ['.', 'tests', 'tests/hostile']; from test_bank_files import *\n"
-)
 
 
 @pytest.fixture(scope="module")
@@ -66,62 +65,47 @@ def used(path: Path, frozen: bool) -> None:
             bank.write("new thing", "x", success=True, task_id="n")
 
 
-def refused(path: Path, frozen: bool) -> str:
+def refusal(path: Path, frozen: bool) -> str:
     """Use a bank; return the sentence by which it is refused, "" if it is not."""
     try:
         used(path, frozen)
     except UserError as error:
-        said = str(error)
-        assert str(path) in said and "\n" not in said and len(said) < 500
-        return said
+        sentence = str(error)
+        assert str(path) in sentence and "\n" not in sentence and len(sentence) < 500
+        return sentence
     return ""
 
 
-def in_child(function: Callable[[], str], memory: int = 1 << 30) -> str:
-    """Call a function in a forked child, with so many bytes more than it begins with."""
-    there = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        try:
-            resource.setrlimit(resource.RLIMIT_AS, (there + memory, there + memory))
-            signal.signal(signal.SIGALRM, signal.SIG_DFL)
-            signal.alarm(120)  # ends what hangs, and judges no speed
-            os.write(write, function().encode() or b"nothing is said")
-        except BaseException as error:
-            os.write(write, repr(error)[:300].encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    with os.fdopen(read) as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
+def bank(*words) -> str:
+    """Call a command on banks that is refused; return its sentence."""
+    result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
+    assert result.exit_code == 2, result.output
+    return " ".join(result.output.split())
 
 
-def looked_at(path: Path, frozen: bool) -> str:
-    return in_child(lambda: refused(path, frozen))
-
+both_ways = pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
 
 # ---------------------------------------------------------------- what a file holds
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+@both_ways
 @pytest.mark.parametrize("how", LAYOUTS)
 def test_another_layout_is_refused_before_anything_is_read(path, how, frozen):
     run(path, LAYOUTS[how])
-    assert "no bank" in looked_at(path, frozen)
+    assert "no bank" in in_child(lambda: refusal(path, frozen))
 
 
-def test_a_bank_of_today_has_the_layout(path):
-    assert not refused(path, frozen=True) and not refused(path, frozen=False)
+@both_ways
+def test_a_bank_of_today_has_the_layout(path, frozen):
+    assert not refusal(path, frozen)
 
 
-@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+@both_ways
 @pytest.mark.parametrize("how", PAGES)
 def test_pages_without_end_or_of_two_trees_are_refused(path, how, frozen):
     PAGES[how](path)
-    said = looked_at(path, frozen)
-    assert said.startswith(str(path)) and ("damaged" in said or "no end" in said)
+    sentence = in_child(lambda: refusal(path, frozen))
+    assert sentence.startswith(str(path)) and ("damaged" in sentence or "no end" in sentence)
 
 
 def test_what_no_bank_writes_is_a_sentence_and_a_number_is_a_number(path, sound):
@@ -139,42 +123,36 @@ def test_what_no_bank_writes_is_a_sentence_and_a_number_is_a_number(path, sound)
             run(path, sql)
         except sqlite3.IntegrityError:  # SQLite's own constraints
             continue
-        said = refused(path, True)
+        sentence = refusal(path, True)
         if " in " in how:
             table, column = how.rpartition(" in ")[2].split(".")
             with closing(sqlite3.connect(path)) as db:
                 (kind,) = db.execute(f"SELECT typeof({column}) FROM {table}").fetchone()
             if kinds.get(kind) != declared[table, column]:
-                assert "row " in said and f"of {table}: {column}" in said, how
+                assert "row " in sentence and f"of {table}: {column}" in sentence, how
         if how.startswith(("huge as", "least as")):
-            assert "row " in said, how
+            assert "row " in sentence, how
     for how in ("infinite in entry.q", "deep in entry.meta", "array of texts in entry.parents",
                 "huge in an array in entry.parents", "null in entry.parents"):  # fmt: skip
         path.write_bytes(sound)
         run(path, VALUES[how])
         for frozen in (True, False):
-            assert "row 1 of entry" in refused(path, frozen), how
+            assert "row 1 of entry" in refusal(path, frozen), how
 
 
-def test_notes_of_another_kind_are_a_sentence(path, sound):
+@both_ways
+def test_notes_of_another_kind_are_a_sentence(path, sound, frozen):
     for how, sql in NOTES.items():
-        for frozen in (True, False):
-            path.write_bytes(sound)
-            run(path, sql)
-            said = refused(path, frozen)
-            key, whole = how.rpartition(" as ")[2], how.startswith(("true", "number", "negative"))
-            unread = key in ("stream", "epoch 1")  # a stream's own, which is asked for below
-            fits = (
-                (key == "batches" and whole) or key.startswith("delta") or how == "true as schema"
-            )
-            assert said or unread or fits, how
+        path.write_bytes(sound)
+        run(path, sql)
+        key, whole = how.rpartition(" as ")[2], how.startswith(("true", "number", "negative"))
+        unread = key in ("stream", "epoch 1")  # a stream's own, which is asked for below
+        fits = (key == "batches" and whole) or key.startswith("delta") or how == "true as schema"
+        assert refusal(path, frozen) or unread or fits, how
 
 
 @pytest.mark.parametrize("note", ['{"x": 1}', '{"entries": "many"}', '{"entries": null}'])
 def test_a_note_on_an_epoch_that_lacks_a_number_is_refused(path, tmp_path, note):
-    from commands.stream import outcome_of
-    from config.options import StreamConfig
-
     run(path, f"INSERT INTO info VALUES ('epoch 1', '{note}')")
     with closing(Bank(path, BankConfig())) as book:
         with pytest.raises(UserError, match="epoch 1"):
@@ -184,8 +162,6 @@ def test_a_note_on_an_epoch_that_lacks_a_number_is_refused(path, tmp_path, note)
 @pytest.mark.parametrize("note", ['"x"', '{"epoch": 0}', '{"x": 1}',
     '{"epoch": "x", "cursor": 0, "bytes": 0, "settings": ""}'])  # fmt: skip
 def test_a_stream_that_does_not_know_where_it_stands_is_refused(path, note):
-    from commands.stream import Stream
-
     run(path, f"INSERT INTO info VALUES ('stream', '{note}')")
     with closing(Bank(path, BankConfig())) as book:
         stream = Stream.__new__(Stream)
@@ -196,54 +172,46 @@ def test_a_stream_that_does_not_know_where_it_stands_is_refused(path, note):
 
 def test_every_command_says_it_in_one_sentence(path, tmp_path, sound):
     run(path, LAYOUTS["endless view of entries"])
-    other = tmp_path / "o.db"
+    other, none = tmp_path / "o.db", tmp_path / "none.db"
     other.write_bytes(sound)
     for words in (
         ["show", path], ["stats", path], ["export", path, tmp_path / "e.jsonl"], ["check", path],
         ["forget", path, "--task", "t1"], ["calibrate", path], ["merge", path, other],
         ["merge", other, path],
     ):  # fmt: skip
-        result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
-        assert result.exit_code == 2 and "its layout differs in" in " ".join(result.output.split())
-    for command in ("show", "stats", "forget", "calibrate"):
-        words = ["bank", command, str(tmp_path / "none.db")]
-        words += ["--task", "t1"] if command == "forget" else []
-        result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 2 and "There is no bank at" in " ".join(result.output.split())
-        assert not (tmp_path / "none.db").exists()
+        assert "its layout differs in" in bank(*words)
+    for words in (["show"], ["stats"], ["forget", "--task", "t1"], ["calibrate"]):
+        assert "There is no bank at" in bank(*words, none) and not none.exists()
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
     for name in ("folder", "fifo", "loop", "a\0b", "x" * 300):
-        if name == "folder":
-            (tmp_path / name).mkdir()
-        elif name == "fifo":
-            os.mkfifo(tmp_path / name)
-        elif name == "loop":
-            (tmp_path / name).symlink_to(name)
-        result = CliRunner().invoke(cli.app, ["bank", "show", str(tmp_path / name)])
-        assert result.exit_code == 2, result.output
+        bank("show", tmp_path / name)
         with pytest.raises(UserError):
             Bank(tmp_path / name, BankConfig())
 
 
-def test_an_embedding_of_no_numbers_is_refused(path):
-    class Two:
-        name, dim = "two", 2
+class Two:
+    """An embedder of two numbers."""
 
-        def cut(self, texts):
-            return [False] * len(texts)
+    name, dim = "two", 2
 
-        def embed(self, texts):
-            import numpy as np
+    def cut(self, texts):
+        return [False] * len(texts)
 
-            return np.array([[1.0, 0.0]] * len(texts), np.float32)
+    def embed(self, texts):
+        return np.array([[1.0, 0.0]] * len(texts), np.float32)
 
+
+@pytest.mark.parametrize("vec", ["0000c07f", "0000807f", "ffff7f7f"])  # NaN, infinite, huge
+def test_an_embedding_of_no_numbers_is_refused(path, vec):
     config = BankConfig(retrieve="dense", embedder="hash:2", delta=0.0)
     path.unlink()
     with closing(Bank(path, config, Two())) as made:
         made.write("dogs", "x", success=True, task_id="t")
-    for vec in ("0000c07f00000000", "0000807f00000000", "ffff7f7f00000000"):  # NaN, infinite, huge
-        run(path, f"UPDATE intent SET vec = x'{vec}'")
-        with pytest.raises(UserError, match="intent 1"):
-            Bank(path, config, Two(), frozen=True)
+    run(path, f"UPDATE intent SET vec = x'{vec}00000000'")
+    with pytest.raises(UserError, match="intent 1"):
+        Bank(path, config, Two(), frozen=True)
     assert Meanings(Two()).nearest("dogs", 1) == []
 
 
@@ -255,14 +223,14 @@ def test_an_embedding_of_no_numbers_is_refused(path):
     {"entry": [[1, 1, "k", "e", 1, 0.5, 0, 0, "t", 0, 1, "[1]", "[]", 0]]},
 ])  # fmt: skip
 def test_rows_that_a_model_folder_holds_are_checked_like_a_file(rows, path):
-    with closing(Bank(path, BankConfig(), frozen=True)) as bank:
-        whole = bank.dump()
-    bank = Bank(None, BankConfig(delta=0.0))
-    bank.load(whole)
-    with pytest.raises(UserError) as said:
-        bank.load(whole | rows if isinstance(rows, dict) and rows else rows)
-        bank.entries()
-    assert "\n" not in str(said.value)
+    with closing(Bank(path, BankConfig(), frozen=True)) as sound_one:
+        whole = sound_one.dump()
+    made = Bank(None, BankConfig(delta=0.0))
+    made.load(whole)
+    with pytest.raises(UserError) as caught:
+        made.load(whole | rows if isinstance(rows, dict) and rows else rows)
+        made.entries()
+    assert "\n" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- what lies beside it
@@ -270,39 +238,32 @@ def test_rows_that_a_model_folder_holds_are_checked_like_a_file(rows, path):
 
 def test_a_journal_of_a_stranger_removes_no_file(path, tmp_path):
     """SQLite removes the file that a journal names at its end, wherever it is."""
-    victim = tmp_path / "thesis.txt"
+    victim, journal = tmp_path / "thesis.txt", Path(f"{path}-journal")
     victim.write_text("all of it")
     journal_that_names(path, victim)
-    assert "is not of a bank" in refused_by_name(path)
-    assert not refused(path, frozen=True)
-    assert victim.read_text() == "all of it"
-    journal = Path(f"{path}-journal")
-    tiny = journal.read_bytes()
-    journal.write_bytes(b"\0" * 512 + tiny[tiny.index(os.fsencode(victim)) - 4 :])
-    assert "is not of a bank" in refused_by_name(path)
-    assert victim.read_text() == "all of it"
+    whole = journal.read_bytes()
+    for content in (whole, b"\0" * 512 + whole[whole.index(os.fsencode(victim)) - 4 :]):
+        journal.write_bytes(content)
+        with pytest.raises(UserError, match="is not of a bank"):
+            Bank(path, BankConfig())
+        assert not refusal(path, frozen=True)
+        assert victim.read_text() == "all of it"
 
 
-def refused_by_name(path: Path) -> str:
-    with pytest.raises(UserError) as said:
-        Bank(path, BankConfig())
-    return str(said.value)
-
-
-def test_ctrl_c_ends_a_query(path, monkeypatch):
-    bank = Bank(path, BankConfig(), frozen=True)
+def test_ctrl_c_ends_a_query(path):
+    looking = Bank(path, BankConfig(), frozen=True)
 
     def interrupt():
-        begun = bank._patience.ticks
-        until(lambda: bank._patience.ticks > begun + 3)
+        begun = looking._patience.ticks
+        until(lambda: looking._patience.ticks > begun + 3)
         os.kill(os.getpid(), signal.SIGINT)
 
     waiting = threading.Thread(target=interrupt)
     waiting.start()
     with pytest.raises(KeyboardInterrupt):
-        bank._rows(f"SELECT count(*) FROM ({COUNTING} SELECT x FROM c LIMIT 1000000000)")
+        looking._rows(f"SELECT count(*) FROM ({COUNTING} SELECT x FROM c LIMIT 1000000000)")
     waiting.join()
-    assert bank.entries()
+    assert looking.entries()
 
 
 # ---------------------------------------------------------------- one writer
@@ -310,23 +271,25 @@ def test_ctrl_c_ends_a_query(path, monkeypatch):
 
 def test_a_second_writer_is_told_who_the_first_one_is(path):
     """Readers are not kept out, and a writer that was killed keeps nobody out."""
-    code = f"{LOOKING}bank = Bank(Path({str(path)!r}), BankConfig()); print('open', flush=True)\n"
+    code = (
+        "import sys; from pathlib import Path; from agents.bank import Bank, BankConfig; "
+        f"bank = Bank(Path({str(path)!r}), BankConfig()); print('open', flush=True); "
+        "sys.stdin.read()"
+    )
     writer = subprocess.Popen(
-        [sys.executable, "-c", f"{code}sys.stdin.read()"], cwd=ROOT,
+        [sys.executable, "-c", code], cwd=ROOT,
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:
         assert writer.stdout.readline() == "open\n"
         with pytest.raises(UserError, match=f"written by process {writer.pid} .* since 2"):
             Bank(path, BankConfig())
-        words = ["bank", "forget", str(path), "--task", "t1"]
-        result = CliRunner().invoke(cli.app, words)
-        assert result.exit_code == 2 and f"process {writer.pid}" in " ".join(result.output.split())
-        with closing(Bank(path, BankConfig(), frozen=True)) as bank:
-            assert len(bank.entries()) == 2
+        assert f"process {writer.pid}" in bank("forget", path, "--task", "t1")
+        with closing(Bank(path, BankConfig(), frozen=True)) as looking:
+            assert len(looking.entries()) == 2
     finally:
         writer.kill()
         writer.wait(HANG_S)
-    with closing(Bank(path, BankConfig())) as bank:
-        assert len(bank.entries()) == 2
+    with closing(Bank(path, BankConfig())) as left:
+        assert len(left.entries()) == 2
     assert not [each for each in path.parent.iterdir() if each != path]

@@ -26,6 +26,14 @@ def alone(tmp_path, monkeypatch):
     find.find.cache_clear()  # of files of earlier tests, in other folders by the same name
 
 
+NAMES = ("notes.py", "m/notes.py", "bm25@/notes.py")
+
+
+def codes() -> list[Path]:
+    """Write code wherever a name may find it; return the marks that it leaves."""
+    return [door.code(Path(name)) for name in NAMES]
+
+
 def said(*words, code=2):
     result = CliRunner().invoke(cli.app, [*map(str, words)])
     if result.exception and not isinstance(result.exception, SystemExit):
@@ -39,21 +47,20 @@ def said(*words, code=2):
 READ = [
     (*ASK, "--model", "m"),
     (*ASK, "--model", "m/x.gguf"),
-    ("serve", "--model", "m", "--help"),
-    ("eval", "--model", "m", "--lengths", "2", "--n", "1"),
-    ("train", "--model", "m", "--dry-run"),
-    ("train", "--model", "m", "--help"),
-    ("sft", "--model", "m", "--steps", "1", "--tasks-per-step", "1", "--lengths", "2"),
-    ("plan", "--model", "m"),
-]
+    *(line.split() for line in (
+        "serve --model m --help", "eval --model m --lengths 2 --n 1", "train --model m --dry-run",
+        "train --model m --help", "sft --model m --steps 1 --tasks-per-step 1 --lengths 2",
+        "plan --model m",
+    )),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("words", READ, ids=" ".join)
-@pytest.mark.parametrize("name", ["notes.py", "{here}/m/notes.py", "m/notes.py", "bm25@/notes.py"])
+@pytest.mark.parametrize("name", [*NAMES, "{here}/m/notes.py"])
 def test_a_models_folder_runs_no_code(words, name, tmp_path):
     name = name.format(here=tmp_path)
     door.model(Path("m"), run={"agent": name})
-    marks = [door.code(Path(at)) for at in ("notes.py", "m/notes.py", "bm25@/notes.py")]
+    marks = codes()
     out = said(*words)
     flag = "agents" if words[0] == "eval" else "agent"
     assert f"names code, {flag} {name}," in out and f"unless you give --{flag} {name} or" in out
@@ -87,28 +94,17 @@ def test_the_code_that_is_named_in_the_call_runs(words, runs):
 
 
 FIELDS = [
-    ("run", "agent", "m/notes.py"),
-    ("run", "reward", "m/notes.py:reward"),
-    ("run", "data", "m/notes.py:tasks"),
-    ("run", "data", "world=1,m/notes.py:tasks=2"),
-    ("run", "validation", "m/notes.py:tasks"),
-    ("run", "logger", ["m/notes.py:Logger"]),
-    ("run", "logger", ["m.notes.Logger"]),
-    ("run", "trust_remote_code", True),
-    ("sft", "also", ["m/notes.py=0.2"]),
-    ("sft", "also", ["full", "m/notes.py"]),
-    ("sft", "also", ["notes.py=0.2"]),
-    ("eval", "agents", ["bm25", "m/notes.py"]),
-    ("eval", "agents", ["m/notes.py@untrained"]),
-    ("eval", "agents", ["notes.py@untrained"]),
-    ("eval", "agents", ["bm25@/notes.py"]),
-    ("eval", "data", ["world", "m/notes.py:tasks"]),
-    ("eval", "filler", ["m/notes.py:tasks"]),
-    ("eval", "interpreter", "m/notes.py"),
+    ("run", "agent", "m/notes.py"), ("run", "reward", "m/notes.py:reward"),
+    ("run", "data", "m/notes.py:tasks"), ("run", "data", "world=1,m/notes.py:tasks=2"),
+    ("run", "validation", "m/notes.py:tasks"), ("run", "logger", ["m/notes.py:Logger"]),
+    ("run", "logger", ["m.notes.Logger"]), ("run", "trust_remote_code", True),
+    ("sft", "also", ["m/notes.py=0.2"]), ("sft", "also", ["full", "m/notes.py"]),
+    ("sft", "also", ["notes.py=0.2"]), ("eval", "agents", ["bm25", "m/notes.py"]),
+    ("eval", "agents", ["m/notes.py@untrained"]), ("eval", "agents", ["notes.py@untrained"]),
+    ("eval", "agents", ["bm25@/notes.py"]), ("eval", "data", ["world", "m/notes.py:tasks"]),
+    ("eval", "filler", ["m/notes.py:tasks"]), ("eval", "interpreter", "m/notes.py"),
     ("eval", "trust_remote_code", True),
-]
-
-
+]  # fmt: skip
 WAYS = [(way, *field) for field in FIELDS for way in ("--config", "--resume")]
 
 
@@ -123,7 +119,7 @@ def test_the_settings_of_a_run_run_no_code(way, section, name, value):
     sections = {"eval": {"n": 1, "lengths": [2]}} if section == "eval" else {"run": {}} | training
     sections[section] = sections[section] | {name: value}
     door.run(Path("runs/x"), **sections, agent={})
-    marks = [door.code(Path(at)) for at in ("notes.py", "m/notes.py", "bm25@/notes.py")]
+    marks = codes()
     words = ("--config", "runs/x/config.yaml", "--name", "y")
     words = ("--resume", "--name", "x") if way == "--resume" else words
     out = said(command, *words)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 import commands.door as door
 import commands.serve as serve
-from commands.door import Hold, Memory, Server, check_origins
+from commands.door import Memory, Server, check_origins
 from commands.serve import Terms, _listen, app
 from config.errors import UserError
 from config.options import ServeConfig
@@ -47,11 +47,12 @@ def listening(application, end=lambda: None):
 
 
 @contextmanager
-def served(codec, terms=None, engine=None, **service):
+def served(codec, key="", in_flight=16, waiting=64, **config):
     """Serve an agent that answers Anna; yields an address and the service."""
-    service = Service(engine or ScriptedEngine(codec, lambda prompt: "Anna"), **service)
+    terms = Terms("m", ServeConfig(**config), key)
+    service = Service(ScriptedEngine(codec, lambda prompt: "Anna"), in_flight, waiting)
     try:
-        with listening(app(service, AGENT, terms or Terms("m")), service.stop) as (address, _):
+        with listening(app(service, AGENT, terms), service.stop) as (address, _):
             yield address, service
     finally:
         service.close()
@@ -98,7 +99,7 @@ def sent(address, data: bytes, beginning: bool = False) -> bytes:
 
 @pytest.mark.parametrize("name", faults.BODIES)
 def test_a_hostile_body_is_refused_within_its_memory(name, request):
-    readers = Readers(HANG_S, Terms("m").document_mib)
+    readers = Readers(HANG_S, ServeConfig().document_mib)
     request.addfinalizer(readers.close)
     job = readers.start(taken, faults.BODIES[name](), "m", name="The request")
     if name in ("escapes", "a file name of paths"):  # nothing wrong
@@ -186,7 +187,7 @@ def test_a_body_that_is_on_its_way_has_a_place(codec):
 
 def test_a_body_and_headers_that_do_not_come_are_not_waited_for(codec, monkeypatch):
     monkeypatch.setattr(door, "HEADERS_S", 0.2)
-    with served(codec, Terms("m", body_s=0.2)) as (address, service):
+    with served(codec, body_s=0.2) as (address, service):
         assert b" 408 " in sent(address, head_of(b"{", 5000)).splitlines()[0]
         for begun in (b"", b"GET /hea", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\nGET /hea"):
             sent(address, begun)  # ends
@@ -194,7 +195,7 @@ def test_a_body_and_headers_that_do_not_come_are_not_waited_for(codec, monkeypat
 
 
 def test_all_bodies_together_hold_so_much_and_no_more(codec):
-    with served(codec, Terms("m", bodies_bytes=1 << 20)) as (address, service):
+    with served(codec, bodies_mib=1) as (address, service):
         with client(address) as http, ExitStack() as wires:
             for k in range(2):
                 wire = wires.enter_context(socket.create_connection(address[:2]))
@@ -211,16 +212,15 @@ def test_all_bodies_together_hold_so_much_and_no_more(codec):
 
 def test_what_is_held_is_counted_by_the_byte():
     memory = Memory(100)
-    one, two = Hold(memory), Hold(memory)
-    one.set(60)
-    two.set(40)
+    memory.hold("a", 60)
+    memory.hold("b", 40)
     with pytest.raises(door.Failure):
-        two.set(41)
-    one.set(10)
-    two.set(90)
-    one.set(0)
-    two.set(0)
-    assert memory.held == 0
+        memory.hold("b", 41)
+    memory.hold("a", 10)
+    memory.hold("b", 90)
+    memory.free("a")
+    memory.free("b")
+    assert not memory.held
 
 
 def sleeps(path) -> bytes:
@@ -238,7 +238,7 @@ def ended(pid: int) -> bool:
 def test_a_body_whose_client_is_gone_is_read_no_further(codec, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "taken", faults.sleepy)
     monkeypatch.setattr(serve, "SWIFT_S", HANG_S * 10)  # no limit of time may end it instead
-    with served(codec, Terms("m", document_s=HANG_S * 10)) as (address, service):
+    with served(codec, document_s=HANG_S * 10) as (address, service):
         path = tmp_path / "pid"
         with socket.create_connection(address[:2]) as wire:
             wire.sendall(head_of(sleeps(path)))
@@ -261,7 +261,7 @@ def test_bodies_that_take_long_hold_up_none_that_does_not(codec, tmp_path, monke
 
 def test_past_its_time_a_body_is_given_up(codec, tmp_path, monkeypatch):
     monkeypatch.setattr(serve, "taken", faults.sleepy)
-    with served(codec, Terms("m", document_s=0.2)) as (address, _), client(address) as http:
+    with served(codec, document_s=0.2) as (address, _), client(address) as http:
         reply = asked(http, sleeps(tmp_path / "pid"))
         assert reply.status_code == 413 and "0.2 s" in reply.json()["error"]["message"]
 
@@ -339,7 +339,7 @@ def test_no_web_page_of_others_asks_without_a_key(address):
 
 def test_a_page_that_was_named_may_ask(codec):
     page = "http://localhost:3000"
-    with served(codec, Terms("m", origins=(page,))) as (address, _), client(address) as http:
+    with served(codec, cors=(page,)) as (address, _), client(address) as http:
         wanted = {"Access-Control-Request-Method": "POST"}
         wanted |= {"Access-Control-Request-Headers": "content-type"}
         reply = http.options("/v1/chat/completions", headers=wanted | {"Origin": page})
@@ -367,7 +367,7 @@ def test_what_is_no_origin_is_refused_and_all_of_them_without_a_key():
 
 
 def test_a_key_comes_behind_its_scheme_in_any_case(codec):
-    with served(codec, Terms("m", "k3y")) as (address, _), client(address) as http:
+    with served(codec, "k3y") as (address, _), client(address) as http:
         for sent, status in {
             "Bearer k3y": 200, "bearer k3y": 200, "BEARER  k3y": 200, "k3y": 401, "Bearerk3y": 401,
             "Basic k3y": 401, "Bearer": 401, "": 401, "Bearer Bearer k3y": 401, "Bearer k3y x": 401,

@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 
 import pytest
+from child import in_child
 from conftest import calls_of, killed_in_child
-from test_bank_files import in_child
 from typer.testing import CliRunner
 
 import cli
 from agents import store as stores
 from agents.store import Entry, Snapshot, Store
-from commands.stores import Choice, _first_value, stores_of
+from commands.stores import _first_value, store_of
 from config.errors import UserError
 
 
@@ -32,7 +32,7 @@ def test_four_gigabytes_in_a_small_file_are_refused(tmp_path, head, filling):
 
     def look():
         with pytest.raises(UserError, match=r"more than 128 MiB|more than 400 times its size"):
-            stores_of([path], Choice())
+            store_of(path)
         return "refused"
 
     assert in_child(look, 1 << 30) == "refused"
@@ -46,7 +46,7 @@ def test_a_store_of_eight_gigabytes_is_read_no_further_than_it_may_be(tmp_path, 
 
     def look():
         with pytest.raises(UserError, match="holds more than 128 MiB, too much for a store"):
-            stores_of([path], Choice())
+            store_of(path)
         return "refused"
 
     assert in_child(look) == "refused"
