@@ -11,10 +11,8 @@ import typer
 
 import suites
 from agents import find
-from commands.compare import compare_command
 from commands.fewshot import few_shot_command
-from commands.report import report_command
-from config.flags import AgentName, Panels, command, lazy_group
+from config.flags import AgentName, Panels, command, lazy
 from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
@@ -22,14 +20,16 @@ from memagent import ReadConfig
 def add_groups(app: typer.Typer, data_app: typer.Typer) -> None:
     """Add the commands to an app, and to that of its command `data`."""
     about = "Show and compare memory stores, and their history."
-    lazy_group(app, "memory", about, "commands.stores:memory_app")
+    lazy(app, "memory", about, "commands.stores:memory_app")
     about = "Show, count, export, merge, forget and check experiences."
-    lazy_group(app, "bank", about, "commands.banks:bank_app")
+    lazy(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
-    report_command(app)
+    about = "Write the page of any run, also of one that goes on or was stopped: RUN/report.html."
+    lazy(app, "report", about, "commands.report:report_command")
     few_shot_command(data_app)
     serve_command(app)
-    compare_command(app)
+    about = "Put evaluations side by side: differences on the same questions, with intervals."
+    lazy(app, "compare", about, "commands.compare:compare_command")
 
 
 def stream_command(app: typer.Typer) -> None:
