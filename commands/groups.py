@@ -11,9 +11,7 @@ import typer
 
 import suites
 from agents import find
-from commands.compare import compare_command
-from commands.report import report_command
-from config.flags import AgentName, Panels, command, lazy_group
+from config.flags import AgentName, Panels, command, lazy
 from config.options import EVERYDAY, ServeConfig, StreamConfig
 from memagent import ReadConfig
 
@@ -21,15 +19,17 @@ from memagent import ReadConfig
 def add_groups(app: typer.Typer) -> None:
     """Add the commands to an app."""
     about = "Look at, convert and build tasks."
-    lazy_group(app, "data", about, "commands.datasets:data_app")
+    lazy(app, "data", about, "commands.datasets:data_app")
     about = "Show and compare memory stores, and their history."
-    lazy_group(app, "memory", about, "commands.stores:memory_app")
+    lazy(app, "memory", about, "commands.stores:memory_app")
     about = "Show, count, export, merge, forget and check experiences."
-    lazy_group(app, "bank", about, "commands.banks:bank_app")
+    lazy(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
-    report_command(app)
+    about = "Write the page of any run, also of one that goes on or was stopped: RUN/report.html."
+    lazy(app, "report", about, "commands.report:report_command")
     serve_command(app)
-    compare_command(app)
+    about = "Put evaluations side by side: differences on the same questions, with intervals."
+    lazy(app, "compare", about, "commands.compare:compare_command")
 
 
 def stream_command(app: typer.Typer) -> None:

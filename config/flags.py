@@ -1,6 +1,6 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `lazy_group`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+Holds: `command`, `lazy`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
 commands (cli.py), the settings (config/options.py).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -94,15 +94,20 @@ def command(
     return register
 
 
-def lazy_group(parent: typer.Typer, name: str, help_text: str, place: str) -> None:
-    """Register a group of commands whose module is imported when one of them is called.
+def lazy(parent: typer.Typer, name: str, help_text: str, place: str) -> None:
+    """Register a command, or a group of them, whose module is imported when it is called.
 
-    place: the group's app, as module:name.
+    place: the group's app, or what adds the command to an app, as module:name.
     """
 
     def build(arguments: list[str]) -> TyperCommand:
-        module, _, app = place.partition(":")
-        return typer.main.get_group(getattr(importlib.import_module(module), app))
+        module, _, attribute = place.partition(":")
+        found = getattr(importlib.import_module(module), attribute)
+        if isinstance(found, typer.Typer):
+            return typer.main.get_group(found)
+        app = typer.Typer(add_completion=False)
+        found(app)
+        return typer.main.get_command(app)
 
     _listed(parent, name, help_text, build)
 

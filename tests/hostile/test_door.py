@@ -259,7 +259,7 @@ def test_the_command_that_goes_on_with_a_training_repeats_what_no_file_may_name(
 
     Path("my agent.py").write_text("from memagent import MemAgent\nclass Mine(MemAgent): pass\n")
     agent = find.make("my agent.py", {})
-    run = RunConfig(name="a", agent="my agent.py", reward="r.py:f", data=("d.py:t", "e.jsonl"))
+    run = RunConfig(name="a", agent="my agent.py", reward="r.py:f", data="d.py:t,e.jsonl")
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/config.yaml").touch()
     command = train._whole(run, GRPOConfig(), agent).partition("go on with: ")[2]
