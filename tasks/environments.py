@@ -1,6 +1,6 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`, `checked`, `items`, `Text` (of a user's file).
+Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`; for users' files `checked`, `items`.
 Leaves out: each environment's own file (tasks/llb_db.py and others), which suite has it (suites/),
 who acts in them (agents/).
 Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
