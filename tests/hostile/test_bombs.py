@@ -217,7 +217,7 @@ def test_a_value_without_an_end_is_read_no_further(tmp_path, monkeypatch):
 def test_a_value_that_is_too_large_to_be_held_is_refused(pack, text, tmp_path, monkeypatch):
     monkeypatch.setattr(readers, "LARGEST", 100)
     record = {"question": "?", "context": ".", "answer": "."}
-    monkeypatch.setattr(readers, "_parse", lambda *_: record)
+    monkeypatch.setattr(readers, "from_json", lambda _: record)
     path = tmp_path / ("a.jsonl.gz" if pack is gzip.compress else "a.jsonl")
     path.write_bytes(pack(text.encode()))
     with pytest.raises(UserError, match="a value of more than"):
