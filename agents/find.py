@@ -221,8 +221,7 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
-    for section, removed in options.REMOVED.items():
-        _drop_removed(path, sections.get(section, {}), removed)
+    drop_removed(path, sections)
     hints = {"agent": agent_hints(), "eval": suites.hints() | hints_of(EvalConfig)}
     agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
     suite = sections.get("eval", {}).get("suite")
@@ -248,11 +247,15 @@ def _listed(evaluation: Mapping[str, object]) -> list[str]:
     return [str(name).partition("@")[0] for name in agents] if isinstance(agents, list) else []
 
 
-def _drop_removed(path: Path, values: dict, removed: Mapping[str, object]) -> None:
-    """Take settings of earlier versions out of a section. UserError: they had another value."""
-    for name, usual in removed.items():
-        if (value := values.pop(name, usual)) != usual:
-            raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
+def drop_removed(path: Path, sections: Mapping[str, dict]) -> None:
+    """Take settings of earlier versions out of the sections of a file. UserError: they had another
+    value than the one that is a constant today."""
+    for section, removed in options.REMOVED.items():
+        values = sections.get(section, {})
+        for name in removed.keys() - agent_hints():  # an agent of the user's may have such a one
+            usual = removed[name]
+            if (value := values.pop(name, usual)) != usual:
+                raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:

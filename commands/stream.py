@@ -126,6 +126,7 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
     if not path.exists():
         return
     before = files.read_yaml(path)
+    find.drop_removed(path, before)
     # settings that an earlier version did not have were as they are by default
     usual = asdict(StreamConfig()) | asdict(type(suite)())
     before["stream"] = usual | suites.stored(before.get("stream", {}))

@@ -165,6 +165,7 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"eval: {part: 9/8}", "eval.part"),
         (b"other: {}", "'other'"),
         (b"run: {engine_window: 4096}", "engine_window"),  # of an earlier version
+        (b"agent: {size_cap: 99}", "size_cap"),
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
         (b'run: {name: "a\\0b"}', "no valid YAML"),
@@ -264,8 +265,10 @@ def test_the_docs_name_all_settings_that_are_no_flags():
 
 def test_a_setting_of_an_earlier_version_is_read_at_its_only_value(tmp_path):
     path = tmp_path / "config.yaml"
-    path.write_text("run: {engine_window: 0, name: a}\ngrpo: {importance_cap: 2.0}\n")
-    assert find.stored_settings(path) == {"run": {"name": "a"}, "grpo": {}}
+    path.write_text(
+        "run: {engine_window: 0, name: a}\ngrpo: {importance_cap: 2.0}\nagent: {size_cap: 100}\n"
+    )
+    assert find.stored_settings(path) == {"run": {"name": "a"}, "grpo": {}, "agent": {}}
 
 
 def test_a_class_of_a_users_own_is_checked_and_described(tmp_path):
