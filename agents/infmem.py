@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 
 import memagent
 from agents.mem1 import DocumentSearch
-from agents.rememr1 import Evidence, parse_step
+from agents.rememr1 import EvidenceSearch, parse_step
 from config.options import COUNT, LIMIT
 from data import Task, places, strip_thinking
 from memagent import NO_MEMORY, Finish, Limits, Line, Prompt, Trajectory, Turn, Wording
@@ -61,7 +61,7 @@ PUBLISHED = {  # alpha: 0.6 for the answer to 1 for these rewards; max_chunks is
 
 
 @dataclass(slots=True)
-class Notes:
+class InfMemNotes:
     """What is kept of a turn."""
 
     counts: dict[str, float]
@@ -80,7 +80,12 @@ class InfMem(memagent.MemAgent):
     tallies = {"What the plans say": "plan_"}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        c, codec, sections, evidence = self.config, self.codec, self.sections(task), Evidence(task)
+        c, codec, sections, evidence = (
+            self.config,
+            self.codec,
+            self.sections(task),
+            EvidenceSearch(task),
+        )
         size, n, chunk = c.passage_tokens or c.chunk_tokens, len(sections), c.chunk_tokens
         passages = Sections(sections.ids, size, 0, codec.decode)
         search, read, queries = DocumentSearch(passages), 0, []
@@ -93,7 +98,7 @@ class InfMem(memagent.MemAgent):
             here = range(k * chunk // size, -(-(k + 1) * chunk // size))
             found = [i for i, _ in search.top_k(query, c.passages_k, here)]
             counts = {f"plan_{plan}": 1, "searches": bool(query), "hits": bool(found)}
-            turn.notes = Notes(counts, query, tuple(i + 1 for i in found))
+            turn.notes = InfMemNotes(counts, query, tuple(i + 1 for i in found))
             if plan == "stop":
                 break
             queries += [query[:100]] * (plan == "search")
@@ -102,10 +107,12 @@ class InfMem(memagent.MemAgent):
             old, text, read = base["memory"], codec.after_thinking(turn.response), k + 1
             base["memory"] = new = overwrite(old, text, NO_MEMORY, c.empty)
             cut, held = turn.finish is Finish.LENGTH, evidence.in_text(new) == "answer"
-            turn.notes = Notes(dict(updates=1, writes=new != old, unfinished=cut, held=held))
+            turn.notes = InfMemNotes(dict(updates=1, writes=new != old, unfinished=cut, held=held))
         turn = yield self.prompt("final", c.final_tokens, final=True, **base)
         saved = len(sections.ids[read * chunk :])
-        turn.notes = Notes(dict(ends=1, stopped=read < n, to_read=n, unread=n - read, saved=saved))
+        turn.notes = InfMemNotes(
+            dict(ends=1, stopped=read < n, to_read=n, unread=n - read, saved=saved)
+        )
 
     def prompt(self, *args, **slots) -> Prompt:  # late places may have one turn alone
         return replace(super().prompt(*args, **slots), place="any", aside=args[0] == "plan")

@@ -63,7 +63,7 @@ PUBLISHED = {  # three passages with 1,000 tokens in all and six turns; 500 step
 
 
 @dataclass(slots=True)
-class Notes:
+class Mem1Notes:
     """What is kept of a turn."""
 
     counts: dict[str, float]  # see `count`
@@ -108,12 +108,12 @@ class Mem1(memagent.MemAgent):
             counts = {f"error_{error}": 1 for error in step.errors} | {
                 "turns": 1, "no_state": not new.strip(), "memory_capped": capped,
                 "queries": bool(query), "asked": queried, "hits": bool(hits)}  # fmt: skip
-            turn.notes = Notes(counts, query, tuple(k + 1 for k in read))
+            turn.notes = Mem1Notes(counts, query, tuple(k + 1 for k in read))
         state = f"{state}\n\nAnswer: {answer}" if answer else state
         turn = yield self.prompt("final", c.final_tokens, final=True, memory=state, **known)
         rest = [len(sections[k].ids) for k in range(n) if k not in seen]
         ends = dict(stopped=bool(answer and rest), unread=len(rest), saved=sum(rest))
-        turn.notes = Notes(ends | dict(ends=1, to_read=n))
+        turn.notes = Mem1Notes(ends | dict(ends=1, to_read=n))
 
     def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
         """Write MemAgent's notes as the state, look for what they say, answer once all is noted."""

@@ -168,7 +168,7 @@ CONSTANTS = {
 
 
 @dataclass(slots=True)
-class Notes:
+class MemRLNotes:
     """What is kept of a turn."""
 
     phase: Literal["act", "lesson", "read"]
@@ -345,7 +345,7 @@ class MemRL(Agent):
                 turn = yield prompt
                 action = str(self.codec.after_thinking(turn.response))
                 step = episode.step(action)
-                turn.notes = Notes("act", action, step.observation)
+                turn.notes = MemRLNotes("act", action, step.observation)
                 told += [f"Action: {action.strip()}", f"Result: {step.observation}"]
                 if step.done:
                     break

@@ -25,7 +25,7 @@ from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
 from agents.demos import Demo, Size
-from agents.notes import OPS, PARTS, Notes, counts_of, edited, lines_of, noted, table_of
+from agents.notes import OPS, PARTS, EditNotes, counts_of, edited, lines_of, noted, table_of
 from agents.pay import Editing, Scored, compared, gains, parts
 from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
@@ -427,7 +427,7 @@ class MemUpdate(Agent):
                 else ""
             )  # fmt: skip
             size = len(snapshot), self.tokens_of(snapshot)
-            turn.notes = Notes("edit", session, [*map(noted, done)], *size, stop=stop)
+            turn.notes = EditNotes("edit", session, [*map(noted, done)], *size, stop=stop)
             if stop:
                 return stop
 
@@ -556,7 +556,7 @@ class MemUpdate(Agent):
             slots = dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
             turn = yield replace(prompt, frozen=True, target=target)
-            turn.notes = Notes(
+            turn.notes = EditNotes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
                 tokens=self.tokens_of(snapshot),

@@ -1,6 +1,6 @@
 """What is kept of a turn of an agent that edits a store: its operations, and how they are shown.
 
-Holds: `Notes`, `noted`, `counts_of`, `lines_of`, `table_of`, `edited`. Leaves out: the agent
+Holds: `EditNotes`, `noted`, `counts_of`, `lines_of`, `table_of`, `edited`. Leaves out: the agent
 (agents/memupdate.py), what its episodes are paid (agents/pay.py), pages (report/). No torch.
 Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/pay.py.
 
@@ -31,7 +31,7 @@ OPS = ("search_memory", "create", "update", "noop", "delete_memory", "sample_mem
 
 
 @dataclass(slots=True)
-class Notes:
+class EditNotes:
     """What is kept of a turn."""
 
     phase: Literal["edit", "probe", "answer"]
@@ -67,7 +67,7 @@ def noted(op: Op) -> dict:
     }
 
 
-def counts_of(notes: Notes) -> Mapping[str, float]:
+def counts_of(notes: EditNotes) -> Mapping[str, float]:
     """Count what stands in rows, reports and metrics."""
     if notes.phase == "probe":
         return {}

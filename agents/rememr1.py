@@ -206,7 +206,7 @@ _OURS = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
 
 
 @dataclass(slots=True, frozen=True)
-class Step:
+class Response:
     """What one response says."""
 
     thinking: str | None = None
@@ -224,7 +224,7 @@ def _blocks(text: str, tag: str) -> list[str]:
     return re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
 
 
-def parse_step(text: str, finish: str = Finish.STOP) -> Step:
+def parse_step(text: str, finish: str = Finish.STOP) -> Response:
     r"""Parse a response: thinking, memory, query, and its errors. Rollout, reward and evaluation
     share it.
 
@@ -253,7 +253,7 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Step:
         "empty_recall": "" in queries,
         "truncated": finish == Finish.LENGTH,
     }
-    return Step(
+    return Response(
         thoughts[0].strip() if thoughts else None,
         memories[0] if memories else None,
         next(filter(None, queries), None),
@@ -279,7 +279,7 @@ def greedy_query(response: str) -> str | None:
     return found and found[1]
 
 
-def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Step:
+def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Response:
     """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and
     `query_text`; memory and query end at their caps, but for a greedy query, which has none."""
     response = codec.after_thinking(turn.response)
@@ -311,13 +311,13 @@ def _capped(text: str | None, n_tokens: int, codec: Codec) -> tuple[str | None, 
 
 
 @dataclass(slots=True)
-class Notes:
+class RecallNotes:
     """What ReMemR1 keeps of a turn."""
 
     recalled: Recall  # what stood in the prompt
-    evidence: str = ""  # what of it the recalled text holds (`Evidence.in_text`); "": none recalled
+    evidence: str = ""  # what the recalled text holds, see `EvidenceSearch.in_text`
     sought: bool = False  # whether there is an accepted answer to look for
-    step: Step | None = None  # what the response says; None in the final turn
+    step: Response | None = None  # what the response says; None in the final turn
     asked: str = ""  # what was looked for after this turn
     degenerate: bool = False  # a query of this trajectory, or of the prompt's example, once more
     memory_tokens: int = 0  # of the memory that the turn leaves
@@ -375,7 +375,7 @@ class ReMemR1(Agent):
         by_tokens = c.retriever == "tfidf_tokens"
         retriever = Tfidf(tokens=codec.tokens) if by_tokens else RETRIEVERS[c.retriever]()
         state = MemoryState(first, retriever, placeholder=first)
-        evidence, queries = Evidence(task), {normalize_answer(c.example_query)}
+        evidence, queries = EvidenceSearch(task), {normalize_answer(c.example_query)}
 
         def prompt(name: str, max_tokens: int, **more) -> Prompt:
             recalled = codec.text(state.recalled.text) if state.recalled.steps else nothing
@@ -550,13 +550,13 @@ def one_box(response: str, form: str, tags: str = "all") -> float:
 
 # ---------------------------------------------------------------- evidence
 
-IN_WORDS = {  # `Evidence.in_text` -> how it is shown
+IN_WORDS = {  # `EvidenceSearch.in_text` -> how it is shown
     "answer": "holds the answer", "evidence": "holds evidence", "neither": "without evidence",
     "unknown": "evidence not known",
 }  # fmt: skip
 
 
-class Evidence:
+class EvidenceSearch:
     """What a recalled text is searched for: the accepted answers, and the names of the passages
     with evidence.
 
@@ -582,6 +582,6 @@ class Evidence:
             return "evidence"
         return "neither" if self.answers or self.clues else "unknown"
 
-    def notes(self, recalled: Recall, step: Step | None = None) -> Notes:
+    def notes(self, recalled: Recall, step: Response | None = None) -> RecallNotes:
         evidence = self.in_text(recalled.text) if recalled.steps else ""
-        return Notes(recalled, evidence, bool(self.answers), step)
+        return RecallNotes(recalled, evidence, bool(self.answers), step)

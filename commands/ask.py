@@ -89,7 +89,7 @@ class How:
 
 
 @dataclass(slots=True)
-class Reading:
+class Inquiry:
     """One reading: what is read and asked, by whom, and where it is kept."""
 
     config: AskConfig
@@ -141,7 +141,7 @@ def ask(
     a reading of its own. resume: go on with the reading config.name, with the settings that it
     began with. UserError for what the user can mend; Ctrl-C leaves with 130.
     """
-    readings: list[Reading] = []
+    readings: list[Inquiry] = []
     console.stderr = config.json
     try:
         readings += [_resumed(words, config, how, also)] if resume else _new(words, config, also)
@@ -159,7 +159,7 @@ def ask(
         console.stderr = False
 
 
-def _answer(readings: Sequence[Reading], how: How) -> list[dict]:
+def _answer(readings: Sequence[Inquiry], how: How) -> list[dict]:
     """Open what answers, choose the agent by the first reading, and do all of them."""
     first, several = readings[0], len(readings) > 1
     agents = [first.agent] if first.agent else _candidates(first.config, how)
@@ -194,7 +194,7 @@ def _answer(readings: Sequence[Reading], how: How) -> list[dict]:
     return answers
 
 
-def _kept(reading: Reading, engine: Engine, warm: bool) -> dict:
+def _kept(reading: Inquiry, engine: Engine, warm: bool) -> dict:
     """Make the folder of a reading, unless it is there, and read."""
     new = reading.folder is None
     if new:
@@ -213,7 +213,7 @@ def _kept(reading: Reading, engine: Engine, warm: bool) -> dict:
 # ---------------------------------------------------------------- what is read
 
 
-def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[Reading]:
+def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[Inquiry]:
     """Return a reading for each question; the second of a NAME is NAME-2."""
     if len(words) < 2:
         raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
@@ -237,7 +237,7 @@ def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[R
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     return [
-        Reading(replace(config, name=name), document, each, who.said, who.window, who.keyed)
+        Inquiry(replace(config, name=name), document, each, who.said, who.window, who.keyed)
         for name, each in zip(names, questions, strict=True)
     ]
 
@@ -248,7 +248,7 @@ def _free(folder: Path) -> None:
         raise UserError(f"{folder} holds a run: go on with it by --resume, or give another --name.")
 
 
-def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Reading:
+def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Inquiry:
     """Return the reading of this name as it was begun."""
     if not config.name:
         raise UserError("--resume goes on with a reading: say which by --name.")
@@ -291,10 +291,10 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[s
             refuse("--embedder")
     policy = find.model_or_default(config.model, config.endpoint)
     agent = find.with_state(find.make(name, settings | how.settings), policy)
-    return Reading(config, document, question, by, window, bool(keyed), agent, folder)
+    return Inquiry(config, document, question, by, window, bool(keyed), agent, folder)
 
 
-def _folder(reading: Reading) -> Path:
+def _folder(reading: Inquiry) -> Path:
     """Make the folder of a reading: of its name, or a new one that no other process has made."""
     runs, name = reading.config.runs, reading.config.name
     if name:
@@ -314,7 +314,7 @@ def _folder(reading: Reading) -> Path:
     return folder
 
 
-def _begin(reading: Reading) -> None:
+def _begin(reading: Inquiry) -> None:
     """Write down a reading whose folder is claimed, so that it can be gone on with."""
     folder, agent = reading.folder, reading.agent
     _free(folder)  # another process may have begun, and ended, since its name was looked at
@@ -360,7 +360,7 @@ def _candidates(config: AskConfig, how: How) -> list[Agent]:
     return [made(name, config, how) for name in dict.fromkeys(names)]
 
 
-def _choose(reading: Reading, how: How, engine: Engine, agents: Sequence[Agent]) -> None:
+def _choose(reading: Inquiry, how: How, engine: Engine, agents: Sequence[Agent]) -> None:
     """Choose the agent by the length of the document, and say why."""
     named = {agent.name: agent for agent in agents}
     policy = find.model_or_default(reading.config.model, reading.config.endpoint)
@@ -407,7 +407,7 @@ def _say_notes(config: AskConfig) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def _read(reading: Reading, engine: Engine, rows: Rows, warm: bool) -> dict:
+def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> dict:
     """Drive the agent, turn by turn; each is on the disk before the next one.
 
     Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
@@ -477,7 +477,7 @@ def _n_sections(document: Document, agent: Agent, sections: Sequence[str]) -> in
     return sum(len(cut(session.dated, most)) for session in document.sessions)
 
 
-def _advice(error: UserError, reading: Reading, agent: Agent, turn: Turn | None) -> str:
+def _advice(error: UserError, reading: Inquiry, agent: Agent, turn: Turn | None) -> str:
     """Say what to do about a reading that has ended."""
     if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
         less = f"--agent {find.DEFAULT}, which reads section by section"
@@ -568,7 +568,7 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     yield from (styled(line) for line in lines if not line.before)
 
 
-def _end(reading: Reading, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
+def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
 

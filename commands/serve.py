@@ -151,7 +151,7 @@ class Exchange:
     def __init__(
         self, request: ChatRequest, question: Asked, agent: Agent, terms: Terms, began: float
     ):
-        from engines.service import Reading
+        from engines.service import Job
         from rollout import Sampling
 
         self.request, self.document, self.terms = request, question.document, terms
@@ -166,7 +166,7 @@ class Exchange:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
         warm = terms.config.temperature if request.temperature is None else request.temperature
         sampling = Sampling(warm, request.top_p or 1.0)
-        self.reading = Reading(task, agent, self._tell, sampling, request.seed or 0)
+        self.reading = Job(task, agent, self._tell, sampling, request.seed or 0)
 
     def _tell(self, event: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens

@@ -1,6 +1,6 @@
 """Readings that begin and end at any time, on one engine: what a server needs.
 
-Holds: `Service`, `Reading`, and what happens to one: `Begun`, a `Turn`, `Ended`. Leaves out: HTTP
+Holds: `Service`, `Job`, and what happens to one: `Begun`, a `Turn`, `Ended`. Leaves out: HTTP
 (commands/serve.py), readings that are all known beforehand (rollout.py).
 Exercise it: `pytest tests/engines/test_service.py`. Read next: commands/serve.py.
 
@@ -78,7 +78,7 @@ class Stopped(Exception):
 
 
 @dataclass(eq=False, slots=True)
-class Reading:
+class Job:
     """One task, read by one agent.
 
     tell: called in the service's thread with `Begun`, with every `Turn`, and with `Ended` at last;
@@ -106,13 +106,13 @@ class Service:
     def __init__(self, engine: Engine, in_flight: int = 16, waiting: int = 64, most_tokens=None):
         self.engine, self.in_flight, self.waiting = engine, in_flight, waiting
         self.most_tokens = most_tokens
-        self._known: set[Reading] = set()  # submitted and not over
+        self._known: set[Job] = set()  # submitted and not over
         self._places = 0  # taken
         self._lock = threading.Lock()  # guards `_known`, `_places` and `_why`
         self._why = ""  # why nothing is taken any more
         self._inbox: queue.SimpleQueue = queue.SimpleQueue()  # (function, reading), None = close
-        self._queue: deque[Reading] = deque()
-        self._running: dict[int, Reading] = {}  # key of a prompt in flight -> reading
+        self._queue: deque[Job] = deque()
+        self._running: dict[int, Job] = {}  # key of a prompt in flight -> reading
         self._cutters = ThreadPoolExecutor(2, "cutter")
         self._apart = engine.codec.apart()
         self._thread = threading.Thread(target=self._work, name="service", daemon=True)
@@ -146,7 +146,7 @@ class Service:
             with self._lock:
                 self._places -= 1
 
-    def submit(self, reading: Reading) -> None:
+    def submit(self, reading: Job) -> None:
         """Begin a reading as soon as there is room. Raise Stopped if it never will."""
         with self._lock:
             if self._why:
@@ -157,7 +157,7 @@ class Service:
         else:
             self._inbox.put((self._queue.append, reading))
 
-    def cancel(self, reading: Reading) -> None:
+    def cancel(self, reading: Job) -> None:
         """Give up a reading, wherever it stands. It hears no more."""
         with self._lock:
             known = reading in self._known
@@ -178,7 +178,7 @@ class Service:
 
     # ------------------------------------------------------------ in a cutter's
 
-    def _cut(self, reading: Reading) -> None:
+    def _cut(self, reading: Job) -> None:
         """Cut a long document; the service's thread then finds its sections among those known."""
         document, most = reading.task.document, self.most_tokens
 
@@ -207,7 +207,7 @@ class Service:
 
     # ------------------------------------------------------------ in the service's thread
 
-    def _stop(self, why: str) -> list[Reading]:
+    def _stop(self, why: str) -> list[Job]:
         with self._lock:
             self._why = self._why or why
             left, self._known = [*self._known], set()
@@ -247,7 +247,7 @@ class Service:
             if reading in self._known:
                 self._guarded(reading, self._start)
 
-    def _start(self, reading: Reading) -> None:
+    def _start(self, reading: Job) -> None:
         agent = reading.agent = reading.agent.on(self.engine.codec, self.engine.window)
         sections = agent.sections(reading.task)
         tokens = len(sections.ids) + sections.left_out
@@ -259,7 +259,7 @@ class Service:
         reading.steps = start(agent, reading.task)
         self._send(reading, None)
 
-    def _send(self, reading: Reading, turn: Turn | None) -> None:
+    def _send(self, reading: Job, turn: Turn | None) -> None:
         """Send the agent a turn and the engine its next prompt."""
         prompt = advance(reading.agent, reading.steps, turn)
         if turn is not None:
@@ -282,7 +282,7 @@ class Service:
             else:
                 self._guarded(reading, self._send, turn)
 
-    def _guarded(self, reading: Reading, function: Callable, *arguments: object) -> None:
+    def _guarded(self, reading: Job, function: Callable, *arguments: object) -> None:
         """Call a function on a reading; an exception ends this one alone."""
         try:
             function(reading, *arguments)
@@ -298,14 +298,14 @@ class Service:
             traceback.print_exc(file=sys.stderr)
             self._end(reading, Ended(f"The reading has failed: {type(error).__name__}.", ours=True))
 
-    def _end(self, reading: Reading, ended: Ended) -> None:
+    def _end(self, reading: Job, ended: Ended) -> None:
         with self._lock:
             known = reading in self._known
             self._known.discard(reading)
         if known:
             reading.tell(ended)
 
-    def _drop(self, reading: Reading) -> None:
+    def _drop(self, reading: Job) -> None:
         """Free the place of a reading that was given up."""
         if reading.key is not None and self._running.pop(reading.key, None):
             self.engine.drop(reading.key)

@@ -36,7 +36,7 @@ class RulerHQA(Filled):
     lengths, file_name = (50, 200, 800), "hqa"
 
     @property
-    def evidence(self) -> hqa.Evidence:
+    def evidence(self) -> hqa.EvidenceRule:
         return hqa.Evidence(self.evidence_order, self.min_distance)
 
     def columns(self, scope: Scope) -> list[Column]:

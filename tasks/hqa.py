@@ -1,6 +1,6 @@
 """RULER-HQA: the same questions in documents of any length, evidence anywhere or far apart.
 
-Holds: `Evidence` (where it may stand), `make_tasks`. Leaves out: RULER's own thirteen tasks
+Holds: `EvidenceRule` (where it may stand), `make_tasks`. Leaves out: RULER's own thirteen tasks
 (tasks/ruler.py), files (tasks/readers.py, tasks/writers.py). No torch.
 Exercise it: `python cli.py data build FILE OUT --lengths 50,200`. Read next: tasks/ruler.py.
 """
@@ -20,7 +20,7 @@ from tasks.readers import Passage, distinct_passages, pool_of
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class EvidenceRule:
     """Restrict where the evidence of a question may stand.
 
     ReMemR1's distant evidence: order reverse, min_distance .5 in the paper (arXiv 2509.23040), that
@@ -44,7 +44,7 @@ class Evidence:
     @property
     def anywhere(self) -> bool:
         """Tell whether there is no restriction."""
-        return self == Evidence()
+        return self == EvidenceRule()
 
     def gap(self, n_documents: int) -> int:
         """Return the least distance in documents."""
@@ -101,7 +101,7 @@ def _arrange(
     n_documents: int,
     seed: int,
     compat_seed4: bool,
-    evidence: Evidence,
+    evidence: EvidenceRule,
     lengths: Sequence[int],
 ) -> list[int] | None:
     """Draw the order of a task's documents: a permutation, place -> index into the documents.
@@ -134,7 +134,7 @@ def make_tasks(
     extra: Pool | None = None,
     seed: int = 0,
     compat_seed4: bool = False,
-    evidence: Evidence = Evidence(),
+    evidence: EvidenceRule = EvidenceRule(),
     lengths: Sequence[int] = (),
 ) -> list[Task]:
     """Make tasks of `n_documents` documents: a question's own paragraphs among random others.

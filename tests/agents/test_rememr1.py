@@ -9,7 +9,7 @@ from agents import find
 from agents.rememr1 import (
     ERRORS,
     NOT_RECALLED,
-    Evidence,
+    EvidenceSearch,
     ReMemR1,
     ReMemR1Config,
     parse_step,
@@ -748,7 +748,7 @@ def test_what_a_text_holds_of_the_evidence():
         gold=(2, 1),
     )
     assert bridge.clues == ("Heat", "Ida Cole")
-    assert Evidence(bridge).clues == [" ida cole "]  # the question has the first
+    assert EvidenceSearch(bridge).clues == [" ida cole "]  # the question has the first
     compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
     yes_or_no = replace(bridge, answers=("no",), gold=())
     both = replace(TASK, answers=("Lima", "Rome"), dataset="ruler", kind="niah")
@@ -766,7 +766,7 @@ def test_what_a_text_holds_of_the_evidence():
         (fact, fact.clues[0], "evidence"),
         (fact, fact.clues[1], "answer"),
     ):
-        assert Evidence(task).in_text(text) == held, (task.question, text)
+        assert EvidenceSearch(task).in_text(text) == held, (task.question, text)
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
@@ -794,7 +794,7 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     first = trajectories[0]
     notes = first.turns[0].notes
     notes.step = replace(notes.step, stray=True, memory_cut=True, query_cut=True)
-    first.turns[-1].notes = Evidence(TASK).notes(Recall("x", "x", (1,), 1.0, 1, current=True))
+    first.turns[-1].notes = EvidenceSearch(TASK).notes(Recall("x", "x", (1,), 1.0, 1, current=True))
     m = describe_turns([Group(TASK, trajectories)], ReMemR1(CONFIG))
     wanted = dict(memory_capped=1 / 6, query_capped=1 / 6, format_stray_tag=1 / 6,
                   recall_hits=1 / 2, recall_current=1, recall_evidence=0)  # fmt: skip

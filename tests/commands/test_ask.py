@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import ask as commands_ask
-from commands.ask import Document, Reading
+from commands.ask import Document, Inquiry
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
@@ -437,8 +437,8 @@ def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
     assert asked == ["Where?", "Who?"]
 
 
-def reading(text, question="Where?") -> Reading:
-    return Reading(AskConfig(), Document(text, (Part(0, "a", "file"),), "a"), question, "", None)
+def reading(text, question="Where?") -> Inquiry:
+    return Inquiry(AskConfig(), Document(text, (Part(0, "a", "file"),), "a"), question, "", None)
 
 
 def test_a_replay_gives_the_recorded_tokens_and_then_asks(codec):

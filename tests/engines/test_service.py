@@ -10,7 +10,7 @@ from config.errors import UserError
 from data import Task
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
-from engines.service import Begun, Busy, Ended, Reading, Service, Stopped
+from engines.service import Begun, Busy, Ended, Job, Service, Stopped
 from memagent import Agent, MemAgent, MemAgentConfig, Turn
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -27,7 +27,7 @@ class Heard:
 
     def __init__(self, task, agent=AGENT, sampling=Sampling(0.0), seed=0):
         self.events, self.over, self.begun = [], threading.Event(), threading.Event()
-        self.reading = Reading(task, agent, self.tell, sampling, seed)
+        self.reading = Job(task, agent, self.tell, sampling, seed)
 
     def tell(self, event):
         self.events.append(event)

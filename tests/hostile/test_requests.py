@@ -20,7 +20,7 @@ from config.errors import UserError
 from config.options import ServeConfig
 from embedded import tiny
 from engines.scripted import ScriptedEngine
-from engines.service import Ended, Reading, Service
+from engines.service import Ended, Job, Service
 from memagent import MemAgent, MemAgentConfig
 from tasks.chat_requests import MOST, MOST_STOPS, ChatRequest, Refused, taken
 from tasks.limited import Readers
@@ -386,7 +386,7 @@ class Heard:
         self.over, self.ended = threading.Event(), None
         task = make_task(0, 1, "one_fact")
         task = type(task)("asked", task.question, (), document, kind="asked")
-        self.reading = Reading(task, AGENT, self.tell)
+        self.reading = Job(task, AGENT, self.tell)
 
     def tell(self, event):
         if isinstance(event, Ended):

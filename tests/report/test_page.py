@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from agents.rememr1 import Notes, ReMemR1, Step
+from agents.rememr1 import RecallNotes, ReMemR1, Response
 from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
@@ -575,7 +575,7 @@ def looking_back(**other):
     r = record(memories=memories, agent="rememr1", **other)
     looked = Recall(query="who is Otto?")
     found = replace(looked, text="Otto reached Lima.", steps=(1,), score=0.25)
-    step = Step(errors=("multi_update", "truncated"), stray=True)
+    step = Response(errors=("multi_update", "truncated"), stray=True)
     notes = {
         1: noted(asked=looked.query), 2: noted(looked, asked=looked.query),
         3: noted(found, "answer", step=step), 5: noted(asked="Ida"),
@@ -587,9 +587,9 @@ def looking_back(**other):
     return r
 
 
-def noted(recalled=Recall(), evidence="", step=Step(), asked=""):
+def noted(recalled=Recall(), evidence="", step=Response(), asked=""):
     """Return the notes of a turn of ReMemR1 as a file has them."""
-    notes = Notes(recalled, evidence, step=step, asked=asked)
+    notes = RecallNotes(recalled, evidence, step=step, asked=asked)
     return json.loads(json.dumps(asdict(notes)))
 
 

@@ -14,7 +14,7 @@ from test_readers import EXTRA, FIELDS, SHARED, gold_titles, questions, real
 
 from config.errors import UserError
 from data import Pool, Task
-from tasks.hqa import Evidence, make_tasks
+from tasks.hqa import EvidenceRule, make_tasks
 from tasks.readers import read, read_passages
 from tasks.writers import write_built
 
@@ -112,7 +112,7 @@ def test_build_refuses(tmp_path):
             make_tasks(tasks, n, n_items)
     for wrong in ({"order": "backwards"}, {"min_distance": -1.0}, {"min_distance": float("nan")}):
         with pytest.raises(UserError):
-            Evidence(**wrong)
+            EvidenceRule(**wrong)
 
 
 @settings(max_examples=20)
@@ -130,10 +130,12 @@ def test_build_and_set_agree_for_any_numbers(tmp_path, n, n_items, seed, compat)
 
 RULES = {
     # ReMemR1's paper: reverse order, successive hops more than N/2 apart
-    "paper": Evidence("reverse", 0.5),
-    "code": Evidence("reverse", 30),  # ReMemR1's code: reverse order, at least D documents apart
-    "forward": Evidence("forward"),
-    "apart": Evidence("any", 0.25),
+    "paper": EvidenceRule("reverse", 0.5),
+    "code": EvidenceRule(
+        "reverse", 30
+    ),  # ReMemR1's code: reverse order, at least D documents apart
+    "forward": EvidenceRule("forward"),
+    "apart": EvidenceRule("any", 0.25),
 }
 
 
@@ -172,7 +174,7 @@ def test_the_fast_check_of_evidence_places_equals_the_definition(rule):
 
 @pytest.mark.parametrize(("order", "gap"), product(("any", "forward", "reverse"), (0.0, 3.0, 0.3)))
 def test_every_possible_choice_is_drawn_alike(order, gap):
-    evidence, n = Evidence(order, gap), 7
+    evidence, n = EvidenceRule(order, gap), 7
     possible = {p for p in permutations(range(n), 2) if evidence.holds(p, n)}
     rng, times = Random(0), 300 * len(possible)
     drawn = Counter(tuple(evidence.draw(rng, 2, n)) for _ in range(times))
@@ -180,11 +182,11 @@ def test_every_possible_choice_is_drawn_alike(order, gap):
 
 
 def test_three_pieces_fit_only_where_there_is_room():
-    assert Evidence("reverse", 0.5).draw(Random(0), 3, 100) is None
-    a, b, c = Evidence("reverse", 0.4).draw(Random(0), 3, 100)
+    assert EvidenceRule("reverse", 0.5).draw(Random(0), 3, 100) is None
+    a, b, c = EvidenceRule("reverse", 0.4).draw(Random(0), 3, 100)
     assert a - b > 40 and b - c > 40
     shares = (0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100)  # which are exceeded
-    assert [Evidence("any", x).gap(n) for x, n in shares] == [30, 26, 26, 8]
+    assert [EvidenceRule("any", x).gap(n) for x, n in shares] == [30, 26, 26, 8]
 
 
 def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
@@ -196,7 +198,7 @@ def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
     assert {t.id for t in built} == {"q0", "q1", "q4", "q5"}
     (twice,) = [t for t in built if t.id == "q4"]
     assert twice.gold[0] == twice.gold[2] and plainly("paper", twice.gold[:2], 60)
-    for n, n_items, evidence in ((60, 5, RULES["paper"]), (20, 1, Evidence("reverse", 20))):
+    for n, n_items, evidence in ((60, 5, RULES["paper"]), (20, 1, EvidenceRule("reverse", 20))):
         with pytest.raises(UserError):
             make_tasks(source, n, n_items, EXTRA, evidence=evidence)
 
@@ -204,7 +206,7 @@ def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
 def test_questions_of_many_hops_are_the_same_at_every_length(tmp_path):
     hops = [tuple(range(2 + k % 3)) for k in range(9)]
     source = [replace(t, gold=g) for t, g in zip(questions(tmp_path, 9), hops, strict=True)]
-    far, lengths = Evidence("reverse", 30), (60, 90, 150)
+    far, lengths = EvidenceRule("reverse", 30), (60, 90, 150)
     for together, different in (((), True), (lengths, False)):
         sets = [make_tasks(source, n, 3, EXTRA, evidence=far, lengths=together) for n in lengths]
         # at 60 documents three hops cannot stand so far apart
