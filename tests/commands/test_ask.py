@@ -122,7 +122,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     assert lines.index(size) < lines.index(changes[0])  # before the memory changes
     assert lines[-1] == "The whole trace: runs/r/report.html"
     page = Path("runs/r/report.html").read_text()
-    assert page.count("<h3>Section ") == n and "left out" not in page
+    assert page.count("<h3>section ") == n and "left out" not in page
     assert "Where is &lt;Clara&gt;?" in page and "&lt;i&gt;Lima" in page
     assert "graded" not in page and ">wrong<" not in page and ">gold<" not in page
     shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
