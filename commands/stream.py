@@ -74,7 +74,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         environment = opened(config.path)
         others = opened(config.held_out) if config.held_out else None
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
-        given = {"stream": asdict(config) | asdict(suite.config), "agent": settings}
+        given = {"stream": asdict(config) | asdict(suite), "agent": settings}
         _check_folder(folder, given, suite)
         engine = _opened(config, [stream.agent for stream in streams], environment, others)
         if config.frozen:

@@ -51,7 +51,10 @@ def show_tasks(
         sections = 2 if sections is None else sections
         if kind not in worlds.KINDS or sections < 1:
             known = ", ".join(worlds.KINDS)
-            raise UserError(f"A document has at least 1 section, and questions of one of: {known}.")
+            raise UserError(
+                f"There are no questions {kind!r} about {sections} sections: a document has at "
+                f"least 1, and questions are {known}."
+            )
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     elif file == ledger.KIND:
         tasks = list(ledger.make_questions(0, n, 6 if sections is None else sections))

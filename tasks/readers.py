@@ -74,9 +74,13 @@ class Record:
     fields: dict
     left_out: Counter = field(default_factory=Counter)  # of the whole file: what -> how often
 
+    @property
+    def where(self) -> str:
+        """The file and the place, for errors."""
+        return f"{self.path}, {self.place}" if self.place else str(self.path)
+
     def error(self, reason: str) -> UserError:
-        where = f"{self.path}, {self.place}" if self.place else str(self.path)
-        return UserError(f"{where}: {reason}.")
+        return UserError(f"{self.where}: {reason}.")
 
     def get(self, name: str, kind: type, value: object = None) -> object:
         """Return the field `name`, checked; or `value`, a part of that field, checked likewise."""
