@@ -37,7 +37,7 @@ class RulerHQA(Filled):
 
     @property
     def evidence(self) -> hqa.EvidenceRule:
-        return hqa.Evidence(self.evidence_order, self.min_distance)
+        return hqa.EvidenceRule(self.evidence_order, self.min_distance)
 
     def columns(self, scope: Scope) -> list[Column]:
         evidence, columns = self.evidence, []

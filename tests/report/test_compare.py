@@ -143,9 +143,11 @@ def test_an_evaluation_that_is_partly_there_is_compared_and_that_is_said(tmp_pat
 
 
 def test_settings_that_are_not_the_usual_ones_stand_in_the_tables_and_change_no_pair(tmp_path):
-    words = "eval --data world --agents bm25 --lengths 4 --kinds one_fact --n 2 --temperatures 0".split()
+    command = "eval --data world --agents bm25 --lengths 4 --kinds one_fact --n 2 --temperatures 0"
     for name, more in (("two", ["--top-k", "2"]), ("usual", [])):
-        done = CliRunner().invoke(cli.app, [*words, *more, "--runs", str(tmp_path), "--name", name])
+        done = CliRunner().invoke(
+            cli.app, [*command.split(), *more, "--runs", str(tmp_path), "--name", name]
+        )
         assert done.exit_code == 0 and ("bm25 (top_k 2)" in done.output) == (name == "two")
     assert "bm25 (top_k 2)" in (tmp_path / "two" / "report.html").read_text()
     output = invoke(tmp_path / "two", tmp_path / "usual").output
