@@ -236,7 +236,7 @@ def ask(
         bool, typer.Option(help="go on with the reading of this --name, which was stopped")
     ] = False,
     also: Annotated[list[str] | None, typer.Option(help="another question; repeatable")] = None,
-    asked: dict = {},
+    settings: dict = {},
     agent: dict = {},
 ):
     """Answer a question about documents, showing the memory as it changes and its pages."""
@@ -244,7 +244,7 @@ def ask(
     from commands.ask import ask as run_ask
 
     how = How(reader, preset, compat, agent)
-    run_ask(words or [], AskConfig(**asked), how, resume, also or ())
+    run_ask(words or [], AskConfig(**settings), how, resume, also or ())
 
 
 @command(app)

@@ -86,7 +86,7 @@ class Task:
     num_docs: int = field(default=0, compare=False)  # documents in `text` as the source counts
     tokens: int = field(default=0, compare=False)  # RULER's own tasks: the target length in tokens
     sessions = memories = probes = ()  # of a conversation (tasks/episodes.py); here there are none
-    asked, beginning = None, ""  # likewise: the probe that asks, and a fingerprint of the memories
+    probe, beginning = None, ""  # likewise: the probe that asks, and a fingerprint of the memories
 
     @property
     def document(self) -> str:

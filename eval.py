@@ -257,7 +257,7 @@ def run_suite(
     default. Each of several calls that fill one folder asks a part of the questions (`config.part`)
     and sums up what all have made so far.
     """
-    evaluation = _Evaluation(config, agents, suite or suites.of(config))
+    evaluation = _Evaluation(config, agents, suite or suites.from_config(config))
     otherwise = "wait for it, or give each process a part of its own by --part K/N"
     file = evaluation.rows
     with writing(file, f"The file {file}", otherwise), evaluation.page:
@@ -291,7 +291,7 @@ class _Evaluation:
         }
         self.labels = labels_of(config.agents)
         # (agent, temperature, column) -> the keys of its rows -> the part that makes each
-        self.asked: dict[tuple[str, float, int], dict[tuple, str]] = {}
+        self.places: dict[tuple[str, float, int], dict[tuple, str]] = {}
 
     def ask(self, untrained: bool) -> None:
         """Ask all agents that answer with one policy."""
@@ -303,7 +303,7 @@ class _Evaluation:
         begin_evaluation(self.folder, config, self.suite, settings, weights)
         self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
-            if not self.asked:
+            if not self.places:
                 self._check(engine)
             for k, column in enumerate(self.columns):
                 tasks = column.make()
@@ -333,7 +333,7 @@ class _Evaluation:
                         replace(conditions, samples=samples),
                         lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
                     )
-                    self.asked[name, sampling.temperature, k] = {
+                    self.places[name, sampling.temperature, k] = {
                         (filling.settings, task.id, sample, task.digest): part
                         for task, part in zip(tasks, parts, strict=True)
                         for sample in range(samples)
@@ -359,9 +359,9 @@ class _Evaluation:
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = self.suite.measured_by([column.question for column in self.columns])
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
-        asked = {key: part for place in order for key, part in self.asked[place].items()}
+        wanted = {key: part for place in order for key, part in self.places[place].items()}
         with locked(self.folder):  # so that who sums up last has the rows of all
-            rows, missing = joined(self.folder, asked)
+            rows, missing = joined(self.folder, wanted)
             summary = summarise(rows, self.suite.unit, metric, agents=agents)
             summary["altered"] = find.altered(agents, self.config)
             summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]

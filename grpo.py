@@ -441,7 +441,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
     @property
     def cost(self) -> Cost | None:
         """Cost by which tries are cut; None on a GPU, where sharing everything is best."""
-        return Cost.of(inner(self.model)) if self.device.type == "cpu" else None
+        return Cost.from_model(inner(self.model)) if self.device.type == "cpu" else None
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
         """Yield rows packed into tries, one per pass through the model (a collective)."""

@@ -36,7 +36,7 @@ class Sampling:
         if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
             raise UserError("Sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0.")
 
-    def of(self, prompt: Prompt) -> Sampling:
+    def for_prompt(self, prompt: Prompt) -> Sampling:
         """Return how a prompt is answered: a frozen one greedily."""
         return replace(self, temperature=0.0) if prompt.frozen else self
 
@@ -178,7 +178,7 @@ def rollout(
             job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
         if prompt is None:
             return False
-        key = engine.add(prompt, sampling.of(prompt), job.seed + len(job.trajectory.turns))
+        key = engine.add(prompt, sampling.for_prompt(prompt), job.seed + len(job.trajectory.turns))
         running[key] = job
         return True
 
@@ -213,7 +213,7 @@ def follow(
     base, number = seed_of(seed, task.id, 0), 0
     prompt = advance(agent, steps)
     while prompt is not None:
-        engine.add(prompt, sampling.of(prompt), base + number)
+        engine.add(prompt, sampling.for_prompt(prompt), base + number)
         while not (done := engine.step()):
             pass
         ((_, turn),) = done

@@ -52,7 +52,7 @@ class BM25(AtOnce):
         room = self.room(task.question)
         cut = sections.left_out
         kept: dict[int, tuple[int, ...]] = {}
-        plain = task.asked or task  # without the answers to choose from
+        plain = task.probe or task  # without the answers to choose from
         for k in self._ranked(plain.question, sections):
             kept[k] = sections[k].ids[:room]
             cut += len(sections[k].ids) - len(kept[k])

@@ -17,5 +17,5 @@ class Evidence(Facts):
     def start(self, task: Task) -> list[Entry]:
         from agents.search import recall
 
-        wanted = task.asked.evidence if task.asked else ()
+        wanted = task.probe.evidence if task.probe else ()
         return [e for e in Facts.start(self, task) if wanted and recall([e], wanted)]

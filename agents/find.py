@@ -395,13 +395,13 @@ def resolve(
     grpo: dict,
     settings: dict,
     agent: str = "",
-    asked: bool = False,
+    frozen: bool = False,
 ) -> tuple[GRPOConfig, Agent]:
     """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the
     agent's `training`, single fields.
 
-    agent: "" = the preset's, the model's or memagent. asked: it is asked and not trained, so that a
-    bank of the model's folder stands for the file that it names.
+    agent: "" = the preset's, the model's or memagent. frozen: it answers and is not trained, so
+    that a bank of the model's folder stands for the file that it names.
     """
     agent = agent or agent_of(preset, model)
     fields, hints = preset_of(preset, agent), agent_hints([agent])
@@ -413,7 +413,7 @@ def resolve(
     theirs, fields = of_model(model), fields["agent"] | settings
     used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
     path = _of_folder(model)[0]
-    kept = asked and model and (path.parent / STATE).exists()
+    kept = frozen and model and (path.parent / STATE).exists()
     check_reach(path, used, fields | ({"bank": ""} if kept else {}))
     return training, make(agent, theirs | fields)
 

@@ -45,8 +45,8 @@ class AtOnce(Agent):
         return super().on(codec, min(filter(None, (self.config.window, window)), default=None))
 
     def window_needed(self) -> int | None:
-        own = self.config.window
-        return max(self.turn_tokens(), own) if own else None
+        limit = self.config.window
+        return max(self.turn_tokens(), limit) if limit else None
 
     def room(self, question: str) -> int | None:
         """Return the tokens left for the document beside question and answer; None = no limit."""

@@ -471,7 +471,7 @@ class MemUpdate(Agent):
             return sizes
         first, *_ = (*editing.task.probes, editing.task)
         # without the answers to choose from
-        plain = first if isinstance(first, Probe) else first.asked or first
+        plain = first if isinstance(first, Probe) else first.probe or first
         return f"{sizes}\n{TARGET}{plain.question}"
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
@@ -543,7 +543,7 @@ class MemUpdate(Agent):
         """
 
         begun = time.perf_counter()
-        probe = about if isinstance(about, Probe) else about.asked
+        probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
         question = (probe or about).question  # without the answers to choose from
         entries = self.context(snapshot, question)
@@ -575,27 +575,27 @@ class MemUpdate(Agent):
 
     def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Answer the probes from the first store and the last, and note what that is worth."""
-        c, probes, states = self.config, editing.asked, editing.states
+        c, probes, states = self.config, editing.shown_probes, editing.states
         if editing.last is None:
             reason = f"The agent {self.label} made no turn in this episode"
             raise UserError(f"{reason}, so that nothing of it could be trained.")
         each_turn = c.turn_credit and c.pay != "compat"  # whose formula needs no answers
-        said: dict[int, list[Answered]] = {}  # operations so far -> of each probe
+        answered: dict[int, list[Answered]] = {}  # operations so far -> of each probe
         scores: dict[int, list[float]] = {}
         for snapshot in states if each_turn else [states[0], states[-1]]:
             if snapshot.n in scores:
                 continue
-            said[snapshot.n], scores[snapshot.n] = [], []
+            answered[snapshot.n], scores[snapshot.n] = [], []
             for probe in probes:
                 target = formed(probe.answers[0], c.form) if c.pay == "likelihood" else ""
-                answered = yield from self._ask(snapshot, probe, target=target)
-                said[snapshot.n].append(answered)
-                scores[snapshot.n].append(self._score(editing.task, probe, answered))
+                answer = yield from self._ask(snapshot, probe, target=target)
+                answered[snapshot.n].append(answer)
+                scores[snapshot.n].append(self._score(editing.task, probe, answer))
         notes = editing.last.notes
         scored = [Scored(state, scores.get(state.n, ())) for state in states]
         first, last = scored[0], scored[-1]
         notes.parts = parts(c, editing, first, last, self.tokens_of)
-        answers = zip(said[states[0].n], said[states[-1].n], strict=True)
+        answers = zip(answered[states[0].n], answered[states[-1].n], strict=True)
         notes.answers = [
             self._row(editing, *each)
             for each in zip(probes, answers, first.scores, last.scores, strict=True)

@@ -48,14 +48,14 @@ class Editing:
         return self.turns[-1] if self.turns else None
 
     @property
-    def asked(self) -> list:
+    def shown_probes(self) -> list:
         """The probes whose evidence was shown, as far as it is known where that stands."""
         return [p for p in self.task.probes if not self.unread & {*p.sessions}]
 
     @property
     def share(self) -> float:
         """How many of the probes these are."""
-        return len(self.asked) / len(self.task.probes)
+        return len(self.shown_probes) / len(self.task.probes)
 
 
 class Scored(NamedTuple):
@@ -74,7 +74,7 @@ def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
     A probe whose evidence was not shown is not asked and has gained nothing: all members of a
     group are paid for the same probes, and whoever fills the window early is paid less, not more.
     """
-    probes = editing.asked
+    probes = editing.shown_probes
     if not probes:
         return 0.0
     share = editing.share
@@ -106,7 +106,7 @@ def parts(
     unread: the probes that are not asked, because their evidence was never shown; the scores are
     means of the others, `delta` counts them as unchanged.
     """
-    n, tokens, probes = editing.calls.total(), tokens_of(last.snapshot), editing.asked
+    n, tokens, probes = editing.calls.total(), tokens_of(last.snapshot), editing.shown_probes
     valid = editing.calls["ok"] / n if n else 0.0
     pairs = [*zip(first.scores, last.scores, strict=True)]
     found = {

@@ -170,7 +170,7 @@ class Snapshot:
     _latest: Mapping[str, Entry]  # id -> last version, of the deleted ones too
 
     @classmethod
-    def of(cls, n: int, latest: Mapping[str, Entry]) -> Snapshot:
+    def from_versions(cls, n: int, latest: Mapping[str, Entry]) -> Snapshot:
         """Take the last versions, in the order of their ids; nobody may change them any more."""
         return cls(n, tuple(entry for entry in latest.values() if not entry.deleted), latest)
 
@@ -220,10 +220,10 @@ class Store:
         ops = self.journal[:n]
         wrote = next((op.n for op in reversed(ops) if op.after), 0)
         if n == len(self.journal):
-            return Snapshot.of(wrote, dict(self._latest))
+            return Snapshot.from_versions(wrote, dict(self._latest))
         latest = {entry.id: entry for entry in self._first}
         latest.update((entry.id, entry) for op in ops for entry in op.after)
-        return Snapshot.of(wrote, latest)
+        return Snapshot.from_versions(wrote, latest)
 
     def new_ids(self, k: int) -> list[str]:
         """Return the next k ids. They are used up only when entries with them are recorded."""

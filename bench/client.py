@@ -423,7 +423,7 @@ def main(argv: list[str] | None = None) -> dict:
         "reset": reset,
         "sides": sides,
         "rounds": [  # the sides in the order of their runs
-            {side: {k: one[k] for k in ("seconds", "cpu_seconds")} for side, one in r.items()}
+            {side: {k: timed[k] for k in ("seconds", "cpu_seconds")} for side, timed in r.items()}
             for r in rounds
         ],
     }

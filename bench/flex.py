@@ -36,7 +36,7 @@ ATTENTION = {
 BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
 
 
-def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> TokenBatch:
+def batch_of(common: int, tail: int, response: int, members: int, vocab: int) -> TokenBatch:
     """Make one group's turns as one trie; common = 0: nothing in common."""
     rng = random.Random(0)
 
@@ -44,7 +44,7 @@ def batch_of(common: int, own: int, response: int, members: int, vocab: int) -> 
         return [rng.randrange(2, vocab) for _ in range(n)]
 
     section = some(common)
-    rows = [Row(section + some(own), some(response), [0.0] * response) for _ in range(members)]
+    rows = [Row(section + some(tail), some(response), [0.0] * response) for _ in range(members)]
     (batch,) = pack(rows, 1 << 16)
     return batch
 

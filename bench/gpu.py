@@ -105,8 +105,8 @@ def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
     for _ in range(groups):
         common = some(shape["common"])
         for k in range(shape["group"]):
-            own, response = some(shape["own"]), some(shape["response"])
-            prompt = common + own if layout == "shared" else own + common
+            tail, response = some(shape["own"]), some(shape["response"])
+            prompt = common + tail if layout == "shared" else tail + common
             rows.append(Row(prompt, response, [0.0] * len(response), rng.gauss(0, 1), trajectory=k))
     return rows
 
@@ -168,12 +168,12 @@ def rounding(policy, rows: list[Row], row_tokens: int) -> float:
     Both are in the precision that the policy is trained in.
     """
     model, differences = inner(policy), []
-    one = model.alone if hasattr(model, "alone") else partial(alone, model)
+    logprobs = model.alone if hasattr(model, "alone") else partial(alone, model)
     for batch in pack(rows, row_tokens):
         sizes = [len(rows[i].response_ids) for i in batch.index]
         packed = policy_logprobs(model, batch).float().split(sizes)
         for i, ours in zip(batch.index, packed, strict=True):
-            differences.append((ours - one(rows[i])).abs())
+            differences.append((ours - logprobs(rows[i])).abs())
     return torch.cat(differences).mean().item()
 
 

@@ -138,11 +138,11 @@ def of_all(by_shape: dict[str, dict]) -> float:
 def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
     """Count tokens, places of the head, pairs of attention and useful GFLOP of an update."""
     tokens = places = pairs = 0
-    for batch in pack(rows, micro_tokens, Cost.of(model)):
+    for batch in pack(rows, micro_tokens, Cost.from_model(model)):
         tokens += len(batch.trie)
         places += len({*batch.trie.parent()[batch.places].tolist()})
         pairs += int((batch.trie.depth() + 1).sum())
-    cost, config = Cost.of(model), model.config
+    cost, config = Cost.from_model(model), model.config
     head = 2 * config.hidden_size * config.vocab_size
     gflop = 3e-9 * (cost.token * tokens + head * places + cost.pair * pairs)
     return {"tokens": tokens, "places": places, "pairs": pairs, "gflop": round(gflop, 1)}
@@ -150,7 +150,7 @@ def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
 
 def turns(tiny: bool, layout: str, vocab: int) -> list[Row]:
     """Make the turns of one group: 512 tokens in common, 128 own, 32 to 128 written."""
-    common, own, response = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))
+    common, tail, response = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))
     rng = random.Random(0)
 
     def some(n: int) -> list[int]:
@@ -158,7 +158,7 @@ def turns(tiny: bool, layout: str, vocab: int) -> list[Row]:
 
     first, rows = some(common), []
     for k in range(GROUP):
-        mine, written = some(own), some(rng.randint(*response))
+        mine, written = some(tail), some(rng.randint(*response))
         prompt = first + mine if layout == "shared" else mine + first
         rows.append(Row(prompt, written, [0.0] * len(written), rng.gauss(0, 1), trajectory=k))
     return rows
@@ -319,7 +319,7 @@ def our_update(model, rows: list[Row]) -> None:
     model.zero_grad()
     config = GRPOConfig()
     weights = token_weights(rows, config)
-    for batch in pack(rows, config.micro_tokens, Cost.of(model)):
+    for batch in pack(rows, config.micro_tokens, Cost.from_model(model)):
         logp = logprobs(model, batch)
         weight = batch.per_token(weights)
         old = logp.detach()

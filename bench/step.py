@@ -318,9 +318,9 @@ def cell(shape: Shape, folder: str) -> dict:
         trl_run(shape, 1 + TRIAL, folder, times, lambda: None, **variant)
         trials[name] = times.after_warm_up()
     best = min(trials, key=lambda name: median(trials[name].step))
-    theirs, own = Times(), Times()
-    trl_run(shape, 1 + STEPS[shape.name], folder, theirs, our_step(shape, own), **VARIANTS[best])
-    sides = {"trl": theirs.after_warm_up(), "ours": own.after_warm_up()}
+    theirs, ours = Times(), Times()
+    trl_run(shape, 1 + STEPS[shape.name], folder, theirs, our_step(shape, ours), **VARIANTS[best])
+    sides = {"trl": theirs.after_warm_up(), "ours": ours.after_warm_up()}
     return {
         "shape": shape.name,
         "what": WHAT[shape.name],

@@ -65,8 +65,8 @@ def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
     common = some(COMMON)
     rows = []
     for k in range(group):
-        own, response = some(OWN), some(rng.randint(*RESPONSE))
-        prompt = common + own if layout == "shared" else own + common
+        tail, response = some(OWN), some(rng.randint(*RESPONSE))
+        prompt = common + tail if layout == "shared" else tail + common
         rows.append(Row(prompt, response, [], rng.gauss(0, 1), trajectory=k))
     mean = sum(r.advantage for r in rows) / group
     for row in rows:
@@ -99,7 +99,7 @@ def ours(model, rows: list[Row]) -> int:
     model.zero_grad()
     weights = token_weights(rows, CONFIG)
     computed = 0
-    for batch in pack(rows, CONFIG.micro_tokens, Cost.of(model)):
+    for batch in pack(rows, CONFIG.micro_tokens, Cost.from_model(model)):
         computed += len(batch.trie)
         logp = logprobs(model, batch, temperature=1.0)
         old, weight = logp.detach(), batch.per_token(weights)

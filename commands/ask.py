@@ -439,7 +439,7 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> dict:
             begun = time.perf_counter()
             turns = follow(Replay(engine, trace[:]), agent, task, sampling)
             for number, turn in enumerate(turns, 1):
-                seconds, where = time.perf_counter() - begun, places.of(turn.prompt.section)
+                seconds, where = time.perf_counter() - begun, places.locate(turn.prompt.section)
                 named = document.where(where)
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):

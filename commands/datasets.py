@@ -83,12 +83,12 @@ def build(
 def filter_questions(
     file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
     out: Annotated[Path, typer.Argument(help="set without the known ones")],
-    asked: dict = {},
+    settings: dict = {},
 ):
     """Drop questions that a model answers without the document; goes on where it was stopped."""
     from commands.taskfiles import filter_questions as run_filter
 
-    run_filter(file, out, FilterConfig(**asked))
+    run_filter(file, out, FilterConfig(**settings))
 
 
 @command(data_app)

@@ -56,7 +56,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
     """
     from report.streams import write_stream_report
 
-    config, suite = _completed(config, settings), suite or suites.of(config)
+    config, suite = _completed(config, settings), suite or suites.from_config(config)
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")

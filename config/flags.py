@@ -136,11 +136,11 @@ def _runner(
 ) -> Callable:
     """Wrap the function in one whose signature has a flag for each field."""
     declared = list(inspect.signature(function).parameters.values())
-    own, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
-    own = [p for p in own if p.name not in unused]
+    named, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
+    named = [p for p in named if p.name not in unused]
     hints = typing.get_type_hints(function, include_extras=True)
-    parameters = [p.replace(annotation=hints[p.name]) for p in own]
-    names = {p.name for p in own}  # of all flags; a field that comes again adds none
+    parameters = [p.replace(annotation=hints[p.name]) for p in named]
+    names = {p.name for p in named}  # of all flags; a field that comes again adds none
     sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
         help_texts, kinds = settings.docs(cls), typing.get_type_hints(cls)
@@ -171,7 +171,7 @@ def _runner(
             _check_whole(values)
             sets = zip(dicts, sections, strict=True)
             given = {p.name: _given(kinds, values) for p, kinds in sets}
-            return function(**{p.name: values[p.name] for p in own}, **given)
+            return function(**{p.name: values[p.name] for p in named}, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {p.name: p.annotation for p in parameters}

@@ -22,10 +22,10 @@ TOLD = signal.SIGUSR1  # by the launcher, to its ranks
 
 
 class Stopped(BaseException):
-    """A signal has ended the work; said: what is kept, and how to go on."""
+    """A signal has ended the work; advice: what is kept, and how to go on."""
 
-    def __init__(self, number: int, said: str = "stopped."):
-        super().__init__(said)
+    def __init__(self, number: int, advice: str = "stopped."):
+        super().__init__(advice)
         self.number = number
 
 
@@ -62,13 +62,13 @@ def stoppable(rank: bool = False) -> Iterator[None]:
 
 
 @contextmanager
-def saying(said: str) -> Iterator[None]:
+def saying(advice: str) -> Iterator[None]:
     """Let signals stop the block, or the function that this decorates, and say how to go on."""
     try:
         with stoppable():
             yield
     except Stopped as stop:
-        raise Stopped(stop.number, f"stopped. {said}") from None
+        raise Stopped(stop.number, f"stopped. {advice}") from None
 
 
 def heed() -> None:
@@ -81,14 +81,14 @@ def is_stoppable() -> bool:
     return bool(_handlers)
 
 
-def asked() -> int:
+def requested() -> int:
     """Return the signal that has asked for an end, 0 if none has."""
     return _asked
 
 
 @contextmanager
 def waiting(tell: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Note the first signal in the block and `tell` it: whoever does the steps looks at `asked`.
+    """Note the first signal in the block and `tell` it: whoever does the steps looks at `requested`.
     One that came too late for that ends the work with the block."""
     global _tell
     _tell = tell

@@ -125,12 +125,12 @@ def bar(unit: str, to: Console = console) -> Progress:
 
 def fitting(parts: Sequence[str], to: Console = console) -> str:
     """Join the first of the parts that fit into one line of a terminal; elsewhere all of them."""
-    said = parts[0]
+    line = parts[0]
     for part in parts[1:]:
-        if to.is_terminal and len(said) + len(part) + 2 > to.width:
+        if to.is_terminal and len(line) + len(part) + 2 > to.width:
             break
-        said += f"  {part}"
-    return said
+        line += f"  {part}"
+    return line
 
 
 def say(text: str | Text, style: str = "", to: Console = console) -> None:

@@ -242,13 +242,13 @@ def differences(before: dict[str, object], after: dict[str, object]) -> list[str
     """List the differences of two digests, a line each."""
     lines = []
     for name in dict.fromkeys([*before, *after]):
-        one, other = before.get(name), after.get(name)
-        if one == other:
+        old, new = before.get(name), after.get(name)
+        if old == new:
             continue
-        if isinstance(one, dict) and isinstance(other, dict):
-            keys = [key for key in dict.fromkeys([*one, *other]) if one.get(key) != other.get(key)]
-            one, other = {key: one.get(key) for key in keys}, {key: other.get(key) for key in keys}
-        lines.append(f"{name}: {str(one)[:200]} -> {str(other)[:200]}")
+        if isinstance(old, dict) and isinstance(new, dict):
+            keys = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+            old, new = {key: old.get(key) for key in keys}, {key: new.get(key) for key in keys}
+        lines.append(f"{name}: {str(old)[:200]} -> {str(new)[:200]}")
     return lines
 
 

@@ -146,14 +146,16 @@ class Stage:
     @property
     def done(self) -> bool:
         """Whether all is there. UserError: it is of a training of another length."""
-        there = all(path.exists() for path in self.makes)
-        if there and self.run is not None:
+        complete = all(path.exists() for path in self.makes)
+        if complete and self.run is not None:
             sections = read_yaml(self.run / "config.yaml")
-            steps = next(str(of["steps"]) for of in sections.values() if "steps" in of)
+            steps = next(
+                str(section["steps"]) for section in sections.values() if "steps" in section
+            )
             if steps != (wanted := self.words[self.words.index("--steps") + 1]):
                 reason = f"{self.run} has {steps} steps, not {wanted}"
                 raise UserError(f"{reason}: give another --out, or remove what is there.")
-        return there
+        return complete
 
     @property
     def command(self) -> list[str]:
@@ -177,7 +179,11 @@ def stages(
     values = _values(sources)
     where = ["--device", "cpu", "--devices", str(processes)] if processes else []
     return [
-        *(_build(name, sources, out, values) for name, (of, *_) in SETS.items() if of in sources),
+        *(
+            _build(name, sources, out, values)
+            for name, (kind, *_) in SETS.items()
+            if kind in sources
+        ),
         *(_training(name, sources, out, model, scale, where) for name in TRAININGS),
         Stage(
             "export",
@@ -286,8 +292,10 @@ def ship(adapter: Path, folder: Path) -> None:
     save_file(half, folder / WEIGHTS, {"format": "pt"})
 
 
-def _same(one: dict[str, torch.Tensor], two: dict[str, torch.Tensor]) -> bool:
-    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+def _same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
 
 
 def best_by_length(summaries: Sequence[dict]) -> list[list]:
@@ -302,13 +310,13 @@ def best_by_length(summaries: Sequence[dict]) -> list[list]:
             key = cell["mean"], cell["agent"] == "memagent", cell["agent"]
             at.setdefault(cell["length"], []).append((*key, cell["document_tokens"]))
     # tokens of the whole document: bm25 and the oracle have read less of it
-    return [[round(max(way[-1] for way in of)), max(of)[2]] for _, of in sorted(at.items())]
+    return [[round(max(way[-1] for way in ways)), max(ways)[2]] for _, ways in sorted(at.items())]
 
 
 def note_best(folder: Path, out: Path) -> None:
     """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    names = [name for name, (of, _, suite, *_) in EVALUATIONS.items()
-             if (of, suite) == (SHIPPED, "passages")]  # fmt: skip
+    names = [name for name, (kind, _, suite, *_) in EVALUATIONS.items()
+             if (kind, suite) == (SHIPPED, "passages")]  # fmt: skip
     summaries = [json.loads((out / name / "summary.json").read_text()) for name in names]
     settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best_by_length(summaries)}}
     with replacing(folder / "agent.yaml") as path:

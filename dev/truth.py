@@ -323,8 +323,8 @@ def grades_what_is_seen(theirs: Grader) -> dict[str, Rule]:
         return near(theirs(bare, golds), ours) or near(theirs(without_tokens(bare), golds), ours)
 
     def articles(r: str, a: list[str], ours: object, _) -> bool:
-        said = extract_boxed(r) or extract_sentence(r) or r
-        bare = (re.sub(STYLE, "", text).strip() for text in (said, a[0]))
+        answer = extract_boxed(r) or extract_sentence(r) or r
+        bare = (re.sub(STYLE, "", text).strip() for text in (answer, a[0]))
         letters = [re.sub(r"[\W_]", "", text.lower()).strip() or text for text in bare]
         return not normalize_answer(a[0]) and ours == float(letters[0] == letters[1])
 
@@ -483,10 +483,10 @@ def filters(memagent: Path) -> list[Comparison]:
         stubs = ("openai", "rich", "fire", "memory_data", "memory_data.utils")
         script = imported(folder / "filter.py", stubs)
 
-    def one(function: Callable, response: str, answers: list[str]) -> bool:
+    def verdict(function: Callable, response: str, answers: list[str]) -> bool:
         return bool(function(([response], {"ground_truth": answers}))[0])
 
-    right, contains = partial(one, quietly(script.scores)), partial(one, script.contains)
+    right, contains = partial(verdict, quietly(script.scores)), partial(verdict, script.contains)
 
     def known(rule: str, response: str, answers: list[str]) -> bool:
         reward = boxed_reward(response, answers)

@@ -24,7 +24,7 @@ from config.errors import UserError, clean
 from tasks.seen import TRAINED_ON, trained_on
 
 
-def asked(folder: Path) -> dict[str, list[str]]:
+def questions(folder: Path) -> dict[str, list[str]]:
     """Return the questions of an evaluation's rows: `Task.question_digest` -> their ids.
 
     UserError: there are none, or one does not say what was asked.
@@ -60,14 +60,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("policies", nargs="+", type=Path, help=f"folders with a {TRAINED_ON}")
     given = parser.parse_args(arguments)
     try:
-        questions, failed = asked(given.evaluation), False
+        digests, failed = questions(given.evaluation), False
         for policy in given.policies:
             if not (known := trained_on(policy)):
                 raise UserError(f"{policy} has no {TRAINED_ON}: what it was trained on is unknown.")
-            ids = met(questions, known)
+            ids = met(digests, known)
             failed = failed or bool(ids)
             verdict = f"{len(ids)} of the rows' ids: {', '.join(ids)}" if ids else "none"
-            n = f"{len(questions):,} questions asked, {len(known):,} trained on"
+            n = f"{len(digests):,} questions asked, {len(known):,} trained on"
             print(clean(f"{policy}: {n}; both: {verdict}"))
     except UserError as error:
         print(error, file=sys.stderr)

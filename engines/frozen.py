@@ -135,7 +135,9 @@ class WithFrozen(Engine):
         return getattr(self.engine, name)  # what an engine has beyond the protocol, such as dtype
 
 
-def _same_ids(one: Codec, other: Codec) -> bool:
+def _same_ids(first: Codec, second: Codec) -> bool:
     """Tell whether ids of one codec mean the same to the other."""
-    exact = one.exact and other.exact  # ids that estimate lengths are numbered by each for itself
-    return one is other or (exact and one.fingerprint == other.fingerprint)
+    exact = (
+        first.exact and second.exact
+    )  # ids that estimate lengths are numbered by each for itself
+    return first is second or (exact and first.fingerprint == second.fingerprint)

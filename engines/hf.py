@@ -419,7 +419,7 @@ class TransformersEngine(Engine):
         mask_head(model, codec)
         self._masked = frozenset(getattr(model.lm_head, "masked_set", ()))
         use_products(model)
-        self.cost = Cost.of(model)
+        self.cost = Cost.from_model(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self._keys = self._weights = 0
         self._waiting: deque[_Request] = deque()

@@ -267,7 +267,7 @@ class Service:
         if prompt is None:
             return self._end(reading, Ended())
         seed = seed_of(reading.seed, reading.task.id, 0) + reading.n_turns
-        reading.key = self.engine.add(prompt, reading.sampling.of(prompt), seed)
+        reading.key = self.engine.add(prompt, reading.sampling.for_prompt(prompt), seed)
         self._running[reading.key] = reading
 
     def _step(self) -> None:

@@ -253,8 +253,8 @@ def _results(processes: Sequence, results: Sequence[Connection]):
                 failures.insert(0, found[rank])
             elif isinstance(found[rank], Exception):
                 failures.append(RuntimeError(f"Rank {rank} of {len(results)} ended: {found[rank]}"))
-    if failures and stops.asked() and not isinstance(failures[0], UserError):
-        raise stops.Stopped(stops.asked())
+    if failures and stops.requested() and not isinstance(failures[0], UserError):
+        raise stops.Stopped(stops.requested())
     if failures:
         raise failures[0]
     return found[0]

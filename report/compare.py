@@ -112,7 +112,7 @@ def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> list[dict
     sides: tuple[dict[Cell, list[dict]], ...] = ({}, {})
     for by_cell, rows in zip(sides, (a, b), strict=True):
         for row in rows:
-            by_cell.setdefault(replace(Cell.of(row), agent=""), []).append(row)
+            by_cell.setdefault(replace(Cell.from_row(row), agent=""), []).append(row)
     found = []
     for cell in sorted(sides[0], key=lambda cell: (cell.question, cell.temperature, cell.length)):
         if difference := compare(sides[0][cell], sides[1].get(cell, []), metric):

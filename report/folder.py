@@ -150,7 +150,7 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
     """
     questions: dict[Cell, set] = {}
     for row in rows:
-        questions.setdefault(Cell.of(row), set()).add((row["id"], row["task"]))
+        questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
     n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
         missing = ", ".join(summary.get("missing", []))
@@ -170,7 +170,7 @@ def _answered(rows: Sequence[dict], settings: dict) -> str:
     agents = {*labels_of(settings["agents"]).values()}
     samples = {str(float(t)): settings["samples"] if t > 0 else 1 for t in settings["temperatures"]}
     places = {*product(agents, settings["kinds"], samples, settings["lengths"])}
-    n_made = sum(astuple(Cell.of(row)) in places for row in rows)
+    n_made = sum(astuple(Cell.from_row(row)) in places for row in rows)
     n = len(places) // len(samples) * settings["n"] * sum(samples.values())
     return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 

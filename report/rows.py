@@ -35,7 +35,7 @@ class Cell:
     length: int  # sections of a generated document, documents of RULER-HQA, tokens of RULER
 
     @classmethod
-    def of(cls, row: dict) -> Cell:
+    def from_row(cls, row: dict) -> Cell:
         return cls(row["agent"], row["question"], row["temperature"], row["length"])
 
 
@@ -116,7 +116,7 @@ def read_rows(*paths: Path, settings: str = "") -> list[dict]:
     for path in paths:
         try:
             for row in lines_in(path, lambda line: mark in line):
-                name = Cell.of(row), row["settings"], row["id"], row["sample"], row["task"]
+                name = Cell.from_row(row), row["settings"], row["id"], row["sample"], row["task"]
                 worse = row.get("error") and name in rows and not rows[name].get("error")
                 if settings in ("", row["settings"]) and not worse:
                     rows[name] = row
@@ -128,12 +128,12 @@ def read_rows(*paths: Path, settings: str = "") -> list[dict]:
 def latest(rows: Sequence[dict]) -> list[dict]:
     """Return of each cell the rows of the settings that its last row was made under, of each of its
     questions those of the text that was asked last."""
-    settings = {Cell.of(row): row["settings"] for row in rows}
-    newest = {(Cell.of(row), row["id"]): row["task"] for row in rows}
+    settings = {Cell.from_row(row): row["settings"] for row in rows}
+    newest = {(Cell.from_row(row), row["id"]): row["task"] for row in rows}
     return [
         row
         for row in rows
-        if row["settings"] == settings[cell := Cell.of(row)]
+        if row["settings"] == settings[cell := Cell.from_row(row)]
         and row["task"] == newest[cell, row["id"]]
     ]
 

@@ -261,7 +261,7 @@ class RunRecorder(lightning.Callback):
         due = done % self.save_every == 0 or done == self.steps
         if due and module.validation:
             self._validate(trainer, module)
-        stop = int(ranks.all_reduce_max(stops.asked()))  # no rank goes on without the others
+        stop = int(ranks.all_reduce_max(stops.requested()))  # no rank goes on without the others
         if (due or stop) and self.keep_checkpoints:
             self._save(module)
         if stop:

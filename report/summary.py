@@ -195,7 +195,7 @@ def summarise(
                 f"The agent {row['agent']} gave its answer to {row['id']!r} no reward (None), and "
                 "the reward is what is measured here."
             )
-        groups.setdefault(Cell.of(row), {}).setdefault(row["id"], []).append(row)
+        groups.setdefault(Cell.from_row(row), {}).setdefault(row["id"], []).append(row)
         settings.add(row["settings"])
     ordered = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
     return {
@@ -367,7 +367,7 @@ def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
     """
     for record in summary["cells"]:
         if not name or name in record:
-            yield Cell.of(record), record[name] if name else record
+            yield Cell.from_row(record), record[name] if name else record
 
 
 def write_text(path: Path, text: str) -> None:

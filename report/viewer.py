@@ -75,7 +75,7 @@ def _first_of_cells(rows: Iterable[dict], most: int) -> list[dict]:
     """Return the rows, of too many the same number of every cell."""
     by_cell: dict[Cell, list[dict]] = {}
     for row in rows:
-        by_cell.setdefault(Cell.of(row), []).append(row)
+        by_cell.setdefault(Cell.from_row(row), []).append(row)
     each = most // max(1, len(by_cell))
     few = sum(map(len, by_cell.values())) <= most
     return [row for group in by_cell.values() for row in (group if few else group[:each])]

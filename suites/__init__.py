@@ -238,7 +238,7 @@ def make(name: str, settings: Mapping[str, object] = {}) -> Suite:
     return kind(**settings)
 
 
-def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
+def from_config(config: object, settings: Mapping[str, object] = {}) -> Suite:
     """Make the suite that the settings of a command name, with settings of its own."""
     return make(name_of({"suite": config.suite, "data": getattr(config, "data", ())}), settings)
 
@@ -246,7 +246,9 @@ def of(config: object, settings: Mapping[str, object] = {}) -> Suite:
 def chosen(cls: type[Config], settings: Mapping[str, object]) -> tuple[Config, Suite]:
     """Divide the settings of a command: those of its class `cls`, and the suite with all others."""
     config = cls(**{name: value for name, value in settings.items() if name in hints_of(cls)})
-    suite = of(config, {n: value for n, value in settings.items() if n not in hints_of(cls)})
+    suite = from_config(
+        config, {n: value for n, value in settings.items() if n not in hints_of(cls)}
+    )
     if suite.pictured and not (config.endpoint and config.chat):
         raise UserError("images are sent to a server alone: give --endpoint URL and --chat.")
     return config, suite

@@ -33,8 +33,8 @@ def main() -> None:
     parent.sendall(b"ready")
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for games that have ended
     while True:
-        said, sockets, _, _ = socket.recv_fds(parent, 1, 1)
-        if not said:
+        message, sockets, _, _ = socket.recv_fds(parent, 1, 1)
+        if not message:
             return
         game = socket.socket(fileno=sockets[0])
         if os.fork():

@@ -205,7 +205,7 @@ class Interpreter:
     folders: tuple[Path, ...]
 
     @classmethod
-    def of(cls, python: str | Path) -> Interpreter:
+    def from_program(cls, python: str | Path) -> Interpreter:
         """Ask an interpreter for its folders. UserError: it is none, or too old."""
         program = Path(python).expanduser()
         ask = "import json, sys; assert sys.version_info >= (3, 8); "
@@ -282,7 +282,7 @@ class BCB(Environment):
         self.seconds = seconds
         self._items = read(Path(path))
         require(self.name, lacking())
-        self.interpreter = Interpreter.of(python)
+        self.interpreter = Interpreter.from_program(python)
         needed = {lib for item in self._items.values() for lib in item.libs}
         missing = self.interpreter.lacks(sorted(needed))
         names = ", ".join(sorted(missing))

@@ -45,7 +45,7 @@ class Episode(Task):
     sessions: tuple[Session, ...] = ()
     memories: tuple[Memory, ...] = ()  # what a store may begin with
     probes: tuple[Probe, ...] = ()
-    asked: Probe | None = None
+    probe: Probe | None = None
     metric: Metric | None = None  # None: an accepted answer, ignoring case and blanks
     beginning: str = ""  # fingerprint of `memories`; "": the text holds them
 
@@ -56,11 +56,11 @@ class Episode(Task):
         digest = super(Episode, self).digest
         if self.metric is None:
             return digest
-        return _hash(digest, self.metric.name, self.asked, self.beginning)
+        return _hash(digest, self.metric.name, self.probe, self.beginning)
 
     def score(self, prediction: str | None, probe: Probe | None = None) -> float:
         """Return the score of an answer to a probe, in [0, 1]; None: to the question itself."""
-        probe = probe or self.asked
+        probe = probe or self.probe
         if prediction is None or probe is None:
             return 0.0
         if self.metric is not None:
@@ -69,10 +69,10 @@ class Episode(Task):
 
     def beside(self, prediction: str | None) -> dict[str, float]:
         """Return what a metric reports beside the score of an answer to the question; often {}."""
-        if self.metric is None or self.asked is None:
+        if self.metric is None or self.probe is None:
             return {}
         return {
-            name: 0.0 if prediction is None else score(prediction, self.asked)
+            name: 0.0 if prediction is None else score(prediction, self.probe)
             for name, score in self.metric.beside.items()
         }
 
@@ -82,9 +82,9 @@ class Episode(Task):
 
         "" if it names none, or none that was said; None if no question is asked.
         """
-        if self.asked is None:
+        if self.probe is None:
             return None
-        wanted = {*self.asked.evidence}
+        wanted = {*self.probe.evidence}
         lines = [
             f"{session.when}\n{utterance.line}"
             for session in self.sessions
@@ -165,7 +165,7 @@ def questions_of(episode: Episode, probes: Sequence[Probe]) -> Iterator[Episode]
             # the official number too: papers swap the names
             kind=_heading(probe) + (f", {metric.name}" if metric else ""),
             probes=(),
-            asked=probe,
+            probe=probe,
         )
 
 
@@ -212,13 +212,13 @@ class Source(NamedTuple):
     start: str  # what a store may begin with, of `STARTS`
     adversarial: bool  # whether questions without an answer are asked for
 
-    def say_missing(self, asked: Iterable[Probe], abstaining: bool, reason: str) -> None:
+    def say_missing(self, probes: Iterable[Probe], abstaining: bool, reason: str) -> None:
         """Say of which kinds there is no question; of several processes the first does.
 
         Of the kinds that such a file has as published, and of those in this one; abstaining:
         whether questions without an answer count. reason: follows their names.
         """
-        known = {*map(_heading, asked)}
+        known = {*map(_heading, probes)}
         if any(ABSTENTION in kind for kind in known):
             known.add(ABSTENTION)
         answered, abstained = PUBLISHED.get(self.kind, ((), ()))

@@ -56,7 +56,7 @@ class Places:
             self.ranges[k].append(place)
         self._next = 0
 
-    def of(self, read: str) -> list[Range]:
+    def locate(self, read: str) -> list[Range]:
         """Return where the text that a prompt shows stands.
 
         That is one section, the next one if several are alike; else the stretch with these words

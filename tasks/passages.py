@@ -135,7 +135,7 @@ def _blocks(
     by_paragraph: dict[int, list[Task]] = {}
     for task in questions:
         if n_documents == 1 or filler.share_with(task) <= COMMON:
-            by_paragraph.setdefault(filler.own(task), []).append(task)
+            by_paragraph.setdefault(filler.paragraph(task), []).append(task)
     block: list[Task] = []
     paragraphs: set[int] = set()
     parts = (
@@ -169,14 +169,14 @@ class _Filler:
         self.forms: dict[int, str] = {}  # passage -> its text in all spellings
         self.keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # answers -> all their spellings
 
-    def own(self, task: Task) -> int:
+    def paragraph(self, task: Task) -> int:
         """Return the index of the paragraph that answers the question."""
         (k,) = task.order
         return self.index[task.pool.titles[k], task.pool.texts[k]]
 
     def others(self, tasks: Sequence[Task], n: int, seed: int) -> list[int]:
         """Draw n passages without an answer of these questions, or as many as there are."""
-        barred, found = {self.own(task) for task in tasks}, []
+        barred, found = {self.paragraph(task) for task in tasks}, []
         for k in draws(random.Random(f"{seed}:{tasks[0].id}"), len(self.passages)):
             if len(found) == n:
                 break
@@ -189,7 +189,7 @@ class _Filler:
     ) -> list[Task]:
         """Return the questions of a block among the same passages; [] if these are too few, also
         for `longest` of them."""
-        order = list(dict.fromkeys(self.own(task) for task in block))
+        order = list(dict.fromkeys(self.paragraph(task) for task in block))
         needed = max(n_documents, longest) - len(order)
         others = self.others(block, needed, seed)
         if len(others) < needed:
@@ -197,7 +197,7 @@ class _Filler:
         order += others[: n_documents - len(order)]
         random.Random(f"{seed}:{block[0].id}:{n_documents}").shuffle(order)
         return [
-            replace(task, pool=None, order=order, gold=(order.index(self.own(task)),))
+            replace(task, pool=None, order=order, gold=(order.index(self.paragraph(task)),))
             for task in block
         ]
 

@@ -110,7 +110,7 @@ def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
     Every token is computed once. Differentiable.
     """
     device = model.device
-    attend = TrieAttention(trie, cost or Cost.of(model), device, model.dtype)
+    attend = TrieAttention(trie, cost or Cost.from_model(model), device, model.dtype)
     ids, depth = (
         torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
         for x in (trie.ids, trie.depth())

@@ -245,7 +245,7 @@ class Cost:
     call: float  # of one call of attention: what could be computed in the time of its overhead
 
     @classmethod
-    def of(cls, model) -> Cost:
+    def from_model(cls, model) -> Cost:
         """Derive the costs from the sizes of a transformers model.
 
         A call's overhead is that of a few kernels a layer; any value from a sixth to five times

@@ -65,7 +65,7 @@ def rows_of(folder):
 def run_suite(config, **settings):
     """Evaluate agents that read as the embedded policy does."""
     names = {name.partition("@")[0] for name in config.agents}
-    suite = suites.of(config, settings)
+    suite = suites.from_config(config, settings)
     return eval.run_suite(config, {name: tiny.agent(name) for name in names}, suite)
 
 

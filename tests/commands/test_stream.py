@@ -165,7 +165,7 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
 @pytest.mark.parametrize("rules", ["own", "released"])
 def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
     config = short(tmp_path, suite="llb-db", arms=("none",), epochs=1, n=2)
-    suite = suites.of(config, {"rules": rules})
+    suite = suites.from_config(config, {"rules": rules})
     folder = run_stream(config, {}, suite)
     told = f"tasks of llb-db, judged by {suite.judged_by}, in epoch 1."
     assert told in " ".join((folder / "report.html").read_text().split())

@@ -244,7 +244,7 @@ def test_frozen_prompts_are_answered_by_the_base_weights_under_an_adapter(codec,
 def answered(engine, *prompts, temperature=1.0):
     """The turns of some prompts, in this order; their places are their seeds."""
     sampling, turns = Sampling(temperature), {}
-    keys = [engine.add(p, sampling.of(p), seed) for seed, p in enumerate(prompts)]
+    keys = [engine.add(p, sampling.for_prompt(p), seed) for seed, p in enumerate(prompts)]
     while len(turns) < len(keys):
         turns |= engine.step()
     return [turns[key] for key in keys]

@@ -311,7 +311,7 @@ def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path,
     dry_run(replace(run, name="c"), grpo, agent, said.append)
     assert any("New adapters of rank 2 stand in for those in ours" in line for line in said)
     config = BuildConfig(suite="ruler", lengths=(2048,), n=1, tokenizer="ours")
-    suite = suites.of(config, {"ruler_tasks": ("niah_single_1",)})
+    suite = suites.from_config(config, {"ruler_tasks": ("niah_single_1",)})
     build_sets([], tmp_path / "set", config, suite)
     assert len([*(tmp_path / "set").iterdir()]) == 1
 

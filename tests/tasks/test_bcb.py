@@ -366,15 +366,15 @@ def test_a_patched_assertion_deceives_the_verdict(judged):
 @needs_sandbox
 def test_interpreters_below_tmp_and_root_and_debians_own(tmp_path):
     """The sandbox's own /tmp hides none; ours lies below /root where the tests run as root."""
-    ours = Interpreter.of(sys.executable)
+    ours = Interpreter.from_program(sys.executable)
     assert ours.lacks(["pytest", "json", "no_such_library"]) == {"no_such_library"}
     venv.create(tmp_path / "venv", symlinks=True)
     pythons = [tmp_path / "venv" / "bin" / "python"]
     if os.access("/usr/bin/python3", os.X_OK):
         pythons.append("/usr/bin/python3")
-        assert Interpreter.of("/usr/bin/python3").folders == ()
+        assert Interpreter.from_program("/usr/bin/python3").folders == ()
     for python in pythons:
-        verdict, output, why = Interpreter.of(python).judged(RIGHT + TESTS, HANG_S)
+        verdict, output, why = Interpreter.from_program(python).judged(RIGHT + TESTS, HANG_S)
         assert (verdict, why) == (BOTH, ""), output
 
 

@@ -475,11 +475,13 @@ def test_what_a_prompt_shows_is_found_again():
     text = "Anna left. " * 6 + "Boris reached Lima. " + "Anna left. " * 6
     sections = codec.cut(text, 11)
     places = Places(text, sections, codec.decode, "center")
-    assert [places.of(s) for s in sections] == places.ranges  # alike, and yet one after the other
+    assert [
+        places.locate(s) for s in sections
+    ] == places.ranges  # alike, and yet one after the other
     both = str(sections[1]) + str(sections[-1])
-    assert {*places.of(both)} >= {*places.ranges[1], *places.ranges[-1]}
-    assert places.of("") == [] and places.of("nothing of it") == []
-    assert len(places.of(text)) == len(sections)
+    assert {*places.locate(both)} >= {*places.ranges[1], *places.ranges[-1]}
+    assert places.locate("") == [] and places.locate("nothing of it") == []
+    assert len(places.locate(text)) == len(sections)
 
 
 def test_no_page_of_this_repository_is_refused():

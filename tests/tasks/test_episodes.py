@@ -91,12 +91,12 @@ def path(tmp_path):
 def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path):
     """What a store or a document is searched for is the question itself."""
     task = asked(path)["conv-26-q5"]
-    assert task.question == task.asked.problem != task.asked.question
-    assert "(b) " in task.question and task.asked.distractor == "plums"
-    letter = f"({'ab'[task.asked.choices[1] == NOT_MENTIONED]})"
+    assert task.question == task.probe.problem != task.probe.question
+    assert "(b) " in task.question and task.probe.distractor == "plums"
+    letter = f"({'ab'[task.probe.choices[1] == NOT_MENTIONED]})"
     assert task.score(letter) == 1 and task.score("plums") == task.score("(c)") == 0
     codec, prompts = Codec(keeper.make_tokenizer()), []
-    plain = replace(task, question=task.asked.question, asked=replace(task.asked, distractor=""))
+    plain = replace(task, question=task.probe.question, probe=replace(task.probe, distractor=""))
     for agent in (find.make("facts", {}), find.make("bm25", {"chunk_tokens": 64, "top_k": 2})):
         for one in (task, plain):
             engine = ScriptedEngine(codec, lambda prompt: prompts.append(prompt) or "(a)")
@@ -132,7 +132,7 @@ def test_a_visible_question_of_category_5_is_shown_without_the_answers_to_choose
     (column,) = asked_of(lambda: None, suite="locomo", data=(str(path),))[1]
     task = next(task for task in column.make() if task.kind.startswith("5"))
     agent = find.make("memupdate", {"target": "visible", "memory_budget": 2.0, "mode": mode})
-    trained = replace(task, question="", asked=None, probes=(task.asked,))
+    trained = replace(task, question="", probe=None, probes=(task.probe,))
     for one in (task, trained):
         edits, asked = [], []
 
@@ -144,10 +144,10 @@ def test_a_visible_question_of_category_5_is_shown_without_the_answers_to_choose
         (done,) = rollout(engine, agent, [(one, 0)])
         assert not done.error and edits and asked
         for text in edits:
-            assert task.asked.question in text
+            assert task.probe.question in text
             assert "Choose one of" not in text and NOT_MENTIONED not in text
-            assert f"(a) {task.asked.choices[0]}" not in text
-        assert all(task.asked.problem in text for text in asked)
+            assert f"(a) {task.probe.choices[0]}" not in text
+        assert all(task.probe.problem in text for text in asked)
 
 
 def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
@@ -156,7 +156,7 @@ def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
     assert unit == "sessions" and {t.kind[0] for t in tasks} == {*"12345"}
     for task in tasks:
         for said in (task.answers[0], "nothing of the kind", "Not mentioned"):
-            assert task.score(said) == official_score(said, task.asked)
+            assert task.score(said) == official_score(said, task.probe)
     assert sum(task.score(task.answers[0]) == 1 for task in tasks) > len(tasks) / 2
     few = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1)[1]
     assert len(few[0].make()) == 5  # one of each kind
@@ -170,7 +170,7 @@ def asked(path, **settings):
 
 def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
     official, mem0 = asked(path), asked(path, metric="mem0")
-    assert {*mem0} == {name for name, task in official.items() if task.asked.category != 5}
+    assert {*mem0} == {name for name, task in official.items() if task.probe.category != 5}
     assert {task.kind for task in mem0.values()} == {
         "1 multi-hop, mem0 F1", "2 temporal, mem0 F1", "3 open-domain, mem0 F1",
         "4 single-hop, mem0 F1",
@@ -178,11 +178,11 @@ def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
     assert {task.kind.partition(", ")[2] for task in official.values()} == {"official metric"}
     for task in mem0.values():
         for said in (task.answers[0], "a pear, the plums", ""):
-            assert task.score(said) == mem0_f1(said, task.asked)
-            assert task.beside(said) == {"bleu1": mem0_bleu1(said, task.asked)}
+            assert task.score(said) == mem0_f1(said, task.probe)
+            assert task.beside(said) == {"bleu1": mem0_bleu1(said, task.probe)}
         assert task.beside(None) == {"bleu1": 0.0}
     for task in official.values():
-        assert task.beside("pears") == {"official_em": official_em("pears", task.asked)}
+        assert task.beside("pears") == {"official_em": official_em("pears", task.probe)}
     differ = [n for n, t in mem0.items() if t.score("the pear") != official[n].score("the pear")]
     assert differ  # stems and articles
     with pytest.raises(UserError, match="metric means nothing to the suite longmemeval"):
@@ -301,10 +301,10 @@ def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
     assert categories(chosen) == {1, 2, 4, 5} and categories(without) == {1, 2, 4}
     start = episodes.conversations_of(f"locomo:{path}#{chosen}").start
     assert start == ("events" if "events" in chosen else "observations")
-    evaluated = {task.asked.category for task in asked(path, source_split=chosen).values()}
+    evaluated = {task.probe.category for task in asked(path, source_split=chosen).values()}
     assert evaluated == {1, 2, 3, 4, 5}
     if "/" in without:
-        evaluated = {task.asked.category for task in asked(path, source_split=without).values()}
+        evaluated = {task.probe.category for task in asked(path, source_split=without).values()}
         assert evaluated == {1, 2, 3, 4}
 
 
@@ -312,7 +312,7 @@ def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
 def test_the_published_sizes_of_both_parts_with_and_without_category_5():
     def sizes(part):
         tasks = asked(LOCOMO, source_split=f"memupdate/{part}").values()
-        by_category = Counter(task.asked.category for task in tasks)
+        by_category = Counter(task.probe.category for task in tasks)
         return [by_category[c] for c in (1, 2, 3, 4, 5)]
 
     assert sizes("train/adversarial") == [208, 232, 69, 620, 311]  # 1,440

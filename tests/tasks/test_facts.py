@@ -149,7 +149,7 @@ def test_mistakes_are_one_sentence(tmp_path):
 def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
     source = lines(tmp_path / "x.jsonl", [shared()])
     config = BuildConfig(suite="facts", lengths=(1, 2), n=99)
-    taskfiles.build_sets([str(source)], tmp_path / "sets", config, suites.of(config))
+    taskfiles.build_sets([str(source)], tmp_path / "sets", config, suites.from_config(config))
     assert " ".join(capsys.readouterr().out.split()).count("3 questions") == 2
     for n in (1, 2):
         tasks = read(tmp_path / "sets" / f"facts_{n}.jsonl.gz")

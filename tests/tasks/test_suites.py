@@ -144,7 +144,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
     agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
     config = replace(QUICK, suite="ruler-hqa", data=(questions,), lengths=(12, 20), agents=agents)
     config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", transcripts=1)
-    suite = suites.of(config, {"filler": (filler,)})
+    suite = suites.from_config(config, {"filler": (filler,)})
     folder = eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     summary = json.loads((folder / "summary.json").read_text())
     assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
