@@ -22,9 +22,9 @@ from config.flags import given_in
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
 from config.terminal import say
+from data import Task
 
 if TYPE_CHECKING:
-    from data import Task
     from tasks.environments import Environment
     from tokens.codec import Codec
 
@@ -296,8 +296,8 @@ def columns(suite: Suite, scope: Scope) -> list[Column]:
     """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
     code of a file of the user's fails."""
     with _told(suite):
-        found = suite.columns(scope)
-    places = Counter((column.question, column.length) for column in found)
+        found = [*suite.columns(scope)]
+        places = Counter((column.question, column.length) for column in found)
     if not found or max(places.values()) > 1:
         what = f"two columns {places.most_common(1)[0][0]}" if found else "no column"
         raise UserError(
@@ -308,7 +308,12 @@ def columns(suite: Suite, scope: Scope) -> list[Column]:
 
 def _made(suite: Suite, column: Column) -> list[Task]:
     with _told(suite):
-        return column.make()
+        tasks = [*column.make()]  # which may be a generator
+    if other := next((task for task in tasks if not isinstance(task, Task)), None):
+        raise UserError(
+            f"The suite {suite.label} makes {type(other).__name__}s, which are no tasks."
+        )
+    return tasks
 
 
 def _told(suite: Suite) -> AbstractContextManager[None]:

@@ -14,9 +14,9 @@ class MySuite(Suite):  # of a user's own: a setting, a unit, lengths and one kin
     def columns(self, scope):
         def make(length):
             lines = [f"Day {k}: {k * 3} {self.goods}." for k in range(1, length + 1)]
-            asked = range(1, min(scope.n, length) + 1)
-            question = f"How many {self.goods} were there on day {{}}?".format
-            text = " ".join(lines)
-            return [Task(f"d{k}", question(k), (str(k * 3),), text=text) for k in asked]
+            for k in range(1, min(scope.n, length) + 1):
+                question = f"How many {self.goods} were there on day {k}?"
+                yield Task(f"d{k}", question, (str(k * 3),), text=" ".join(lines))
 
-        return [Column("day", n, lambda n=n: make(n)) for n in scope.lengths]
+        for n in scope.lengths:
+            yield Column("day", n, lambda n=n: make(n))
