@@ -199,6 +199,8 @@ def test_html_is_its_text_alone():
     assert contents(b"<p>Anna", "x.md").pieces[0][0] == "<p>Anna"
     latin = "<html><meta charset='iso-8859-1'><p>né".encode("latin-1")
     assert contents(latin, "x").pieces[0][0] == "né"
+    nested = b"<html>" + b"<div>" * 5000 + b"Anna <b>left</b>."
+    assert contents(nested, "x").pieces[0][0] == "Anna left."
 
 
 def test_a_docx_is_its_paragraphs_and_names_the_package_where_it_is_missing(monkeypatch):

@@ -276,6 +276,8 @@ def test_rows_of_one_metric_are_never_taken_for_the_others(path, no_report):
 
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
     source = f"locomo:{path}#memory-r1/train/observations"
+    (whole,) = episodes.ConversationTasks(source, (99,), seed=0).batch(0, 0, 1)
+    assert len(whole.sessions) == 3  # all, where there are not so many
     tasks = episodes.ConversationTasks(source, (1, 2), seed=0)
     for level, n in ((0, 1), (1, 2)):
         for step in range(6):
