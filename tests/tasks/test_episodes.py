@@ -229,6 +229,16 @@ def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
     assert found == {f"conv-26-q{n}": share for n, share in enumerate(expected, 1)}
 
 
+def test_the_oracle_reads_the_lines_of_the_evidence_or_its_whole_session(path):
+    task = asked(path)["conv-26-q1"]  # D1:1 and D2:2
+    first, second, _ = task.sessions
+    lines = [f"{s.when}\n{s.utterances[k].line}" for s, k in ((first, 0), (second, 1))]
+    assert task.evidence == "\n".join(lines)
+    task.asked = replace(task.asked, evidence=("S2", "lost"))
+    assert [line in task.evidence for line in second.text.splitlines()] == [True] * 4
+    assert first.when not in task.evidence
+
+
 @pytest.mark.parametrize("start", ["observations", "summaries"])
 def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_turn(path, start):
     agent = find.make("evidence", {})
