@@ -6,7 +6,7 @@ finds stands in the next prompt.
 Holds: everything of this agent: settings, wording, parser, generator, rewards of single turns,
 counts, how a turn is shown, published settings. Leaves out: the history (memory.py), retrievers
 (agents/retrieval.py), advantages (grpo.py). No torch.
-Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/baselines.py.
+Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/full.py.
 """
 
 from __future__ import annotations

@@ -417,6 +417,14 @@ def test_what_is_no_interpreter_is_one_sentence(path, unconfined, python):
         BCB(path, python)
 
 
+def test_an_interpreter_that_needs_the_whole_machine_is_refused(path, tmp_path, unconfined):
+    """Its folder would be shown to what models write."""
+    (python := tmp_path / "python").write_text('#!/bin/sh\necho \'["/usr/bin/x", "/", "/"]\'\n')
+    python.chmod(0o755)
+    with pytest.raises(UserError, match="has / as its folder"):
+        BCB(path, python)
+
+
 def test_what_is_missing_is_told_before_the_first_task(path, monkeypatch):
     monkeypatch.setattr(bcb, "lacking", lambda: [("bwrap", "apt-get install bubblewrap")])
     with pytest.raises(UserError, match="bcb needs bwrap: apt-get install bubblewrap"):

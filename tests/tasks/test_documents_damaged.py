@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import HANG_S
-from test_documents import epub, pdf, put, said, zipped
+from test_documents import epub, pdf, put, read_here, said, zipped
 
 from config.errors import UserError
 from tasks import documents, forms
@@ -29,7 +29,8 @@ def test_html_whose_head_does_not_end_is_read():
     assert contents(page.encode(), "x").pieces[0][0] == "Anna"
 
 
-def test_malformed_html_is_one_sentence_and_does_not_end_a_folder(tmp_path):
+def test_malformed_html_is_one_sentence_and_does_not_end_a_folder(tmp_path, monkeypatch):
+    read_here(monkeypatch)
     said(b"<html><p>Anna<![n00b x", "x.html")
     put(tmp_path, a___html=b"<![n00b x", b___txt=b"Anna.")
     document = read([tmp_path])
@@ -139,6 +140,7 @@ def test_a_pipe_that_is_named_is_read():
 
 
 def test_large_files_are_left_unread(tmp_path, monkeypatch):
+    read_here(monkeypatch)
     put(tmp_path, a___txt=b"Anna.", large___txt=b"Anna " * (1 << 14), film=b"\0\0\0\x18ftypmp42")
     for name in ("large.txt", "film"):  # sparse: so large, and nothing on the disk
         os.truncate(tmp_path / name, 20 << 30)

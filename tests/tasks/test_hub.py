@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -223,14 +224,34 @@ def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
 # ---------------------------------------------------------------- a hub
 
 
-def command(endpoint: str, home: Path, *arguments: str) -> subprocess.CompletedProcess:
-    """Run a command with that hub; huggingface_hub reads the environment once, when imported."""
+COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+import cli
+for line in sys.stdin:
+    done = CliRunner().invoke(cli.app, json.loads(line))
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]), flush=True)
+"""
+
+
+@contextmanager
+def commands(endpoint: str, home: Path):
+    """Yield what runs commands with that hub, in a process of its own: huggingface_hub reads the
+    environment once, when imported."""
     left_out = ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
     environment = {key: value for key, value in os.environ.items() if key not in left_out}
     environment |= {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "COLUMNS": "200"}
-    words = [sys.executable, str(ROOT / "cli.py"), *arguments]
-    home.mkdir(exist_ok=True)
-    return subprocess.run(words, env=environment, capture_output=True, text=True, cwd=home)
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    words = [sys.executable, "-c", COMMANDS]
+    environment["PYTHONPATH"] = str(ROOT)
+    with subprocess.Popen(words, env=environment, cwd=home, **pipes) as process:
+
+        def run(*arguments: str) -> list:
+            print(json.dumps(arguments), file=process.stdin, flush=True)
+            return json.loads(process.stdout.readline())
+
+        yield run
+        process.stdin.close()
 
 
 def test_a_split_is_streamed_at_one_commit(tmp_path):
@@ -243,11 +264,11 @@ def test_a_split_is_streamed_at_one_commit(tmp_path):
     }
     (tmp_path / "x.parquet").unlink()
     out, served = tmp_path / "out.json", Hub(files, COMMIT)
-    with serve(served) as endpoint:
+    with serve(served) as endpoint, commands(endpoint, tmp_path) as run:
         words = "data", "convert", f"hf:{REPO}:train", str(out), "--to", "eval"
-        done = command(endpoint, tmp_path, *words)
-        assert done.returncode == 0, done.stderr
-        assert f"hf:{REPO}@{COMMIT}:train\n" in done.stdout
+        code, output, errors = run(*words)
+        assert code == 0, errors
+        assert f"hf:{REPO}@{COMMIT}:train\n" in output
         assert [task.id for task in readers.read(out)] == [f"s{i}" for i in range(8)]
         loaded = [p for p, headers in served.requests if "range" in headers and "resolve" in p]
         # No file is kept, and none is loaded twice: here one range is a whole file
@@ -256,8 +277,8 @@ def test_a_split_is_streamed_at_one_commit(tmp_path):
         ]  # fmt: skip
         kept = [path for path in tmp_path.rglob("*") if path.is_file()]
         assert out in kept and not any(path.read_bytes()[:4] == b"PAR1" for path in kept)
-        missing = command(endpoint, tmp_path, "data", "look", "hf:someone/else:test")
-    # the hub has gone
-    gone = command(endpoint, tmp_path / "new", "data", "look", f"hf:{REPO}@{COMMIT}:train")
-    for failed in (missing, gone):
-        assert failed.returncode == 2 and "Traceback" not in failed.stderr
+        missing = run("data", "look", "hf:someone/else:test")
+        served.answer = lambda h: setattr(h, "close_connection", True)  # the hub has gone
+        gone = run("data", "look", f"hf:{REPO}@{'d' * 40}:train")
+    for (code, _, errors), name in ((missing, "someone/else"), (gone, REPO)):
+        assert code == 2 and name in errors and "Traceback" not in errors

@@ -430,6 +430,18 @@ def test_a_closed_episode_is_over():
     assert (step.done, step.reward, step.failure) == (True, -1.0, "closed")
 
 
+def test_a_database_that_is_gone_fails_the_item(monkeypatch):
+    def gone(*_):
+        raise llb_db.Lost("killed")
+
+    for name, end in (("execute", lambda e: e.step(block("SELECT 1"))),
+                      ("table", lambda e: e.give_up("window"))):  # fmt: skip
+        with closing(LLBDB().reset("own-5")) as episode:
+            monkeypatch.setattr(episode.database, name, gone)
+            step = end(episode)
+        assert (step.done, step.reward, step.failure) == (True, -1.0, "database lost: killed")
+
+
 def test_two_episodes_share_nothing():
     env = LLBDB()
     solution = env.tasks()[4].solution

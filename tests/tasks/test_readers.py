@@ -467,10 +467,7 @@ def test_bad_field_is_named(tmp_path, good, change, field):
     fails(written(tmp_path / "x.json", *records), "item 2", f"'{field}'")
 
 
-VALUES = (
-    None, 5, 2**70, -1, 2.5, True, "", "x", "\ud800", [], [5], [None], ["x"], [[]], [[5, "x"]],
-    [{}], {}, {"a": 1}, {"title": 5}, {"text": 5},
-)  # fmt: skip
+VALUES = (None, 2**70, -2.5, True, "", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
 GONE = b"gone"  # in no JSON
 
 
@@ -578,7 +575,7 @@ def test_truncated_and_false_files_are_named(tmp_path):
         fails(path)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(
     cut=st.floats(0, 1),
     junk=st.binary(max_size=6),
@@ -648,7 +645,7 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
 text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NUL, emoji, quotes
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     rows=st.lists(
         st.tuples(text, st.lists(text, min_size=1, max_size=3), text, st.text(max_size=5)),

@@ -63,6 +63,13 @@ def test_an_export_has_the_digests_of_all_that_led_to_it(tmp_path):
         seen.pass_on([exported], tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("content", [b"name,step\nx,1\n", b"digest,step\nx,one\n", b"\xff\n"])
+def test_a_damaged_list_is_one_sentence_and_not_an_empty_one(tmp_path, content):
+    (tmp_path / seen.TRAINED_ON).write_bytes(content)
+    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
+        seen.trained_on(tmp_path)
+
+
 def evaluated(folder, asked):
     """Write the rows of an evaluation, as `row_of` names a question."""
     folder.mkdir(exist_ok=True)

@@ -140,7 +140,7 @@ def test_agents_and_their_weights():
             eval.weights_of(replace(config, **changed))
 
 
-def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
+def test_one_command_makes_the_whole_table(tmp_path, monkeypatch, questions, filler):
     agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
     config = replace(QUICK, suite="ruler-hqa", data=(questions,), lengths=(12, 20), agents=agents)
     config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", transcripts=1)
@@ -170,6 +170,7 @@ def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
         assert part in page
     assert (folder / "table.md").read_text().count("| made |") == 6
     assert (folder / "table.csv").read_text().count("\n") == 13
+    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
     eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     assert len(read_rows(folder)) == 24
 

@@ -176,7 +176,7 @@ def gradient(policy, value):
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(
     rows=sequences,
     min_saved=st.sampled_from([1, 5, 10**9]),
@@ -239,16 +239,15 @@ def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
         assert torch.allclose(hidden[trie.places(i)], alone, atol=1e-5)
 
 
-@pytest.mark.parametrize("seed", range(3))
 @torch.no_grad()
-def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch, seed):
+def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch):
     """FlexAttention uncompiled, on the CPU.
 
     That is all of the GPU's path but the compiled kernel and its backward pass.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    policy, trie = random_policy(codec), build_trie(rows := some_rows(5, seed))
+    policy, trie = random_policy(codec), build_trie(rows := some_rows(5, 0))
     shapes = []
     monkeypatch.setattr("tokens.attention.takes_flex", lambda device: True)
     monkeypatch.setattr(
