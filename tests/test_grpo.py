@@ -854,6 +854,8 @@ def test_presets_are_the_published_settings():
     grpo, agent = find.resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     check_fields(grpo, group_size=8, credit="split", aggregation="turn_mean", clip_high=0.3, lr=1.0)
     check_fields(agent.config, chunk_tokens=7, final_tokens=256, over="head", empty="keep")
+    grpo, agent = find.resolve("memoryr1", "", {}, {}, "memoryr1")
+    check_fields(grpo, lr=1e-6, tasks_per_step=(128,), group_size=GRPOConfig().group_size)
     with pytest.raises(
         UserError, match="default, demo, infmem, mem1, paper, vime, memoryr1, rememr1"
     ):

@@ -21,7 +21,8 @@ ROOT = Path(__file__).parent.parent
 
 def test_threads_of_a_command_sleep_while_they_wait_unless_the_user_says_otherwise():
     script = (
-        "import os, sys, cli; assert 'torch' not in sys.modules; print(os.environ[sys.argv[1]])"
+        "import os, sys, cli, eval; from report import page; "
+        "assert not {'torch', 'matplotlib'} & {*sys.modules}; print(os.environ[sys.argv[1]])"
     )
     for setting, policy in (({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")):
         env = {k: v for k, v in os.environ.items() if not k.startswith("OMP_")} | setting

@@ -45,6 +45,7 @@ from grpo import training_rows
 from memagent import Group
 from models.embedder import embedder_of
 from models.logprobs import logprobs, pack
+from report.metrics import describe
 from rollout import rollout
 from tasks import ledger
 from tokens.codec import Codec
@@ -267,6 +268,10 @@ def test_exactly_the_sampled_ids_are_trained_in_every_format(kind, history):
         written = codec.tokenizer.decode(turn.response_ids)
         assert "Created m" not in written and "memories:" not in written  # no reply
         assert turn.response_ids[-1] == codec.tokenizer.eos_token_id
+    # the answers of the frozen policy are no part of what the step's metrics describe
+    metrics, written = describe([Group(REFINED, done)], {}), [len(t.response_ids) for t in sampled]
+    assert metrics["written_tokens"] == sum(written)
+    assert metrics["memory_tokens"] == pytest.approx(fmean(written))
     if history == "append":
         heading = "" if kind == "plain" else "<|assistant|>"
         role = "" if kind == "plain" else f"<|{'tool' if form.by_template else 'user'}|>"
