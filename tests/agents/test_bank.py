@@ -613,9 +613,9 @@ def test_a_full_disk_writes_nothing(tmp_path):
 
 
 def filling(path: Path) -> None:
-    """Make a hundred batches, or those that are missing."""
+    """Make forty batches, or those that are missing."""
     made = bank(path, Plane(), delta=-1.0, same_intent=1.1)
-    for k in range(made.noted("next") or 0, 100):
+    for k in range(made.noted("next") or 0, 40):
         with made.batch():
             made.feedback(made.retrieve(f"task {k}").shown, 1.0 if k % 3 else -1.0, epoch=k)
             made.write(f"task {k}", "x" * 200, success=k % 3 > 0, task_id=f"t{k}", epoch=k)

@@ -284,6 +284,8 @@ def test_exactly_the_sampled_ids_are_trained_in_every_format(kind, history):
                 said = "".join(f"{role}{before_said}{heading}" for before_said in [
                     "\n".join(op["message"] for op in before.notes.ops)])  # fmt: skip
                 assert "".join(told.replace("<eos>", "").split()) == "".join(said.split())
+    if kind not in ("hermes", "xml"):  # of texts that differ as much as any
+        return
     # in the packed batch, too: the log-probs are those of these very tokens, one turn at a time
     policy, rows = random_policy(codec), rows[:3]
     (batch,) = pack(rows, 1 << 20)
