@@ -135,7 +135,9 @@ def test_texts_that_an_embedder_has_cut_are_counted_with_the_search(codec, monke
         (asked,) = noted(done, "answer")
         # all entries, and the question
         assert asked.entries and asked.search_cut == (asked.entries + 1 if embedder else 0)
-        assert agent.count(task, done.turns[-1])["search_cut"] == asked.search_cut
+        counts = agent.count(task, done.turns[-1])
+        assert counts["search_cut"] == asked.search_cut
+        assert (counts["recall"], counts["sought"]) == (asked.recall, 1)
 
 
 # ---------------------------------------------------------------- likelihood
