@@ -574,6 +574,14 @@ SPOILT = (
 )  # fmt: skip
 
 
+def test_the_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "b.db"
+    path.write_bytes(before := _other_database(path))
+    with pytest.raises(UserError):
+        bank(path, Plane())
+    assert path.read_bytes() == before
+
+
 def test_check_says_what_opening_does_not(tmp_path):
     made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
     made._db.execute("PRAGMA foreign_keys = OFF")
