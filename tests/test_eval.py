@@ -616,7 +616,7 @@ def evaluation(tmp_path):
 
     def ask(name, part):
         config = EvalConfig(
-            name=name, runs=str(tmp_path), agents=tuple(agents), lengths=(1,), n=5, samples=2,
+            name=name, runs=str(tmp_path), agents=tuple(agents), lengths=(1,), n=3, samples=2,
             temperatures=(1.0, 0.0), device="cpu", part=part, transcripts=3,
         )  # fmt: skip
         return read_run(eval.run_suite(config, agents))

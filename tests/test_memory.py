@@ -1,3 +1,5 @@
+import contextlib
+import io
 import math
 import os
 import subprocess
@@ -129,19 +131,19 @@ def test_items_that_are_no_candidates_do_not_change_the_scores(name):
 
 
 def test_what_is_found_does_not_depend_on_hashes():
+    """In two processes, this one's hashes and others."""
     script = (
         "from agents.retrieval import *\n"
         "items = [f'{a} {b}' for a in ('Anna', 'Otto', 'Ida') for b in ('met', 'saw', 'left')]\n"
         "queries = ('Anna met Ida', 'Otto saw it', 'left', 'nothing')\n"
         "print([r(items).top_k(q, 4) for r in RETRIEVERS.values() for q in queries])\n"
     )
-    printed = set()
-    for seed in "01":
-        env = os.environ | {"PYTHONHASHSEED": seed}
-        how = dict(cwd=Path(__file__).parents[1], env=env, text=True, check=True)
-        done = subprocess.run([sys.executable, "-c", script], capture_output=True, **how)
-        printed.add(done.stdout)
-    assert len(printed) == 1 and "(" in printed.pop()
+    with contextlib.redirect_stdout(io.StringIO()) as here:
+        exec(script, {})
+    env = os.environ | {"PYTHONHASHSEED": str(hash("Anna") % 9 + 1)}
+    how = dict(cwd=Path(__file__).parents[1], env=env, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, **how)
+    assert done.stdout == here.getvalue() and "(" in done.stdout
 
 
 @pytest.mark.parametrize("name", RETRIEVERS)

@@ -24,10 +24,10 @@ def run(*words, code=0):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """A run of three steps with the agent's own setting."""
+    """A run of two steps with the agent's own setting."""
     runs = tmp_path_factory.mktemp("runs")
     run(
-        "train", "--agent", MINE, "--topic", "places", "--steps", 3, "--tasks-per-step", 2,
+        "train", "--agent", MINE, "--topic", "places", "--steps", 2, "--tasks-per-step", 2,
         "--group-size", 3, "--lengths", 2, "--temperature", 1.5, "--name", "mine",
         "--runs", runs, *SHORT,
     )  # fmt: skip
@@ -42,7 +42,7 @@ def test_a_training_has_the_agents_setting_turn_reward_and_count(trained):
     stored = yaml.safe_load((trained / "config.yaml").read_text())
     assert stored["agent"]["topic"] == "places" and stored["run"]["agent"] == MINE
     lines = list(csv.DictReader((trained / "metrics.csv").open()))
-    assert len(lines) == 3
+    assert len(lines) == 2
     assert all(0 <= float(line["turn_reward_short"]) <= 1 for line in lines)
     assert all(0 <= float(line["notes_long"]) <= 1 for line in lines)
     exported = yaml.safe_load((trained / "model" / "agent.yaml").read_text())
@@ -58,12 +58,12 @@ def forgotten(monkeypatch):
 
 def test_a_stopped_run_goes_on_with_the_users_agent_which_is_named_again(trained, forgotten):
     """Its config.yaml could be anybody's: it runs no code."""
-    words = ("train", "--name", "mine", "--runs", trained.parent, "--resume", "--steps", 4)
+    words = ("train", "--name", "mine", "--runs", trained.parent, "--resume", "--steps", 3)
     said = " ".join(run(*words, code=2).split())
     assert f"agent {MINE}," in said and f"give --agent {MINE} or --trust-remote-code." in said
     words = (*words, "--agent", MINE)
     run(*words)
-    assert len(list(csv.DictReader((trained / "metrics.csv").open()))) == 4
+    assert len(list(csv.DictReader((trained / "metrics.csv").open()))) == 3
     assert "topic 'places', not 'food'" in run(*words, "--topic", "food", code=2)
 
 
@@ -167,11 +167,10 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
         "def tasks():\n    return [worlds.make_task(k, 2, 'one_fact') for k in range(4)]\n\n"
         "def nothing():\n    return []\n\nnumber = 3\n"
     )
-    words = ("train", "--steps", 2, "--tasks-per-step", 2, "--group-size", 3, "--runs", tmp_path)
+    words = ("train", "--steps", 1, "--tasks-per-step", 2, "--group-size", 3, "--runs", tmp_path)
     run(*words, "--name", "a", "--data", f"{path}:tasks", "--reward", f"{path}:reward")
-    lines = list(csv.DictReader((tmp_path / "a" / "metrics.csv").open()))
-    assert len(lines) == 2
-    assert any(0 < float(line["reward"]) < 1 for line in lines)
+    (line,) = csv.DictReader((tmp_path / "a" / "metrics.csv").open())
+    assert 0 < float(line["reward"]) < 1
     run(
         "eval", "--agents", "oracle,none", "--data", f"{path}:tasks", "--n", 2, "--runs", tmp_path,
         "--name", "e",

@@ -36,12 +36,12 @@ def test_a_recipe_says_everything_so_that_no_default_changes_it(path):
         assert stored[section].keys() == {field.name for field in fields(cls)}, section
 
 
-# a whole training, adapters on one card, and another agent on several machines
+# a whole training, adapters on one card, and another agent, here on one rank: see the last test
 @pytest.mark.parametrize("name", ["laptop", "qwen3-0.6b-24gb", "rememr1-qwen2.5-7b"])
 def test_a_recipe_can_be_dry_run(name):
     said, (run, *rest) = [], recipe(name)
     data = run.data
-    dry_run(run, *rest, said.append)
+    dry_run(replace(run, devices=1, num_nodes=1, device="cpu"), *rest, said.append)
     assert said[-2].startswith("2 steps") and said[-2].endswith("the export loads.")
     once = "" if data == "world" else f" once {data} and "
     assert said[-1].startswith(f"The run can begin{once}")
@@ -130,12 +130,12 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
             dry_run(replace(run, **changed), replace(config, **more), agent, said.append, resume)
 
 
-def test_a_dry_run_exports_also_where_the_run_will_keep_no_checkpoint(monkeypatch):
+def test_a_dry_run_exports_always_and_two_ranks_stand_in_for_many(monkeypatch):
     """Its own checkpoints are small, and what is tried is more than the run needs."""
-    asked = []
+    asked, said = [], []
 
-    def stop(run, *_, **__):
-        asked.append(run.keep_checkpoints)
+    def stop(run, config, *_, **__):
+        asked.append((run.keep_checkpoints, run.devices, run.num_nodes, config.tasks_per_step))
         raise UserError("far enough")
 
     monkeypatch.setattr("commands.train.train", stop)
@@ -143,4 +143,9 @@ def test_a_dry_run_exports_also_where_the_run_will_keep_no_checkpoint(monkeypatc
     for kept in (0, 3):
         with pytest.raises(UserError, match="far enough"):
             dry_run(RunConfig(device="cpu", keep_checkpoints=kept), config, agent, [].append)
-    assert asked == [1, 3]
+    assert asked == [(1, 1, 1, (1,)), (3, 1, 1, (1,))]
+    run, *rest = recipe("rememr1-qwen2.5-7b")
+    with pytest.raises(UserError, match="far enough"):
+        dry_run(run, *rest, said.append)
+    many = f"2 processes stand in for {run.num_nodes} x {run.devices} devices."
+    assert asked[-1][1:] == (2, 1, (2,)) and many in said

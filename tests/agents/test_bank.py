@@ -574,6 +574,14 @@ SPOILT = (
 )  # fmt: skip
 
 
+def test_the_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path):
+    path = tmp_path / "b.db"
+    path.write_bytes(before := _other_database(path))
+    with pytest.raises(UserError):
+        bank(path, Plane())
+    assert path.read_bytes() == before
+
+
 def test_check_says_what_opening_does_not(tmp_path):
     made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
     made._db.execute("PRAGMA foreign_keys = OFF")
@@ -613,9 +621,9 @@ def test_a_full_disk_writes_nothing(tmp_path):
 
 
 def filling(path: Path) -> None:
-    """Make a hundred batches, or those that are missing."""
+    """Make forty batches, or those that are missing."""
     made = bank(path, Plane(), delta=-1.0, same_intent=1.1)
-    for k in range(made.noted("next") or 0, 100):
+    for k in range(made.noted("next") or 0, 40):
         with made.batch():
             made.feedback(made.retrieve(f"task {k}").shown, 1.0 if k % 3 else -1.0, epoch=k)
             made.write(f"task {k}", "x" * 200, success=k % 3 > 0, task_id=f"t{k}", epoch=k)

@@ -169,8 +169,9 @@ def test_the_reward_of_a_stop_falls_with_every_section_past_the_answer(
     own = agent.turn_rewards(done)
     assert len(own) == len(done.turns)
     for rewards in own:
-        whole = 0.5 * all(len(memory) < 20 for memory in memories)
-        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": whole}
+        whole = all(len(memory) < 20 for memory in memories)
+        assert rewards == {"stop": pytest.approx(stop), "calls": 0.5, "memories": 0.5 * whole}
+    assert counted(agent, done)["unfinished"] == (not whole)
 
 
 def test_an_answer_of_yes_is_not_looked_for_and_all_are_where_all_are_asked_for(codec):

@@ -90,6 +90,7 @@ def test_several_pieces_come_in_reading_order_and_turns_are_limited(codec):
     first, second, _ = done.turns
     # one section matches the question; the query finds another one, and nothing else matches
     assert first.notes.read == (4,) and second.notes.read == (2,)
+    assert agent.limits().shown == 12 + 48 + 2 * 8  # state, query and two more sections
     agent, done = play(codec, [silent, silent, "-"], pieces_k=3, most_turns=2)
     first, second, _ = done.turns
     assert first.notes.read == (4,) and second.notes.read == (1, 2, 3)

@@ -1,13 +1,9 @@
 """Memory-R1: four operations on a store, answers that distil it, and the two stages of training."""
 
-import csv
-
 import pytest
 from conftest import counted
 from test_memupdate import call, create
-from typer.testing import CliRunner
 
-import cli
 from agents.memoryr1 import MemoryR1, MemoryR1Config
 from agents.store import Entry, Store
 from config.errors import UserError
@@ -208,20 +204,3 @@ def test_the_answerer_needs_memories_that_are_given(codec):
 def test_where_the_response_is_the_answer_nothing_is_copied():
     assert "copy" in agent_of(form="boxed").wording("answer").head
     assert "copy" not in agent_of(form="plain").wording("answer").head
-
-
-# ---------------------------------------------------------------- commands
-
-
-@pytest.mark.parametrize("stage", ["manager", "answerer"])
-def test_train_a_step(tmp_path, stage):
-    words = ["train", "--agent", "memoryr1", "--stage", stage, "--model", keeper.WEIGHTS, "--data",
-             "ledger", "--lengths", 5, "--steps", 1, "--tasks-per-step", 1, "--group-size", 2,
-             "--name", "t", "--runs", tmp_path]  # fmt: skip
-    result = CliRunner().invoke(cli.app, [*map(str, words)])
-    assert result.exit_code == 0, result.output
-    (line,) = csv.DictReader((tmp_path / "t" / "metrics.csv").open())
-    edited = float(line["op_create"]) + float(line["stop_no_call"])
-    assert (edited > 0) is (stage == "manager")
-    assert ("turn_reward_right" in line) is (stage == "answerer")
-    assert 0 <= float(line["reward"]) <= 1.2  # the policy's own settings pay for form

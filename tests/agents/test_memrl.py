@@ -270,7 +270,8 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
     reader = agent(update="none", **settings)
     trajectory = tried(reader, read, task)
     assert [p.text for p in read.prompts] == [p.text for p in plain.prompts]
-    assert reader.tried(trajectory).success and reader.reward(trajectory) == 1.0
+    notes = reader.tried(trajectory)
+    assert notes.success and notes.steps == len(read.prompts) and reader.reward(trajectory) == 1.0
     with_block = answering("\\boxed{Oslo}")
     reader = agent(**settings)
     reader.opened().write("Where is Bob?", "it stood at the end", success=True, task_id="x")

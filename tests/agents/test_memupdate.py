@@ -11,7 +11,7 @@ from conftest import random_policy
 
 from agents import find, memupdate, pay
 from agents.store import Entry, Store
-from commands.train import resolved
+from commands.train import build, resolved
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
 from data import Task
@@ -285,6 +285,22 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     engine.window = seen[0] - 1
     (refused,) = rollout(engine, agent, [(task, 0)])
     assert "does not fit the model's window" in refused.error
+
+
+def test_members_of_a_group_draw_alike_and_edit_stores_of_their_own(codec):
+    places = iter(("Genoa", "Lima", "Oslo"))
+
+    def script(prompt):
+        if "None yet." not in prompt.text:
+            return ""
+        return call("sample_memory", k=2) + create(f"Dora reached {next(places)}.")
+
+    done = play(codec, refiner(), REFINED, script, n=3)
+    notes = [noted(trajectory) for trajectory in done]
+    assert len({first.ops[0]["message"] for first, _ in notes}) == 1
+    stores = [Store.from_lines(last.store, "the notes").snapshot().entries for _, last in notes]
+    assert [len(entries) for entries in stores] == [4] * 3
+    assert len({entries[-1].text for entries in stores}) == 3
 
 
 # ---------------------------------------------------------------- what is trained
@@ -721,6 +737,29 @@ def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(cod
 
 
 # ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    ("data", "validation"), [("long", "short"), ("one_short", "")], ids=["validation", "first step"]
+)
+def test_a_training_refuses_such_a_budget_before_any_step(tmp_path, data, validation):
+    """In the validation, and in the last task of the first step."""
+    own = tmp_path / "own.py"
+    own.write_text(
+        "from data import Task\n"
+        "def task(name, n):\n"
+        "    return Task(name, 'Where is Anna?', ('Oslo',), text='Anna reached Oslo. ' * n)\n"
+        "def long(): return [task('a', 40), task('b', 40)]\n"
+        "def one_short(): return [task('a', 40), task('b', 1)]\n"
+        "def short(): return [task('c', 1)]\n"
+    )
+    run = RunConfig(
+        runs=str(tmp_path), name="x", model=str(keeper.WEIGHTS), agent="memupdate", device="cpu",
+        data=f"{own}:{data}", validation=validation and f"{own}:{validation}", shuffle=False,
+    )  # fmt: skip
+    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2)
+    with pytest.raises(UserError, match="tokens holds no entry"):
+        build(run, config, editor(budget_entries=0, memory_budget=0.1))
 
 
 SHORT = Task("short", "Where is Anna?", ("Oslo",), text="Anna reached Oslo. It rained.")

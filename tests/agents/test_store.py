@@ -219,7 +219,7 @@ def sequences(count: int) -> Iterator[tuple[list[Entry], Store, Model, random.Ra
 
 def test_random_sequences():
     merges = 0
-    for first, store, model, rng in sequences(1000):
+    for first, store, model, rng in sequences(500):
         assert [store.at(n).entries for n in range(len(store.journal) + 1)] == [
             model.live(n) for n in range(len(model.states))
         ]
@@ -237,7 +237,7 @@ def test_random_sequences():
         made = {e.id: e for e in there.added} | kept | {old.id: new for old, new in there.changed}
         assert made == {e.id: e for e in b.entries}  # a + diff = b
         merges += bool(there.merged)
-    assert merges > 25
+    assert merges > 12
 
 
 # ---------------------------------------------------------------- differences
