@@ -45,6 +45,7 @@ from tokens.codec import Codec, Text
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
+from bench import colocated
 from engines.vllm_colocated import ColocatedEngine
 
 AGENT = tiny.agent()
@@ -519,19 +520,14 @@ def test_a_store_is_edited_alike_by_a_server_of_vllm_that_is_killed(
     with (tmp_path / "vllm.log").open("wb") as log, vllm_server(log) as (url, start_anew):
         engine = endpoint.EndpointEngine(url, "", Codec.load(keeper.WEIGHTS))
         assert engine.model == "m" and engine.window == 2048
-        in_flight = []
-
-        def kill():
-            in_flight.append(len(engine._sockets))
-            start_anew()
-
-        written = [[*episodes(engine, kill, **HISTORIES[0])], [*episodes(engine, **HISTORIES[1])]]
+        kills = start_anew, lambda: None
+        written = [[*episodes(engine, k, **more)] for k, more in zip(kills, HISTORIES, strict=True)]
         long = Prompt((("Anna joined Boris. " * 600, False),), 8)
         (full,) = answered(engine, long)
         engine.window = None  # as with a server that does not report it
         (refused,) = answered(engine, long)
         engine.close()
-    assert written == expected and in_flight[0]  # turns were on their way when it was killed
+    assert written == expected
     assert full.finish is refused.finish is Finish.FULL
     assert "maximum context length" in refused.error and engine.reused_tokens > 0
 
@@ -594,6 +590,15 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
         refused = engine.add(Prompt((("Anna " * 600, False),), 3))
         ((key, turn),) = engine.step()
         assert key == refused and turn.finish is Finish.FULL
+
+
+def test_the_gpu_benchmark_runs_here_in_small():
+    for number in colocated.level("lora", "1")["rounds"]:
+        assert number["mean"] < 1e-5 and number["stale"] > 0.05
+        assert set(number["seconds"]) == {"wake", "sync", "sleep"}
+    steps = colocated.step("lora", tiny=True)["steps"]
+    assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in steps)
+    assert len(steps) == 2
 
 
 def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
