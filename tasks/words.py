@@ -39,8 +39,8 @@ METRICS = {
 def in_words(kind: str) -> str:
     """Return what a kind of questions is in the middle of a sentence.
 
-    >>> in_words("one_fact"), in_words("hotpotqa"), in_words("2 temporal, official metric")
-    ('questions that need one fact', 'hotpotqa questions', "questions '2 temporal, official metric'")
+    >>> in_words("one_fact"), in_words("hotpotqa"), in_words("4 single-hop, F1")
+    ('questions that need one fact', 'hotpotqa questions', "questions '4 single-hop, F1'")
     """
     name, comma, more = kind.partition(",")
     if name in KINDS:
