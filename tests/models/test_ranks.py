@@ -59,7 +59,7 @@ CASES = {
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
     "a rank without signal": (replace(CONFIG, aggregation="row_mean", group_size=12), {}),
     "turns of an update": (
-        replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"),
+        replace(CONFIG, rows_per_update=12, aggregation="turn_mean", without_signal="keep"),
         {},
     ),
     "rewards of turns": (replace(CONFIG, aggregation="trajectory_mean", alpha=0.6), {}),
@@ -173,7 +173,7 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
     weights_of_two, gradients_of_two, metrics_of_two = by_two[name]
     config = CASES[name][0]
-    # 12 trajectories of 3 turns in updates of 16 turns
+    # 12 trajectories of 3 turns in updates of 12 turns
     updates = 3 if config.rows_per_update else config.updates_per_rollout
     assert len(gradients) == len(gradients_of_two) == updates
     pairs = [*zip(gradients, gradients_of_two, strict=True), (weights, weights_of_two)]
