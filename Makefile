@@ -40,7 +40,7 @@ test-real: .venv/ready .venv-vllm/ready
 	touch $@
 
 test-vllm: .venv-vllm/ready
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm_colocated.py tests/engines/test_endpoint.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/test_vllm_colocated.py
 
 .venv-bench/ready: requirements.txt bench/requirements.txt
 	$(PYTHON) -m venv .venv-bench

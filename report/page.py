@@ -326,7 +326,8 @@ def _fates(summary: dict) -> Section:
         ),
         "Where an accepted answer stands, as whole words: in no section that was read (not shown), "
         "in a section and never in the memory (never kept), in the memory and not at its end "
-        "(lost), at its end and answered wrong all the same (kept). Yes and no are not looked for.",
+        "(lost), all that it ever held still there and more was needed (kept in part), at its end "
+        "and answered wrong all the same (kept). Yes and no are not looked for.",
     )
 
 
@@ -339,14 +340,18 @@ def _counted(summary: dict) -> Section:
         (_place(cell), {n.replace("_", " "): f"{x:.3g}" for n, x in rates.items() if x is not None})
         for cell, rates in cells(summary, "rates")
     ]
-    head = ["agent, question", summary["unit"], "temp."]
+    head, tallies = ["agent, question", summary["unit"], "temp."], _tallies(summary)
+    notes = (
+        (rates, "Shares and means that each agent counts of its own turns (Agent.rates), over all "
+         "trajectories of a cell."),
+        (tallies, "Lists of counts (Agent.tallies): how many an episode has on average, and their "
+         "share of the line, the most frequent first. An episode is a trajectory that has read "
+         "its document itself."),
+    )  # fmt: skip
     return Section(
         "What the agents did",
-        table("what agents count of their turns", head, rates) + _tallies(summary),
-        "Shares and means that each agent counts of its own turns (Agent.rates), over all "
-        "trajectories of a cell. Lists of counts (Agent.tallies): how many an episode has on "
-        "average, and their share of the line, the most frequent first. An episode is a trajectory "
-        "that has read its document itself." + _about_ends(summary),
+        table("what agents count of their turns", head, rates) + tallies,
+        " ".join(note for shown, note in notes if shown) + _about_ends(summary),
     )
 
 

@@ -272,8 +272,9 @@ def _worth(outcome: dict) -> Markup:
         return table(title, ["entry", "of task"], rows)
 
     bank = outcome["bank"]
-    helped = listed("Helped", -1, [entry for entry in bank if entry["wins"]])
-    return helped + listed("Hurt", 1, [e for e in bank if e["wins"] < e["visits"]])
+    helped = listed("Helped: the highest shares", -1, [entry for entry in bank if entry["wins"]])
+    hurt = [entry for entry in bank if entry["wins"] < entry["visits"]]
+    return helped + listed("Hurt: the lowest shares", 1, hurt)
 
 
 def _one_task(outcome: dict) -> Markup:
@@ -324,12 +325,14 @@ def _page(
     status: str = "",
     running: bool = False,
 ) -> str:
-    best = max((cells[-1] for cells in _by_arm(summary).values()), key=itemgetter("sr"))
+    ends = [cells[-1] for cells in _by_arm(summary).values()]
+    best = max(ends, key=itemgetter("sr"))
+    arms = ", ".join(cell["arm"] for cell in ends if cell["sr"] == best["sr"])
     rules = outcomes[0].get("judged_by", "")
     judged = f", judged by {rules}," if rules else ""
     lead = (
-        f"{best['arm']} solved {best['sr']:.0%} of {best['n']} tasks of {config.suite}"
-        f"{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
+        f"Arms that solved most: {arms} ({100 * best['sr']:.0f} % of {best['n']} tasks of "
+        f"{config.suite}{judged} in epoch {best['epoch']}). {' '.join(_remarks(summary))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes}
     learning = [o for o in outcomes if o["bank"]]

@@ -39,13 +39,15 @@ METRICS = {
 def in_words(kind: str) -> str:
     """Return what a kind of questions is in the middle of a sentence.
 
-    >>> in_words("one_fact"), in_words("hotpotqa"), in_words("questions, a.json")
-    ('questions that need one fact', 'hotpotqa questions', 'questions, a.json')
+    >>> in_words("one_fact"), in_words("hotpotqa"), in_words("4 single-hop, F1")
+    ('questions that need one fact', 'hotpotqa questions', "questions '4 single-hop, F1'")
     """
     name, comma, more = kind.partition(",")
     if name in KINDS:
         return f"questions {KINDS[name]}{comma}{more}"
-    return kind if name == "questions" else f"{kind} questions"
+    if name == "questions":
+        return kind
+    return f"questions '{kind}'" if comma else f"{kind} questions"
 
 
 def title_of(kind: str) -> str:

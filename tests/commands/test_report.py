@@ -84,7 +84,7 @@ def test_a_stream_that_was_killed(stream, tmp_path):
         file.write('{"epoch": 2, "torn')
     text = page_of(report(tmp_path).parent).text
     assert "Stopped: none, arm 1 of 2, epoch 2 of 2, 6 tasks of it done." in text
-    assert "none solved 50%" in text and "Ways of remembering" in text
+    assert "solved most: none (50 % of" in text and "Ways of remembering" in text
     assert not (tmp_path / "summary.json").exists()
 
 

@@ -80,18 +80,18 @@ LOOKING_BACK = tiny.agent(
 )
 def test_sampler_logprobs_are_the_trainers(codec, policy, agent, temperature):
     # fewer rows than trajectories: rows are reused at other lengths
-    engine = TransformersEngine(policy, codec, max_rows=7)
-    jobs = [(t, 0) for t in tasks(16)]
-    done = list(rollout(engine, agent, jobs, Sampling(temperature), in_flight=11))
+    engine = TransformersEngine(policy, codec, max_rows=5)
+    jobs = [(t, 0) for t in tasks(9, 2)]
+    done = list(rollout(engine, agent, jobs, Sampling(temperature), in_flight=8))
     turns = [turn for t in done for turn in t.turns]
-    assert agent is MEMAGENT or sum(bool(t.notes.recalled.steps) for t in turns) == 16 * 2
-    assert len(done) == 16 and worst_mismatch(policy, turns, temperature) < 1e-5
+    assert agent is MEMAGENT or sum(bool(t.notes.recalled.steps) for t in turns) == 9
+    assert len(done) == 9 and worst_mismatch(policy, turns, temperature) < 1e-5
     stopped = [turn for turn in turns if turn.finish is Finish.STOP]
     assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
 
 
 def test_greedy_equals_transformers_generate(codec, policy):
-    engine, jobs = TransformersEngine(policy, codec, max_rows=4), [(t, 0) for t in tasks(6)]
+    engine, jobs = TransformersEngine(policy, codec, max_rows=2), [(t, 0) for t in tasks(3, 2)]
     done = list(rollout(engine, MEMAGENT, jobs, Sampling(0.0)))
     for turn in (turn for t in done for turn in t.turns):
         ids = torch.tensor([turn.prompt_ids])
@@ -112,12 +112,12 @@ def test_a_trajectory_does_not_depend_on_what_runs_beside_it(codec, policy):
             for t in rollout(engine, MEMAGENT, jobs, seed=seed, **kwargs)
         }
 
-    jobs = [(t, s) for t in tasks(3, 2) for s in range(2)]
+    jobs = [(t, s) for t in tasks(2, 1) for s in range(2)]
     shuffled = random.Random(0).sample(jobs, len(jobs))
     alone = {}
     for job in jobs:
         alone |= run([job], max_rows=1)
-    assert run(jobs, max_rows=32) == run(shuffled, max_rows=5, in_flight=6) == alone
+    assert run(jobs, max_rows=32) == run(shuffled, max_rows=2, in_flight=3) == alone
     assert len({str(v) for v in alone.values()}) == len(alone)  # samples of one task differ
     assert run(jobs[:1], max_rows=1, seed=4) != run(jobs[:1], max_rows=1)
 
@@ -127,11 +127,11 @@ def test_long_and_short_prompts_side_by_side(codec, policy):
         policy, codec, max_rows=8, max_cache_tokens=1500, max_prefill_tokens=300
     )
     long = list(worlds.make_tasks(1, 2, 40, "one_fact"))
-    jobs = [(t, 0) for t in tasks(5, 1) + long + tasks(5, 2)]
-    done = list(rollout(engine, FULL, jobs, in_flight=12))
-    assert len(done) == 12 and not any(t.error for t in done)
+    jobs = [(t, 0) for t in tasks(3, 1) + long + tasks(2, 2)]
+    done = list(rollout(engine, FULL, jobs, in_flight=7))
+    assert len(done) == 7 and not any(t.error for t in done)
     assert worst_mismatch(policy, [t.turns[0] for t in done]) < 1e-5
-    assert len(list(rollout(engine, BM25, jobs))) == 12
+    assert len(list(rollout(engine, BM25, jobs))) == 7
 
 
 @pytest.mark.parametrize(
@@ -226,7 +226,7 @@ def test_nothing_of_other_weights_is_reused(codec, policy):
         assert reused() == first
 
 
-@settings(max_examples=15)
+@settings(max_examples=10)
 @given(
     st.lists(
         st.tuples(st.lists(st.integers(2, 4), min_size=1, max_size=14), st.integers(1, 5)),
@@ -276,12 +276,12 @@ def test_a_prompt_past_the_window_ends_its_trajectory_with_a_reason(codec):
 
 def test_the_baselines_never_exceed_the_models_window(codec):
     engine = TransformersEngine(random_policy(codec, window=100), codec)
-    for window in (None, 0, 5000, 100, 90):
+    for window in (None, 5000, 90):
         for agent in (
             tiny.agent("full", window=window),
             tiny.agent("bm25", window=window, top_k=9),
         ):
-            done = list(rollout(engine, agent, [(t, 0) for t in tasks(2, 1) + tasks(2, 9)]))
+            done = list(rollout(engine, agent, [(t, 0) for t in tasks(1, 1) + tasks(1, 9)]))
             assert not any(t.error for t in done)
             sizes = {len(t.turns[0].prompt_ids) + agent.config.final_tokens for t in done}
             assert max(sizes) == min(window or 100, 100)
@@ -546,7 +546,7 @@ def test_a_draft_is_what_followed_the_latest_tokens_in_the_prompt():
 def test_drafts_change_the_number_of_passes_and_not_what_is_said(monkeypatch, temperature):
     """The embedded policy has learnt to copy its memory."""
     policy, codec = load_model(EMBEDDED, device="cpu"), Codec.load(EMBEDDED)
-    jobs = [(t, 0) for t in tasks(6, 12)]
+    jobs = [(t, 0) for t in tasks(3, 6)]
 
     def read(max_draft):
         monkeypatch.setattr(hf, "MAX_DRAFT", max_draft)
@@ -677,7 +677,7 @@ def test_blocks_of_queries_leave_out_what_they_do_not_see(depths, most, monkeypa
 SHORT = tiny.agent(memory_tokens=6, final_tokens=6)
 
 
-def read_again(codec, policy, questions, n_sections=6, **room):
+def read_again(codec, policy, questions, n_sections=3, **room):
     """Read one document once per question; return the engine, and turns by question."""
     engine, reader = TransformersEngine(policy, codec, max_rows=4, **room), SHORT
     (task,) = tasks(1, n_sections)
@@ -715,22 +715,21 @@ def test_questions_about_one_text_take_no_more_rows_than_one_does(codec, policy)
             codec, policy, questions[:n], remember=True, max_cache_tokens=1 << 16
         )
         used.append(sum(bool(ids) for ids in engine._cached))
-    assert used[0] == 7 and used[1] <= used[0] + 3  # the final prompts differ
+    assert used[0] == 4 and used[1] <= used[0] + 3  # the final prompts differ
     room = {"remember": True, "max_cache_tokens": 400}  # what is remembered stays within it
-    engine, done = read_again(codec, policy, ["Where is Anna?"] * 2, 10, **room)
-    _, fresh = read_again(codec, policy, ["Where is Anna?"] * 2, 10)
-    assert responses(done) == responses(fresh)
+    engine, done = read_again(codec, policy, ["Where is Anna?"] * 2, 8, **room)
+    _, fresh = read_again(codec, policy, ["Where is Anna?"], 8)
+    assert responses(done) == responses(fresh) * 2
     assert engine._cache.rows * engine._cache.width <= 400 and engine._cache.rows > 4
 
 
 @pytest.mark.parametrize("remember", [False, True])
 def test_a_prompt_that_is_dropped_frees_its_row_and_changes_no_other(codec, policy, remember):
-    engine = TransformersEngine(policy, codec, max_rows=3, remember=remember)
-    prompts = [next(tiny.agent("full").on(codec).run(task)) for task in tasks(7)]
+    engine = TransformersEngine(policy, codec, max_rows=2, remember=remember)
+    prompts = [next(tiny.agent("full").on(codec).run(task)) for task in tasks(5)]
     keys = [engine.add(prompt, Sampling(1.0), k) for k, prompt in enumerate(prompts)]
-    wanted = {}
+    wanted, alone = {}, TransformersEngine(policy, codec)
     for k, (key, prompt) in enumerate(zip(keys, prompts, strict=True)):
-        alone = TransformersEngine(policy, codec)
         alone.add(prompt, Sampling(1.0), k)
         ((_, turn),) = finished(alone, 1).items()
         wanted[key] = turn.response_ids
@@ -739,7 +738,7 @@ def test_a_prompt_that_is_dropped_frees_its_row_and_changes_no_other(codec, poli
     engine.drop(in_flight)
     engine.drop(keys[-1])  # which waits
     engine.drop(10**6)  # which nobody knows
-    done |= finished(engine, 5 - len(done))
+    done |= finished(engine, 3 - len(done))
     assert {*done} == {*keys} - {in_flight, keys[-1]}
     assert all(turn.response_ids == wanted[key] for key, turn in done.items())
     assert len(engine._free) == len(engine._requests) and not engine.step()

@@ -6,9 +6,14 @@ Elsewhere these tests are skipped.
 import csv
 import importlib.util
 import json
+import os
 import random
+import signal
+import socket
+import subprocess
 import sys
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -27,18 +32,20 @@ from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from dev import base, keeper
 from embedded import tiny
+from engines import endpoint
 from engines.hf import TransformersEngine
 from engines.open import grammar_of
 from eval import run_suite
 from memagent import Finish, Prompt
-from models.load import inner, with_lora
+from models.load import inner, load_model, with_lora
 from models.logprobs import mask_head
 from rollout import Sampling, rollout
-from tasks import worlds
-from tokens.codec import Text
+from tasks import ledger, worlds
+from tokens.codec import Codec, Text
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
+from bench import colocated
 from engines.vllm_colocated import ColocatedEngine
 
 AGENT = tiny.agent()
@@ -419,6 +426,112 @@ def test_an_evaluation_with_a_grammar_has_no_call_that_cannot_be_read(tmp_path, 
     assert not {"error_unreadable", "error_unknown_tool"} & counts[True].keys()
 
 
+# ---------------------------------------------------------------- the agent with a store
+
+
+def episodes(engine, after_first=lambda: None, **settings):
+    """Run three greedy episodes of the agent that keeps a store; return them as plain data.
+
+    Each holds what its turns read and wrote and why they ended, the store with its journal, and
+    the probes' answers.
+    """
+    agent = keeper.agent(**settings)
+    # in these it edits, greedily, in a growing chat too, which it was not trained to read
+    jobs = [(ledger.make_ledger(seed, 6, n_people=4), 0) for seed in (12, 14, 25)]
+    done = []
+    with engine.awake():
+        for trajectory in rollout(engine, agent, jobs, Sampling(0.0)):
+            done.append(trajectory)
+            if len(done) == 1:
+                after_first()
+    assert not any(t.error for t in done)
+    for trajectory in sorted(done, key=lambda t: t.task.id):
+        phases = [turn.notes.phase for turn in trajectory.turns]
+        assert phases.count("edit") >= 6 and phases.count("probe") >= 4
+        (last,) = (turn.notes for turn in trajectory.turns if turn.notes.store)
+        assert sum(op["ok"] for t in trajectory.turns for op in t.notes.ops) >= 2
+        yield (
+            [(t.prompt_ids, t.response_ids, t.finish, t.prompt.frozen) for t in trajectory.turns],
+            last.store,
+            last.answers,
+        )
+
+
+# each turn by itself; one growing chat, whose malformed calls do not end the episode here
+HISTORIES = ({}, {"history": "append", "max_turns": 2, "max_invalid": 99})
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The episodes through our own engine."""
+    codec, policy = Codec.load(keeper.WEIGHTS), load_model(keeper.WEIGHTS, "float32", "cpu")
+    return [[*episodes(TransformersEngine(policy, codec), **more)] for more in HISTORIES]
+
+
+def test_a_store_is_edited_alike_by_the_engine_in_this_process(expected):
+    engine = ColocatedEngine(keeper.WEIGHTS, Codec.load(keeper.WEIGHTS), 2048, kv_gib=0.1)
+    try:
+        assert [[*episodes(engine, **more)] for more in HISTORIES] == expected
+    finally:
+        engine.close()
+
+
+@contextmanager
+def vllm_server(log):
+    """Serve the policy with a store by `vllm serve`; gives its URL and how to start it anew."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    env = os.environ | {
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1",
+        "TORCHDYNAMO_DISABLE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1",
+    }  # fmt: skip
+    command = [
+        sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(keeper.WEIGHTS),
+        "--served-model-name", "m", "--dtype", "float32", "--enforce-eager",
+        "--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port),
+        "--enable-prompt-tokens-details",
+    ]  # fmt: skip
+    running = []
+
+    def start():
+        if running:
+            os.killpg(running[-1].pid, signal.SIGKILL)  # its group: it has children
+            running.pop().wait()
+        running.append(subprocess.Popen(
+            command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+        ))  # fmt: skip
+
+    start()
+    try:
+        yield f"http://127.0.0.1:{port}/v1", start
+    finally:
+        os.killpg(running[-1].pid, signal.SIGKILL)
+        running[-1].wait()
+
+
+def test_a_store_is_edited_alike_by_a_server_of_vllm_that_is_killed(
+    expected, tmp_path, monkeypatch
+):
+    """The real server returns the tokens that it read and wrote, and names its own limits."""
+    pytest.importorskip("uvicorn", reason="vLLM's server is not installed here: make test-vllm")
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    monkeypatch.setattr(endpoint, "READY_S", 300)
+    with (tmp_path / "vllm.log").open("wb") as log, vllm_server(log) as (url, start_anew):
+        engine = endpoint.EndpointEngine(url, "", Codec.load(keeper.WEIGHTS))
+        assert engine.model == "m" and engine.window == 2048
+        kills = start_anew, lambda: None
+        written = [[*episodes(engine, k, **more)] for k, more in zip(kills, HISTORIES, strict=True)]
+        long = Prompt((("Anna joined Boris. " * 600, False),), 8)
+        (full,) = answered(engine, long)
+        engine.window = None  # as with a server that does not report it
+        (refused,) = answered(engine, long)
+        engine.close()
+    assert written == expected
+    assert full.finish is refused.finish is Finish.FULL
+    assert "maximum context length" in refused.error and engine.reused_tokens > 0
+
+
 def rows_of(folder):
     with (folder / "metrics.csv").open() as file:
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
@@ -477,6 +590,15 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
         refused = engine.add(Prompt((("Anna " * 600, False),), 3))
         ((key, turn),) = engine.step()
         assert key == refused and turn.finish is Finish.FULL
+
+
+def test_the_gpu_benchmark_runs_here_in_small():
+    for number in colocated.level("lora", "1")["rounds"]:
+        assert number["mean"] < 1e-5 and number["stale"] > 0.05
+        assert set(number["seconds"]) == {"wake", "sync", "sleep"}
+    steps = colocated.step("lora", tiny=True)["steps"]
+    assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in steps)
+    assert len(steps) == 2
 
 
 def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):

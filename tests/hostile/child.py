@@ -9,11 +9,23 @@ import signal
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import pytest
 from conftest import HANG_S
 
 from config.errors import UserError
+from config.options import EMBEDDED
 
 LIGHT, HEAVY = 1 << 30, 8 << 30  # bytes of address space; libraries of models reserve gigabytes
+
+
+@pytest.fixture(scope="module", autouse=True)
+def imported():
+    """What models need is imported here, once; each child would import it anew."""
+    from models.load import load_model
+    from tokens.codec import Codec
+
+    Codec.load(EMBEDDED)
+    load_model(EMBEDDED, "float32", "cpu")
 
 
 def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 120) -> str:

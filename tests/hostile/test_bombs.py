@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bombs
 import pytest
-from child import HEAVY, LIGHT, in_child, refused, sentences, written
+from child import HEAVY, LIGHT, imported, in_child, refused, sentences, written  # noqa: F401
 
 import suites
 from agents.store import read_entries

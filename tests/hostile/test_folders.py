@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import folders
 import pytest
-from child import HEAVY, LIGHT, in_child, refused, sentences
+from child import HEAVY, LIGHT, imported, in_child, refused, sentences  # noqa: F401
 from test_bombs import FLOOD, ROOT, tasks_of
 from typer.testing import CliRunner
 

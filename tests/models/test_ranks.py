@@ -59,7 +59,7 @@ CASES = {
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
     "a rank without signal": (replace(CONFIG, aggregation="row_mean", group_size=12), {}),
     "turns of an update": (
-        replace(CONFIG, rows_per_update=16, aggregation="turn_mean", without_signal="keep"),
+        replace(CONFIG, rows_per_update=12, aggregation="turn_mean", without_signal="keep"),
         {},
     ),
     "rewards of turns": (replace(CONFIG, aggregation="trajectory_mean", alpha=0.6), {}),
@@ -73,7 +73,7 @@ def by_tokens(trajectory):
 
 def groups_of(policy, codec, config, signal):
     """Roll out groups of four tasks; those in `signal` have rewards that differ."""
-    tasks = list(worlds.make_tasks(0, 4, 3, "one_fact"))
+    tasks = list(worlds.make_tasks(0, 4, 2, "one_fact"))
     groups = {task.id: Group(task, []) for task in tasks}
     jobs = [(task, g) for task in tasks for g in range(config.group_size)]
     for t in rollout(TransformersEngine(policy, codec), tiny.agent(), jobs, Sampling()):
@@ -173,7 +173,7 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
     weights, gradients, metrics = updated(name, tmp_path)
     weights_of_two, gradients_of_two, metrics_of_two = by_two[name]
     config = CASES[name][0]
-    # 12 trajectories of 4 turns in updates of 16 turns
+    # 12 trajectories of 3 turns in updates of 12 turns
     updates = 3 if config.rows_per_update else config.updates_per_rollout
     assert len(gradients) == len(gradients_of_two) == updates
     pairs = [*zip(gradients, gradients_of_two, strict=True), (weights, weights_of_two)]
@@ -188,13 +188,13 @@ def test_two_ranks_have_the_gradient_of_one(name, by_two, tmp_path):
 # ---------------------------------------------------------------- a training
 
 
-STEPS = {"steps": 4, "tasks_per_step": (4,), "group_size": 6}
+STEPS = {"steps": 3, "tasks_per_step": (4,), "group_size": 4}
 DEMO, AGENT = resolve("demo", EMBEDDED, STEPS, {}, "rememr1")
 MEMAGENT = tiny.agent("memagent")
 
 
 def run_config(runs, name, **kwargs):
-    usual = dict(save_every=1, validation="world", validation_n=5)
+    usual = dict(save_every=1, validation="world", validation_n=3)
     return RunConfig(**dict(name=name, runs=str(runs)) | usual | kwargs)
 
 
@@ -223,7 +223,7 @@ class Kill(lightning.Callback):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Train four steps on two ranks, killed in the third and resumed.
+    """Train three steps on two ranks, killed in the third and resumed.
 
     The agent has rewards of its turns.
     """
@@ -254,9 +254,9 @@ def test_a_run_of_two_ranks_that_is_killed_and_resumed_equals_one_of_one_rank(wh
         for some in (lines, lines_2)
     )
     assert responses == responses_2
-    assert validation == validation_2 and validation.count("\n") == 5
+    assert validation == validation_2 and validation.count("\n") == 4
     assert all((weights[n] - weights_2[n]).abs().max() < 1e-4 for n in weights)
-    names = {path.name for path in (whole / "checkpoints" / "step-4").iterdir()}
+    names = {path.name for path in (whole / "checkpoints" / "step-3").iterdir()}
     assert names == {".metadata", "__0_0.distcp", "__1_0.distcp", "state.json"}
 
 
@@ -266,10 +266,10 @@ def test_one_rank_resumes_from_a_checkpoint_of_two(whole, tmp_path):
     shutil.copytree(whole, tmp_path / "two")
     run = run_config(tmp_path, "two", devices=1, device="cpu")
     before = load_file(whole / "model" / "model.safetensors")
-    folder = train.train(run, replace(DEMO, steps=7), AGENT, resume=True)
+    folder = train.train(run, replace(DEMO, steps=5), AGENT, resume=True)
     assert find.begun(folder)["run"]["devices"] == 1
     metrics = outcome(folder)[1]
-    assert [row["step"] for row in metrics] == [*range(7)]
+    assert [row["step"] for row in metrics] == [*range(5)]
     assert all(row["mismatch_mean"] < 1e-5 for row in metrics)
     after = load_file(folder / "model" / "model.safetensors")
     assert 0 < max((after[n] - before[n]).abs().max() for n in after) < 1e-2
@@ -291,7 +291,7 @@ def changing(trajectory):
 )
 def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
     change = dict(change)
-    config = replace(DEMO, steps=1, group_size=3)
+    config = replace(DEMO, steps=1, tasks_per_step=(2,), group_size=3)
     if change.pop("quantise", False):
         config = replace(config, lora_rank=4, quantise=True)
     run = run_config(tmp_path, "a", validation_n=2, **change)
@@ -306,7 +306,7 @@ def test_a_step_without_signal_can_be_saved_and_gone_on_from(tmp_path, change):
 def test_a_warm_start_does_not_depend_on_the_number_of_ranks(tmp_path):
     """Mistakes, turns and metrics included; the sums of gradients are rounded in another order."""
     agent = tiny.agent("memagent", chunk_tokens=64)
-    config = SFTConfig(steps=3, tasks_per_step=(6,), mistakes=0.5, also=("full=0.2",), others=1,
+    config = SFTConfig(steps=2, tasks_per_step=(4,), mistakes=0.5, also=("full=0.2",), others=1,
                        lora_rank=4, micro_tokens=300)  # fmt: skip
     usual = dict(validation="", lengths=(4,), keep_trajectories=6)
     one, two = (

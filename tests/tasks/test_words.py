@@ -13,9 +13,8 @@ def test_every_kind_that_is_generated_has_words_of_its_own():
 
 
 def test_a_kind_of_a_file_keeps_its_name():
-    assert (
-        words.in_words("bridge, evidence reverse 0.5") == "bridge, evidence reverse 0.5 questions"
-    )
+    kind = "bridge, evidence reverse 0.5"
+    assert words.in_words(kind) == f"questions '{kind}'" and words.title_of(kind) == kind
     assert (
         words.in_words("one_fact, test articles") == "questions that need one fact, test articles"
     )
