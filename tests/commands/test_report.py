@@ -36,7 +36,10 @@ def test_the_command_writes_the_page_and_opens_it(tmp_path, monkeypatch):
         ("", ""),
         ("notes.txt", ""),
         ("config.yaml", "ask: {}\n"),
+        ("config.yaml", "ask: 5\n"),
         ("config.yaml", "stream: {name: x}\n"),
+        ("config.yaml", "stream: 5\n"),
+        ("config.yaml", "grpo: {steps: x}\n"),
         ("summary.json", "{}"),
     ],
 )

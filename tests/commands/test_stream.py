@@ -69,7 +69,22 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path):
         run_stream(short(tmp_path, "parts", epochs=4, batch=5), {})
     with pytest.raises(UserError, match=r"other settings \(lam\)"):
         run_stream(short(tmp_path, "parts", epochs=4), {"lam": 0.9})
-    (parts / "memrl.jsonl").write_bytes((parts / "memrl.jsonl").read_bytes()[:100])
+    path, rows = parts / "config.yaml", parts / "memrl.jsonl"
+    stored = path.read_text()
+    # a setting of an earlier version, at the only value that it has today
+    path.write_text(stored.replace("agent: {}", "agent: {size_cap: 100}"))
+    run_stream(short(tmp_path, "parts", epochs=4), {})
+    for wrong, sentence in (
+        (stored.replace("agent: {}", "agent: {size_cap: 99}"), "size_cap is 99"),
+        (stored.replace("agent: {}", "agent: 5"), "holds a run that is no stream"),
+        ("eval: {}\nagent: {}\n", "holds a run that is no stream"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match=sentence):
+            run_stream(short(tmp_path, "parts", epochs=4), {})
+        assert path.read_text() == wrong
+    path.write_text(stored)
+    rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(UserError, match="shorter than its bank says"):
         run_stream(short(tmp_path, "parts", epochs=4), {})
 
