@@ -537,6 +537,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(model, tmp_path, mon
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     too_long = tiny.agent(memory_tokens=5000)  # than the model's window
     shown, run = [train.TrainingProgress(7)], run_config(model, tmp_path, "a")
+    shown[0].on_exception(None, None, Stop())  # before a step there is no bar to stop
     with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
         train.train(run, GRPO, too_long, callbacks=shown)
     assert not (tmp_path / "a").exists()
