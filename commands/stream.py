@@ -126,16 +126,18 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
     if not path.exists():
         return
     before = files.read_yaml(path)
-    find.drop_removed(path, before)
+    if not all(isinstance(before.get(section), dict) for section in given):
+        raise UserError(f"{folder} holds a run that is no stream: give this one another --name.")
+    find.drop_removed(path, {section: before[section] for section in given})
     # settings that an earlier version did not have were as they are by default
     usual = asdict(StreamConfig()) | asdict(type(suite)())
-    before["stream"] = usual | suites.stored(before.get("stream", {}))
+    before["stream"] = usual | suites.stored(before["stream"])
     now, before = (json.loads(json.dumps(each)) for each in (given, before))
     wrong = [
         name
         for section in ("stream", "agent")
-        for name, value in (before.get(section, {}) | now[section]).items()
-        if before.get(section, {}).get(name) != value and name not in MAY_CHANGE
+        for name, value in (before[section] | now[section]).items()
+        if before[section].get(name) != value and name not in MAY_CHANGE
     ]
     if wrong:
         raise UserError(

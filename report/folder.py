@@ -78,7 +78,8 @@ def settings_of(config: str) -> dict:
         sections = settings_in(config)
     except ValueError:
         return {}
-    return sections if isinstance(sections, dict) else {}
+    found = sections.items() if isinstance(sections, dict) else ()
+    return {name: values for name, values in found if isinstance(values, dict)}
 
 
 @contextmanager
@@ -116,7 +117,8 @@ def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[di
     """Return the summary of a training, and how far it has come if it is not finished."""
     steps = whole_rows(folder / "metrics.csv")
     section = next((name for name in ("grpo", "sft") if name in settings), "")
-    wanted = settings[section].get("steps", 0) if section else 0
+    with reading(folder / "config.yaml"):
+        wanted = int(settings[section].get("steps", 0)) if section else 0
     if summary is None and not (steps or section):
         raise UserError(
             f"{folder} holds no run: there is neither summary.json nor a config.yaml of one."

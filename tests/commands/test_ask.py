@@ -2,8 +2,10 @@
 
 import contextlib
 import json
+import os
 import re
 import shutil
+import signal
 import threading
 from dataclasses import asdict
 from datetime import datetime
@@ -11,6 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from conftest import forked
 from rich.color import ColorSystem
 from test_documents import pdf
 from test_endpoint import SECRET, Server
@@ -293,7 +296,7 @@ SLOW = "--model tiny --agent memagent --chunk-tokens 12 --temperature 1".split()
 
 
 def interrupted(monkeypatch, after, error=KeyboardInterrupt):
-    """Let the policy make so many turns, then stop as Ctrl-C does."""
+    """Let the policy make so many turns, then stop as Ctrl-C does; without an error, be killed."""
 
     def opened(config, agents, **more):
         engine = open_reader(config, agents, **more)
@@ -303,6 +306,8 @@ def interrupted(monkeypatch, after, error=KeyboardInterrupt):
             done = step()
             made.extend(turn for _, turn in done if turn.prompt.section or turn.prompt.final)
             if len(made) > after:
+                if error is None:
+                    os.kill(os.getpid(), signal.SIGKILL)
                 raise error
             return done
 
@@ -321,7 +326,7 @@ def stopped(name, after=2, *more):
     return printed.strip().splitlines()[-1]
 
 
-def test_what_was_stopped_goes_on_to_the_same_tokens():
+def test_what_was_stopped_or_killed_goes_on_to_the_same_tokens():
     """Sampled at temperature 1, with the seed of every turn."""
     Path("a.txt").write_text(READ)
     run("a.txt", "Where is Anna?", *SLOW, "--name", "whole")
@@ -341,9 +346,17 @@ def test_what_was_stopped_goes_on_to_the_same_tokens():
     printed = run("--resume", "--name", "cut")
     assert "Read before: 3 sections." in printed
     assert "section 3: " not in printed  # it was shown before
+    with pytest.MonkeyPatch.context() as patch:
+        interrupted(patch, 5, None)
+        Path("a.txt").write_text(READ)
+        killed = forked(["ask", "a.txt", "Where is Anna?", *SLOW, "--name", "killed"])
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL and len(turns_of("killed")) == 5
+    run("--resume", "--name", "killed")
     again = turns_of("cut")
     for name in ("prompt_ids", "response_ids", "response", "memory", "where", "finish"):
-        assert [turn[name] for turn in again] == [turn[name] for turn in whole], name
+        for other in (again, turns_of("killed")):
+            assert [turn[name] for turn in other] == [turn[name] for turn in whole], name
     answer = [line for line in printed.splitlines() if line.startswith(("answer: ", "The resp"))]
     assert answer and Path("runs/cut/report.html").exists()
     finished = run("--resume", "--name", "cut")  # nothing is asked twice

@@ -10,25 +10,30 @@ from bench.common import ROOT
 
 SCRIPT = """
 import multiprocessing, time
+from pathlib import Path
+
 from commands import demo
 from models import ranks
 
 class Part:
-    def __init__(self, seconds):
-        self.seconds = seconds
+    def __init__(self, fails):
+        self.fails = fails
 
     def __call__(self):
         from tqdm.auto import tqdm
 
         tqdm.get_lock()  # shared by processes: one that is killed would leave it behind
-        time.sleep(self.seconds)
+        if not self.fails:
+            Path("at-work").touch()
+        while not self.fails or not Path("at-work").exists():
+            time.sleep(0.01)
         raise KeyError("a part has failed")
 
 if __name__ == "__main__":
     demo.PRELOADED = ranks.PRELOADED = ()
     demo.os.cpu_count = lambda: 2
     try:
-        demo._work(demo.Plan("", "", [], [Part(10**6), Part(3)]))
+        demo._work(demo.Plan("", "", [], [Part(fails=False), Part(fails=True)]))
     except KeyError:
         print(len(multiprocessing.active_children()))
 """

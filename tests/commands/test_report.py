@@ -37,6 +37,8 @@ def test_the_command_writes_the_page_and_opens_it(tmp_path, monkeypatch):
         ("notes.txt", ""),
         ("config.yaml", "ask: {}\n"),
         ("config.yaml", "stream: {name: x}\n"),
+        ("config.yaml", "stream: {name: x}\nagent: 5\n"),
+        ("config.yaml", "grpo: {steps: x}\n"),
         ("summary.json", "{}"),
     ],
 )

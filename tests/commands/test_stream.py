@@ -45,37 +45,52 @@ def short(tmp_path, name="s", **fields) -> StreamConfig:
 
 
 def test_utilities_tell_experiences_apart_that_are_equally_similar(tmp_path):
-    """.97 of choices are followed; mean of seeds 0 and 1 here, ten seeds in docs/results.md."""
-    last = {}
-    for seed in (0, 1):
-        config = StreamConfig(
-            name=str(seed), runs=str(tmp_path), seed=seed, arms=("rag", "memp", "memrl")
+    """.97 of choices are followed; seed 0 here, ten seeds in docs/results.md."""
+    config = StreamConfig(name="s", runs=str(tmp_path), arms=("rag", "memp", "memrl"))
+    cells = read_summary(run_stream(config, {}))["cells"]
+    last = {cell["arm"]: cell["sr"] for cell in cells if cell["epoch"] == 10}
+    assert last["memrl"] > 0.9 and 0.3 < last["rag"] < 0.7 and last["rag"] == last["memp"]
+
+
+def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")  # most of a stream's time
+
+    def done(name, settings=None, **fields):
+        return run_stream(
+            short(tmp_path, name, **dict(epochs=2, arms=("memrl",)) | fields), settings or {}
         )
-        for cell in read_summary(run_stream(config, {}))["cells"]:
-            last.setdefault(cell["arm"], []).append(cell["sr"] if cell["epoch"] == 10 else 0)
-    mean = {arm: sum(values) / 2 for arm, values in last.items()}
-    assert mean["memrl"] > 0.9 and 0.3 < mean["rag"] < 0.7 and mean["rag"] == mean["memp"]
 
-
-def test_more_epochs_go_on_to_the_same_numbers(tmp_path):
-    whole = run_stream(short(tmp_path, "whole", epochs=4), {})
-    run_stream(short(tmp_path, "parts", epochs=1), {})
-    parts = run_stream(short(tmp_path, "parts", epochs=4), {})
-    assert banks(whole) == banks(parts)
-    assert (whole / "memrl.jsonl").read_bytes() == (parts / "memrl.jsonl").read_bytes()
-    other = run_stream(short(tmp_path, "other", epochs=4, seed=1), {})
-    assert banks(other)["memrl"] != banks(whole)["memrl"]
+    whole = done("whole")
+    done("parts", epochs=1)
+    parts = done("parts")
+    assert banks(whole) == banks(parts) != banks(done("other", seed=1))
+    path, rows = parts / "config.yaml", parts / "memrl.jsonl"
+    assert (whole / "memrl.jsonl").read_bytes() == rows.read_bytes()
     with pytest.raises(UserError, match=r"other settings \(batch\)"):
-        run_stream(short(tmp_path, "parts", epochs=4, batch=5), {})
+        done("parts", batch=5)
     with pytest.raises(UserError, match=r"other settings \(lam\)"):
-        run_stream(short(tmp_path, "parts", epochs=4), {"lam": 0.9})
-    (parts / "memrl.jsonl").write_bytes((parts / "memrl.jsonl").read_bytes()[:100])
+        done("parts", {"lam": 0.9})
+    stored = path.read_text()
+    # a setting of an earlier version, at the only value that it has today
+    path.write_text(stored.replace("agent: {}", "agent: {size_cap: 100}"))
+    done("parts")
+    for wrong, sentence in (
+        (stored.replace("agent: {}", "agent: {size_cap: 99}"), "size_cap is 99"),
+        (stored.replace("agent: {}", "agent: 5"), "holds a run that is no stream"),
+        ("eval: {}\nagent: {}\n", "holds a run that is no stream"),
+    ):
+        path.write_text(wrong)
+        with pytest.raises(UserError, match=sentence):
+            done("parts")
+        assert path.read_text() == wrong
+    path.write_text(stored)
+    rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(UserError, match="shorter than its bank says"):
-        run_stream(short(tmp_path, "parts", epochs=4), {})
+        done("parts")
 
 
-KILLS = 20
-WORDS = "stream --arms rag,memrl --epochs 6 --batch 4 --n 40 --hints 4 --max-entries 150".split()
+KILLS = 12
+WORDS = "stream --arms rag,memrl --epochs 3 --batch 4 --n 16 --hints 4 --max-entries 60".split()
 
 
 def numbers(folder: Path) -> tuple:
@@ -126,8 +141,8 @@ def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memor
             assert process.exitcode == 0, (in_memory / "log").read_text()
             assert numbers(folder) == expected
             streams += 1
-        enough = kills >= KILLS and len(moments) >= 8
-    assert streams and len(moments) >= 8
+        enough = kills >= KILLS and len(moments) >= 6
+    assert streams and len(moments) >= 6
 
 
 @pytest.mark.parametrize("moment", ["before its end", "after it"])
@@ -172,7 +187,8 @@ def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
     assert told in " ".join(report(folder).read_text().split())
 
 
-def test_two_streams_do_not_share_a_folder(tmp_path):
+def test_two_streams_do_not_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("report.plots.curves", lambda panels: "")
     folder = run_stream(short(tmp_path, epochs=1), {})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     words = rf"The stream .*/s is being written by process {os.getpid()} .*: wait"

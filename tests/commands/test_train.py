@@ -9,11 +9,13 @@ import subprocess
 import sys
 from dataclasses import replace
 from functools import partial
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import Calls, killed_in_child, random_policy
+from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
@@ -58,11 +60,11 @@ def varied_reward(monkeypatch):
 
     A random policy never answers right, and there would be nothing to learn.
     """
-
-    def by_tokens(agent, trajectory, outcome="exact"):
-        return sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
-
     monkeypatch.setattr(memagent.Agent, "reward", by_tokens)
+
+
+def by_tokens(agent, trajectory, outcome="exact"):
+    return sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
 
 
 def run_config(model, runs, name, **kwargs):
@@ -122,14 +124,32 @@ def in_child(function):
         os._exit(0)
 
 
-@pytest.mark.parametrize("lora_rank", [0, 2])
-def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp_path, lora_rank):
-    config, agent = replace(GRPO, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)), reader()
-    calls, after = Calls(), [0]  # how many before each step
+STEPS = 4
 
-    class Counted(train.lightning.Callback):
+
+@pytest.fixture(scope="module")
+def whole(model, tmp_path_factory):
+    """The folder of a training of four steps, whose outcome is that of any that was disturbed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(memagent.Agent, "reward", by_tokens)
+        return trained(model, tmp_path_factory.mktemp("whole"), STEPS)
+
+
+@pytest.mark.parametrize("lora_rank, kills", [(0, (0, 1, 3)), (2, (3,))])
+def test_killed_within_any_step_and_resumed_ends_as_if_never_killed(
+    model, tmp_path, lora_rank, kills
+):
+    config, agent = (
+        replace(GRPO, steps=STEPS, lora_rank=lora_rank, kl=0.01 * bool(lora_rank)),
+        reader(),
+    )
+    calls = Calls()
+
+    class Profiled(train.lightning.Callback):
+        """Count the calls of the second step, at whose end a checkpoint is written."""
+
         def on_train_batch_end(self, trainer, module, *_):
-            after.append(calls.n)
+            sys.setprofile(calls if module.done_steps == 1 else None)
 
     class Dies(train.lightning.Callback):
         def __init__(self, steps, at):
@@ -139,39 +159,93 @@ def test_killed_at_random_moments_and_resumed_ends_as_if_never_killed(model, tmp
             if module.done_steps == self.steps:
                 sys.setprofile(Calls(self.at))
 
-    sys.setprofile(calls)
-    whole = train.train(run_config(model, tmp_path, "whole"), config, agent, callbacks=[Counted()])
-    sys.setprofile(None)
+    whole = train.train(run_config(model, tmp_path, "whole"), config, agent, callbacks=[Profiled()])
     expected = outcome(whole)
-    assert [int(row["step"]) for row in expected[1]] == list(range(7))
+    assert [int(row["step"]) for row in expected[1]] == [*range(STEPS)]
     assert any(float(row["trained_rows"]) for row in expected[1])
     rng = random.Random(lora_rank)
     run = run_config(model, tmp_path, "killed")
-    for steps in (0, 2, 3, 5):  # killed somewhere in the step after so many
-        # before the first step less is called in a child, which has imported everything
-        first = max(1, steps)
-        at = int(rng.uniform(0.1, 0.9) * (after[first + 1] - after[first]))
+    for steps in kills:  # killed somewhere in the step after so many
+        at = int(rng.uniform(0.1, 0.9) * calls.n)
         resumed = partial(train.train, run, config, agent, resume=(tmp_path / "killed").exists())
         if steps:
             pid = in_child(partial(resumed, callbacks=[Dies(steps, at)]))
             assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
         else:
             assert killed_in_child(resumed, at)
+    assert_same(outcome(train.train(run, config, agent, resume=True)), expected)
+
+
+def test_stopped_at_every_step_boundary_and_resumed_ends_as_if_never_stopped(
+    model, tmp_path, whole, monkeypatch
+):
+    """Before the first checkpoint, at it, beyond it and at the end; TensorBoard has every step once.
+
+    What others have put beside the checkpoints does no harm.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    seconds = count(10**9)  # names of its files count seconds
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
+    for step in range(1, STEPS + 1):
+        with pytest.raises(Stop):
+            trained(model, tmp_path, STEPS, resume=step > 1, callbacks=[stop_at(step)])
+    places = tmp_path / "a" / "checkpoints"
+    shutil.copytree(places / "step-4", places / "step-9-copy")
+    (places / ".step-9.tmp").mkdir()
     for _ in range(2):  # a finished run stays as it is
-        assert_same(outcome(train.train(run, config, agent, resume=True)), expected)
+        folder = trained(model, tmp_path, STEPS, resume=True)
+        assert_same(outcome(folder), outcome(whole))
+    events = EventAccumulator(str(folder / "tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("reward")] == [*range(STEPS)]
+    assert set(checkpoints.checkpoints(folder)) == {4} and (places / "step-9-copy").exists()
+
+
+def test_an_agent_that_looks_back_is_resumed_to_the_same_numbers_and_logged(model, tmp_path):
+    run = run_config(
+        model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
+    )
+    config = replace(GRPO, steps=2, alpha=0.5)
+    agent = tiny.agent(
+        "rememr1", memory_text="response_minus_recall", callback="question", recall_at_zero=True
+    )
+    expected, other = outcome(train.train(run, config, agent)), replace(run, name="b")
+    with pytest.raises(Stop):
+        train.train(other, config, agent, callbacks=[stop_at(1)])
+    assert_same(outcome(train.train(other, config, agent, resume=True)), expected)
+    (_, metrics, records) = expected
+    assert float(metrics[-1]["recall_queries"]) == 1 and float(metrics[-1]["answer_covered"]) == 1
+    first, *_, final = records[-1]["turns"]
+    assert {*first["rewards"]} == {*final["rewards"]} == {"memory", "callback", "format"}
+    assert first["notes"]["covered"] == 1 and first["notes"]["step"]["errors"][0] == "no_update"
+    assert {"text", "query", "steps"} <= final["notes"]["recalled"].keys()
+    assert find.of_model(tmp_path / "a" / "model")["callback"] == "question"  # as it has learnt to
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_tasks_of_a_file_come_as_they_stand_there_if_they_are_not_shuffled(tmp_path, shuffle):
+    (tmp_path / "tasks.jsonl").write_text("".join(
+        json.dumps({"id": str(i), "question": "q", "answer": "a", "context": "t"}) + "\n"
+        for i in range(9)
+    ))  # fmt: skip
+    run = RunConfig(data=str(tmp_path / "tasks.jsonl"), shuffle=shuffle)
+    tasks = sources.training_tasks(run, GRPOConfig())
+    drawn = [task.id for step in range(3) for task in tasks.batch(step, 0, 3)]
+    assert sorted(drawn) == [*"012345678"] and (drawn == sorted(drawn)) is not shuffle
 
 
 def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(model, tmp_path):
     """Its numbers are those of a run that does, and its validations are made."""
     validated = dict(validation="world", validation_n=2)
-    kept = trained(model, tmp_path, 7, "kept", run=validated)
-    none = trained(model, tmp_path, 7, "none", run=validated | {"keep_checkpoints": 0})
+    kept = trained(model, tmp_path, 3, "kept", run=validated)
+    none = trained(model, tmp_path, 3, "none", run=validated | {"keep_checkpoints": 0})
     metrics = [
         [{k: v for k, v in row.items() if k not in TIMES} for row in rows_of(folder)]
         for folder in (kept, none)
     ]
-    assert metrics[0] == metrics[1] and len(metrics[1]) == 7
-    assert [row["step"] for row in checkpoints.validations(none)] == [2, 4, 6, 7]
+    assert metrics[0] == metrics[1] and len(metrics[1]) == 3
+    assert [row["step"] for row in checkpoints.validations(none)] == [2, 3]
     assert (kept / "model").is_dir() and not {"checkpoints", "model", "adapter"} & {
         path.name for path in none.iterdir()
     }
@@ -275,18 +349,18 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     assert not [*tmp_path.glob("runs/*")]
 
 
-def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path):
-    expected = outcome(trained(model, tmp_path, 5, "whole"))
+def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path, whole):
+    expected = outcome(whole)
     folder = trained(model, tmp_path, 2)
-    assert_same(outcome(trained(model, tmp_path, 5, resume=True)), expected)
-    assert find.begun(folder)["grpo"]["steps"] == 5
+    assert_same(outcome(trained(model, tmp_path, STEPS, resume=True)), expected)
+    assert find.begun(folder)["grpo"]["steps"] == STEPS
     for wrong in ({"steps": 2, "resume": True}, {"steps": 9}):  # past its end; there already
         with pytest.raises(UserError):
             trained(model, tmp_path, **wrong)
     assert_same(outcome(folder), expected)
     totals, rows = runlog.summary(folder), expected[1]
-    assert totals["steps"] == 5
-    assert totals["reward"] == pytest.approx(sum(float(row["reward"]) for row in rows) / 5)
+    assert totals["steps"] == STEPS
+    assert totals["reward"] == pytest.approx(sum(float(row["reward"]) for row in rows) / STEPS)
     assert totals["tokens"] == sum(
         float(row["read_tokens"]) + float(row["written_tokens"]) for row in rows
     )
@@ -371,38 +445,37 @@ def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_p
     assert done.exit_code == 0 and "none: left out of its group" in done.output
 
 
-def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(model, tmp_path, capsys):
+def test_the_newest_whole_checkpoint_takes_the_place_of_damaged_ones(
+    model, tmp_path, capsys, whole
+):
     """However it is damaged; it is named, and what comes after is not mixed up with it."""
-    run, config = run_config(model, tmp_path, "a", keep_checkpoints=2), replace(GRPO, steps=4)
-    folder = train.train(run, config, reader())
-    more = replace(config, steps=6)
-    expected = outcome(train.train(replace(run, name="whole"), more, reader()))
+    kept = {"save_every": 1, "keep_checkpoints": 2}
+    folder = trained(model, tmp_path, 2, run=kept)
+    newest = folder / "checkpoints" / "step-2"
 
     def flip(path):  # as long as before
         data = bytearray(path.read_bytes())
         data[len(data) // 2] ^= 255
         path.write_bytes(data)
 
-    damages = [
-        lambda path: os.truncate(path / "__0_0.distcp", (path / "__0_0.distcp").stat().st_size - 9),
-        lambda path: flip(path / "__0_0.distcp"),
-        lambda path: (path / ".metadata").unlink(),
-        lambda path: (path / "state.json").write_bytes(b""),
-    ]
-    for k, damage in enumerate(damages):
-        other = tmp_path / f"b{k}"
-        shutil.copytree(folder, other)
-        settings = (other / "config.yaml").read_text().replace("name: a\n", f"name: b{k}\n")
-        (other / "config.yaml").write_text(settings)
-        damage(other / "checkpoints" / "step-4")
-        if not k:
-            export.export(other)
-            assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
-        train.train(replace(run, name=other.name), more, reader(), resume=True)
-        assert "step-4 is damaged" in " ".join(capsys.readouterr().out.split())
-        assert_same(outcome(other), expected)
-        kept = {path.name for path in (other / "checkpoints").iterdir()}
-        assert kept == {"step-4", "step-6", "step-4.damaged"}
+    for name, damage in (
+        (".metadata", Path.unlink),
+        ("state.json", lambda path: path.write_bytes(b"")),
+        ("__0_0.distcp", flip),
+        ("__0_0.distcp", lambda path: os.truncate(path, path.stat().st_size - 9)),
+    ):
+        good = (newest / name).read_bytes()
+        damage(newest / name)
+        step, wrong = checkpoints.newest_whole(folder)
+        assert step == 1 and "step-2 is damaged" in wrong[2]
+        if name != "__0_0.distcp" or damage is flip:
+            (newest / name).write_bytes(good)
+    export.export(folder)
+    assert "step-2 is damaged" in " ".join(capsys.readouterr().out.split())
+    trained(model, tmp_path, STEPS, resume=True, run=kept)
+    assert "step-2 is damaged" in " ".join(capsys.readouterr().out.split())
+    assert_same(outcome(folder), outcome(whole))
+    assert {path.name for path in newest.parent.iterdir()} == {"step-3", "step-4", "step-2.damaged"}
 
 
 def test_a_damaged_checkpoint_does_not_push_a_new_one_out(model, tmp_path):
@@ -464,6 +537,7 @@ def test_a_checkpoint_is_on_the_disk_before_it_has_its_name(model, tmp_path, mon
 def test_a_first_step_in_which_everything_fails_leaves_nothing(model, tmp_path):
     too_long = tiny.agent(memory_tokens=5000)  # than the model's window
     shown, run = [train.TrainingProgress(7)], run_config(model, tmp_path, "a")
+    shown[0].on_exception(None, None, Stop())  # before a step there is no bar to stop
     with pytest.raises(UserError, match="Every trajectory of step 0 failed"):
         train.train(run, GRPO, too_long, callbacks=shown)
     assert not (tmp_path / "a").exists()
@@ -539,20 +613,20 @@ def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, box
 
 
 def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path, monkeypatch):
-    made = [0.5, 0.75, 0.25, 0.75, 0.5, 0.25, 0.125]
-    scores = iter([*made, 0.25, 0.125])
+    made = [0.5, 0.75, 0.75, 0.25, 0.125]
+    scores = iter([*made, 0.125])
     monkeypatch.setattr(grpo.GRPO, "validate", lambda self: {"score": next(scores), "n": 4})
     kept = dict(save_every=1, keep_checkpoints=2, validation="world", validation_n=4)
-    folder = trained(model, tmp_path, 7, run=kept)
-    assert set(checkpoints.checkpoints(folder)) == {4, 6, 7}  # of equals the later one
+    folder = trained(model, tmp_path, 5, run=kept)
+    assert set(checkpoints.checkpoints(folder)) == {3, 4, 5}  # of equals the later one
     assert [row["score"] for row in checkpoints.validations(folder)] == made
-    exports, ways = {}, {"best": {"best": True}, "four": {"step": 4}, "last": {}}
+    exports, ways = {}, {"best": {"best": True}, "third": {"step": 3}, "last": {}}
     for name, which in (ways | {"half": {"dtype": "bfloat16"}}).items():
         path = export.export(folder, out=tmp_path / name, **which)
         exports[name] = AutoModelForCausalLM.from_pretrained(path).state_dict()
         policy, step = (
             AutoModelForCausalLM.from_pretrained(model),
-            4 if name in ("best", "four") else 7,
+            3 if name in ("best", "third") else 5,
         )
         checkpoints.load_checkpoint(folder / "checkpoints" / f"step-{step}", policy)
         for key, value in policy.state_dict().items():
@@ -560,15 +634,15 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     assert {value.dtype for value in exports["half"].values()} == {torch.bfloat16}
     norm = "model.norm.weight"
     assert not torch.equal(exports["best"][norm], exports["last"][norm])
-    with pytest.raises(UserError, match="no checkpoint of step 5; there are 4, 6, 7"):
-        export.export(folder, step=5)
+    with pytest.raises(UserError, match="no checkpoint of step 2; there are 3, 4, 5"):
+        export.export(folder, step=2)
     with pytest.raises(UserError, match="is no run with a checkpoint"):
         export.export(tmp_path)
-    for step in (4, 7):
+    for step in (3, 5):
         shutil.rmtree(folder / "checkpoints" / f"step-{step}")
-    trained(model, tmp_path, 7, run=kept, resume=True)
-    # 7 once, measured anew
-    assert [row["step"] for row in checkpoints.validations(folder)] == [*range(1, 8)]
+    trained(model, tmp_path, 5, run=kept, resume=True)
+    # 5 once, measured anew
+    assert [row["step"] for row in checkpoints.validations(folder)] == [*range(1, 6)]
 
 
 def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):

@@ -120,12 +120,14 @@ def made(tmp_path):
 
 
 BUILD = "--history bounded --memory-budget 2".split()
-REFINE = "--mode refine --history append".split()
+REFINE = "--mode refine --history append --budget none --seed 9".split()
 
 
-def test_a_step_on_generated_conversations(model, tmp_path):
+@pytest.mark.parametrize("how, start", [(BUILD, 0), (REFINE, 2)])
+def test_a_step_on_generated_conversations(model, tmp_path, how, start):
+    """Into an empty store, and in one growing chat over a store of what was said."""
     source = f"locomo:{made(tmp_path)}#memory-r1/train/observations"
-    check(*step(model, source, tmp_path, *BUILD), start=0)
+    check(*step(model, source, tmp_path, *how), start=start)
 
 
 def test_a_step_on_conversations_of_ones_own(model, tmp_path):
