@@ -179,7 +179,7 @@ def test_killed_within_any_step_and_resumed_ends_as_if_never_killed(
 def test_stopped_at_every_step_boundary_and_resumed_ends_as_if_never_stopped(
     model, tmp_path, whole, monkeypatch
 ):
-    """Before the first checkpoint, at it, beyond it and at the end; TensorBoard has every step once.
+    """Before the first checkpoint, at it, beyond it, at the end; TensorBoard has every step once.
 
     What others have put beside the checkpoints does no harm.
     """
