@@ -88,8 +88,8 @@ def requested() -> int:
 
 @contextmanager
 def waiting(tell: Callable[[], None] = lambda: None) -> Iterator[None]:
-    """Note the first signal in the block and `tell` it: whoever does the steps looks at `requested`.
-    One that came too late for that ends the work with the block."""
+    """Note the first signal in the block and `tell` it: whoever does the steps looks at
+    `requested`. One that came too late for that ends the work with the block."""
     global _tell
     _tell = tell
     try:

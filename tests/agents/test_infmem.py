@@ -57,7 +57,7 @@ def test_it_looks_ahead_writes_from_both_and_stops_after_one_of_four_sections(co
     ]  # fmt: skip
     assert slots_of(final) == [TASK.question, "Otto reached Lima."] and final.final
     assert [bool(prompt.section) for prompt in (plan, write, stop, final)] == [0, 1, 0, 0]
-    assert done.turns[0].notes.found == (4,) and done.turns[0].notes.asked == "Otto"
+    assert done.turns[0].notes.found == (4,) and done.turns[0].notes.query == "Otto"
     assert agent.reward(done) == 1.0
     n = counted(agent, done)
     assert n == Counter(
@@ -135,7 +135,7 @@ def test_what_a_plan_says(response, plan):
 def test_a_faulty_call_looks_for_the_question_and_is_counted(codec):
     responses = ["<recall>Lima", "x", "", "", *["no", ""] * 2, "\\boxed{Rome}"]
     agent, done = play(codec, responses)
-    assert done.turns[0].notes.asked == TASK.question and done.turns[0].notes.found == (4,)
+    assert done.turns[0].notes.query == TASK.question and done.turns[0].notes.found == (4,)
     n = counted(agent, done)
     assert (n["plan_fault"], n["plan_silent"], n["searches"]) == (1, 3, 1)
     # empty responses keep the memory; it was written once

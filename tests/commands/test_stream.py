@@ -182,7 +182,7 @@ def test_a_page_says_by_which_rules_its_tasks_were_judged(tmp_path, rules):
     config = short(tmp_path, suite="llb-db", arms=("none",), epochs=1, n=2)
     suite = suites.from_config(config, {"rules": rules})
     folder = run_stream(config, {}, suite)
-    told = f"tasks of llb-db, judged by {suite.judged_by}, in epoch 1."
+    told = f"tasks of llb-db, judged by {suite.judged_by}, in epoch 1"
     assert told in " ".join((folder / "report.html").read_text().split())
     assert told in " ".join(report(folder).read_text().split())
 

@@ -234,7 +234,7 @@ def test_the_oracle_reads_the_lines_of_the_evidence_or_its_whole_session(path):
     first, second, _ = task.sessions
     lines = [f"{s.when}\n{s.utterances[k].line}" for s, k in ((first, 0), (second, 1))]
     assert task.evidence == "\n".join(lines)
-    task.asked = replace(task.asked, evidence=("S2", "lost"))
+    task.probe = replace(task.probe, evidence=("S2", "lost"))
     assert [line in task.evidence for line in second.text.splitlines()] == [True] * 4
     assert first.when not in task.evidence
 
