@@ -309,10 +309,8 @@ def columns(suite: Suite, scope: Scope) -> list[Column]:
 def _made(suite: Suite, column: Column) -> list[Task]:
     with _told(suite):
         tasks = [*column.make()]  # which may be a generator
-    if other := next((task for task in tasks if not isinstance(task, Task)), None):
-        raise UserError(
-            f"The suite {suite.label} makes {type(other).__name__}s, which are no tasks."
-        )
+    if others := [type(task).__name__ for task in tasks if not isinstance(task, Task)]:
+        raise UserError(f"The suite {suite.label} makes {others[0]}s, which are no tasks.")
     return tasks
 
 

@@ -98,6 +98,7 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
         (Path(MINE).read_text().replace("n, lambda", "1, lambda"), "two columns"),
         (Path(MINE).read_text().replace("lambda n=n: make(n)", "lambda: None"), "NoneType"),
         (Path(MINE).read_text().replace("lambda n=n: make(n)", "lambda: ['Day 1']"), "no tasks"),
+        (Path(MINE).read_text().replace("lambda n=n: make(n)", "lambda: [None]"), "no tasks"),
         (Path(MINE).read_text().replace('Column("day", n, lambda n=n: make(n))', "n"), "question"),
         (Path(MINE).read_text().replace("goods", "seed"), "seed"),
         (Path(MINE).read_text().replace("goods", "layout"), "layout"),
