@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import logging
 import posixpath
 import re
 import zipfile
@@ -82,11 +81,13 @@ def contents(content: bytes, name: str) -> Contents:
     if content[:4] == b"PK\x03\x04":
         return _of_zip(content, name)
     if _is_pdf(content):
+        from tasks.pdf import of_pdf
+
         return of_pdf(content, name)
     check_form(content[:SNIFFED], name)
     text, title = decoded(content, name), ""
     if _is_html(text, name):
-        with _damage(name, "HTML"):
+        with damage(name, "HTML"):
             title, text = text_of_html(text)
     _check_not_empty(text, name)
     if chat := read_chat(text, name):
@@ -192,13 +193,13 @@ def _unpacked(content: bytes, name: str) -> bytes:
         raise UserError(
             f"{name} is damaged: it cannot be unpacked ({first_line(error)})."
         ) from None
-    _check_size(len(unpacked), name)
+    check_size(len(unpacked), name)
     if unpacked[:2] == b"\x1f\x8b":
         raise UserError(f"{name} is packed more than once: unpack it, and give what is in it.")
     return unpacked
 
 
-def _check_size(n: int, name: str) -> None:
+def check_size(n: int, name: str) -> None:
     if n > UNPACKED:
         raise UserError(
             f"{name} unpacks to more than {UNPACKED >> 20} MiB of text: such files are not read."
@@ -206,7 +207,7 @@ def _check_size(n: int, name: str) -> None:
 
 
 @contextmanager
-def _damage(name: str, what: str) -> Iterator[None]:
+def damage(name: str, what: str) -> Iterator[None]:
     """Turn whatever a library raises on a damaged file into one sentence."""
     try:
         yield
@@ -217,86 +218,6 @@ def _damage(name: str, what: str) -> Iterator[None]:
         raise UserError(
             f"{name} is damaged or no {what}: it cannot be read ({clip(reason, 200)})."
         ) from error
-
-
-# ---------------------------------------------------------------- PDF
-
-
-def of_pdf(content: bytes, name: str) -> Contents:
-    """Read a PDF page by page; pages count from 1 as a viewer counts them.
-
-    Encryption with an empty password, which only forbids printing and the like, is no obstacle.
-    """
-    from pypdf import PdfReader
-    from pypdf.errors import DependencyError, FileNotDecryptedError
-
-    log = logging.getLogger("pypdf")  # it reports every oddity of a file on the screen
-    level = log.level
-    log.setLevel(logging.CRITICAL + 1)
-    try:
-        with _damage(name, "PDF"):
-            try:
-                reader = PdfReader(io.BytesIO(content))
-                locked = reader.is_encrypted and not reader.decrypt("")
-                n = 0 if locked else len(reader.pages)
-            except FileNotDecryptedError:
-                locked = True
-            except DependencyError:
-                raise UserError(
-                    f"{name} is encrypted by AES, which needs a package: "
-                    "pip install -r requirements-documents.txt."
-                ) from None
-            if locked:
-                raise UserError(
-                    f"{name} is encrypted: save it without its password, for example by printing "
-                    "it to a new PDF."
-                )
-            if not n:
-                raise UserError(f"{name} has no pages.")
-            title = str((reader.metadata or {}).get("/Title") or "")
-            pages, damaged = _pages(reader, n, name)
-    finally:
-        log.setLevel(level)
-    if not any(text.strip() for text, _, _ in pages):
-        if len(damaged) == n:
-            raise UserError(f"{name} is damaged: none of its {n:,} pages can be read.")
-        raise UserError(
-            f"{name} holds pictures of pages and no text, as scans do: recognise its text first, "
-            "for example by ocrmypdf."
-        )
-    return Contents("page", pages, title, _said_of_pages(name, pages, damaged))
-
-
-def _pages(reader, n: int, name: str) -> tuple[list[Piece], list[int]]:
-    """Return the text of every page, and the numbers of those that cannot be read."""
-    pages, damaged, length = [], [], 0
-    for number in range(1, n + 1):
-        try:
-            text = reader.pages[number - 1].extract_text()
-        except MemoryError:
-            raise
-        except Exception:  # a page may break in any way; it must not take the others with it
-            text = ""
-            damaged.append(number)
-        text = text.replace("\0", "").encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        length += len(text)
-        _check_size(length, name)
-        pages.append((text.strip(), number, ""))
-    return pages, damaged
-
-
-def _said_of_pages(name: str, pages: Sequence[Piece], damaged: Sequence[int]) -> str:
-    empty = [number for text, number, _ in pages if not text and number not in damaged]
-    said = []
-    if empty:
-        said.append(f"{_counted(empty)} no text (empty, or a picture)")
-    if damaged:
-        said.append(f"{_counted(damaged)} damage and cannot be read")
-    return f"{name}: of {len(pages):,} pages " + ", ".join(said) + "." if said else ""
-
-
-def _counted(numbers: Sequence[int]) -> str:
-    return f"{len(numbers):,} {'has' if len(numbers) == 1 else 'have'}"
 
 
 # ---------------------------------------------------------------- HTML
@@ -388,7 +309,7 @@ def _breaks(name: str) -> tuple[str, str]:
 
 
 def _of_zip(content: bytes, name: str) -> Contents:
-    with _damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
+    with damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = Members(archive, name)
         if "word/document.xml" in members.names:
             return of_docx(members, name)
@@ -415,7 +336,7 @@ class Members:
     def read(self, member: str) -> bytes:
         size = self.archive.getinfo(member).file_size
         self.unpacked += size
-        _check_size(self.unpacked, self.name)
+        check_size(self.unpacked, self.name)
         with self.archive.open(member) as file:
             return file.read(size)
 
@@ -430,7 +351,7 @@ def of_docx(members: Members, name: str) -> Contents:
             "pip install -r requirements-documents.txt."
         ) from None
     text_alone = io.BytesIO()
-    with _damage(name, "docx file"):
+    with damage(name, "docx file"):
         with zipfile.ZipFile(text_alone, "w") as archive:
             for member in dict.fromkeys(members.names):
                 if member.endswith((".xml", ".rels")):
@@ -445,7 +366,7 @@ def of_epub(members: Members, name: str) -> Contents:
     """Read a book chapter by chapter, in the order of its package's spine."""
     if {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names}:
         raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
-    with _damage(name, "epub"):
+    with damage(name, "epub"):
         container = ElementTree.fromstring(members.read("META-INF/container.xml"))
         package = container.find(".//{*}rootfile").attrib["full-path"]
         book = ElementTree.fromstring(members.read(package))
