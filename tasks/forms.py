@@ -27,6 +27,7 @@ from xml.etree import ElementTree
 from config.errors import UserError, clip, first_line
 from tasks.chats import read_chat
 from tasks.conversations import Session
+from tasks.notebooks import readable
 
 if TYPE_CHECKING:
     from bs4 import BeautifulSoup, Tag
@@ -93,7 +94,8 @@ def contents(content: bytes, name: str) -> Contents:
     if chat := read_chat(text, name):
         pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
         return Contents("session", pieces, chat.title, chat.remark, chat.sessions)
-    return Contents("file", [(text, 0, "")], title)
+    text, remark = readable(text, name)
+    return Contents("file", [(text, 0, "")], title, remark)
 
 
 def _is_pdf(content: bytes) -> bool:
@@ -305,14 +307,16 @@ def _breaks(name: str) -> tuple[str, str]:
     return ("\n" if name == "br" else ""), ("\t" if name in ("td", "th") else "")
 
 
-# ---------------------------------------------------------------- docx and epub
+# ---------------------------------------------------------------- zip files: docx and epub
 
 
 def _of_zip(content: bytes, name: str) -> Contents:
     with damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = Members(archive, name)
-        if "word/document.xml" in members.names:
-            return of_docx(members, name)
+        if "_rels/.rels" in members.names and (main := main_part(members)):
+            from tasks.docx import of_docx
+
+            return of_docx(members, main, name)
         if "META-INF/container.xml" in members.names:
             return of_epub(members, name)
         if any(member.startswith(("word/", "xl/", "ppt/")) for member in members.names) or (
@@ -341,25 +345,14 @@ class Members:
             return file.read(size)
 
 
-def of_docx(members: Members, name: str) -> Contents:
-    """Read a file of Word's; pages are made by the program that shows it, so it has none here."""
-    try:
-        import mammoth
-    except ImportError:
-        raise UserError(
-            f"{name} is a docx file, for which the package mammoth is needed: "
-            "pip install -r requirements-documents.txt."
-        ) from None
-    text_alone = io.BytesIO()
-    with damage(name, "docx file"):
-        with zipfile.ZipFile(text_alone, "w") as archive:
-            for member in dict.fromkeys(members.names):
-                if member.endswith((".xml", ".rels")):
-                    archive.writestr(member, members.read(member))
-        made = mammoth.convert_to_html(text_alone, convert_image=lambda image: [])
-    _, text = text_of_html(made.value)
-    _check_not_empty(text, name)
-    return Contents("file", [(text, 0, "")])
+def main_part(members: Members) -> str:
+    """Return the member that holds a Word document's text, as its package names it; "" if none."""
+    for each in ElementTree.fromstring(members.read("_rels/.rels")):
+        kind, target = each.get("Type", ""), each.get("Target", "").lstrip("/")
+        if kind.endswith("/officeDocument") and target in members.names:
+            if b"wordprocessingml" in members.read(target)[:8192]:
+                return target
+    return ""
 
 
 def of_epub(members: Members, name: str) -> Contents:
