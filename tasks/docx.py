@@ -1,14 +1,343 @@
 """A docx as text: body, headers, footers, notes, comments, list numbers, tables a row a line.
 
-Holds: `of_docx`. Leaves out: pictures (named in a remark), pages, which the program that shows a
-document makes. Exercise it: `python cli.py ask letter.docx "question"`. Read next: tasks/forms.py.
+Holds: `of_docx`. Leaves out: pictures and charts, which a remark counts; pages, which the program
+that shows a document makes. Exercise it: `python cli.py ask letter.docx "question"`. Read next:
+tasks/forms.py.
+
+Elements and attributes are those of ECMA-376, without their namespaces: strict files have others.
+What a paragraph refers to stands beside it, so that a section has both: "[Note 1: ...]",
+"[Comment by Anna: ...]". What is deleted or hidden is not read.
 """
 
 from __future__ import annotations
 
-from tasks.forms import Contents, Members
+import posixpath
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import groupby
+from xml.etree import ElementTree
+
+from config.errors import UserError
+from tasks.forms import Contents, Members, contents, damage
+
+Element = ElementTree.Element
+Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
+
+WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struck out: {}]"}
+UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "sectPr",
+          "rt"}  # fmt: skip
+SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
+SYMBOLS = {"F0FE": "☒", "F0FD": "☒", "F0A8": "☐", "F0FC": "✓", "F0B7": "•"}  # Wingdings, Symbol
+LEFT_OUT = {"blip": "picture", "imagedata": "picture", "chart": "chart", "relIds": "diagram",
+            "OLEObject": "embedded file"}  # fmt: skip
+NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
 
 
 def of_docx(members: Members, main: str, name: str) -> Contents:
-    """Read a Word document; main: the member that holds its body, as its package names it."""
-    raise NotImplementedError
+    """Read a Word document; main: the member that holds its body, as its package names it.
+
+    UserError: it is damaged, or has no text.
+    """
+    with damage(name, "docx file"):
+        document = Docx(members, main)
+        text = "\n".join(document.lines()).strip()
+    if not text:
+        raise UserError(f"{name} is empty: there is no text in it.")
+    left_out = [f"{n:,} {what}{'s' * (n > 1)}" for what, n in document.left_out.items()]
+    remark = f"{name}: left out: {', '.join(left_out)}." if left_out else ""
+    return Contents("file", [(text, 0, "")], remark=remark)
+
+
+def kind(element: Element) -> str:
+    return element.tag.rpartition("}")[2]
+
+
+def value(element: Element | None, name: str = "val", default: str = "") -> str:
+    """Return an attribute, whatever its namespace."""
+    attributes = {} if element is None else element.attrib
+    return next((v for k, v in attributes.items() if k.rpartition("}")[2] == name), default)
+
+
+def child(element: Element | None, *path: str) -> Element | None:
+    """Return the first element at a path of names."""
+    for name in path:
+        element = None if element is None else element.find(f"{{*}}{name}")
+    return element
+
+
+def on(properties: Element | None, name: str) -> bool:
+    """Tell whether a property is set: it stands there, and no value takes it back."""
+    found = child(properties, name)
+    return found is not None and value(found, default="1") not in ("0", "false", "off")
+
+
+class Docx:
+    """The parts of a document, and how far its notes and lists are counted."""
+
+    def __init__(self, members: Members, main: str):
+        self.members, self.main = members, main
+        self.left_out: Counter[str] = Counter()
+        self.n_notes: Counter[str] = Counter()
+        folder, file = posixpath.split(main)
+        self.targets: dict[str, str] = {}  # members by the ids under which the main part names them
+        parts: dict[str, Element] = {}
+        for each in self.xml(f"{folder}/_rels/{file}.rels".lstrip("/")):
+            path = posixpath.normpath(posixpath.join("/", folder, value(each, "Target")))[1:]
+            self.targets[value(each, "Id")] = path
+            what = posixpath.basename(value(each, "Type"))
+            if what in ("styles", "numbering", "settings", "footnotes", "endnotes", "comments"):
+                parts[what] = self.xml(path)
+        self.settings = parts.get("settings")
+        self.lists = Lists(parts.get("numbering", ()), parts.get("styles", ()))
+        self.beside = {  # notes and comments that no paragraph has referred to so far
+            (what, value(each, "id")): each
+            for what in ("footnotes", "endnotes", "comments")
+            for each in parts.get(what, ())
+        }
+
+    def xml(self, path: str) -> Element:
+        """Return a part; an empty one if the file lacks it."""
+        if path not in self.members.names:
+            return Element("none")
+        return ElementTree.fromstring(self.members.read(path))
+
+    def lines(self) -> Iterator[str]:
+        body = child(self.xml(self.main), "body")
+        if body is None:
+            return
+        yield from self.margins(body, "header")
+        yield from self.blocks(body)
+        yield from self.margins(body, "footer")
+
+    def margins(self, body: Element, which: str) -> Iterator[str]:
+        """Yield the different headers or footers that pages show."""
+        even = on(self.settings, "evenAndOddHeaders")
+        shown = dict.fromkeys(
+            self.targets.get(value(each, "id"), "")
+            for section in body.iterfind(".//{*}sectPr")
+            for each in section.iterfind(f"{{*}}{which}Reference")
+            if {"first": on(section, "titlePg"), "even": even}.get(value(each, "type"), True)
+        )
+        texts = ("\n".join(self.blocks(self.xml(path))).strip() for path in shown)
+        yield from (f"[{which.title()}: {text}]" for text in dict.fromkeys(texts) if text)
+
+    def blocks(self, parent: Element) -> Iterator[str]:
+        """Yield the paragraphs and the rows of tables in an element."""
+        for element in parent:
+            match kind(element):
+                case "p":
+                    yield from self.paragraph(element)
+                case "tr":
+                    cells = (" ".join(self.blocks(cell)).split() for cell in cells_of(element))
+                    yield "\t".join(map(" ".join, cells))
+                case "altChunk":
+                    yield from self.chunk(self.targets.get(value(element, "id"), ""))
+                case "AlternateContent":
+                    yield from self.blocks(alternative(element))
+                case name if name not in UNSEEN:
+                    yield from self.blocks(element)
+
+    def chunk(self, path: str) -> Iterator[str]:
+        """Yield what a document sets in from a file of another form."""
+        try:
+            inside = contents(self.members.read(path), path)
+        except (KeyError, UserError):
+            self.left_out["embedded file"] += 1
+        else:
+            yield from (text for text, _, _ in inside.pieces)
+
+    def paragraph(self, element: Element) -> Iterator[str]:
+        beside: list[str] = []
+        runs = groupby(self.runs(element, beside), key=lambda run: run[0])
+        joined = [(how, "".join(text for _, text in same)) for how, same in runs]
+        text = "".join(WRITTEN[how if text.strip() else ""].format(text) for how, text in joined)
+        number = self.lists.number(child(element, "pPr"))
+        yield number + text
+        yield from beside
+
+    def runs(self, parent: Element, beside: list[str], how: str = "") -> Iterator[Run]:
+        """Yield the runs in an element; what stands beside them goes into `beside`."""
+        for element in parent:
+            name = kind(element)
+            self.left_out += Counter([LEFT_OUT[name]] if name in LEFT_OUT else ())
+            if name in UNSEEN:
+                continue
+            if name == "t":
+                yield how, element.text or ""
+            elif name in SIGNS:
+                yield how, SIGNS[name]
+            elif name == "sym":
+                yield how, SYMBOLS.get(value(element, "char").upper(), "\ufffd")
+            elif name == "checkBox":
+                is_checked = child(element, "checked") is not None
+                yield how, "[x]" if on(element, "checked" if is_checked else "default") else "[ ]"
+            elif name in NOTES:
+                self.n_notes[name] += 1
+                title = f"{'End note' if name[0] == 'e' else 'Note'} {self.n_notes[name]}"
+                yield "", f"[{title}]"
+                beside += self.entry(NOTES[name], value(element, "id"), title)
+            elif name == "commentReference":
+                comment = self.beside.get(("comments", value(element, "id")))
+                title = f"Comment by {value(comment, 'author')}".removesuffix(" by ")
+                beside += self.entry("comments", value(element, "id"), title)
+            elif name == "txbxContent":
+                beside += self.blocks(element)
+            elif name == "oMath":
+                yield "", formula(element)
+            elif name == "AlternateContent":
+                yield from self.runs(alternative(element), beside, how)
+            elif name != "r":
+                yield from self.runs(element, beside, how)
+                if name == "ruby":
+                    reading = "".join(child(element, "rt").itertext())
+                    yield how, f"({reading})"
+            elif not on(properties := child(element, "rPr"), "vanish"):
+                struck = on(properties, "strike") or on(properties, "dstrike")
+                where = "struck" if struck else value(child(properties, "vertAlign"))
+                yield from self.runs(element, beside, where if where in WRITTEN else "")
+
+    def entry(self, part: str, identity: str, title: str) -> list[str]:
+        """Return a note or a comment as a line, the first time that something refers to it."""
+        found = self.beside.pop((part, identity), ())
+        text = " ".join(self.blocks(found)).strip()
+        return [f"[{title}: {text}]"] if text else []
+
+
+def cells_of(row: Element) -> Iterator[Element]:
+    """Yield the cells of a row, also those within content controls."""
+    for element in row:
+        if kind(element) == "tc":
+            yield element
+        elif kind(element) not in UNSEEN:
+            yield from cells_of(element)
+
+
+def alternative(choices: Element) -> Element:
+    """Return the first of several forms of one thing that holds text, else the first."""
+    texts = (each for each in choices if any(kind(e) == "t" for e in each.iter()))
+    return next(texts, next(iter(choices), choices))
+
+
+# ---------------------------------------------------------------- list numbers
+
+
+class Lists:
+    """The numbers of paragraphs in lists, counted as Word counts them."""
+
+    def __init__(self, numbering: Iterable[Element], styles: Iterable[Element]):
+        self.styles = {value(each, "styleId"): each for each in styles}
+        self.nodes = {value(e, "numId") or f"#{value(e, 'abstractNumId')}": e for e in numbering}
+        self.counts: dict[tuple[str, int], int] = {}  # by abstract list and level
+        self.begun: set[tuple[str, int]] = set()  # numIds and levels with a start of their own
+
+    def number(self, properties: Element | None) -> str:
+        """Return what stands before a paragraph: "2.1 ", "• " or ""."""
+        number, level = self.place(properties)
+        node = self.nodes.get(number)
+        shared = f"#{value(child(node, 'abstractNumId'))}"
+        levels = {value(e, "ilvl"): e for e in self.nodes.get(shared, ()) if kind(e) == "lvl"}
+        for change in node if node is not None else ():
+            if kind(change) == "lvlOverride":
+                at = value(change, "ilvl")
+                levels[at] = child(change, "lvl") or levels.get(at)
+                if at == level and (start := value(child(change, "startOverride"))):
+                    if (number, level) not in self.begun:
+                        self.counts[shared, int(level)] = int(start) - 1
+                    self.begun.add((number, level))
+        if level not in levels:
+            return ""
+        return self.counted(shared, int(level), levels)
+
+    def counted(self, shared: str, level: int, levels: dict[str, Element]) -> str:
+        """Count one paragraph of a level and return its number."""
+        forms = {}
+        for k in range(level + 1):
+            each = levels.get(str(k))
+            start = int(value(child(each, "start"), default="1"))
+            self.counts.setdefault((shared, k), start - (k == level))
+            forms[k] = value(child(each, "numFmt"), default="decimal")
+        self.counts[shared, level] += 1
+        for deeper in range(level + 1, 9):
+            self.counts.pop((shared, deeper), None)
+        text = value(child(levels[str(level)], "lvlText"))
+        if forms[level] == "bullet":
+            return "• " if text.strip() else ""
+        legal = on(levels[str(level)], "isLgl")
+        for k, form in forms.items():
+            n = written(self.counts[shared, k], "decimal" if legal else form)
+            text = text.replace(f"%{k + 1}", n)
+        return f"{text} " if text.strip() else ""
+
+    def place(self, properties: Element | None) -> tuple[str, str]:
+        """Return the list and the level of a paragraph: its own, or those of its style."""
+        place = child(properties, "numPr")
+        number, level = value(child(place, "numId")), value(child(place, "ilvl"))
+        style = value(child(properties, "pStyle"))
+        for _ in range(20):  # styles that are based on each other, in a circle for all we know
+            if number or style not in self.styles:
+                break
+            inherited = child(self.styles[style], "pPr", "numPr")
+            number = value(child(inherited, "numId"))
+            level = level or value(child(inherited, "ilvl")) or self.level(number, style)
+            style = value(child(self.styles[style], "basedOn"))
+        return number, level or "0"
+
+    def level(self, number: str, style: str) -> str:
+        """Return the level of a list that names a style as its own."""
+        shared = f"#{value(child(self.nodes.get(number), 'abstractNumId'))}"
+        levels = self.nodes.get(shared, ())
+        return next((value(e, "ilvl") for e in levels if value(child(e, "pStyle")) == style), "")
+
+
+def written(n: int, form: str) -> str:
+    """Return a number as lists write it.
+
+    >>> [written(n, form) for n, form in ((4, "lowerLetter"), (28, "upperLetter"), (9, "upperRoman"))]
+    ['d', 'bb', 'IX']
+    """
+    text = str(n)
+    if form.endswith("Letter") and 0 < n < 1000:
+        text = chr(97 + (n - 1) % 26) * ((n - 1) // 26 + 1)
+    elif form.endswith("Roman") and 0 < n < 4000:
+        signs = zip((1000, 900, 500, 400, 100, 90, 50, 40, 10, 9, 5, 4, 1),
+                    "m cm d cd c xc l xl x ix v iv i".split(), strict=True)  # fmt: skip
+        text = ""
+        for size, sign in signs:
+            text, n = text + n // size * sign, n % size
+    elif form == "decimalZero":
+        text = f"{n:02}"
+    return "" if form == "none" else text.upper() if form.startswith("upper") else text
+
+
+# ---------------------------------------------------------------- equations
+
+FORMS = {  # of an equation's elements, by their parts
+    "f": "{num}/{den}", "sSup": "{e}^{sup}", "sSub": "{e}_{sub}", "sSubSup": "{e}_{sub}^{sup}",
+    "sPre": "_{sub}^{sup}{e}", "rad": "√{deg}{e}", "limLow": "{e}_{lim}", "limUpp": "{e}^{lim}",
+    "nary": "{chr}_{sub}^{sup} {e}",
+}  # fmt: skip
+
+
+def formula(element: Element) -> str:
+    """Return an equation as one line, such as (a + b)/2 or x_i^2."""
+    name = kind(element)
+    if name == "t":
+        return element.text or ""
+    inside = [(kind(each), formula(each)) for each in element if kind(each) not in UNSEEN]
+    texts = [text for part, text in inside if part in ("e", "mr")]
+    properties = child(element, f"{name}Pr")
+    if name in FORMS:
+        grouped = {part: text if text.isalnum() else f"({text})" for part, text in inside if text}
+        grouped["chr"] = value(child(properties, "chr"), default="∫")
+        return FORMS[name].format_map(defaultdict(str, grouped))
+    if name == "d":
+        first, between, last = (
+            value(child(properties, f"{which}Chr"), default=usual)
+            for which, usual in (("beg", "("), ("sep", "|"), ("end", ")"))
+        )
+        return first + between.join(texts) + last
+    if name in ("m", "eqArr"):
+        return f"[{'; '.join(texts)}]"
+    if name == "mr":
+        return ", ".join(texts)
+    return "".join(text for _, text in inside)
