@@ -270,23 +270,17 @@ class Lists:
 
     def place(self, properties: Element | None) -> tuple[str, str]:
         """Return the list and the level of a paragraph: its own, or those of its style."""
-        place = child(properties, "numPr")
+        place, style = child(properties, "numPr"), value(child(properties, "pStyle"))
         number, level = value(child(place, "numId")), value(child(place, "ilvl"))
-        style = value(child(properties, "pStyle"))
-        for _ in range(20):  # styles that are based on each other, in a circle for all we know
-            if number or style not in self.styles:
-                break
-            inherited = child(self.styles[style], "pPr", "numPr")
-            number = value(child(inherited, "numId"))
-            level = level or value(child(inherited, "ilvl")) or self.level(number, style)
+        chain = [style]
+        while not number and style in self.styles and len(chain) < 20:  # it may be a circle
+            place = child(self.styles[style], "pPr", "numPr")
+            number, level = value(child(place, "numId")), level or value(child(place, "ilvl"))
             style = value(child(self.styles[style], "basedOn"))
-        return number, level or "0"
-
-    def level(self, number: str, style: str) -> str:
-        """Return the level of a list that names a style as its own."""
+            chain.append(style)
         shared = f"#{value(child(self.nodes.get(number), 'abstractNumId'))}"
-        levels = self.nodes.get(shared, ())
-        return next((value(e, "ilvl") for e in levels if value(child(e, "pStyle")) == style), "")
+        named = {value(child(e, "pStyle")): value(e, "ilvl") for e in self.nodes.get(shared, ())}
+        return number, level or next((named[s] for s in chain if s and s in named), "0")
 
 
 def written(n: int, form: str) -> str:
