@@ -16,9 +16,12 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from statistics import median
+
+import pypdfium2 as pdfium
+from pypdfium2 import raw
 
 from config.errors import UserError
 from tasks.forms import Contents, Piece, check_size, damage, few
@@ -27,10 +30,15 @@ PASSWORD = 4  # PDFium's error code
 HIDDEN = 1 << 1 | 1 << 5  # flags of an annotation that no screen shows
 FULL = 0.6  # share of the text's width from which a run goes across the columns
 GUTTER = 8.0  # points between two columns, at least
+GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
 UNKNOWN = "\ufffd"  # stands for a stretch of glyphs that no font says the letters of
-GARBLED = 20  # such glyphs, from which a page is named
-SAMPLED = 8  # one glyph of so many is looked at first
+SAMPLED = 3  # one glyph of so many is looked at first: no unknown word is shorter
+CAPTION = 100  # letters, with fewer of which a picture of a page remains one
+EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
+PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
+GARBLED = "letters that the file does not name (recognise them by ocrmypdf --force-ocr)"
+DAMAGED = "damage, and cannot be read"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,37 +55,12 @@ class Run:
         return (self.bottom + self.top) / 2
 
 
-@dataclass(slots=True)
-class Remarks:
-    """What a reader has to know of a PDF: numbers of pages, names of what is not read."""
-
-    empty: list[int] = field(default_factory=list)
-    garbled: list[int] = field(default_factory=list)
-    damaged: list[int] = field(default_factory=list)
-    attached: list[str] = field(default_factory=list)
-
-    def sentence(self, name: str, n: int) -> str:
-        """Return them as one sentence; "" if there are none."""
-        parts = [
-            f"{_pages(self.empty, 'has', 'have')} no text (empty, or a picture: recognise it by "
-            "ocrmypdf)" if self.empty else "",
-            f"{_pages(self.garbled, 'has', 'have')} letters that the file does not name (recognise "
-            "them by ocrmypdf --force-ocr)" if self.garbled else "",
-            f"{_pages(self.damaged, 'is', 'are')} damaged and cannot be read" if self.damaged else "",
-            f"attached and not read: {few(self.attached)}" if self.attached else "",
-        ]  # fmt: skip
-        found = ", ".join(filter(None, parts))
-        return f"{name}: of {n:,} pages {found}." if found else ""
-
-
 def of_pdf(content: bytes, name: str) -> Contents:
     """Read a PDF page by page; pages count from 1 as a viewer counts them.
 
     Encryption with an empty password, which only forbids printing and the like, is no obstacle.
     UserError: a password, damage, no page with text.
     """
-    import pypdfium2 as pdfium
-
     with damage(name, "PDF"):
         try:
             document = pdfium.PdfDocument(content)
@@ -90,84 +73,137 @@ def of_pdf(content: bytes, name: str) -> Contents:
             raise
         with document:
             document.init_forms()
+            reader = Reader(document, name)
+            pages = list(reader.pages())
             title = document.get_metadata_value("Title")
-            names = [document.get_attachment(k).get_name() for k in range(_attached(document))]
-            remarks = Remarks(attached=names)
-            pages = list(_read_pages(document, name, remarks))
     if not any(text for text, _, _ in pages):
-        raise UserError(_why_nothing(name, len(pages), remarks))
-    return Contents("page", pages, title, remarks.sentence(name, len(pages)))
+        raise UserError(f"There is no text in {reader.remark()}")
+    return Contents("page", pages, title, reader.remark())
 
 
-def _attached(document) -> int:
-    from pypdfium2 import raw
+class Reader:
+    """What is read of a PDF, and the numbers of the pages of which something is not."""
 
-    return raw.FPDFDoc_GetAttachmentCount(document)
+    def __init__(self, document: pdfium.PdfDocument, name: str):
+        self.document, self.name, self.n = document, name, len(document)
+        self.lacking: dict[str, list[int]] = {}  # what is the matter -> pages
+        n = raw.FPDFDoc_GetAttachmentCount(document)
+        self.attached = [document.get_attachment(k).get_name() for k in range(n)]
 
-
-def _why_nothing(name: str, n: int, remarks: Remarks) -> str:
-    if len(remarks.damaged) == n:
-        return f"{name} is damaged: none of its {n:,} pages can be read."
-    if remarks.garbled:
+    def remark(self) -> str:
+        """Return a sentence on what was not read; "" if all was."""
+        parts = [
+            f"pages {_ranges(k)} have {what}" if k[1:] else f"page {k[0]:,} has {what}"
+            for what, k in self.lacking.items()
+        ]
+        parts += [f"attached and not read: {few(self.attached)}"] if self.attached else []
         return (
-            f"{name} does not say which letters its glyphs are: recognise its text first, for "
-            "example by ocrmypdf --force-ocr."
+            f"{self.name} ({self.n:,} page{'s' * (self.n > 1)}): {'; '.join(parts)}."
+            if parts
+            else ""
         )
-    return (
-        f"{name} holds pictures of pages and no text, as scans do: recognise its text first, "
-        "for example by ocrmypdf."
-    )
+
+    def pages(self) -> Iterator[Piece]:
+        """Yield the text of every page, with what is written on it."""
+        length = 0
+        for number in range(1, self.n + 1):
+            try:
+                text, why = self.page(number - 1)
+            except (MemoryError, UserError):
+                raise
+            except Exception:  # a page may break in any way; it must not take the others with it
+                text, why = "", DAMAGED
+            if why:
+                self.lacking.setdefault(why, []).append(number)
+            length += len(text)
+            check_size(length, self.name)
+            yield text, number, ""
+
+    def page(self, index: int) -> tuple[str, str]:
+        """Return the text of a page, and what of it cannot be read ("" = nothing)."""
+        with closing(self.document[index]) as page:
+            fields, comments, stamped = self.annotations(page)
+            if not stamped:
+                text, garbled = page_text(page, fields)
+        if stamped:  # what was made text of the page is there when it is loaded again
+            with closing(self.document[index]) as page:
+                text, garbled = page_text(page, fields)
+        readable = text.strip(f"{UNKNOWN}\n ")
+        text = "\n".join(filter(None, [readable and text, *comments])).strip()
+        why = GARBLED if garbled else "" if text else EMPTY
+        return text, why or PICTURE * (len(text) < CAPTION and self.is_picture(index))
+
+    def is_picture(self, index: int) -> bool:
+        """Tell whether a picture covers more than half of a page."""
+        with closing(self.document[index]) as page:
+            half = page.get_width() * page.get_height() / 2
+            boxes = [each.get_bounds() for each in page.get_objects([raw.FPDF_PAGEOBJ_IMAGE])]
+        return any((right - left) * (top - low) > half for left, low, right, top in boxes)
+
+    def annotations(self, page: pdfium.PdfPage) -> tuple[list[Run], list[str], bool]:
+        """Return the filled fields of a page, where they stand, and the comments on it; and whether
+        stamps on it became text of the page. What is attached to it is noted.
+        """
+        fields, comments, stamps = [], [], []
+        for k in range(raw.FPDFPage_GetAnnotCount(page)):
+            annotation = raw.FPDFPage_GetAnnot(page, k)
+            if not annotation:
+                continue
+            kind = raw.FPDFAnnot_GetSubtype(annotation)
+            if raw.FPDFAnnot_GetFlags(annotation) & HIDDEN:
+                pass
+            elif kind == raw.FPDF_ANNOT_WIDGET:
+                if self.document.formenv and (text := _value(self.document.formenv, annotation)):
+                    box = raw.FS_RECTF()
+                    raw.FPDFAnnot_GetRect(annotation, box)
+                    name = _string(
+                        raw.FPDFAnnot_GetFormFieldName, self.document.formenv, annotation
+                    )
+                    fields.append(Run(box.left, box.bottom, box.right, box.top, text, name))
+            elif kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
+                if kind == raw.FPDF_ANNOT_FILEATTACHMENT:
+                    attached = raw.FPDFAnnot_GetFileAttachment(annotation)
+                    self.attached.append(_string(raw.FPDFAttachment_GetName, attached))
+                text = _string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents").strip()
+                who = _string(raw.FPDFAnnot_GetStringValue, annotation, b"T")
+                if text:
+                    comments.append(f"[Comment{f' by {who}' if who else ''}: {text}]")
+                if kind == raw.FPDF_ANNOT_STAMP:
+                    stamps.append(k)
+            raw.FPDFPage_CloseAnnot(annotation)
+        if stamps:  # alone: other annotations are read already
+            for k in reversed(range(raw.FPDFPage_GetAnnotCount(page))):
+                if k not in stamps:
+                    raw.FPDFPage_RemoveAnnot(page, k)
+            raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
+        return fields, comments, bool(stamps)
 
 
-def _read_pages(document, name: str, remarks: Remarks) -> Iterator[Piece]:
-    """Yield the text of every page, with what is written on it, and note what cannot be read."""
-    length = 0
-    for number in range(1, len(document) + 1):
-        text = ""
-        try:
-            with closing(document[number - 1]) as page, closing(page.get_textpage()) as letters:
-                fields, comments = _annotations(page, document.formenv)
-                text, n_unknown = _text(letters, fields)
-                text = "\n".join(filter(None, [text, *comments])).strip()
-        except (MemoryError, UserError):
-            raise
-        except Exception:  # a page may break in any way; it must not take the others with it
-            remarks.damaged.append(number)
-        else:
-            garbled = n_unknown > GARBLED or (not text.strip(f"{UNKNOWN}\n ") and n_unknown)
-            if garbled:
-                remarks.garbled.append(number)
-                text = text if text.strip(f"{UNKNOWN}\n ") else ""
-            elif not text:
-                remarks.empty.append(number)
-        length += len(text)
-        check_size(length, name)
-        yield text, number, ""
+def page_text(page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, bool]:
+    """Return the text of a page with its fields, and whether glyphs in it are unknown."""
+    with closing(page.get_textpage()) as letters:
+        return _letters(letters, fields)
 
 
-def _text(letters, fields: Sequence[Run]) -> tuple[str, int]:
-    """Return the text of a page with its fields, and how many glyphs in it are unknown."""
-    from pypdfium2 import raw
-
+def _letters(letters: pdfium.PdfTextPage, fields: Sequence[Run]) -> tuple[str, bool]:
     n = letters.count_chars()
 
     def lacking(k: int) -> bool:
         return raw.FPDFText_HasUnicodeMapError(letters, k) == 1
 
     if any(map(lacking, range(0, n, SAMPLED))):  # to ask for each takes longer than all else
-        unknown = [*map(lacking, range(n))]
-        ranges = [(bad, len([*same])) for bad, same in groupby(unknown)]
         pieces, at = [f"{run.text}\n" for run in fields], 0
-        for bad, count in ranges:
+        for bad, same in groupby(map(lacking, range(n))):
+            count = len([*same])
             pieces.append(UNKNOWN if bad else letters.get_text_range(at, count))
             at += count
-        return _plain("".join(pieces)), sum(unknown)
+        return _plain("".join(pieces)), True
     runs = [letters.get_rect(k) for k in range(letters.count_rects())]
     gutters = _gutters(runs) if len(runs) <= MOST_RUNS else []
     if len(runs) > MOST_RUNS or not (fields or gutters):
-        return _plain(letters.get_text_range()) + "".join(f"\n{run.text}" for run in fields), 0
+        return "\n".join([_plain(letters.get_text_range()), *(run.text for run in fields)]), False
     found = [Run(*box, _plain(letters.get_text_bounded(*box))) for box in runs]
-    return _ordered([*found, *(_labelled(run, found) for run in fields)], gutters), 0
+    return _ordered([*found, *(_labelled(run, found) for run in fields)], gutters), False
 
 
 def _labelled(run: Run, others: Sequence[Run]) -> Run:
@@ -180,6 +216,41 @@ def _plain(text: str) -> str:
     """Return PDFium's text with a hyphen where it has divided a word."""
     text = text.replace("\r\n", "\n").replace("\ufffe", "-\n").replace("\0", "")
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
+
+
+def _value(form: pdfium.PdfFormEnv, annotation: raw.FPDF_ANNOTATION) -> str:
+    """Return what stands in a field; a box that is ticked or not as [x] or [ ]."""
+    kind = raw.FPDFAnnot_GetFormFieldType(form, annotation)
+    if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
+        return "[x]" if raw.FPDFAnnot_IsChecked(form, annotation) else "[ ]"
+    if kind in (raw.FPDF_FORMFIELD_PUSHBUTTON, raw.FPDF_FORMFIELD_SIGNATURE):
+        return ""
+    chosen = (
+        _string(raw.FPDFAnnot_GetOptionLabel, form, annotation, k)
+        for k in range(max(0, raw.FPDFAnnot_GetOptionCount(form, annotation)))
+        if raw.FPDFAnnot_IsOptionSelected(form, annotation, k)
+    )
+    text = ", ".join(chosen) or _string(raw.FPDFAnnot_GetFormFieldValue, form, annotation)
+    return " ".join(text.split())
+
+
+def _string(function: Callable, *arguments) -> str:
+    """Call a function of PDFium's that writes UTF-16 into a buffer and returns its bytes."""
+    n = function(*arguments, None, 0)
+    buffer = ctypes.create_string_buffer(max(n, 2))
+    function(*arguments, ctypes.cast(buffer, ctypes.POINTER(raw.FPDF_WCHAR)), n)
+    return buffer.raw[: max(n - 2, 0)].decode("utf-16-le", "replace")
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """Write numbers in rising order.
+
+    >>> _ranges([1, 3, 4, 5])
+    '1, 3-5'
+    """
+    runs = [[n for _, n in same] for _, same in
+            groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]  # fmt: skip
+    return few([f"{run[0]:,}-{run[-1]:,}" if len(run) > 1 else f"{run[0]:,}" for run in runs])
 
 
 # ---------------------------------------------------------------- where things stand
@@ -230,13 +301,13 @@ def _joined(boxes: Sequence[Box]) -> list[Box]:
 def _ordered(runs: Sequence[Run], gutters: Sequence[float]) -> str:
     """Return the text of runs by bands, columns and lines."""
     bands: list[list[Run]] = []
-    ended = True
+    ended, lowest = True, 0.0
     for run in sorted(runs, key=lambda run: -run.top):
         across = any(run.left < gutter < run.right for gutter in gutters)
-        if across or ended:
+        if across or ended or lowest - run.top > GAP * (run.top - run.bottom):
             bands.append([])
         bands[-1].append(run)
-        ended = across
+        ended, lowest = across, run.bottom
     lines: list[str] = []
     for band in bands:
         for column in range(len(gutters) + 1):
@@ -253,61 +324,3 @@ def _lines(runs: Sequence[Run]) -> Iterator[str]:
             yield " ".join(run.text for run in sorted(line, key=lambda run: run.left))
             line = []
         line += [run] if run else []
-
-
-# ---------------------------------------------------------------- fields and comments
-
-
-def _annotations(page, form) -> tuple[list[Run], list[str]]:
-    """Return the filled fields of a page, where they stand, and the comments on it."""
-    from pypdfium2 import raw
-
-    fields, comments = [], []
-    for k in range(raw.FPDFPage_GetAnnotCount(page)):
-        annotation = raw.FPDFPage_GetAnnot(page, k)
-        if not annotation:
-            continue
-        kind = raw.FPDFAnnot_GetSubtype(annotation)
-        try:
-            if raw.FPDFAnnot_GetFlags(annotation) & HIDDEN:
-                continue
-            if kind == raw.FPDF_ANNOT_WIDGET:
-                if form and (value := _value(form, annotation)):
-                    box = raw.FS_RECTF()
-                    raw.FPDFAnnot_GetRect(annotation, box)
-                    title = _string(raw.FPDFAnnot_GetFormFieldName, form, annotation)
-                    fields.append(Run(box.left, box.bottom, box.right, box.top, value, title))
-            elif kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
-                said = _string(raw.FPDFAnnot_GetStringValue, annotation, b"Contents")
-                who = _string(raw.FPDFAnnot_GetStringValue, annotation, b"T")
-                if said.strip():
-                    comments.append(f"[Comment{f' by {who}' if who else ''}: {said.strip()}]")
-        finally:
-            raw.FPDFPage_CloseAnnot(annotation)
-    return fields, comments
-
-
-def _value(form, annotation) -> str:
-    """Return what stands in a field; a box that is ticked or not as [x] or [ ]."""
-    from pypdfium2 import raw
-
-    kind = raw.FPDFAnnot_GetFormFieldType(form, annotation)
-    if kind in (raw.FPDF_FORMFIELD_CHECKBOX, raw.FPDF_FORMFIELD_RADIOBUTTON):
-        return "[x]" if raw.FPDFAnnot_IsChecked(form, annotation) else "[ ]"
-    if kind in (raw.FPDF_FORMFIELD_PUSHBUTTON, raw.FPDF_FORMFIELD_SIGNATURE):
-        return ""
-    return " ".join(_string(raw.FPDFAnnot_GetFormFieldValue, form, annotation).split())
-
-
-def _string(function: Callable, *arguments) -> str:
-    """Call a function of PDFium's that writes UTF-16 into a buffer and returns its bytes."""
-    from pypdfium2 import raw
-
-    n = function(*arguments, None, 0)
-    buffer = ctypes.create_string_buffer(max(n, 2))
-    function(*arguments, ctypes.cast(buffer, ctypes.POINTER(raw.FPDF_WCHAR)), n)
-    return buffer.raw[: max(n - 2, 0)].decode("utf-16-le", "replace")
-
-
-def _pages(numbers: Sequence[int], verb: str, verbs: str) -> str:
-    return f"{len(numbers):,} {verb if len(numbers) == 1 else verbs}"
