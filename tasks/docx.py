@@ -12,6 +12,7 @@ What a paragraph refers to stands beside it, so that a section has both: "[Note 
 from __future__ import annotations
 
 import posixpath
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from itertools import groupby
@@ -27,7 +28,8 @@ WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struc
 UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "sectPr",
           "rt"}  # fmt: skip
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-SYMBOLS = {"F0FE": "☒", "F0FD": "☒", "F0A8": "☐", "F0FC": "✓", "F0B7": "•"}  # Wingdings, Symbol
+# letters of Wingdings and Symbol, by the number that a file gives
+SYMBOLS = {"F0FE": "☒", "F0FD": "☒", "F0A8": "☐", "F0FC": "✓", "F0B7": "•"}
 LEFT_OUT = {"blip": "picture", "imagedata": "picture", "chart": "chart", "relIds": "diagram",
             "OLEObject": "embedded file"}  # fmt: skip
 NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
@@ -40,7 +42,7 @@ def of_docx(members: Members, main: str, name: str) -> Contents:
     """
     with damage(name, "docx file"):
         document = Docx(members, main)
-        text = "\n".join(document.lines()).strip()
+        text = re.sub(r"\n{3,}", "\n\n", "\n".join(document.lines())).strip()
     if not text:
         raise UserError(f"{name} is empty: there is no text in it.")
     left_out = [f"{n:,} {what}{'s' * (n > 1)}" for what, n in document.left_out.items()]
@@ -118,11 +120,11 @@ class Docx:
             for each in section.iterfind(f"{{*}}{which}Reference")
             if {"first": on(section, "titlePg"), "even": even}.get(value(each, "type"), True)
         )
-        texts = ("\n".join(self.blocks(self.xml(path))).strip() for path in shown)
+        texts = (" ".join(" ".join(self.blocks(self.xml(path))).split()) for path in shown)
         yield from (f"[{which.title()}: {text}]" for text in dict.fromkeys(texts) if text)
 
     def blocks(self, parent: Element) -> Iterator[str]:
-        """Yield the paragraphs and the rows of tables in an element."""
+        """Yield the paragraphs and the rows of tables in an element, and empty lines between."""
         for element in parent:
             match kind(element):
                 case "p":
@@ -136,6 +138,7 @@ class Docx:
                     yield from self.blocks(alternative(element))
                 case name if name not in UNSEEN:
                     yield from self.blocks(element)
+                    yield from ("",) * (name == "tbl")
 
     def chunk(self, path: str) -> Iterator[str]:
         """Yield what a document sets in from a file of another form."""
@@ -152,8 +155,7 @@ class Docx:
         joined = [(how, "".join(text for _, text in same)) for how, same in runs]
         text = "".join(WRITTEN[how if text.strip() else ""].format(text) for how, text in joined)
         number = self.lists.number(child(element, "pPr"))
-        yield number + text
-        yield from beside
+        yield from (number + text, *beside, "")
 
     def runs(self, parent: Element, beside: list[str], how: str = "") -> Iterator[Run]:
         """Yield the runs in an element; what stands beside them goes into `beside`."""
@@ -181,7 +183,7 @@ class Docx:
                 title = f"Comment by {value(comment, 'author')}".removesuffix(" by ")
                 beside += self.entry("comments", value(element, "id"), title)
             elif name == "txbxContent":
-                beside += self.blocks(element)
+                beside += filter(None, self.blocks(element))
             elif name == "oMath":
                 yield "", formula(element)
             elif name == "AlternateContent":
@@ -199,7 +201,7 @@ class Docx:
     def entry(self, part: str, identity: str, title: str) -> list[str]:
         """Return a note or a comment as a line, the first time that something refers to it."""
         found = self.beside.pop((part, identity), ())
-        text = " ".join(self.blocks(found)).strip()
+        text = " ".join(" ".join(self.blocks(found)).split())
         return [f"[{title}: {text}]"] if text else []
 
 
@@ -286,8 +288,8 @@ class Lists:
 def written(n: int, form: str) -> str:
     """Return a number as lists write it.
 
-    >>> [written(n, form) for n, form in ((4, "lowerLetter"), (28, "upperLetter"), (9, "upperRoman"))]
-    ['d', 'bb', 'IX']
+    >>> written(4, "lowerLetter"), written(28, "upperLetter"), written(9, "upperRoman")
+    ('d', 'BB', 'IX')
     """
     text = str(n)
     if form.endswith("Letter") and 0 < n < 1000:

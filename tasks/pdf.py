@@ -33,7 +33,7 @@ GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
 UNKNOWN = "\ufffd"  # stands for a stretch of glyphs that no font says the letters of
-SAMPLED = 3  # one glyph of so many is looked at first: no unknown word is shorter
+SAMPLED = 4  # one glyph of so many is looked at first: few unknown words are shorter
 CAPTION = 100  # letters, with fewer of which a picture of a page remains one
 EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
 PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
@@ -250,7 +250,8 @@ def _ranges(numbers: Sequence[int]) -> str:
     """
     runs = [[n for _, n in same] for _, same in
             groupby(enumerate(numbers), key=lambda pair: pair[1] - pair[0])]  # fmt: skip
-    return few([f"{run[0]:,}-{run[-1]:,}" if len(run) > 1 else f"{run[0]:,}" for run in runs])
+    shown = few([f"{run[0]:,}-{run[-1]:,}" if run[1:] else f"{run[0]:,}" for run in runs])
+    return shown.replace(";", ",")
 
 
 # ---------------------------------------------------------------- where things stand

@@ -9,7 +9,6 @@ from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 
-import pypdf
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -58,14 +57,6 @@ def read_here(monkeypatch) -> None:
         return SimpleNamespace(result=lambda: function(*arguments))
 
     monkeypatch.setattr(Readers, "start", start)
-
-
-def encrypted(content: bytes, password: str) -> bytes:
-    writer = pypdf.PdfWriter(clone_from=io.BytesIO(content))
-    writer.encrypt(password, "owner", algorithm="RC4-128")
-    out = io.BytesIO()
-    writer.write(out)
-    return out.getvalue()
 
 
 def zipped(**members: str | bytes) -> bytes:
@@ -146,41 +137,19 @@ def test_a_pdf_is_its_pages_and_counts_them_from_one(tmp_path):
     assert document.where([(at, at + 4)]) == "page 3" and document.where([(0, 1)]) == "page 1"
     assert document.where([(0, at)]) == "pages 1-3"
     (remark,) = document.remarks
-    assert remark.startswith(f"{path}: of 3 pages 1 ")
+    assert remark.startswith(f"{path} (3 pages): page 2 has no text ")
 
 
-def test_a_pdf_that_cannot_be_read_is_one_sentence(monkeypatch, capfd):
-    plain = pdf("Anna reached Lima.")
-    assert contents(encrypted(plain, ""), "a.pdf").pieces[0][0] == "Anna reached Lima."
-    for content in (encrypted(plain, "secret"), pdf("", ""), b"%PDF-1.4\n" + b"\x80junk\n" * 99):
+def test_a_pdf_that_breaks_off_is_read_or_one_sentence(capfd):
+    for content in (pdf("", ""), b"%PDF-1.4\n" + b"\x80junk\n" * 99):
         said(content, "a.pdf")
     whole = pdf(*["Anna left."] * 9)
-    for cut in range(20, len(whole), 97):  # wherever it breaks off: a text, or one sentence
+    for cut in range(20, len(whole), 97):
         try:
             contents(whole[:cut], "a.pdf")
         except UserError as error:
             assert "\n" not in str(error) and "a.pdf" in str(error)
-    assert capfd.readouterr() == ("", "")  # pypdf reports every oddity unless it is told not to
-
-    def refuse(*_, **__):
-        raise pypdf.errors.DependencyError("cryptography>=3.1 is required for AES algorithm")
-
-    monkeypatch.setattr(pypdf, "PdfReader", refuse)
-    assert "requirements-documents.txt" in said(plain, "a.pdf")
-
-
-def test_a_damaged_page_does_not_take_the_others_with_it(monkeypatch):
-    real = pypdf.PageObject.extract_text
-
-    def extract(page, *args, **kwargs):
-        if "Boris" in (text := real(page)):
-            raise KeyError("/Font")
-        return text
-
-    monkeypatch.setattr(pypdf.PageObject, "extract_text", extract)
-    found = contents(pdf("Anna.", "Boris.", "Clara."), "a.pdf")
-    assert [text for text, _, _ in found.pieces] == ["Anna.", "", "Clara."]
-    assert found.remark.startswith("a.pdf: of 3 pages 1 ")
+    assert capfd.readouterr() == ("", "")
 
 
 def test_html_is_its_text_alone():
@@ -201,16 +170,6 @@ def test_html_is_its_text_alone():
     assert contents(latin, "x").pieces[0][0] == "né"
     nested = b"<html>" + b"<div>" * 5000 + b"Anna <b>left</b>."
     assert contents(nested, "x").pieces[0][0] == "Anna left."
-
-
-def test_a_docx_is_its_paragraphs_and_names_the_package_where_it_is_missing(monkeypatch):
-    pytest.importorskip("mammoth")
-    found = contents(docx("Anna reached Lima.", "Boris left."), "a.docx")
-    assert found.pieces == [("Anna reached Lima.\n\nBoris left.", 0, "")] and found.kind == "file"
-    for content in (docx(""), zipped(word__document___xml="<no")):
-        said(content)
-    monkeypatch.setitem(sys.modules, "mammoth", None)
-    assert "mammoth" in said(docx("Anna."), "a.docx")
 
 
 def test_an_epub_is_its_chapters_in_the_order_of_its_spine():

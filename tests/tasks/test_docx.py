@@ -109,7 +109,7 @@ SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript
         (p("Anna left.") + p() + p("Boris stayed."), "Anna left.\n\nBoris stayed."),
         # signs within a run, and what is raised, lowered or struck out
         (p(inside="<w:r><w:t>a</w:t><w:tab/><w:t>b</w:t><w:br/><w:t>c</w:t></w:r>"), "a\tb\nc"),
-        (p("10", inside=r("5", SUP)) + p("H", inside=r("2", SUB) + r("O", "")), "10^5\nH_2O"),
+        (p("10", inside=r("5", SUP)) + p("H", inside=r("2", SUB) + r("O", "")), "10^5\n\nH_2O"),
         (p("CHF ", inside=r("9", "<w:strike/>") + r("00", "<w:dstrike/>") + r(" 950", "")),
          "CHF [struck out: 900] 950"),
         (p("Seen", inside=r(" secret", "<w:vanish/>") + r(".", '<w:vanish w:val="0"/>')), "Seen."),
@@ -159,7 +159,7 @@ def test_headers_and_footers_are_those_that_pages_show():
         f'<w:{name[:6]}Reference w:type="{kind}" r:id="{name}"/>' for name, kind in kinds.items()
     )
     section, first = f"<w:sectPr>{references}</w:sectPr>", "<w:titlePg/>"
-    assert text(p("Body.") + section, **margins) == "[Header: Head 1]\nBody.\n[Footer: Foot]"
+    assert text(p("Body.") + section, **margins) == "[Header: Head 1]\nBody.\n\n[Footer: Foot]"
     shown = text(
         p("Body.") + section.replace("</w:sectPr>", f"{first}</w:sectPr>"),
         settings="<w:evenAndOddHeaders/>",
@@ -180,7 +180,7 @@ def test_notes_and_comments_stand_beside_what_they_are_about():
         "comments": f'<w:comment w:id="0" w:author="Ann">{p("Longer!")}{p("Please.")}</w:comment>',
     }
     assert text(body, **parts) == (
-        "Fee.[Note 1]\n[Note 1: A month.]\n"
+        "Fee.[Note 1]\n[Note 1: A month.]\n\n"
         "Term.[End note 1]\n[End note 1: Two years.]\n[Comment by Ann: Longer! Please.]"
     )
 
@@ -223,7 +223,7 @@ def test_list_numbers_are_those_that_word_shows():
         + item("Anew", 7) + item("Next", 7) + item("None", 0) + item("Circle", style="Round")
         + p("Overridden", '<w:pStyle w:val="Head"/><w:numPr><w:numId w:val="0"/></w:numPr>')
     )  # fmt: skip
-    assert text(body, numbering=NUMBERING, styles=STYLES).split("\n") == [
+    assert text(body, numbering=NUMBERING, styles=STYLES).split("\n\n") == [
         "1. Scope", "1.a) Part", "1.b) Part", "2. Term", "2.a) Part", "• Dot", "(I) Deep",
         "4. Anew", "5. Next", "None", "Circle", "Overridden",
     ]  # fmt: skip
@@ -247,7 +247,7 @@ def test_the_main_part_is_the_one_that_the_package_names():
 
 def test_what_is_set_in_is_read_or_counted():
     chunk = '<w:altChunk r:id="aFChunk1"/>'
-    assert text(p("Body.") + chunk, aFChunk1="<html><p>Set in.</p></html>") == "Body.\nSet in."
+    assert text(p("Body.") + chunk, aFChunk1="<html><p>Set in.</p></html>") == "Body.\n\nSet in."
     pictures = p("Body.", inside="<w:drawing><a:blip/></w:drawing>" * 2)
     found = reading(pictures + '<w:altChunk r:id="gone"/>')
     assert found.remark == "a.docx: left out: 2 pictures, 1 embedded file."

@@ -1,0 +1,256 @@
+"""PDF: what a viewer shows of it is read, in the order of a reader, or named in a remark."""
+
+import hashlib
+
+import pypdfium2 as pdfium
+import pytest
+
+from config.errors import UserError
+from tasks import pdf as module
+from tasks.forms import Contents, contents
+
+FONT = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
+# two bytes a glyph, and no table that says which letters they are
+GLYPHS = (
+    "<< /Type /Font /Subtype /Type0 /BaseFont /X /Encoding /Identity-H /DescendantFonts [<< "
+    "/Type /Font /Subtype /CIDFontType2 /BaseFont /X /CIDSystemInfo << /Registry (Adobe) /Ordering "
+    "(Identity) /Supplement 0 >> /FontDescriptor << /Type /FontDescriptor /FontName /X /Flags 4 "
+    "/FontBBox [0 0 1000 1000] /ItalicAngle 0 /Ascent 800 /Descent -200 /CapHeight 700 /StemV 80 "
+    ">> >>] >>"
+)
+RESOURCES = "/Resources << /Font << /F 3 0 R /G 4 0 R >> >>"
+
+
+def pdf(*pages: str, catalog: str = "", extra: tuple[str, ...] = (), trailer: str = "") -> bytes:
+    """Make a PDF of pages: the operators that draw one, and after | more entries of it.
+
+    extra: objects from number 10 on.
+    """
+    kids = range(10 + len(extra), 10 + len(extra) + 2 * len(pages), 2)
+    objects = {
+        1: f"<< /Type /Catalog /Pages 2 0 R {catalog} >>",
+        2: f"<< /Type /Pages /Count {len(pages)} /Kids [{' '.join(f'{k} 0 R' for k in kids)}] >>",
+        3: FONT,
+        4: GLYPHS,
+    } | dict(enumerate(extra, 10))
+    for k, page in zip(kids, pages, strict=True):
+        drawn, _, more = page.rpartition("|") if "|/" in page else (page, "", "")
+        objects[k] = (
+            f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 600 800] {RESOURCES} "
+            f"/Contents {k + 1} 0 R {more} >>"
+        )
+        objects[k + 1] = stream(drawn)
+    out, offsets = b"%PDF-1.6\n", {}
+    for number, body in objects.items():
+        offsets[number] = len(out)
+        out += f"{number} 0 obj\n{body}\nendobj\n".encode("latin-1")
+    table = "".join(f"{n} 1\n{at:010} 00000 n \n" for n, at in offsets.items())
+    end = f"trailer\n<< /Size {max(objects) + 1} /Root 1 0 R {trailer} >>\n"
+    end += f"startxref\n{len(out)}\n%%EOF"
+    return out + f"xref\n0 1\n0000000000 65535 f \n{table}{end}".encode("latin-1")
+
+
+def stream(text: str, entries: str = "") -> str:
+    return f"<< /Length {len(text)} {entries} >>\nstream\n{text}\nendstream"
+
+
+def at(x: float, y: float, text: str) -> str:
+    return f"BT /F 12 Tf {x} {y} Td ({text}) Tj ET "
+
+
+def lines(*texts: str, x: float = 50, top: float = 700) -> str:
+    return "".join(at(x, top - 20 * k, text) for k, text in enumerate(texts))
+
+
+def reading(*pages: str, **more) -> Contents:
+    return contents(pdf(*pages, **more), "a.pdf")
+
+
+def text(*pages: str, **more) -> str:
+    return "\n".join(page for page, _, _ in reading(*pages, **more).pieces)
+
+
+def test_a_word_that_a_line_divides_keeps_its_hyphen():
+    drawn = "BT /F 12 Tf 50 700 Td (a con-) Tj 0 -20 Td (tract) Tj ET"
+    assert text(drawn) == "a con-\ntract"
+
+
+# ---------------------------------------------------------------- columns
+
+LEFT = [f"left {k} goes on to the end of the column" for k in range(6)]
+RIGHT = [f"right {k} goes on to the end of the column" for k in range(6)]
+TITLE = at(50, 740, "A title that stands across both of the columns, from one margin to the other")
+
+
+def across(left: list[str], right: list[str]) -> str:
+    """Draw two columns line by line across both."""
+    return "".join(
+        at(50, 700 - 20 * k, a) + at(320, 700 - 20 * k, b)
+        for k, (a, b) in enumerate(zip(left, right, strict=True))
+    )
+
+
+def test_columns_are_read_one_after_the_other_however_they_are_drawn():
+    by_column = lines(*LEFT) + lines(*RIGHT, x=320)
+    for drawn in (across(LEFT, RIGHT), by_column):
+        found = text(TITLE + drawn + at(50, 60, "page 1")).split("\n")
+        assert found[0].startswith("A title") and found[1:] == [*LEFT, *RIGHT, "page 1"]
+
+
+def test_a_row_of_a_table_stays_a_line():
+    rows = [[f"{place}{k}" for place in ("item ", "units ", "price ")] for k in range(8)]
+    drawn = "".join(
+        at(50 + 180 * column, 700 - 20 * k, cell)
+        for k, row in enumerate(rows) for column, cell in enumerate(row)
+    )  # fmt: skip
+    assert text(drawn).split("\n") == [" ".join(row) for row in rows]
+
+
+# ---------------------------------------------------------------- fields, comments, attachments
+
+
+def field(name: str, y: int, entries: str, kind: str = "Tx") -> str:
+    return (
+        f"<< /Type /Annot /Subtype /Widget /FT /{kind} /T ({name}) /Rect [200 {y} 400 {y + 15}] "
+        f"/F 4 {entries} >>"
+    )
+
+
+def test_fields_stand_beside_their_labels():
+    fields = [
+        field("who", 698, "/V (Anna Lindt)"),
+        field("town", 678, "/V (Oslo) /F 2"),  # hidden
+        field("ok", 658, "/V /Yes /AS /Yes /AP << /N << /Yes 20 0 R /Off 20 0 R >> >>", "Btn"),
+        field("no", 638, "/V /Off /AS /Off /AP << /N << /Yes 20 0 R /Off 20 0 R >> >>", "Btn"),
+        field("kind", 500, "/V (Bridge) /Opt [(Road) (Bridge)] /Ff 131072", "Ch"),
+        field("uses", 618, "/V [(walk) (ride)] /Opt [(walk) (drive) (ride)] /Ff 2097152", "Ch"),
+        field("send", 400, "/Ff 65536 /MK << /CA (Send) >>", "Btn"),
+    ]
+    page = lines("Applicant:", "Town:", "Owner agrees:", "Tenant agrees:", "Uses:")
+    listed = " ".join(f"{10 + k} 0 R" for k in range(len(fields)))
+    found = text(
+        f"{page}|/Annots [{listed}]",
+        catalog=f"/AcroForm << /Fields [{listed}] /DR << /Font << /F 3 0 R >> >> >>",
+        extra=(*fields, *["<< >>"] * 3, stream("", "/Subtype /Form /BBox [0 0 9 9]")),
+    )
+    assert found.replace("\n", "|") == (
+        "Applicant: Anna Lindt|Town:|Owner agrees: [x]|Tenant agrees: [ ]|Uses: walk, ride|"
+        "kind: Bridge"
+    )
+
+
+def test_comments_are_marked_and_what_is_attached_is_named():
+    stamp = stream(
+        "BT /F 12 Tf 5 5 Td (APPROVED) Tj ET", f"/Subtype /Form /BBox [0 0 99 20] {RESOURCES}"
+    )
+    rect = "/Rect [300 600 400 620]"
+    notes = (
+        f"<< /Subtype /Text {rect} /T (Karin) /Contents (Raise the price.) >>",
+        f"<< /Subtype /Highlight {rect} /Contents () >>",
+        f"<< /Subtype /Stamp {rect} /AP << /N 13 0 R >> >>",
+        stamp,
+        f"<< /Subtype /FileAttachment {rect} /FS 15 0 R >>",
+        "<< /Type /Filespec /F (plan.dwg) /UF (plan.dwg) /EF << /F 16 0 R >> >>",
+        stream("x"),
+        "<< /Type /Filespec /F (invoice.txt) /UF (invoice.txt) /EF << /F 16 0 R >> >>",
+        f"<< /Subtype /FreeText {rect} /Contents (Gone.) /F 2 >>",
+    )
+    found = reading(
+        lines("Signed in Bern.") + "|/Annots [10 0 R 11 0 R 12 0 R 14 0 R 18 0 R]",
+        extra=notes,
+        catalog="/Names << /EmbeddedFiles << /Names [(invoice.txt) 17 0 R] >> >>",
+    )
+    assert found.pieces[0][0].split("\n") == [
+        "Signed in Bern.", "APPROVED", "[Comment by Karin: Raise the price.]"
+    ]  # fmt: skip
+    assert found.remark == "a.pdf (1 page): attached and not read: invoice.txt; plan.dwg."
+
+
+# ---------------------------------------------------------------- what cannot be read
+
+GARBLED = "BT /G 12 Tf 50 700 Td <0037004B0048000300260052> Tj ET"
+PICTURE = "q 600 0 0 800 0 0 cm BI /W 1 /H 1 /BPC 8 /CS /G ID \x80 EI Q "
+
+
+def test_pages_that_cannot_be_read_are_named_with_the_way_out():
+    found = reading(lines("Plain."), GARBLED, "", PICTURE + lines("Scanned"), "", "", GARBLED * 2)
+    assert [page for page, _, _ in found.pieces] == ["Plain.", "", "", "Scanned", "", "", ""]
+    assert found.remark == (
+        "a.pdf (7 pages): pages 2, 7 have letters that the file does not name (recognise them by "
+        "ocrmypdf --force-ocr); pages 3, 5-6 have no text (empty, or a picture: recognise it by "
+        "ocrmypdf); page 4 has a picture with little text beside it (recognise it by ocrmypdf)."
+    )
+    mixed = reading(lines("The price is") + GARBLED + lines("francs.", top=600))
+    assert mixed.pieces[0][0].split() == ["The", "price", "is", "\ufffd", "francs."]
+    assert "page 1 has letters that" in mixed.remark
+
+
+def test_a_file_without_any_text_is_refused_with_the_reason():
+    for page, way_out in ((GARBLED, "ocrmypdf --force-ocr"), (PICTURE, "ocrmypdf")):
+        with pytest.raises(UserError, match=rf"^There is no text in a\.pdf .*by {way_out}\)\.$"):
+            reading(page)
+
+
+def test_a_page_that_breaks_leaves_the_others(monkeypatch):
+    get = pdfium.PdfDocument.__getitem__
+
+    def broken(document, index):
+        if index == 1:
+            raise RuntimeError("broken")
+        return get(document, index)
+
+    monkeypatch.setattr(pdfium.PdfDocument, "__getitem__", broken)
+    found = reading(lines("Anna."), lines("Boris."), lines("Clara."))
+    assert [page for page, _, _ in found.pieces] == ["Anna.", "", "Clara."]
+    assert found.remark == "a.pdf (3 pages): page 2 has damage, and cannot be read."
+
+
+def test_a_drawing_of_many_lines_is_no_damage():
+    drawing = "".join(f"{k % 600} {k % 800} m 5 5 l S\n" for k in range(100_000))
+    found = reading(drawing + lines("A map."))
+    assert found.pieces[0][0] == "A map." and not found.remark
+
+
+# ---------------------------------------------------------------- encryption
+
+PADDING = bytes.fromhex("28BF4E5E4E758A4164004E56FFFA01082E2E00B6D0683E802F0CA9FE6453697A")
+
+
+def rc4(key: bytes, content: bytes) -> bytes:
+    state, j = [*range(256)], 0
+    for i in range(256):
+        j = (j + state[i] + key[i % len(key)]) % 256
+        state[i], state[j] = state[j], state[i]
+    out, i, j = bytearray(), 0, 0
+    for byte in content:
+        i = (i + 1) % 256
+        j = (j + state[i]) % 256
+        state[i], state[j] = state[j], state[i]
+        out.append(byte ^ state[(state[i] + state[j]) % 256])
+    return bytes(out)
+
+
+def encrypted(password: bytes) -> bytes:
+    """Make a PDF of one page by the standard handler's revision 2, with an owner's password."""
+    user = (password + PADDING)[:32]
+    owner = rc4(hashlib.md5((b"owner" + PADDING)[:32]).digest()[:5], user)
+    key = hashlib.md5(user + owner + (0xFFFFFFFC).to_bytes(4, "little") + b"id").digest()[:5]
+    check = rc4(key, PADDING)
+    drawn = lines("Anna reached Lima.")  # of object 11
+    sealed = rc4(hashlib.md5(key + bytes([11, 0, 0, 0, 0])).digest()[:10], drawn.encode())
+    entry = (
+        f"/Encrypt << /Filter /Standard /V 1 /R 2 /P -4 /O <{owner.hex()}> /U <{check.hex()}> >> "
+        f"/ID [<{b'id'.hex()}> <{b'id'.hex()}>]"
+    )
+    return pdf(sealed.decode("latin-1"), trailer=entry)
+
+
+def test_a_password_is_asked_for_only_where_there_is_one():
+    found = contents(encrypted(b""), "a.pdf")
+    assert found.pieces[0][0] == "Anna reached Lima."
+    with pytest.raises(UserError, match=r"a\.pdf is encrypted: save it without its password"):
+        contents(encrypted(b"secret"), "a.pdf")
+
+
+def test_numbers_of_pages_are_ranges():
+    assert module._ranges([1, 2, 3, 5, 1000]) == "1-3, 5, 1,000"
