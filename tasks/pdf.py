@@ -77,36 +77,34 @@ def of_pdf(content: bytes, name: str) -> Contents:
             pages = list(reader.pages())
             title = document.get_metadata_value("Title")
     if not any(text for text, _, _ in pages):
-        raise UserError(f"There is no text in {reader.remark()}")
-    return Contents("page", pages, title, reader.remark())
+        raise UserError(f"{name} holds no text that can be read: {reader.lacks()}.")
+    number = f"{len(pages):,} page{'s' * (len(pages) > 1)}"
+    remark = f"{name} ({number}): {lacks}." if (lacks := reader.lacks()) else ""
+    return Contents("page", pages, title, remark)
 
 
 class Reader:
     """What is read of a PDF, and the numbers of the pages of which something is not."""
 
     def __init__(self, document: pdfium.PdfDocument, name: str):
-        self.document, self.name, self.n = document, name, len(document)
+        self.document, self.name = document, name
         self.lacking: dict[str, list[int]] = {}  # what is the matter -> pages
         n = raw.FPDFDoc_GetAttachmentCount(document)
         self.attached = [document.get_attachment(k).get_name() for k in range(n)]
 
-    def remark(self) -> str:
-        """Return a sentence on what was not read; "" if all was."""
+    def lacks(self) -> str:
+        """Say what was not read: "page 2 has no text ...; attached and not read: a.txt"; or ""."""
         parts = [
             f"pages {_ranges(k)} have {what}" if k[1:] else f"page {k[0]:,} has {what}"
             for what, k in self.lacking.items()
         ]
         parts += [f"attached and not read: {few(self.attached)}"] if self.attached else []
-        return (
-            f"{self.name} ({self.n:,} page{'s' * (self.n > 1)}): {'; '.join(parts)}."
-            if parts
-            else ""
-        )
+        return "; ".join(parts)
 
     def pages(self) -> Iterator[Piece]:
         """Yield the text of every page, with what is written on it."""
         length = 0
-        for number in range(1, self.n + 1):
+        for number in range(1, len(self.document) + 1):
             try:
                 text, why = self.page(number - 1)
             except (MemoryError, UserError):

@@ -187,7 +187,9 @@ def test_pages_that_cannot_be_read_are_named_with_the_way_out():
 
 def test_a_file_without_any_text_is_refused_with_the_reason():
     for page, way_out in ((GARBLED, "ocrmypdf --force-ocr"), (PICTURE, "ocrmypdf")):
-        with pytest.raises(UserError, match=rf"^There is no text in a\.pdf .*by {way_out}\)\.$"):
+        with pytest.raises(
+            UserError, match=rf"^a\.pdf holds no text that can be read: .*by {way_out}\)\.$"
+        ):
             reading(page)
 
 
