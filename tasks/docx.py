@@ -14,7 +14,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from xml.etree import ElementTree
 
@@ -29,9 +29,17 @@ UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr",
           "rt"}  # fmt: skip
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 # letters of Wingdings and Symbol, by the number that a file gives
-SYMBOLS = {"F0FE": "☒", "F0FD": "☒", "F0A8": "☐", "F0FC": "✓", "F0B7": "•"}
-LEFT_OUT = {"blip": "picture", "imagedata": "picture", "chart": "chart", "relIds": "diagram",
-            "OLEObject": "embedded file"}  # fmt: skip
+SYMBOLS = {
+    "F0FE": "☒",
+    "F0FD": "☒",
+    "F078": "☒",
+    "F0A8": "☐",
+    "F06F": "☐",
+    "F0FC": "✓",
+    "F0B7": "•",
+}
+LEFT_OUT = {"blip": "picture", "imagedata": "picture", "OLEObject": "embedded file"}
+DRAWN = {"chart": "id", "relIds": "dm"}  # elements whose parts hold words, and what names those
 NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
 
 
@@ -73,6 +81,15 @@ def on(properties: Element | None, name: str) -> bool:
     return found is not None and value(found, default="1") not in ("0", "false", "off")
 
 
+def based(styles: Mapping[str, Element], style: str) -> Iterator[Element]:
+    """Yield a style and those that it is based on."""
+    seen = set()
+    while style in styles and style not in seen:
+        seen.add(style)
+        yield styles[style]
+        style = value(child(styles[style], "basedOn"))
+
+
 class Docx:
     """The parts of a document, and how far its notes and lists are counted."""
 
@@ -90,7 +107,8 @@ class Docx:
             if what in ("styles", "numbering", "settings", "footnotes", "endnotes", "comments"):
                 parts[what] = self.xml(path)
         self.settings = parts.get("settings")
-        self.lists = Lists(parts.get("numbering", ()), parts.get("styles", ()))
+        self.styles = {value(each, "styleId"): each for each in parts.get("styles", ())}
+        self.lists = Lists(parts.get("numbering", ()), self.styles)
         self.beside = {  # notes and comments that no paragraph has referred to so far
             (what, value(each, "id")): each
             for what in ("footnotes", "endnotes", "comments")
@@ -151,9 +169,12 @@ class Docx:
 
     def paragraph(self, element: Element) -> Iterator[str]:
         beside: list[str] = []
-        runs = groupby(self.runs(element, beside), key=lambda run: run[0])
-        joined = [(how, "".join(text for _, text in same)) for how, same in runs]
-        text = "".join(WRITTEN[how if text.strip() else ""].format(text) for how, text in joined)
+        text = ""
+        for how, same in groupby(self.runs(element, beside), key=lambda run: run[0]):
+            piece = "".join(text for _, text in same)
+            if letters := piece.strip():  # blanks stay outside the mark
+                piece = piece.replace(letters, WRITTEN[how].format(letters))
+            text += piece
         number = self.lists.number(child(element, "pPr"))
         yield from (number + text, *beside, "")
 
@@ -169,7 +190,9 @@ class Docx:
             elif name in SIGNS:
                 yield how, SIGNS[name]
             elif name == "sym":
-                yield how, SYMBOLS.get(value(element, "char").upper(), "\ufffd")
+                letter = SYMBOLS.get(value(element, "char").upper(), "\ufffd")
+                self.left_out["sign that a font alone knows"] += letter == "\ufffd"
+                yield how, letter
             elif name == "checkBox":
                 is_checked = child(element, "checked") is not None
                 yield how, "[x]" if on(element, "checked" if is_checked else "default") else "[ ]"
@@ -182,6 +205,12 @@ class Docx:
                 comment = self.beside.get(("comments", value(element, "id")))
                 title = f"Comment by {value(comment, 'author')}".removesuffix(" by ")
                 beside += self.entry("comments", value(element, "id"), title)
+            elif name in DRAWN:
+                drawn = self.xml(self.targets.get(value(element, DRAWN[name]), ""))
+                words = [e.text.strip() for e in drawn.iter() if kind(e) in ("t", "v") and e.text]
+                beside += [f"[{'Chart' if name == 'chart' else 'Diagram'}: {'; '.join(words)}]"]
+            elif name == "textpath":
+                beside.append(value(element, "string"))
             elif name == "txbxContent":
                 beside += filter(None, self.blocks(element))
             elif name == "oMath":
@@ -193,10 +222,16 @@ class Docx:
                 if name == "ruby":
                     reading = "".join(child(element, "rt").itertext())
                     yield how, f"({reading})"
-            elif not on(properties := child(element, "rPr"), "vanish"):
-                struck = on(properties, "strike") or on(properties, "dstrike")
-                where = "struck" if struck else value(child(properties, "vertAlign"))
+            elif not self.has(element, "vanish"):
+                struck = self.has(element, "strike") or self.has(element, "dstrike")
+                where = "struck" if struck else value(child(element, "rPr", "vertAlign"))
                 yield from self.runs(element, beside, where if where in WRITTEN else "")
+
+    def has(self, run: Element, name: str) -> bool:
+        """Tell whether a run is written in a way, by itself or by its style."""
+        style = value(child(run, "rPr", "rStyle"))
+        ways = [child(run, "rPr"), *(child(e, "rPr") for e in based(self.styles, style))]
+        return on(next((way for way in ways if child(way, name) is not None), None), name)
 
     def entry(self, part: str, identity: str, title: str) -> list[str]:
         """Return a note or a comment as a line, the first time that something refers to it."""
@@ -226,8 +261,8 @@ def alternative(choices: Element) -> Element:
 class Lists:
     """The numbers of paragraphs in lists, counted as Word counts them."""
 
-    def __init__(self, numbering: Iterable[Element], styles: Iterable[Element]):
-        self.styles = {value(each, "styleId"): each for each in styles}
+    def __init__(self, numbering: Iterable[Element], styles: Mapping[str, Element]):
+        self.styles = styles
         self.nodes = {value(e, "numId") or f"#{value(e, 'abstractNumId')}": e for e in numbering}
         self.counts: dict[tuple[str, int], int] = {}  # by abstract list and level
         self.begun: set[tuple[str, int]] = set()  # numIds and levels with a start of their own
@@ -274,15 +309,17 @@ class Lists:
         """Return the list and the level of a paragraph: its own, or those of its style."""
         place, style = child(properties, "numPr"), value(child(properties, "pStyle"))
         number, level = value(child(place, "numId")), value(child(place, "ilvl"))
-        chain = [style]
-        while not number and style in self.styles and len(chain) < 20:  # it may be a circle
-            place = child(self.styles[style], "pPr", "numPr")
-            number, level = value(child(place, "numId")), level or value(child(place, "ilvl"))
-            style = value(child(self.styles[style], "basedOn"))
-            chain.append(style)
+        names = []
+        for each in based(self.styles, style if not number else ""):
+            names.append(value(each, "styleId"))
+            place = child(each, "pPr", "numPr")
+            number = value(child(place, "numId"))
+            level = level or value(child(place, "ilvl"))
+            if number:
+                break
         shared = f"#{value(child(self.nodes.get(number), 'abstractNumId'))}"
         named = {value(child(e, "pStyle")): value(e, "ilvl") for e in self.nodes.get(shared, ())}
-        return number, level or next((named[s] for s in chain if s and s in named), "0")
+        return number, level or next((named[name] for name in names if name in named), "0")
 
 
 def written(n: int, form: str) -> str:
@@ -310,6 +347,7 @@ def written(n: int, form: str) -> str:
 FORMS = {  # of an equation's elements, by their parts
     "f": "{num}/{den}", "sSup": "{e}^{sup}", "sSub": "{e}_{sub}", "sSubSup": "{e}_{sub}^{sup}",
     "sPre": "_{sub}^{sup}{e}", "rad": "√{deg}{e}", "limLow": "{e}_{lim}", "limUpp": "{e}^{lim}",
+    "noBar": "({num} over {den})",
     "nary": "{chr}_{sub}^{sup} {e}",
 }  # fmt: skip
 
@@ -325,7 +363,8 @@ def formula(element: Element) -> str:
     if name in FORMS:
         grouped = {part: text if text.isalnum() else f"({text})" for part, text in inside if text}
         grouped["chr"] = value(child(properties, "chr"), default="∫")
-        return FORMS[name].format_map(defaultdict(str, grouped))
+        flat = name == "f" and value(child(properties, "type")) == "noBar"
+        return FORMS["noBar" if flat else name].format_map(defaultdict(str, grouped))
     if name == "d":
         first, between, last = (
             value(child(properties, f"{which}Chr"), default=usual)

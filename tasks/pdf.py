@@ -14,6 +14,7 @@ columns that are drawn line by line across all of them. There it follows from wh
 from __future__ import annotations
 
 import ctypes
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -31,6 +32,8 @@ HIDDEN = 1 << 1 | 1 << 5  # flags of an annotation that no screen shows
 FULL = 0.6  # share of the text's width from which a run goes across the columns
 GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
+SMALL = 0.75  # times the height of a line: what is raised and not so high is no part of it
+NUMBER = re.compile(r"[-\u2212+]?\d{1,3}")
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
 UNKNOWN = "\ufffd"  # stands for a stretch of glyphs that no font says the letters of
 SAMPLED = 4  # one glyph of so many is looked at first: few unknown words are shorter
@@ -39,6 +42,9 @@ EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
 PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
 GARBLED = "letters that the file does not name (recognise them by ocrmypdf --force-ocr)"
 DAMAGED = "damage, and cannot be read"
+
+
+Box = tuple[float, float, float, float]  # left, bottom, right, top, in points from below
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,11 +203,30 @@ def _letters(letters: pdfium.PdfTextPage, fields: Sequence[Run]) -> tuple[str, b
             at += count
         return _plain("".join(pieces)), True
     runs = [letters.get_rect(k) for k in range(letters.count_rects())]
+    raised = dict(_raised(letters, runs))
     gutters = _gutters(runs) if len(runs) <= MOST_RUNS else []
     if len(runs) > MOST_RUNS or not (fields or gutters):
-        return "\n".join([_plain(letters.get_text_range()), *(run.text for run in fields)]), False
-    found = [Run(*box, _plain(letters.get_text_bounded(*box))) for box in runs]
+        ends = [0, *raised.values(), n]
+        pieces = [letters.get_text_range(a, b - a) for a, b in pairwise(ends)]
+        text = "^".join([*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]])
+        return "\n".join([_plain(text), *(run.text for run in fields)]), False
+    texts = (f"{'^' * (k in raised)}{letters.get_text_bounded(*box)}" for k, box in enumerate(runs))
+    found = [Run(*box, _plain(text)) for box, text in zip(runs, texts, strict=True)]
     return _ordered([*found, *(_labelled(run, found) for run in fields)], gutters), False
+
+
+def _raised(letters: pdfium.PdfTextPage, boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
+    """Yield the raised numbers, as in 10^5: the number of the run, and of its first letter."""
+    for k, ((_, low, right, top), box) in enumerate(pairwise(boxes), 1):
+        tall, left, bottom = top - low, box[0], box[1]
+        near = -1 <= left - right < tall / 4 and low + tall / 4 < bottom < top
+        if near and box[3] - bottom < SMALL * tall:
+            if NUMBER.fullmatch(letters.get_text_bounded(*box).strip()):
+                at = raw.FPDFText_GetCharIndexAtPos(
+                    letters, left + 0.5, (bottom + box[3]) / 2, 2, 2
+                )
+                if at > 0:
+                    yield k, at
 
 
 def _labelled(run: Run, others: Sequence[Run]) -> Run:
@@ -253,8 +278,6 @@ def _ranges(numbers: Sequence[int]) -> str:
 
 
 # ---------------------------------------------------------------- where things stand
-
-Box = tuple[float, float, float, float]  # left, bottom, right, top, in points from below
 
 
 def _gutters(boxes: Sequence[Box]) -> list[float]:

@@ -22,6 +22,16 @@ NAMES = {
 }
 
 
+STYLES = (
+    '<w:style w:styleId="Head"><w:pPr><w:numPr><w:numId w:val="5"/></w:numPr></w:pPr></w:style>'
+    '<w:style w:styleId="Sub"><w:basedOn w:val="Head"/></w:style>'
+    '<w:style w:styleId="Unseen"><w:rPr><w:vanish/></w:rPr></w:style>'
+    '<w:style w:styleId="Struck"><w:basedOn w:val="Line"/></w:style>'
+    '<w:style w:styleId="Line"><w:rPr><w:strike/></w:rPr></w:style>'
+    '<w:style w:styleId="Round"><w:basedOn w:val="Round"/></w:style>'
+)
+
+
 def docx(body: str, main: str = "word/document.xml", names=NAMES, **parts: str | bytes) -> bytes:
     """Make a document of the markup of its body; parts: by their kind and number, as header1."""
     declared = "".join(f' xmlns:{prefix}="{name}"' for prefix, name in names.items())
@@ -66,7 +76,7 @@ def reading(body: str, **more) -> Contents:
 
 
 def text(body: str, **more) -> str:
-    return reading(body, **more).pieces[0][0]
+    return reading(body, **{"styles": STYLES} | more).pieces[0][0]
 
 
 def table(*rows: str) -> str:
@@ -113,6 +123,8 @@ SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript
         (p("CHF ", inside=r("9", "<w:strike/>") + r("00", "<w:dstrike/>") + r(" 950", "")),
          "CHF [struck out: 900] 950"),
         (p("Seen", inside=r(" secret", "<w:vanish/>") + r(".", '<w:vanish w:val="0"/>')), "Seen."),
+        (p("By style:", inside=r(" no", '<w:rStyle w:val="Unseen"/>')
+           + r(" old", '<w:rStyle w:val="Struck"/>')), "By style: [struck out: old]"),
         # changes that are tracked, and elements that only stand around others
         (p("Due ", inside="<w:del><w:r><w:delText>May</w:delText></w:r></w:del>"
            "<w:ins><w:r><w:t>June</w:t></w:r></w:ins>"), "Due June"),
@@ -123,7 +135,7 @@ SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript
            "</w:t></w:r></w:fldSimple>"), "Page 7"),
         (p("Agreed ", inside="<w:r><w:fldChar><w:ffData><w:checkBox><w:default w:val='0'/>"
            "<w:checked/></w:checkBox></w:ffData></w:fldChar></w:r>"), "Agreed [x]"),
-        (p(inside='<w:r><w:sym w:font="Wingdings" w:char="F0FE"/><w:t> yes</w:t></w:r>'), "☒ yes"),
+        (p(inside='<w:r><w:sym w:char="F0FE"/><w:t> yes</w:t></w:r>'), "☒ yes"),
         (p(inside="<w:ruby><w:rt><w:r><w:t>kan</w:t></w:r></w:rt><w:rubyBase><w:r><w:t>漢</w:t>"
            "</w:r></w:rubyBase></w:ruby>"), "漢(kan)"),
         # a row is a line; tables within cells, cells within controls
@@ -135,6 +147,8 @@ SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript
         (p("Body.", inside=choice(box("Boxed."), f"<w:pict><v:textbox>{box('Boxed.')}</v:textbox>"
            "</w:pict>")), "Body.\nBoxed."),
         (p("Body.", inside=choice("<w:drawing/>", box("Old."))), "Body.\nOld."),
+        (p("Body.", inside="<w:r><w:pict><v:textpath string='DRAFT'/></w:pict></w:r>"),
+         "Body.\nDRAFT"),
         # equations
         (p("F=", inside=f"<m:oMath>{x('42 kN')}</m:oMath>"), "F=42 kN"),
         (p(inside=f"<m:oMathPara><m:oMath>{m('f', num=x('a+b'), den=x('2'))}</m:oMath>"
@@ -144,6 +158,8 @@ SUP, SUB = ('<w:vertAlign w:val="superscript"/>', '<w:vertAlign w:val="subscript
         (p(inside="<m:oMath><m:nary><m:naryPr><m:chr m:val='∑'/></m:naryPr>"
            f"<m:sub>{x('k')}</m:sub><m:sup>{x('n')}</m:sup><m:e>{x('k')}</m:e></m:nary>"
            f"{m('d', e=x('p'), e2=x('q'))}</m:oMath>"), "∑_k^n k(p|q)"),
+        (p(inside="<m:oMath><m:f><m:fPr><m:type m:val='noBar'/></m:fPr>"
+           f"<m:num>{x('n')}</m:num><m:den>{x('k')}</m:den></m:f></m:oMath>"), "(n over k)"),
         (p(inside=f"<m:oMath><m:m><m:mr><m:e>{x('1')}</m:e><m:e>{x('0')}</m:e></m:mr>"
            f"<m:mr><m:e>{x('0')}</m:e><m:e>{x('1')}</m:e></m:mr></m:m></m:oMath>"), "[1, 0; 0, 1]"),
     ],
@@ -204,11 +220,6 @@ NUMBERING = (
     '<w:num w:numId="7"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0">'
     '<w:startOverride w:val="4"/></w:lvlOverride></w:num>'
 )
-STYLES = (
-    '<w:style w:styleId="Head"><w:pPr><w:numPr><w:numId w:val="5"/></w:numPr></w:pPr></w:style>'
-    '<w:style w:styleId="Sub"><w:basedOn w:val="Head"/></w:style>'
-    '<w:style w:styleId="Round"><w:basedOn w:val="Round"/></w:style>'
-)
 
 
 def item(words: str, number: int = 0, at: int = 0, style: str = "") -> str:
@@ -248,6 +259,9 @@ def test_the_main_part_is_the_one_that_the_package_names():
 def test_what_is_set_in_is_read_or_counted():
     chunk = '<w:altChunk r:id="aFChunk1"/>'
     assert text(p("Body.") + chunk, aFChunk1="<html><p>Set in.</p></html>") == "Body.\n\nSet in."
+    drawn = "<a:p><a:t>North</a:t></a:p><a:p><a:v>17</a:v></a:p>"
+    assert text(p("Body.", inside='<w:drawing><a:chart r:id="chart1"/></w:drawing>'),
+                chart1=drawn) == "Body.\n[Chart: North; 17]"  # fmt: skip
     pictures = p("Body.", inside="<w:drawing><a:blip/></w:drawing>" * 2)
     found = reading(pictures + '<w:altChunk r:id="gone"/>')
     assert found.remark == "a.docx: left out: 2 pictures, 1 embedded file."
