@@ -107,7 +107,8 @@ class Docx:
             if what in ("styles", "numbering", "settings", "footnotes", "endnotes", "comments"):
                 parts[what] = self.xml(path)
         self.settings = parts.get("settings")
-        self.styles = {value(each, "styleId"): each for each in parts.get("styles", ())}
+        styles = (each for each in parts.get("styles", ()) if kind(each) == "style")
+        self.styles = {value(each, "styleId"): each for each in styles}
         self.lists = Lists(parts.get("numbering", ()), self.styles)
         self.beside = {  # notes and comments that no paragraph has referred to so far
             (what, value(each, "id")): each
@@ -276,7 +277,7 @@ class Lists:
         for change in node if node is not None else ():
             if kind(change) == "lvlOverride":
                 at = value(change, "ilvl")
-                levels[at] = child(change, "lvl") or levels.get(at)
+                levels |= {at: each for each in change.iterfind("{*}lvl")}
                 if at == level and (start := value(child(change, "startOverride"))):
                     if (number, level) not in self.begun:
                         self.counts[shared, int(level)] = int(start) - 1

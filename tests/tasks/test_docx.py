@@ -23,6 +23,7 @@ NAMES = {
 
 
 STYLES = (
+    "<w:docDefaults><w:pPr/></w:docDefaults>"
     '<w:style w:styleId="Head"><w:pPr><w:numPr><w:numId w:val="5"/></w:numPr></w:pPr></w:style>'
     '<w:style w:styleId="Sub"><w:basedOn w:val="Head"/></w:style>'
     '<w:style w:styleId="Unseen"><w:rPr><w:vanish/></w:rPr></w:style>'
@@ -219,6 +220,9 @@ NUMBERING = (
     '<w:num w:numId="6"><w:abstractNumId w:val="1"/></w:num>'
     '<w:num w:numId="7"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0">'
     '<w:startOverride w:val="4"/></w:lvlOverride></w:num>'
+    '<w:num w:numId="8"><w:abstractNumId w:val="0"/><w:lvlOverride w:ilvl="0">'
+    + level(0, "decimal", "§ %1")
+    + "</w:lvlOverride></w:num>"
 )
 
 
@@ -231,12 +235,12 @@ def test_list_numbers_are_those_that_word_shows():
     body = (
         item("Scope", style="Head") + item("Part", style="Sub") + item("Part", style="Sub")
         + item("Term", 5) + item("Part", 5, 1) + item("Dot", 6) + item("Deep", 6, 1)
-        + item("Anew", 7) + item("Next", 7) + item("None", 0) + item("Circle", style="Round")
+        + item("Anew", 7) + item("Next", 7) + item("Other", 8) + item("None", 0) + item("Circle", style="Round")
         + p("Overridden", '<w:pStyle w:val="Head"/><w:numPr><w:numId w:val="0"/></w:numPr>')
     )  # fmt: skip
     assert text(body, numbering=NUMBERING, styles=STYLES).split("\n\n") == [
         "1. Scope", "1.a) Part", "1.b) Part", "2. Term", "2.a) Part", "• Dot", "(I) Deep",
-        "4. Anew", "5. Next", "None", "Circle", "Overridden",
+        "4. Anew", "5. Next", "§ 6 Other", "None", "Circle", "Overridden",
     ]  # fmt: skip
 
 
