@@ -277,7 +277,7 @@ class Lists:
         for change in node if node is not None else ():
             if kind(change) == "lvlOverride":
                 at = value(change, "ilvl")
-                levels |= {at: each for each in change.iterfind("{*}lvl")}
+                levels.update((at, each) for each in change.iterfind("{*}lvl"))
                 if at == level and (start := value(child(change, "startOverride"))):
                     if (number, level) not in self.begun:
                         self.counts[shared, int(level)] = int(start) - 1
