@@ -1,10 +1,35 @@
 """JSON, notebooks and data: URLs as text that a person would read.
 
-Holds: `readable`. Leaves out: JSON that is a chat (tasks/chats.py). No torch.
+Holds: `readable`, `LeftOut`. Leaves out: JSON that is a chat (tasks/chats.py). No torch.
 Exercise it: `python cli.py ask study.ipynb "question"`. Read next: tasks/forms.py.
+
+Of a notebook (nbformat 2 to 4) cells and what they print are read, of other JSON the text as it
+stands, with its escapes decoded: numbers, fields and their order are not touched. What is no JSON,
+such as JSON with comments, keeps its escapes.
 """
 
 from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from itertools import chain
+
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
+
+STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|, ?(?=["\[{])')  # of JSON, or a comma between values
+KIND, SETTINGS = r"[\w.+-]{1,80}+/[\w.+-]{1,80}+", r"(?:;[\w.=+%*-]{1,40}+){0,4}"
+DATA = re.compile(  # of lines of base64 the further ones are long; what is quoted may hold blanks
+    rf"""(["'`])?data:(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]++"""
+    rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|(?!text/)(?P<other>{KIND}){SETTINGS},"""
+    r"""(?P<signs>(?(1)(?:(?!\1)[^\n])++|[^\s"'`<>()\\]++)))""",
+    re.ASCII,
+)
+BASE64 = re.compile(r"(?=[^a-z]*+[a-z])(?=[^A-Z]*+[A-Z])(?=[^0-9]*+[0-9])[\w+/=\r\n-]++", re.ASCII)
+SHORTEST = 2000  # characters of base64 without a name; no hash and no token is so long
+PICTURES = ("iVBOR", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF and WebP begin so in base64
+COLOURS = re.compile(r"\x1b\[[0-?]*+[ -/]*+[@-~]")  # of terminals
+UNSHOWN = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # no text, or half a letter
 
 
 def readable(text: str, name: str) -> tuple[str, str]:
@@ -12,4 +37,177 @@ def readable(text: str, name: str) -> tuple[str, str]:
 
     name: the file's, as it begins the remark.
     """
-    return text, ""
+    left_out = LeftOut()
+    shown = _notebook(text, left_out) or left_out.without(_json(text, left_out))
+    return shown, f"{name}: left out: {left_out}." if left_out.counts else ""
+
+
+class LeftOut:
+    """Takes pictures and other data in base64 out of texts, and counts them."""
+
+    def __init__(self):
+        self.counts: Counter[str] = Counter()
+        self.sizes: Counter[str] = Counter()  # bytes
+
+    def __str__(self) -> str:
+        """Say what was left out.
+
+        >>> left_out = LeftOut()
+        >>> left_out.add("picture", 2_100_000), left_out.add("picture", 0), str(left_out)
+        ('picture left out', 'picture left out', '2 pictures (2.1 MB)')
+        """
+        return " and ".join(
+            f"{n:,} {what.replace(' ', 's ', 1) if ' ' in what else f'{what}s'} ({size})"
+            if n > 1
+            else f"1 {what} ({size})"
+            for what, n in self.counts.items()
+            for size in [_size(self.sizes[what])]
+        )
+
+    def add(self, what: str, size: int) -> str:
+        """Count a thing of so many bytes, and return what stands in its place."""
+        self.counts[what] += 1
+        self.sizes[what] += size
+        return f"{what} left out"
+
+    def without(self, text: str) -> str:
+        """Return a text without the data: URLs in it; those that are text in clear stay."""
+        return DATA.sub(self._url, text) if "data:" in text else text
+
+    def _url(self, match: re.Match) -> str:
+        kind = match["kind"] or match["other"] or ""
+        size = 3 * len(match["bits"]) // 4 if match["bits"] else len(match["signs"])
+        return (match[1] or "") + self.add(_what(kind), size)
+
+
+def _what(kind: str) -> str:
+    return "picture" if kind.startswith("image/") else "block of data"
+
+
+def _size(n: int) -> str:
+    return f"{n / 1e6:,.1f} MB" if n >= 1e6 else f"{n / 1e3:.1f} KB"
+
+
+# ---------------------------------------------------------------- JSON
+
+
+def _json(text: str, left_out: LeftOut) -> str:
+    """Return JSON, or lines of which the first is JSON, with decoded strings; else the text."""
+    if text.lstrip()[:1] not in ("{", "["):
+        return text
+
+    def decoded(match: re.Match) -> str:
+        if match[0][0] == ",":
+            return ",\n" if of_one_line else match[0]
+        string = json.loads(match[0]) if "\\" in match[0] else match[0][1:-1]
+        if len(string) >= SHORTEST and BASE64.fullmatch(string):
+            what = "picture" if string.startswith(PICTURES) else "block of data"
+            return f'"{left_out.add(what, 3 * len(string) // 4)}"'
+        if "data:" in string:
+            string = left_out.without(f"'{string}'")[1:-1]  # one that is all of it ends with it
+        if "\\" in match[0]:
+            string = COLOURS.sub("", string.replace("\r\n", "\n").replace("\r", "\n"))
+            string = string.replace("\\", r"\\").replace('"', r"\"")
+            string = UNSHOWN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string)
+        return f'"{string}"'
+
+    of_one_line = "\n" not in text.strip()
+    if _is_json(text):
+        return STRING.sub(decoded, text)
+    first, *lines = text.lstrip().split("\n")
+    if not _is_json(first):
+        return text
+    return "\n".join(STRING.sub(decoded, e) if _is_json(e) else e for e in [first, *lines])
+
+
+def _is_json(text: str) -> bool:
+    """Tell whether a text is JSON, without keeping what it says."""
+    try:
+        json.loads(text, object_pairs_hook=bool, parse_int=bool, parse_float=bool)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+# ---------------------------------------------------------------- notebooks
+
+
+class Cell(BaseModel):
+    """A cell of a notebook; code has outputs, and in nbformat 3 it is an `input`."""
+
+    cell_type: str
+    source: str | list[str] = Field("", validation_alias=AliasChoices("source", "input"))
+    attachments: dict[str, dict] = {}
+    outputs: list[dict] = []
+
+
+class Sheet(BaseModel):
+    """The cells of a notebook, or of one of its sheets in nbformat 3."""
+
+    cells: list[Cell] = []
+
+
+class Notebook(Sheet):
+    """A notebook of any format."""
+
+    nbformat: int
+    worksheets: list[Sheet] = []
+
+
+OLD = {"text": "text/plain", "html": "text/html", "latex": "text/latex", "png": "image/png",
+       "jpeg": "image/jpeg", "svg": "image/svg+xml"}  # fmt: skip
+"""Names of kinds in nbformat 3; what is printed is a text in both."""
+SHOWN = ("text/markdown", "text/html", "text/latex", "application/json")
+
+
+def _notebook(text: str, left_out: LeftOut) -> str:
+    """Return the cells of a notebook with what they print; "" for what is none."""
+    if '"nbformat"' not in text:
+        return ""
+    try:
+        notebook = Notebook.model_validate_json(text)
+    except ValidationError:
+        return ""
+    pieces = []
+    for cell in chain(notebook.cells, *(sheet.cells for sheet in notebook.worksheets)):
+        source = _joined(cell.source)
+        pieces.append(f"```\n{source}\n```" if cell.cell_type == "code" and source else source)
+        pieces += [_output(attached, left_out) for attached in cell.attachments.values()]
+        pieces += [_output(_kinds(output), left_out) for output in cell.outputs]
+    shown = "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())
+    shown = COLOURS.sub("", shown.replace("\r\n", "\n").replace("\r", "\n"))
+    return left_out.without(shown)
+
+
+def _joined(value: object) -> str:
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _kinds(output: dict) -> dict:
+    """Return what a cell shows, by its kind."""
+    if "ename" in output:
+        lines = output.get("traceback") or [f"{output['ename']}: {output.get('evalue')}"]
+        return {"text/plain": "\n".join(map(_joined, lines)) if isinstance(lines, list) else lines}
+    if isinstance(data := output.get("data"), dict):
+        return data
+    return {OLD[key]: value for key, value in output.items() if key in OLD}
+
+
+def _output(kinds: dict, left_out: LeftOut) -> str:
+    """Return an output as text: plain, unless that only names an object that is shown otherwise."""
+    from tasks.forms import text_of_html
+
+    texts = {kind: _joined(value) for kind, value in kinds.items()}
+    plain = texts.pop("text/plain", "")
+    named = "" if re.fullmatch(r"<[^\n]*>", plain) else plain
+    if pictures := [text for kind, text in texts.items() if kind.startswith("image/")]:
+        return f"{named}\n[{left_out.add('picture', 3 * max(map(len, pictures)) // 4)}]"
+    for kind in () if named else SHOWN:
+        text = texts.get(kind, "")
+        if text := text_of_html(text)[1] if kind == "text/html" else text:
+            return text
+    if texts and not named:
+        plain += f" [{left_out.add('block of data', sum(map(len, texts.values())))}]"
+    return plain
