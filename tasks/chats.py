@@ -77,8 +77,12 @@ def read_chat(text: str, name: str) -> Chat:
     messages = [m._replace(text=left_out.without(m.text)) for m in export.messages if m.text]
     if not messages:
         raise UserError(f"{name} is a chat in which nobody says a word.")
-    zones = {m.when.tzinfo is None for m in messages}
-    messages = sorted((m._replace(when=_instant(m.when)) for m in messages), key=lambda m: m.when)
+    zone = next((m.when.tzinfo for m in messages if m.when.tzinfo), None)
+    doubt = zone and not all(m.when.tzinfo for m in messages)
+    for k, message in enumerate(messages):
+        zone = message.when.tzinfo or zone or UTC
+        messages[k] = message._replace(when=message.when.replace(tzinfo=zone))
+    messages.sort(key=lambda m: m.when)
     sessions = (*_sessions(messages),)
     speakers = [*dict.fromkeys(m.speaker for m in messages)]
     more = f" and {len(speakers) - 3:,} more" if len(speakers) > 3 else ""
@@ -87,8 +91,8 @@ def read_chat(text: str, name: str) -> Chat:
         f"{name} is a chat of {', '.join(speakers[:3])}{more}: {_n(len(messages), 'message')} in "
         f"{_n(len(sessions), 'session')}",
         f"{_n(without, 'entry', 'entries')} without words left out" if without else "",
-        f"left out: {left_out}" if left_out.counts else "",
-        "times without a zone beside others are taken as UTC" if len(zones) > 1 else "",
+        f"left out: {left_out}" if left_out.sizes else "",
+        "a time without a zone is taken in that of the message before it" if doubt else "",
         export.doubt,
     ]
     return Chat(sessions, export.title, "; ".join(filter(None, parts)) + ".")
@@ -96,10 +100,6 @@ def read_chat(text: str, name: str) -> Chat:
 
 def _n(n: int, singular: str, plural: str = "") -> str:
     return f"{n:,} {singular if n == 1 else plural or f'{singular}s'}"
-
-
-def _instant(when: datetime) -> datetime:
-    return when if when.tzinfo else when.replace(tzinfo=UTC)
 
 
 # ---------------------------------------------------------------- sessions
@@ -249,6 +249,7 @@ def _time(order: str, head: re.Match) -> datetime | None:
 
 TELEGRAM = re.compile(r'"(?:date_unixtime|from_id)"')
 HEAD = 1 << 14  # characters in which an export shows what it is
+LONGEST = 40  # characters of a field of messages that is not read, such as an id
 
 
 class Misfit(Exception):
@@ -264,6 +265,7 @@ def _sent(when: datetime) -> datetime:
 
 When = Annotated[datetime, AfterValidator(_sent)]
 """ISO dates with or without time and zone, and seconds or milliseconds since 1970, as UTC."""
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # no half of a letter
 
 
 class Plain(BaseModel):
@@ -272,14 +274,14 @@ class Plain(BaseModel):
     model_config = ConfigDict(extra="allow")
 
     when: When = Field(validation_alias=AliasChoices("date", "timestamp"))
-    speaker: str | None = Field(validation_alias=AliasChoices("speaker", "author", "from"))
-    text: str | None
+    speaker: Text | None = Field(validation_alias=AliasChoices("speaker", "author", "from"))
+    text: Text | None
 
 
 class Piece(BaseModel):
     """A link or a word in bold within a message of Telegram's."""
 
-    text: str
+    text: Text
 
 
 class Telegram(BaseModel):
@@ -288,9 +290,9 @@ class Telegram(BaseModel):
     type: str
     date: When
     date_unixtime: datetime | None = None
-    speaker: str | None = Field(None, alias="from")
-    from_id: str | int | None = None
-    text: str | list[str | Piece] = ""
+    speaker: Text | None = Field(None, alias="from")
+    from_id: Text | int | None = None
+    text: Text | list[Text | Piece] = ""
 
     @property
     def when(self) -> datetime:
@@ -373,8 +375,9 @@ def _plain_messages(text: str, listed: bool) -> Export:
     for place, fields in _records(text, listed):
         m = _checked(Plain, fields, place)
         for field, value in m.model_extra.items():
-            if isinstance(value, str) and len(value.split()) > 1:
-                raise Misfit(f"{place}: '{clip(field, 60)}' has words too")
+            more = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            if " " in more or len(more) > LONGEST:
+                raise Misfit(f"{place}: there are words in '{clip(field, 60)}' too")
         left_out |= m.model_extra
         messages.append(Message(m.when, _plain(m.speaker or "") or UNKNOWN, _plain(m.text or "")))
     names = ", ".join(clip(field, 60) for field in [*left_out][:9])

@@ -12,21 +12,21 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
 from itertools import chain
 
 from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|, ?(?=["\[{])')  # of JSON, or a comma between values
 KIND, SETTINGS = r"[\w.+-]{1,80}+/[\w.+-]{1,80}+", r"(?:;[\w.=+%*-]{1,40}+){0,4}"
-DATA = re.compile(  # of lines of base64 the further ones are long; what is quoted may hold blanks
+CLEAR = rf"(?=(?:image|audio|video|font|model|application)/)(?P<clear>{KIND}){SETTINGS}"
+DATA = re.compile(  # lines of base64 after the first are long; between quotes there may be blanks
     rf"""(["'`])?data:(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]++"""
-    rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|(?!text/)(?P<other>{KIND}){SETTINGS},"""
+    rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|{CLEAR},"""
     r"""(?P<signs>(?(1)(?:(?!\1)[^\n])++|[^\s"'`<>()\\]++)))""",
     re.ASCII,
 )
 BASE64 = re.compile(r"(?=[^a-z]*+[a-z])(?=[^A-Z]*+[A-Z])(?=[^0-9]*+[0-9])[\w+/=\r\n-]++", re.ASCII)
-SHORTEST = 2000  # characters of base64 without a name; no hash and no token is so long
+SHORTEST = 1000  # characters of base64 that is not said to be such: longer than hashes and keys
 PICTURES = ("iVBOR", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF and WebP begin so in base64
 COLOURS = re.compile(r"\x1b\[[0-?]*+[ -/]*+[@-~]")  # of terminals
 UNSHOWN = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # no text, or half a letter
@@ -39,35 +39,28 @@ def readable(text: str, name: str) -> tuple[str, str]:
     """
     left_out = LeftOut()
     shown = _notebook(text, left_out) or left_out.without(_json(text, left_out))
-    return shown, f"{name}: left out: {left_out}." if left_out.counts else ""
+    return shown, f"{name}: left out: {left_out}." if left_out.sizes else ""
 
 
 class LeftOut:
-    """Takes pictures and other data in base64 out of texts, and counts them."""
+    """Takes pictures and other data out of texts, and counts them."""
 
     def __init__(self):
-        self.counts: Counter[str] = Counter()
-        self.sizes: Counter[str] = Counter()  # bytes
+        self.sizes: dict[str, list[int]] = {}  # bytes of each, by the kind of thing
 
     def __str__(self) -> str:
-        """Say what was left out.
+        """Say what was left out: "2 pictures (2.1 MB)"; "" = nothing."""
+        kinds = []
+        for what, sizes in self.sizes.items():
+            n, kb = len(sizes), sum(sizes) / 1000
+            size = f"{kb / 1000:,.1f} MB" if kb >= 1000 else f"{kb:.1f} KB"
+            kinds.append(f"{n:,} {what}{'s' * (n > 1)} ({size})")
+        return " and ".join(kinds)
 
-        >>> left_out = LeftOut()
-        >>> left_out.add("picture", 2_100_000), left_out.add("picture", 0), str(left_out)
-        ('picture left out', 'picture left out', '2 pictures (2.1 MB)')
-        """
-        return " and ".join(
-            f"{n:,} {what.replace(' ', 's ', 1) if ' ' in what else f'{what}s'} ({size})"
-            if n > 1
-            else f"1 {what} ({size})"
-            for what, n in self.counts.items()
-            for size in [_size(self.sizes[what])]
-        )
-
-    def add(self, what: str, size: int) -> str:
+    def add(self, picture: bool, size: int) -> str:
         """Count a thing of so many bytes, and return what stands in its place."""
-        self.counts[what] += 1
-        self.sizes[what] += size
+        what = "picture" if picture else "data block"
+        self.sizes.setdefault(what, []).append(size)
         return f"{what} left out"
 
     def without(self, text: str) -> str:
@@ -75,17 +68,9 @@ class LeftOut:
         return DATA.sub(self._url, text) if "data:" in text else text
 
     def _url(self, match: re.Match) -> str:
-        kind = match["kind"] or match["other"] or ""
-        size = 3 * len(match["bits"]) // 4 if match["bits"] else len(match["signs"])
-        return (match[1] or "") + self.add(_what(kind), size)
-
-
-def _what(kind: str) -> str:
-    return "picture" if kind.startswith("image/") else "block of data"
-
-
-def _size(n: int) -> str:
-    return f"{n / 1e6:,.1f} MB" if n >= 1e6 else f"{n / 1e3:.1f} KB"
+        kind, bits, signs = match["kind"] or match["clear"] or "", match["bits"], match["signs"]
+        size = 3 * len(bits) // 4 if bits else len(signs)
+        return (match[1] or "") + self.add(kind.startswith("image/"), size)
 
 
 # ---------------------------------------------------------------- JSON
@@ -101,8 +86,7 @@ def _json(text: str, left_out: LeftOut) -> str:
             return ",\n" if of_one_line else match[0]
         string = json.loads(match[0]) if "\\" in match[0] else match[0][1:-1]
         if len(string) >= SHORTEST and BASE64.fullmatch(string):
-            what = "picture" if string.startswith(PICTURES) else "block of data"
-            return f'"{left_out.add(what, 3 * len(string) // 4)}"'
+            return f'"{left_out.add(string.startswith(PICTURES), 3 * len(string) // 4)}"'
         if "data:" in string:
             string = left_out.without(f"'{string}'")[1:-1]  # one that is all of it ends with it
         if "\\" in match[0]:
@@ -203,11 +187,11 @@ def _output(kinds: dict, left_out: LeftOut) -> str:
     plain = texts.pop("text/plain", "")
     named = "" if re.fullmatch(r"<[^\n]*>", plain) else plain
     if pictures := [text for kind, text in texts.items() if kind.startswith("image/")]:
-        return f"{named}\n[{left_out.add('picture', 3 * max(map(len, pictures)) // 4)}]"
+        return f"{named}\n[{left_out.add(True, 3 * max(map(len, pictures)) // 4)}]"
     for kind in () if named else SHOWN:
         text = texts.get(kind, "")
         if text := text_of_html(text)[1] if kind == "text/html" else text:
             return text
     if texts and not named:
-        plain += f" [{left_out.add('block of data', sum(map(len, texts.values())))}]"
+        plain += f" [{left_out.add(False, sum(map(len, texts.values())))}]"
     return plain
