@@ -249,6 +249,7 @@ def _time(order: str, head: re.Match) -> datetime | None:
 
 TELEGRAM = re.compile(r'"(?:date_unixtime|from_id)"')
 HEAD = 1 << 14  # characters in which an export shows what it is
+WHEN, WHO = {"date", "timestamp"}, {"speaker", "author", "from"}
 LONGEST = 40  # characters of a field of messages that is not read, such as an id
 
 
@@ -320,25 +321,23 @@ def _json(text: str, name: str) -> Export | None:
         if sure and not start[1]:
             raise UserError(f"{name}, {_not_json(error)}.") from None
         return None
-    if {"date", "timestamp"} & {*first} and {"speaker", "author", "from"} & {*first}:
-        if "text" in first and (start[1] or "\n" not in text[start.end() : end]):
-            return _plain_messages(text, listed=bool(start[1]))
-    if start[1]:
-        return None
-    if sure and isinstance(chats := first.get("chats"), dict) and "list" in chats:
-        raise UserError(f"{name} holds all chats of an account: export one of them by itself.")
-    messages = first.get("messages")
-    if not (isinstance(messages, list) and messages and isinstance(messages[0], dict)):
-        return None
-    if not {"type", "date"} <= messages[0].keys():
-        return None
-    title = first.get("name")
     try:
-        return _telegram(messages)._replace(title=title if isinstance(title, str) else "")
+        if WHEN & first.keys() and WHO & first.keys() and "text" in first:
+            if start[1] or "\n" not in text[start.end() : end]:
+                return _spoken(_plain_messages(text, listed=bool(start[1])))
+        if not start[1]:
+            return _spoken(_telegram(first))
     except Misfit as misfit:
-        if sure:
+        if sure and not start[1]:
             raise UserError(f"{name}, {misfit}.") from None
         raise
+    return None
+
+
+def _spoken(export: Export | None) -> Export | None:
+    if export and not any(message.text for message in export.messages):
+        raise Misfit("no message in it has words")
+    return export
 
 
 def _not_json(error: Exception) -> str:
@@ -357,16 +356,23 @@ def _checked(model: type[BaseModel], fields: object, place: str) -> BaseModel:
     raise Misfit(f"{place}: {field} is {value}")
 
 
-def _telegram(records: list) -> Export:
+def _telegram(fields: dict) -> Export | None:
+    """Read an export of Telegram's; None for another object. Misfit: a message that is none."""
+    if isinstance(chats := fields.get("chats"), dict) and "list" in chats:
+        raise Misfit("it holds all chats of an account: export one of them by itself")
+    records, title = fields.get("messages"), fields.get("name")
+    if not (isinstance(records, list) and records and isinstance(records[0], dict)):
+        return None
+    if not {"type", "date"} <= records[0].keys():
+        return None
     read = [_checked(Telegram, each, f"message {n}") for n, each in enumerate(records, 1)]
     messages = [
         Message(m.when, _plain(m.speaker or str(m.from_id or "")) or UNKNOWN, _plain(m.words))
         for m in read
         if m.type == "message"  # and nobody came or left, no call, ...
     ]
-    if not any(message.text for message in messages):
-        raise Misfit("no message in it has words")
-    return Export(messages, without=len(read) - len(messages))
+    title = title if isinstance(title, str) else ""
+    return Export(messages, title, without=len(read) - len(messages))
 
 
 def _plain_messages(text: str, listed: bool) -> Export:

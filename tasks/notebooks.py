@@ -18,9 +18,9 @@ from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|, ?(?=["\[{])')  # of JSON, or a comma between values
 KIND, SETTINGS = r"[\w.+-]{1,80}+/[\w.+-]{1,80}+", r"(?:;[\w.=+%*-]{1,40}+){0,4}"
-CLEAR = rf"(?=(?:image|audio|video|font|model|application)/)(?P<clear>{KIND}){SETTINGS}"
+CLEAR = rf"(?=(?:image|audio|video|font|model|application)/)(?P<clear>{KIND}){SETTINGS}(?<!;base64)"
 DATA = re.compile(  # lines of base64 after the first are long; between quotes there may be blanks
-    rf"""(["'`])?data:(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]++"""
+    rf"""(["'`])?data:(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]{{20,}}+"""
     rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|{CLEAR},"""
     r"""(?P<signs>(?(1)(?:(?!\1)[^\n])++|[^\s"'`<>()\\]++)))""",
     re.ASCII,
@@ -88,7 +88,7 @@ def _json(text: str, left_out: LeftOut) -> str:
         if len(string) >= SHORTEST and BASE64.fullmatch(string):
             return f'"{left_out.add(string.startswith(PICTURES), 3 * len(string) // 4)}"'
         if "data:" in string:
-            string = left_out.without(f"'{string}'")[1:-1]  # one that is all of it ends with it
+            string = left_out.without(f"`{string}`")[1:-1]  # a URL that is all of it has blanks
         if "\\" in match[0]:
             string = COLOURS.sub("", string.replace("\r\n", "\n").replace("\r", "\n"))
             string = string.replace("\\", r"\\").replace('"', r"\"")
@@ -193,5 +193,5 @@ def _output(kinds: dict, left_out: LeftOut) -> str:
         if text := text_of_html(text)[1] if kind == "text/html" else text:
             return text
     if texts and not named:
-        plain += f" [{left_out.add(False, sum(map(len, texts.values())))}]"
+        plain += f"\n[{left_out.add(False, sum(map(len, texts.values())))}]"
     return plain
