@@ -386,7 +386,7 @@ def _plain_messages(text: str, listed: bool) -> Export:
                 raise Misfit(f"{place}: there are words in '{clip(field, 60)}' too")
         left_out |= m.model_extra
         messages.append(Message(m.when, _plain(m.speaker or "") or UNKNOWN, _plain(m.text or "")))
-    names = ", ".join(clip(field, 60) for field in [*left_out][:9])
+    names = clip(", ".join(left_out), 300)
     return Export(messages, doubt=f"left out of each: {names}" if names else "")
 
 

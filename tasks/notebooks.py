@@ -84,13 +84,14 @@ def _json(text: str, left_out: LeftOut) -> str:
     def decoded(match: re.Match) -> str:
         if match[0][0] == ",":
             return ",\n" if of_one_line else match[0]
-        string = json.loads(match[0]) if "\\" in match[0] else match[0][1:-1]
+        string = match[0][1:-1]
+        if escaped := "\\" in string:
+            string = COLOURS.sub("", _lines(json.loads(match[0])))
         if len(string) >= SHORTEST and BASE64.fullmatch(string):
             return f'"{left_out.add(string.startswith(PICTURES), 3 * len(string) // 4)}"'
         if "data:" in string:
             string = left_out.without(f"`{string}`")[1:-1]  # a URL that is all of it has blanks
-        if "\\" in match[0]:
-            string = COLOURS.sub("", string.replace("\r\n", "\n").replace("\r", "\n"))
+        if escaped:
             string = string.replace("\\", r"\\").replace('"', r"\"")
             string = UNSHOWN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string)
         return f'"{string}"'
@@ -159,8 +160,11 @@ def _notebook(text: str, left_out: LeftOut) -> str:
         pieces += [_output(attached, left_out) for attached in cell.attachments.values()]
         pieces += [_output(_kinds(output), left_out) for output in cell.outputs]
     shown = "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())
-    shown = COLOURS.sub("", shown.replace("\r\n", "\n").replace("\r", "\n"))
-    return left_out.without(shown)
+    return left_out.without(COLOURS.sub("", _lines(shown)))
+
+
+def _lines(text: str) -> str:
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _joined(value: object) -> str:
