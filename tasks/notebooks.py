@@ -78,8 +78,6 @@ class LeftOut:
 
 def _json(text: str, left_out: LeftOut) -> str:
     """Return JSON, or lines of which the first is JSON, with decoded strings; else the text."""
-    if text.lstrip()[:1] not in ("{", "["):
-        return text
 
     def decoded(match: re.Match) -> str:
         if match[0][0] == ",":
@@ -99,10 +97,9 @@ def _json(text: str, left_out: LeftOut) -> str:
     of_one_line = "\n" not in text.strip()
     if _is_json(text):
         return STRING.sub(decoded, text)
-    first, *lines = text.lstrip().split("\n")
-    if not _is_json(first):
+    if not _is_json(text.lstrip().partition("\n")[0]):
         return text
-    return "\n".join(STRING.sub(decoded, e) if _is_json(e) else e for e in [first, *lines])
+    return "\n".join(STRING.sub(decoded, e) if _is_json(e) else e for e in text.split("\n"))
 
 
 def _is_json(text: str) -> bool:
