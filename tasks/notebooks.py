@@ -20,7 +20,8 @@ STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|, ?(?=["\[{])')  # of JSON, or a comm
 KIND, SETTINGS = r"[\w.+-]{1,80}+/[\w.+-]{1,80}+", r"(?:;[\w.=+%*-]{1,40}+){0,4}"
 CLEAR = rf"(?=(?:image|audio|video|font|model|application)/)(?P<clear>{KIND}){SETTINGS}(?<!;base64)"
 DATA = re.compile(  # lines of base64 after the first are long; between quotes there may be blanks
-    rf"""(["'`])?data:(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]{{20,}}+"""
+    r"""data:(?:(?<=(["'`])data:))?"""  # the search is quick, as its beginning is no choice
+    rf"""(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]{{20,}}+"""
     rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|{CLEAR},"""
     r"""(?P<signs>(?(1)(?:(?!\1)[^\n])++|[^\s"'`<>()\\]++)))""",
     re.ASCII,
@@ -70,7 +71,7 @@ class LeftOut:
     def _url(self, match: re.Match) -> str:
         kind, bits, signs = match["kind"] or match["clear"] or "", match["bits"], match["signs"]
         size = 3 * len(bits) // 4 if bits else len(signs)
-        return (match[1] or "") + self.add(kind.startswith("image/"), size)
+        return self.add(kind.startswith("image/"), size)
 
 
 # ---------------------------------------------------------------- JSON
