@@ -383,10 +383,10 @@ def _plain_messages(text: str, listed: bool) -> Export:
         for field, value in m.model_extra.items():
             more = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
             if " " in more or len(more) > LONGEST:
-                raise Misfit(f"{place}: there are words in '{clip(field, 60)}' too")
+                raise Misfit(f"{place}: there are words in {clip(field, 60)!r} too")
         left_out |= m.model_extra
         messages.append(Message(m.when, _plain(m.speaker or "") or UNKNOWN, _plain(m.text or "")))
-    names = clip(", ".join(left_out), 300)
+    names = clip(_plain(", ".join(left_out)), 300)
     return Export(messages, doubt=f"left out of each: {names}" if names else "")
 
 

@@ -350,10 +350,11 @@ NO_MESSAGES = [  # what stands beside a message, and how it is named
                     2024, 20240301, 1704058865000000, "20240301")
     ),
     *(
-        (PLAIN[0] | {field: words}, f"item 5: there are words in '{field}' too")
+        (PLAIN[0] | {field: words}, f"item 5: there are words in {field!r} too")
         for field, words in {
             "title": "Bridge closed", "url": "https://example.org/news/2024/bridge-closed-again",
             "reply": {"text": "See you"}, "tags": ["the bridge"],
+            "a\nb": "See you",
         }.items()
     ),
     (3, "item 5: it is 3"),
@@ -393,8 +394,8 @@ def test_a_chat_that_is_cut_or_none_is_read_as_text(text, place):
 
 
 def test_what_is_not_read_of_messages_is_named():
-    messages = [m | {"id": 7, "tags": ["a"]} for m in PLAIN]
-    assert "; left out of each: id, tags." in read_chat(json.dumps(messages), "m.json").remark
+    messages = [m | {"id": 7, "tags": ["a"], "a\nb": 1} for m in PLAIN]
+    assert "; left out of each: id, tags, a b." in read_chat(json.dumps(messages), "m.json").remark
 
 
 def test_a_picture_in_a_message_is_left_out_and_counted():
