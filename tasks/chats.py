@@ -8,24 +8,27 @@ Exercise it: `python cli.py ask chat.txt "question"`. Read next: tasks/documents
     {"name": ..., "messages": [{"type": "message", "date": ..., "from": ..., "text": ...}]}
     [{"date" or "timestamp": ..., "speaker", "author" or "from": ..., "text": ...}]  or line by line
 
-What a file is follows from its beginning; whatever is no chat stays the text that it is. Messages
-are put in order of time. A session ends with the day, or before a pause of more than six hours.
+What a file is follows from its beginning, and plain messages have to be messages to the last;
+whatever is no chat stays the text that it is. Messages are put in order of the instants at which
+they were sent, whatever clock they name. A session ends before a pause of more than six hours, and
+with the day on the clock of its first message, which is the clock that its date is shown by.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from itertools import pairwise
-from pathlib import Path
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
+
+from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 from config.errors import UserError, clip
 from tasks.conversations import Session, Utterance
-from tasks.readers import Record
+from tasks.notebooks import LeftOut
 
 PAUSE = timedelta(hours=6)
 UNKNOWN = "unknown"  # the speaker of a message that names none
@@ -34,17 +37,17 @@ DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 @dataclass(frozen=True, slots=True)
 class Chat:
-    """Hold a chat as dated sessions."""
+    """Hold a chat as dated sessions, none for a file that is no chat."""
 
-    sessions: tuple[Session, ...]  # numbered from 1, in order of time
-    title: str  # as the file names it, or ""
-    remark: str  # what was read and what was left out, in one sentence
+    sessions: tuple[Session, ...] = ()  # numbered from 1, in order of time
+    title: str = ""  # as the file names it
+    remark: str = ""  # what was read and what was left out, or why it is no chat; one sentence
 
 
 class Message(NamedTuple):
     """One message; of those without words the text is empty."""
 
-    when: datetime
+    when: datetime  # by the clock of its own time zone, if it names one
     speaker: str
     text: str
 
@@ -55,35 +58,48 @@ class Export(NamedTuple):
     messages: list[Message]
     title: str = ""
     without: int = 0  # lines of the system, beside messages without words
-    doubt: str = ""  # about the dates
+    doubt: str = ""  # about the dates, or about fields that are not read
 
 
-def read_chat(text: str, name: str) -> Chat | None:
-    """Read the text of a file as a chat; return None if it is none.
+def read_chat(text: str, name: str) -> Chat:
+    """Read the text of a file as a chat, as far as it is one.
 
-    name: the file's, for errors. UserError in one sentence, with the line or message and the field.
+    name: the file's, for errors. UserError in one sentence, with the line or message and the field:
+    an export of WhatsApp's or Telegram's that is damaged.
     """
-    export = _whatsapp(text, name) or _json(text, name)
+    try:
+        export = _whatsapp(text, name) or _json(text, name)
+    except Misfit as misfit:
+        return Chat(remark=f"{name} looks like a chat but is read as text: {misfit}.")
     if export is None:
-        return None
-    messages = sorted((m for m in export.messages if m.text), key=lambda m: m.when)
+        return Chat()
+    left_out = LeftOut()
+    messages = [m._replace(text=left_out.without(m.text)) for m in export.messages if m.text]
     if not messages:
         raise UserError(f"{name} is a chat in which nobody says a word.")
+    zone = next((m.when.tzinfo for m in messages if m.when.tzinfo), None)
+    doubt = zone and not all(m.when.tzinfo for m in messages)
+    for k, message in enumerate(messages):
+        zone = message.when.tzinfo or zone or UTC
+        messages[k] = message._replace(when=message.when.replace(tzinfo=zone))
+    messages.sort(key=lambda m: m.when)
     sessions = (*_sessions(messages),)
     speakers = [*dict.fromkeys(m.speaker for m in messages)]
     more = f" and {len(speakers) - 3:,} more" if len(speakers) > 3 else ""
     without = export.without + len(export.messages) - len(messages)
-    said = [
+    parts = [
         f"{name} is a chat of {', '.join(speakers[:3])}{more}: {_n(len(messages), 'message')} in "
         f"{_n(len(sessions), 'session')}",
         f"{_n(without, 'entry', 'entries')} without words left out" if without else "",
+        f"left out: {left_out}" if left_out.sizes else "",
+        "a time without a zone is taken in that of the message before it" if doubt else "",
         export.doubt,
     ]
-    return Chat(sessions, export.title, "; ".join(filter(None, said)) + ".")
+    return Chat(sessions, export.title, "; ".join(filter(None, parts)) + ".")
 
 
-def _n(n: int, one: str, several: str = "") -> str:
-    return f"{n:,} {one if n == 1 else several or f'{one}s'}"
+def _n(n: int, singular: str, plural: str = "") -> str:
+    return f"{n:,} {singular if n == 1 else plural or f'{singular}s'}"
 
 
 # ---------------------------------------------------------------- sessions
@@ -91,24 +107,25 @@ def _n(n: int, one: str, several: str = "") -> str:
 
 def _sessions(messages: Sequence[Message]) -> Iterator[Session]:
     """Yield the sessions of messages in order of time, at least one."""
-    ends = [
-        k
-        for k, (before, m) in enumerate(pairwise(messages), 1)
-        if m.when.date() != before.when.date() or m.when - before.when > PAUSE
-    ]
-    parts = (messages[a:b] for a, b in pairwise([0, *ends, len(messages)]))
+    parts: list[list[Message]] = []
+    for message in messages:
+        first, last = (parts[-1][0].when, parts[-1][-1].when) if parts else (message.when,) * 2
+        same_day = message.when.astimezone(first.tzinfo).date() == first.date()
+        if not parts or not same_day or message.when - last > PAUSE:
+            parts.append([])
+        parts[-1].append(message)
     for number, part in enumerate(parts, 1):
         utterances = tuple(
             Utterance(f"D{number}:{k}", m.speaker, m.text) for k, m in enumerate(part, 1)
         )
         first = part[0].when
-        yield Session(number, first.date().isoformat(), _said(first), utterances)
+        yield Session(number, first.date().isoformat(), _shown(first), utterances)
 
 
-def _said(when: datetime) -> str:
+def _shown(when: datetime) -> str:
     """Write a time with the weekday, which helps to resolve "last Friday"; midnight is no time.
 
-    >>> _said(datetime(2023, 12, 31, 21, 41)), _said(datetime(2023, 12, 31))
+    >>> _shown(datetime(2023, 12, 31, 21, 41)), _shown(datetime(2023, 12, 31))
     ('2023-12-31 (Sun) 21:41', '2023-12-31 (Sun)')
     """
     time = f" {when:%H:%M}" if when.hour or when.minute else ""
@@ -127,8 +144,8 @@ STYLES = tuple(
     re.compile(form, re.IGNORECASE) for form in (rf"{WHEN}\s-\s(.*)", rf"\[{WHEN}\]\s(.*)")
 )
 # marks of direction; WhatsApp puts one before words of its own
-OWN = "\u200e"
-MARKS = f"{OWN}\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
+MARK = "\u200e"
+MARKS = f"{MARK}\u200f\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069\ufeff"
 DIRECTIONS = re.compile(f"[{MARKS}]+")
 # a name ends at its colon; quotes are those of a new subject, in a line of the system
 SPEAKER = re.compile(r"""~?\s?([^:"“”„«»]{1,100}):(?:\s(.*))?$""")
@@ -138,7 +155,7 @@ PLACEHOLDER = re.compile(
     r"<[^<>]*>|\S+\.\w{2,5} \([^()]*\)|null|You deleted this message\.?"
     r"|This message was deleted\.?"
 )
-EDITED = re.compile(rf"{OWN}?<This message was edited>$")
+EDITED = re.compile(rf"{MARK}?<This message was edited>$")
 
 
 class Line(NamedTuple):
@@ -160,21 +177,20 @@ def _whatsapp(text: str, name: str) -> Export | None:
             entries.append(Line(number, head, [head[head.lastindex]]))
         elif entries:
             entries[-1].lines.append(line)
-    said = [(entry, SPEAKER.match(entry.lines[0])) for entry in entries]
-    spoken = [(entry, speaker) for entry, speaker in said if speaker]
-    if 2 * len(spoken) < len(said):  # dated lines of another kind
+    speakers = [SPEAKER.match(entry.lines[0]) for entry in entries]
+    without = speakers.count(None)
+    if 2 * without > len(entries):  # dated lines of another kind
         return None
-    date_of, doubt = _order(entries)
+    times, doubt = _times([entry.head for entry in entries])
     messages = []
-    for entry, speaker in spoken:
-        try:
-            when = datetime(*date_of(entry.head), *_time(entry.head))
-        except ValueError as error:
-            problem = f"'{entry.head['when']}' is no date and time ({error})"
-            raise UserError(f"{name}, line {entry.number}: {problem}.") from None
-        words = _words([speaker[2] or "", *entry.lines[1:]])
-        messages.append(Message(when, _plain(speaker[1]), words))
-    return Export(messages, without=len(said) - len(spoken), doubt=doubt)
+    for entry, when, speaker in zip(entries, times, speakers, strict=True):
+        if speaker and when is None:
+            problem = f"'{entry.head['when']}' is no date and time"
+            raise UserError(f"{name}, line {entry.number}: {problem}.")
+        if speaker:
+            words = _words([speaker[2] or "", *entry.lines[1:]])
+            messages.append(Message(when, _plain(speaker[1]), words))
+    return Export(messages, without=without, doubt=doubt)
 
 
 def _plain(text: str) -> str:
@@ -185,66 +201,112 @@ def _plain(text: str) -> str:
 def _words(lines: Sequence[str]) -> str:
     """Return what a message says; "" for one without words of its own."""
     first, *more = lines
-    if first.startswith(OWN) or PLACEHOLDER.fullmatch(_plain(first)):
+    if first.startswith(MARK) or PLACEHOLDER.fullmatch(_plain(first)):
         first = ""  # a caption may follow
     return _plain(EDITED.sub("", "\n".join([first, *more]).rstrip()))
 
 
-def _time(head: re.Match) -> tuple[int, int, int]:
-    hour, minute, second = (int(head[part] or 0) for part in ("hour", "minute", "second"))
-    if not head["half"]:
-        return hour, minute, second
-    if not 1 <= hour <= 12:
-        raise ValueError("hour must be in 1..12")
-    return hour % 12 + 12 * (head["half"].lower() == "p"), minute, second
+def _times(heads: Sequence[re.Match]) -> tuple[list[datetime | None], str]:
+    """Return the times that lines begin with (None = there is no such time), and any doubt.
 
-
-DateOf = Callable[[re.Match], tuple[int, int, int]]
-
-
-def _order(entries: Sequence[Line]) -> tuple[DateOf, str]:
-    """Find out how dates are written, for the whole file; return how one is read, and any doubt.
-
-    Four digits at the front are a year. Else a number above 12 tells the day. Else time does: what
-    is written later is not earlier. Where both readings are as good, it is said which is taken.
+    Four digits at the front are a year. Else the order of day and month is found out for the whole
+    file: that in which more of the dates exist, then that in which what is written later is not
+    earlier. Where both are as good, it is said which is taken.
     """
-    heads = [entry.head for entry in entries]
-
-    def date_of(order: str, head: re.Match) -> tuple[int, int, int]:
-        parts = dict(zip(order, (int(head[part]) for part in "abc"), strict=True))
-        year = parts["y"] + 2000 * (parts["y"] < 100)
-        return year, parts["m"], parts["d"]
-
-    def steps_back(order: str) -> int:
-        dates = [date_of(order, head) for head in heads]
-        return sum(later < earlier for earlier, later in pairwise(dates))
-
-    doubt = ""
+    order, other = "dmy", "mdy"
+    if heads[0]["mark"] == "/" and heads[0]["half"]:
+        order, other = other, order
     if len(heads[0]["a"]) == 4:
-        order = "ymd"
-    elif any(int(head["a"]) > 12 for head in heads):
-        order = "dmy"
-    elif any(int(head["b"]) > 12 for head in heads):
-        order = "mdy"
-    elif (day_first := steps_back("dmy")) != (month_first := steps_back("mdy")):
-        order = "dmy" if day_first < month_first else "mdy"
-    else:
-        order = "mdy" if heads[0]["mark"] == "/" and heads[0]["half"] else "dmy"
-        taken = "month" if order == "mdy" else "day"
-        if any(head["a"] != head["b"] for head in heads):
-            doubt = (
-                f"whether its dates begin with day or month cannot be told, the {taken} is taken"
-            )
-    return lambda head: date_of(order, head), doubt
+        return [_time("ymd", head) for head in heads], ""
+    times, others = ([_time(each, head) for head in heads] for each in (order, other))
+    if (faults := _faults(times)) > _faults(others):
+        return others, ""
+    taken = "month" if order == "mdy" else "day"
+    doubt = f"whether its dates begin with day or month cannot be told, the {taken} is taken"
+    return times, doubt if faults == _faults(others) and times != others else ""
+
+
+def _faults(times: Sequence[datetime | None]) -> tuple[int, int]:
+    steps = pairwise(time for time in times if time)
+    return times.count(None), sum(later < earlier for earlier, later in steps)
+
+
+def _time(order: str, head: re.Match) -> datetime | None:
+    day = dict(zip(order, map(int, head.group("a", "b", "c")), strict=True))
+    hour, minute, second = (int(head[part] or 0) for part in ("hour", "minute", "second"))
+    if head["half"]:
+        if not 1 <= hour <= 12:
+            return None
+        hour = hour % 12 + 12 * (head["half"].lower() == "p")
+    year = day["y"] + 2000 * (day["y"] < 100)
+    try:
+        return datetime(year, day["m"], day["d"], hour, minute, second)
+    except ValueError:
+        return None
 
 
 # ---------------------------------------------------------------- JSON
 
-TIMES = ("date", "timestamp")
-SPEAKERS = ("speaker", "author", "from")
 TELEGRAM = re.compile(r'"(?:date_unixtime|from_id)"')
 HEAD = 1 << 14  # characters in which an export shows what it is
-MILLISECONDS = 1e11  # seconds since 1970 are fewer for three thousand years
+WHEN, WHO = {"date", "timestamp"}, {"speaker", "author", "from"}
+LONGEST = 40  # characters of a field of messages that is not read, such as an id
+
+
+class Misfit(Exception):
+    """What looks like messages is none, in words that follow a colon."""
+
+
+def _sent(when: datetime) -> datetime:
+    """Refuse what no message has: a place in a recording, or a day of digits alone, is in 1970."""
+    if when.year in (1, 1970, 9999):
+        raise ValueError("no message is of that year")
+    return when
+
+
+When = Annotated[datetime, AfterValidator(_sent)]
+"""ISO dates with or without time and zone, and seconds or milliseconds since 1970, as UTC."""
+Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # no half of a letter
+
+
+class Plain(BaseModel):
+    """A message of its own; `extra` are fields that are not read."""
+
+    model_config = ConfigDict(extra="allow")
+
+    when: When = Field(validation_alias=AliasChoices("date", "timestamp"))
+    speaker: Text | None = Field(validation_alias=AliasChoices("speaker", "author", "from"))
+    text: Text | None
+
+
+class Piece(BaseModel):
+    """A link or a word in bold within a message of Telegram's."""
+
+    text: Text
+
+
+class Telegram(BaseModel):
+    """A message of Telegram's, whose date is local and has its instant beside it."""
+
+    type: str
+    date: When
+    date_unixtime: datetime | None = None
+    speaker: Text | None = Field(None, alias="from")
+    from_id: Text | int | None = None
+    text: Text | list[Text | Piece] = ""
+
+    @property
+    def when(self) -> datetime:
+        instant = self.date_unixtime
+        ahead = self.date.replace(tzinfo=UTC) - instant if instant else timedelta.max
+        if self.date.tzinfo or abs(ahead) >= timedelta(days=1):
+            return self.date
+        return self.date.replace(tzinfo=timezone(ahead))
+
+    @property
+    def words(self) -> str:
+        pieces = [self.text] if isinstance(self.text, str) else self.text
+        return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
 
 
 def _json(text: str, name: str) -> Export | None:
@@ -252,122 +314,93 @@ def _json(text: str, name: str) -> Export | None:
     start = re.match(r"\s*(\[\s*)?(?=\{)", text)
     if start is None:
         return None
+    sure = TELEGRAM.search(text, 0, HEAD)
     try:
         first, end = json.JSONDecoder().raw_decode(text, start.end())
     except (ValueError, RecursionError) as error:
-        if TELEGRAM.search(text, 0, HEAD):
-            raise _no_json(name, error) from None
+        if sure and not start[1]:
+            raise UserError(f"{name}, {_not_json(error)}.") from None
         return None
-    if _is_message(first) and (start[1] or "\n" not in text[start.end() : end]):
-        return _plain_messages(text, name, of_lines=not start[1])
-    if start[1]:
-        return None
-    if isinstance(chats := first.get("chats"), dict) and "list" in chats:
-        raise UserError(f"{name} holds all chats of an account: export one of them by itself.")
-    messages = first.get("messages")
-    if not (isinstance(messages, list) and messages and _is_telegram(messages[0])):
-        return None
-    return _telegram(first, name)
+    try:
+        if WHEN & first.keys() and WHO & first.keys() and "text" in first:
+            if start[1] or "\n" not in text[start.end() : end]:
+                return _spoken(_plain_messages(text, listed=bool(start[1])))
+        if not start[1]:
+            return _spoken(_telegram(first))
+    except Misfit as misfit:
+        if sure and not start[1]:
+            raise UserError(f"{name}, {misfit}.") from None
+        raise
+    return None
 
 
-def _no_json(name: str, error: Exception, line: int = 0) -> UserError:
-    at = line or getattr(error, "lineno", 1)
+def _spoken(export: Export | None) -> Export | None:
+    if export and not any(message.text for message in export.messages):
+        raise Misfit("no message in it has words")
+    return export
+
+
+def _not_json(error: Exception) -> str:
     reason = getattr(error, "msg", "") or type(error).__name__
-    return UserError(f"{name}, line {at}: this is not JSON ({reason}).")
+    return f"line {getattr(error, 'lineno', 1)}: this is not JSON ({reason})"
 
 
-def _is_message(fields: object) -> bool:
-    return (
-        isinstance(fields, dict)
-        and "text" in fields
-        and any(name in fields for name in TIMES)
-        and any(name in fields for name in SPEAKERS)
-    )
+def _checked(model: type[BaseModel], fields: object, place: str) -> BaseModel:
+    """Return a record. Misfit: what of it is no message."""
+    try:
+        return model.model_validate(fields)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False)[0]
+    field = f"'{fault['loc'][0]}'" if fault["loc"] else "it"
+    value = "missing" if fault["type"] == "missing" else clip(repr(fault["input"]), 60)
+    raise Misfit(f"{place}: {field} is {value}")
 
 
-def _is_telegram(fields: object) -> bool:
-    return isinstance(fields, dict) and {"type", "date"} <= fields.keys()
+def _telegram(fields: dict) -> Export | None:
+    """Read an export of Telegram's; None for another object. Misfit: a message that is none."""
+    if isinstance(chats := fields.get("chats"), dict) and "list" in chats:
+        raise Misfit("it holds all chats of an account: export one of them by itself")
+    records, title = fields.get("messages"), fields.get("name")
+    if not (isinstance(records, list) and records and isinstance(records[0], dict)):
+        return None
+    if not {"type", "date"} <= records[0].keys():
+        return None
+    read = [_checked(Telegram, each, f"message {n}") for n, each in enumerate(records, 1)]
+    messages = [
+        Message(m.when, _plain(m.speaker or str(m.from_id or "")) or UNKNOWN, _plain(m.words))
+        for m in read
+        if m.type == "message"  # and nobody came or left, no call, ...
+    ]
+    title = title if isinstance(title, str) else ""
+    return Export(messages, title, without=len(read) - len(messages))
 
 
-def _telegram(fields: dict, name: str) -> Export:
-    messages, without = [], 0
-    for n, each in enumerate(fields["messages"], 1):
-        r = Record(Path(name), f"message {n}", n - 1, each)
-        if not isinstance(each, dict):
-            raise r.error("it must be an object with the fields 'date' and 'text'")
-        if r.text("type") != "message":  # somebody came or left, a call, ...
-            without += 1
+def _plain_messages(text: str, listed: bool) -> Export:
+    """Read a list of messages, or one on each line. Misfit: one of them is none, or is more."""
+    messages, left_out = [], {}
+    for place, fields in _records(text, listed):
+        m = _checked(Plain, fields, place)
+        for field, value in m.model_extra.items():
+            more = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            if " " in more or len(more) > LONGEST:
+                raise Misfit(f"{place}: there are words in {clip(field, 60)!r} too")
+        left_out |= m.model_extra
+        messages.append(Message(m.when, _plain(m.speaker or "") or UNKNOWN, _plain(m.text or "")))
+    names = clip(_plain(", ".join(left_out)), 300)
+    return Export(messages, doubt=f"left out of each: {names}" if names else "")
+
+
+def _records(text: str, listed: bool) -> Iterator[tuple[str, object]]:
+    lines = [text] if listed else text.split("\n")
+    for n, line in enumerate(lines, 1):
+        if not line.strip():
             continue
-        speaker = r.maybe("from", str) or r.maybe("from_id", str) or UNKNOWN
-        messages.append(Message(_moment(r, "date"), _plain(speaker), _text_of(r)))
-    title = fields.get("name")
-    return Export(messages, title if isinstance(title, str) else "", without)
-
-
-def _text_of(r: Record) -> str:
-    """Return the text of a message of Telegram's: one piece, or several, some of them links."""
-    pieces = r.fields.get("text", "")
-    pieces = pieces if isinstance(pieces, list) else [pieces]
-    texts = [piece.get("text") if isinstance(piece, dict) else piece for piece in pieces]
-    if not all(isinstance(text, str) for text in texts):
-        raise r.error("'text' must be a text, or a list of texts and of objects with a 'text'")
-    return _checked(r, "".join(texts))
-
-
-def _checked(r: Record, text: str) -> str:
-    """Return a text on one line; "" if it is blank. UserError: half of a surrogate pair."""
-    return _plain(r.text("text", text)) if text.strip() else ""
-
-
-def _plain_messages(text: str, name: str, of_lines: bool) -> Export:
-    messages, names = [], []
-    for r in _records(text, name, of_lines):
-        # the fields of the first message are those of all
-        names = names or [next(n for n in known if n in r.fields) for known in (TIMES, SPEAKERS)]
-        when = _moment(r, names[0])
-        speaker = _plain(r.text(names[1])) if r.fields.get(names[1]) != "" else UNKNOWN
-        said = "" if r.fields.get("text") == "" else r.get("text", str)
-        messages.append(Message(when, speaker, _checked(r, said)))
-    return Export(messages)
-
-
-def _records(text: str, name: str, of_lines: bool) -> Iterator[Record]:
-    """Yield the messages of a list, or of a file with one on each line."""
-    if of_lines:
-        lines = enumerate(text.split("\n"), 1)
-        values = ((f"line {n}", _value(line, name, n)) for n, line in lines if line.strip())
-    else:
-        values = ((f"item {n}", item) for n, item in enumerate(_value(text, name), 1))
-    for position, (place, fields) in enumerate(values):
-        r = Record(Path(name), place, position, fields)
-        if not isinstance(fields, dict):
-            raise r.error("a message must be an object with named fields")
-        yield r
-
-
-def _value(text: str, name: str, line: int = 0) -> object:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise _no_json(name, error, line) from None
-
-
-def _moment(r: Record, name: str) -> datetime:
-    """Return a field as a time: an ISO date with or without a time, or seconds since 1970.
-
-    A time keeps its own time zone; seconds and milliseconds are read as UTC.
-    """
-    value = r.fields.get(name)
-    if value is None:
-        raise r.error(f"the field '{name}' is missing")
-    try:
-        if isinstance(value, str) and not value.strip().isdecimal():
-            return datetime.fromisoformat(value.strip()).replace(tzinfo=None)
-        if isinstance(value, bool) or not isinstance(value, str | int | float):
-            raise ValueError
-        seconds = float(value)
-        seconds /= 1000 if abs(seconds) > MILLISECONDS else 1
-        return datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None)
-    except (ValueError, OverflowError, OSError):
-        form = "an ISO date such as 2023-12-31T21:41, or seconds since 1970"
-        raise r.error(f"'{name}' must be {form}, this is {clip(repr(value), 60)}") from None
+        try:
+            value = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            where = _not_json(error) if listed else f"line {n}: this is not JSON"
+            raise Misfit(where) from None
+        if listed:
+            yield from ((f"item {k}", item) for k, item in enumerate(value, 1))
+        else:
+            yield f"line {n}", value

@@ -91,11 +91,11 @@ def contents(content: bytes, name: str) -> Contents:
         with damage(name, "HTML"):
             title, text = text_of_html(text)
     _check_not_empty(text, name)
-    if chat := read_chat(text, name):
+    if (chat := read_chat(text, name)).sessions:
         pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
         return Contents("session", pieces, chat.title, chat.remark, chat.sessions)
     text, remark = readable(text, name)
-    return Contents("file", [(text, 0, "")], title, remark)
+    return Contents("file", [(text, 0, "")], title, f"{chat.remark} {remark}".strip())
 
 
 def _is_pdf(content: bytes) -> bool:

@@ -192,8 +192,8 @@ def test_what_was_stopped_goes_on_to_the_same_store(monkeypatch, codec):
     ("text", "said"),
     [
         (CHAT.replace("14.03", "14.13"), "chat.txt, line 2: '14.13.24, 10:00:00' is no date"),
-        ('[{"date": "2024-01-01", "from": "Ann", "text": "Hi"}, {"from": "Ann"}]',
-         "chat.txt, item 2: the field 'date' is missing."),
+        ('{"messages": [{"type": "message", "date": "2024", "from_id": "u", "text": "Hi"}]}',
+         "chat.txt, message 1: 'date' is '2024'."),
     ],
 )  # fmt: skip
 def test_a_damaged_chat_is_one_sentence_and_leaves_nothing(text, said):

@@ -417,6 +417,13 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "json blanks": text(" ", "x", "["),
     "json blanks twice": text(" \n", "x"),
     "json escapes": text("\\ud800", '"}]', '[{"text": "'),
+    "json strings": text('"a\\u00fc",', '1]', "["),
+    "json pictures": text("data:image/a;base64,aA", '"]', '["'),
+    "json wide lines": text('{"a": "\\u00fc"}\n'),
+    "notebook cells": text('{"cell_type": "code"},', '{}]}', '{"nbformat": 4, "cells": ['),
+    "notebook outputs": text('{"png": "a"},', '{}]}]}',
+        '{"nbformat": 4, "cells": [{"cell_type": "code", "outputs": ['),
+    "notebook deep": text("[", "", '{"nbformat": 4, "cells": '),
     "json lines": text('{"text": "x", "from": "y", "date": 1}\n'),
 }  # fmt: skip
 

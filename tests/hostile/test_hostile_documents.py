@@ -19,12 +19,12 @@ import cli
 import data
 from config import errors
 from config.errors import UserError
-from tasks import chats, conversations, documents, forms
+from tasks import chats, conversations, documents, forms, notebooks
 from tasks.documents import read
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
-READING = (forms, chats, documents)
+READING = (forms, chats, documents, notebooks)
 N = 300_000  # characters, of which n squared steps take a quarter of an hour
 
 
@@ -40,7 +40,8 @@ def readers():
 UNITS = (
     " ", "\n", " \n", "-\n", "a-\n", "a\xad", "a", "a ", "9", ".", "a.bc (", "(", "<", "<!--",
     "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ",
-    "\u0301\u0316", "\uff9e\u0301", "日",
+    "\u0301\u0316", "\uff9e\u0301", "日", "\\", "\\u00fc", "\x1b[", "\x1b[0", "'data:", "data:a/a",
+    "data:image/a;a=b", "data:;base64,aA", "data:image/a,a", f"data:;base64,{'aA' * 30}\n",
 )  # fmt: skip
 """Of these many stand in a row, and behind them what fits nothing."""
 PASSES: dict[str, Callable[[str], object]] = {
@@ -57,6 +58,11 @@ PASSES: dict[str, Callable[[str], object]] = {
     "chats.PLACEHOLDER": chats.PLACEHOLDER.fullmatch,
     "chats.EDITED": chats.EDITED.search,
     "chats.TELEGRAM": chats.TELEGRAM.search,
+    "notebooks.STRING": notebooks.STRING.findall,
+    "notebooks.DATA": notebooks.DATA.findall,
+    "notebooks.BASE64": notebooks.BASE64.fullmatch,
+    "notebooks.COLOURS": notebooks.COLOURS.findall,
+    "notebooks.UNSHOWN": notebooks.UNSHOWN.findall,
     "documents.WRITTEN": documents.WRITTEN.findall,
     "documents.WORD": documents.WORD.findall,
     "documents.LETTERS_ALONE": documents.LETTERS_ALONE.findall,
@@ -70,6 +76,7 @@ IN_PLACE = {
     "forms": {r"^ (?! )", r"\n{3,}", r"\s+"},
     "chats": {r"\s*(\[\s*)?(?=\{)"},
     "documents": {r"(\d+)"},  # of a file's name
+    "notebooks": {r"<[^\n]*>"},  # the whole of a text
 }
 
 
@@ -132,7 +139,7 @@ def test_an_answer_is_looked_for_in_one_pass(readers, text, answer):
 ONE_PASS = [
     name
     for name in FILES
-    if name.split()[0] in ("text", "chat", "json")
+    if name.split()[0] in ("text", "chat", "json", "notebook")
     or name in (
         "html comments", "html instructions", "html ends", "html starts", "html attributes",
         "html quoted", "html slashes", "html blank", "html meta", "html headings", "html tables",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from test_documents import read_here
 
 from config.errors import UserError
-from tasks.chats import read_chat
+from tasks.chats import Chat, read_chat
 from tasks.documents import Document, read
 from tasks.forms import contents
 
@@ -199,7 +199,7 @@ def test_a_date_that_there_is_not_is_named_with_its_line(when):
     ids=lambda text: text[:40],
 )  # fmt: skip
 def test_what_is_no_chat_stays_a_text(text):
-    assert read_chat(text, "x.txt") is None
+    assert read_chat(text, "x.txt") == Chat()
     assert contents(text.encode(), "x.txt").kind == "file"
 
 
@@ -289,41 +289,140 @@ def test_seconds_and_milliseconds_since_1970(speaker, stamp):
     assert [s.when for s in chat.sessions] == ["2023-12-31 (Sun) 21:41"]
 
 
-BAD = [  # text of a file, place and field that are named
+@pytest.mark.parametrize(
+    ("times", "order", "sessions"),
+    [
+        # an answer from another zone, the day before by its own clock
+        (["2024-03-02T06:50:00+00:00", "2024-03-01T23:05:00-08:00", "2024-03-02T07:10:00Z"],
+         "012", ["2024-03-02 (Sat) 06:50"]),
+        # the day of a session is its first message's, the pause is real time
+        (["2024-03-01T23:50:00-08:00", "2024-03-02T00:10:00-08:00", "2024-03-02T09:20:00+01:00"],
+         "012", ["2024-03-01 (Fri) 23:50", "2024-03-02 (Sat) 00:10"]),
+        (["2024-03-02T12:00+02:00", "2024-03-02T11:00+01:00", "2024-03-02T18:01+02:00"],
+         "012", ["2024-03-02 (Sat) 12:00", "2024-03-02 (Sat) 18:01"]),
+        # seconds and milliseconds are UTC
+        ([1704058865, "2023-12-31T22:00:00+01:00", 1704058866000], "102",
+         ["2023-12-31 (Sun) 22:00"]),
+        # without zones as they are
+        (["2024-03-02T12:00", "2024-03-02 11:00", "2024-03-02T11:30:00.5"], "120",
+         ["2024-03-02 (Sat) 11:00"]),
+    ],
+)  # fmt: skip
+def test_messages_are_put_in_order_of_instants_and_shown_by_their_clocks(times, order, sessions):
+    messages = [{"date": t, "author": "Ann", "text": str(k)} for k, t in enumerate(times)]
+    chat = read_chat(json.dumps(messages), "m.json")
+    assert "".join(text for *_, text in flat(chat)) == order
+    assert [s.when for s in chat.sessions] == sessions and "zone" not in chat.remark
+
+
+def test_a_time_without_a_zone_beside_others_is_in_that_of_the_message_before():
+    times = ["2024-03-02T09:00", "2024-03-02T09:10+05:00", "2024-03-02T05:05Z", "2024-03-02T04:07"]
+    chat = read_chat(
+        json.dumps([{"date": t, "from": "Ann", "text": str(k)} for k, t in enumerate(times)]), "m"
+    )
+    assert "".join(text for *_, text in flat(chat)) == "0312"
+    assert "a time without a zone is taken in that of the message before it" in chat.remark
+
+
+def test_where_the_clock_was_set_back_telegrams_instants_order():
+    first, second = 1698540600, 1698541800  # 20 minutes apart, 02:50 and 02:10
+    chat = read_chat(
+        telegram(
+            sent("1", "2023-10-29T02:50:00", date_unixtime=str(first)),
+            sent("2", "2023-10-29T02:10:00", date_unixtime=str(second)),
+        ),
+        "result.json",
+    )
+    assert [text for *_, text in flat(chat)] == ["1", "2"]
+    assert chat.sessions[0].when == "2023-10-29 (Sun) 02:50"
+
+
+NO_MESSAGES = [  # what stands beside a message, and how it is named
+    ({"speaker": "Ann", "text": "x"}, "item 5: 'date' is missing"),
+    ({"date": "2024-01-01", "text": "x"}, "item 5: 'speaker' is missing"),
+    ({"date": "2024-01-01", "speaker": "A"}, "item 5: 'text' is missing"),
+    ({"date": "2024-01-01", "speaker": "A", "text": 3}, "item 5: 'text' is 3"),
+    ({"date": "2024-01-01", "speaker": "A", "text": "\ud800"}, "item 5: 'text' is '"),
+    ({"date": "2024-01-01", "author": {"name": "A"}, "text": "x"}, "item 5: 'author' is {"),
     *(
-        (json.dumps([*PLAIN, bad]), f"item 5: {'the field ' * (name not in bad)}'{name}'")
-        for bad, name in (
-            ({"speaker": "Ann", "text": "x"}, "date"),
-            ({"date": "2024-01-01", "text": "x"}, "speaker"),
-            ({"date": "2024-01-01", "speaker": "A"}, "text"),
-            ({"date": "2024-01-01", "speaker": "A", "text": 3}, "text"),
-        )
+        (PLAIN[0] | {"date": bad}, f"item 5: 'date' is {bad!r}")
+        for bad in ("May 3, 2024", "3 March", "2024-02-30", "", "10:00", True, None, 1e300, 12.5,
+                    2024, 20240301, 1704058865000000, "20240301")
     ),
     *(
-        (json.dumps([PLAIN[0] | {"date": bad}]), "item 1: 'date'")
-        for bad in ("3 March", True, 1e300, "2024-02-30")
+        (PLAIN[0] | {field: words}, f"item 5: there are words in {field!r} too")
+        for field, words in {
+            "title": "Bridge closed", "url": "https://example.org/news/2024/bridge-closed-again",
+            "reply": {"text": "See you"}, "tags": ["the bridge"],
+            "a\nb": "See you",
+        }.items()
     ),
-    (json.dumps([PLAIN[0] | {"text": "\ud800"}]), "'text'"),
-    (json.dumps([*PLAIN, 3]), "item 5: "),
-    (json.dumps(PLAIN)[:-9], "line 1: "),
-    ("\n".join([json.dumps(PLAIN[0]), "", '{"date": '])[:-1], "line 3: "),
-    ("\n".join([json.dumps(PLAIN[0]), '{"date": "2024-01-01"}']), "line 2: the field 'speaker'"),
+    (3, "item 5: it is 3"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("record", "reason"), NO_MESSAGES, ids=lambda value: str(value)[:60])
+@pytest.mark.parametrize("form", ["list", "lines", "all"])
+def test_a_file_is_a_chat_only_if_all_its_records_are_messages(record, reason, form):
+    records = [record] if form == "all" else [*PLAIN, record]
+    text = "\n".join(map(json.dumps, records)) if form == "lines" else json.dumps(records)
+    read = contents(text.encode(), "m.json")
+    assert read.kind == "file" and not read.sessions
+    (shown, *_), *_ = read.pieces
+    if form == "lines":
+        reason = reason.replace("item", "line")
+    else:
+        assert json.loads(shown, strict=False) == records
+    if form != "all":
+        assert read.remark.startswith(f"m.json looks like a chat but is read as text: {reason}")
+        assert read.remark.endswith(".") and "\n" not in read.remark
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (json.dumps(PLAIN)[:-9], "line 1: this is not JSON"),
+        ("\n".join([json.dumps(PLAIN[0]), "", '{"date": ']), "line 3: this is not JSON"),
+        (json.dumps({"messages": [{"type": "email", "date": "2024-05-03"}]}), "no message in it"),
+        (json.dumps({"messages": [{"type": "email", "date": "May 3"}]}), "message 1: 'date'"),
+    ],
+)
+def test_a_chat_that_is_cut_or_none_is_read_as_text(text, place):
+    read = contents(text.encode(), "m.json")
+    assert read.pieces[0][0].split() == text.split()
+    assert f"m.json looks like a chat but is read as text: {place}" in read.remark
+
+
+def test_what_is_not_read_of_messages_is_named():
+    messages = [m | {"id": 7, "tags": ["a"], "a\nb": 1} for m in PLAIN]
+    assert "; left out of each: id, tags, a b." in read_chat(json.dumps(messages), "m.json").remark
+
+
+def test_a_picture_in_a_message_is_left_out_and_counted():
+    words = f"Look: data:image/png;base64,{'iVBOR' * 400}"
+    read = contents(json.dumps([PLAIN[0], PLAIN[0] | {"text": words}]).encode(), "m.json")
+    assert read.pieces[0][0].endswith("Ann: Hi\nAnn: Look: picture left out")
+    assert "; left out: 1 picture (1.5 KB)" in read.remark
+
+
+BAD = [  # exports of Telegram's: text of a file, place and field that are named
     (telegram(sent("x"), sent("y", "soon")), "message 2: 'date'"),
     (telegram(sent("x"), sent(3)), "message 2: 'text'"),
     (telegram(sent("x"), sent(["a", {"type": "link"}])), "message 2: 'text'"),
     (telegram(sent("x"), sent("x", **{"from": 3})), "message 2: 'from'"),
     (telegram(sent("x"), "y"), "message 2: "),
+    (telegram(sent("")), "no message in it has words"),
     (telegram(sent("x"))[:-20], "line 1: "),
     (json.dumps({"chats": {"list": [{"messages": [sent("x")]}]}}), "chats"),
 ]
 
 
-@pytest.mark.parametrize(("text", "said"), BAD)
-def test_a_mistake_is_one_sentence_with_the_place_and_the_field(text, said):
+@pytest.mark.parametrize(("text", "place"), BAD)
+def test_damage_to_a_sure_export_is_one_sentence_with_the_place_and_the_field(text, place):
     with pytest.raises(UserError) as error:
         read_chat(text, "m.json")
     message = str(error.value)
-    assert message.startswith("m.json") and said in message
+    assert message.startswith("m.json") and place in message
     assert "\n" not in message and message.endswith(".")
 
 
@@ -337,7 +436,7 @@ def test_a_chat_cut_anywhere_is_read_or_refused_in_one_sentence():
             except UserError as error:
                 assert str(error).startswith("m.json")
             else:
-                assert chat is None or chat.sessions
+                assert chat.sessions or chat == Chat() or "read as text" in chat.remark
 
 
 # ---------------------------------------------------------------- among other documents
@@ -383,9 +482,9 @@ def test_beside_a_chat_other_files_are_sessions_without_a_date(tmp_path, monkeyp
     ]
     assert document.sessions[3].text == "Cy is in Nice." and document.text.count("Cy is") == 1
     assert [s.utterances[0].id for s in document.sessions] == [f"D{k}:1" for k in range(1, 7)]
-    (tmp_path / "d.json").write_text(json.dumps([PLAIN[0] | {"date": "x"}]))
+    (tmp_path / "d.json").write_text(telegram(sent("x", "soon")))
     (remark,) = [r for r in read([tmp_path]).remarks if "d.json" in r]
-    assert "d.json, item 1: 'date' must be" in remark  # left out, and named
+    assert "d.json, message 1: 'date' is 'soon'" in remark  # left out, and named
     for name in ("a.txt", "c.json", "d.json"):
         (tmp_path / name).unlink()
     assert read([tmp_path]).sessions == ()

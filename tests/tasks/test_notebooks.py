@@ -1,0 +1,213 @@
+"""JSON, notebooks and data: URLs: what a person sees is read, pictures are counted."""
+
+import base64
+import json
+import random
+
+import pytest
+
+from tasks.forms import contents
+from tasks.notebooks import readable
+
+BYTES = random.Random(0).randbytes(60_000)
+PICTURE = base64.b64encode(BYTES).decode()
+URL = f"data:image/png;base64,{PICTURE}"
+ONE = "x: left out: 1 picture (60.0 KB)."
+SVG = "data:image/svg+xml"
+
+
+def read(text: str, name: str = "x") -> tuple[str, str]:
+    """Return a file's text and the remark on it, as they come out of all that reads files."""
+    found = contents(text.encode(), name)
+    ((shown, _, _),) = found.pieces
+    return shown, found.remark
+
+
+# ---------------------------------------------------------------- JSON
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (r'{"a": "J\u00fcrgen M\u00FCller"}', '{"a": "Jürgen Müller"}'),
+        (r'["\ud83d\ude00", "a\/b", "10\u00a0km"]', '["😀",\n"a/b",\n"10\xa0km"]'),
+        (r'{"a": "two\r\nlines\tand \"C:\\t\" and \u0022q\u0022"}',
+         '{"a": "two\nlines\tand \\"C:\\\\t\\" and \\"q\\""}'),
+        # what is no letter stays an escape, colours of terminals go
+        (r'["\u0000a\ud800", "\u001b[31mred\u001b[0m"]', '["\\u0000a\\ud800",\n"red"]'),
+        # numbers, fields that stand twice and their order stay as they are
+        (r'{"a": 1.10, "b": [1e400, -0, 123456789012345678901], "a": "\u00fc", "c": NaN}',
+         '{"a": 1.10,\n"b": [1e400, -0, 123456789012345678901],\n"a": "ü",\n"c": NaN}'),
+        ('{"n": %s, "a": "\\u00fc"}' % ("9" * 5000), '{"n": %s,\n"a": "ü"}' % ("9" * 5000)),
+        ('{\n  "a": ["\\u00fc", "x"], "b": "c"\n}', '{\n  "a": ["ü", "x"], "b": "c"\n}'),
+        # each line that is JSON is decoded, also beside one that was cut
+        ('{"a":"\\u00fc"}\n\n{"b":"\\u00f6"}\n{"c":"\\u00e4", "d',
+         '{"a":"ü"}\n\n{"b":"ö"}\n{"c":"\\u00e4", "d'),
+        # what is no JSON stays
+        ('{"a": "\\u00fc", // why\n"b": 1}', '{"a": "\\u00fc", // why\n"b": 1}'),
+        ('{"a": "\\u00fc",}', '{"a": "\\u00fc",}'),
+        ('[note]\n{"a": "\\u00fc"}', '[note]\n{"a": "\\u00fc"}'),
+        ('{"a": "\\u00fc"', '{"a": "\\u00fc"'),
+        ('Write "\\u00fc" so:\n{"a": "\\u00fc"}', 'Write "\\u00fc" so:\n{"a": "\\u00fc"}'),
+        ('{"nbformat": 4, "a": "\\u00fc"}', '{"nbformat": 4,\n"a": "ü"}'),
+    ],
+    ids=lambda text: text[:30],
+)  # fmt: skip
+def test_json_is_decoded_in_place(text, shown):
+    assert read(text, "x.json") == (shown, "")
+
+
+# ---------------------------------------------------------------- data: URLs and base64
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"Go ![chart]({URL}) on", "Go ![chart](picture left out) on"),
+        (f'Go <img src="{URL}" alt="a chart"> on',
+         'Go <img src="picture left out" alt="a chart"> on'),
+        (f"a {{ b: url({URL}); c: d }}", "a { b: url(picture left out); c: d }"),
+        (f"See {URL} now", "See picture left out now"),
+        (f"[a]: {URL[:90]}\n{URL[90:]}\nThe end", "[a]: picture left out\nThe end"),
+        (f'{{"a": "{URL}", "b": 1}}', '{"a": "picture left out",\n"b": 1}'),
+        (json.dumps({"a": f"![]({URL})"}).replace("/", "\\/"), '{"a": "![](picture left out)"}'),
+        (f'{{"a": "{URL}", // JSON with comments\n}}',
+         '{"a": "picture left out", // JSON with comments\n}'),
+        (f"data:;base64,{PICTURE}", "data block left out"),
+        (f"data:image/png;name=a.png;base64,{PICTURE}", "picture left out"),
+        (f"data:font/woff2;charset=utf-8;base64,{PICTURE} a", "data block left out a"),
+        (f"a url(\"{SVG},%3Csvg a='b (c)'/%3E\") b", 'a url("picture left out") b'),
+        (f"a url({SVG},%3Csvg%3E) b", "a url(picture left out) b"),
+        (f"a url('{SVG};utf8,<svg a=\"b c\"/>') b", "a url('picture left out') b"),
+        (json.dumps({"a": f"{SVG};utf8,<svg a='b' c=\"d\"/>"}), '{"a": "picture left out"}'),
+        # base64 that is not said to be such
+        (f'{{"b64_json": "iVBORw0KGgo{PICTURE}", "b": 1}}',
+         '{"b64_json": "picture left out",\n"b": 1}'),
+        (json.dumps([base64.encodebytes(BYTES).decode()]), '["data block left out"]'),
+        (json.dumps([base64.urlsafe_b64encode(BYTES).decode()]), '["data block left out"]'),
+    ],
+    ids=lambda text: text[:24],
+)  # fmt: skip
+def test_pictures_and_other_data_are_left_out_and_counted(text, shown):
+    found, remark = read(text)
+    assert found == shown
+    what = "picture" if "picture" in shown else "data block"
+    assert remark.startswith(f"x: left out: 1 {what} (") and remark.endswith("B).")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Use data:image/png;base64,iVBORw0KGgo... or data:text/plain,Hello%20world or data:,x",
+        "metadata: image/png, base64",
+        "{data:n/2,label:'x'}",
+        json.dumps({"sequence": "ACGT" * 2000}),
+        json.dumps({"hash": "0af9" * 2000}),
+        json.dumps({"script": "function(a,b){return a+B1}" * 200}),
+        json.dumps({"key": PICTURE[:800]}),
+        json.dumps({"words": f"Anna Lindt {PICTURE}"}),
+        json.dumps({"unspaced": "日本語A1b" * 500}, ensure_ascii=False),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_what_only_looks_like_it_stays(text):
+    assert read(text) == (text, "")
+
+
+def test_sizes_are_those_of_the_data_not_of_the_letters():
+    assert read(f"a {URL} b")[1] == ONE
+    _, remark = read(f"{URL} {URL} {URL} data:application/pdf;base64,{PICTURE * 40}")
+    assert remark == "x: left out: 3 pictures (180.0 KB) and 1 data block (2.4 MB)."
+
+
+# ---------------------------------------------------------------- notebooks
+
+
+def cell(kind: str, source, **more) -> dict:
+    return {"cell_type": kind, "metadata": {"tags": ["hidden"]}, "source": source} | more
+
+
+def shows(data: dict, **more) -> dict:
+    return {"output_type": "display_data", "metadata": {}, "data": data} | more
+
+
+def notebook(*cells: dict, **more) -> str:
+    head = {"metadata": {"kernelspec": {"name": "hidden"}}, "nbformat": 4, "nbformat_minor": 5}
+    return json.dumps(head | {"cells": cells} | more)
+
+
+def test_a_notebook_is_its_cells_and_what_they_print_whatever_its_name():
+    text = notebook(
+        cell("markdown", ["# Sales of M\u00fcller\n", "Led by Anna."]),
+        cell("code", "plot()", execution_count=1, outputs=[
+            {"output_type": "stream", "name": "stdout",
+             "text": ["one\n", "\u001b[1mtwo\u001b[0m\n"]},
+            shows({"image/png": PICTURE, "text/plain": "<Figure size 640x480 with 1 Axes>"}),
+            shows({"text/plain": ["   a\n", "0  1"], "text/html": "<table>0 1</table>"}),
+            {"output_type": "error", "ename": "KeyError", "evalue": "'b'",
+             "traceback": ["\u001b[0;31mKeyError\u001b[0m", "line 3: 'b'"]},
+        ]),
+        cell("raw", ""),
+        cell("markdown", "![a](attachment:a.png)",
+             attachments={"a.png": {"image/png": PICTURE}}),
+    )  # fmt: skip
+    shown, remark = read(text, "study.txt")
+    assert shown == (
+        "# Sales of Müller\nLed by Anna.\n\n```\nplot()\n```\n\none\ntwo\n\n[picture left out]\n\n"
+        "   a\n0  1\n\nKeyError\nline 3: 'b'\n\n![a](attachment:a.png)\n\n[picture left out]"
+    )
+    assert remark == "study.txt: left out: 2 pictures (120.0 KB)."
+
+
+def test_a_notebook_of_format_3():
+    outputs = [
+        {"output_type": "stream", "stream": "stdout", "text": "one"},
+        {"output_type": "pyout", "prompt_number": 1, "text": ["42"], "png": PICTURE},
+        {"output_type": "pyerr", "ename": "KeyError", "evalue": "'b'", "traceback": []},
+    ]
+    code = {"cell_type": "code", "input": ["f()"], "language": "python", "outputs": outputs}
+    sheets = [{"cells": [cell("heading", "Sales", level=1), code], "metadata": {}}]
+    text = json.dumps({"nbformat": 3, "metadata": {"name": "hidden"}, "worksheets": sheets})
+    shown = "Sales\n\n```\nf()\n```\n\none\n\n42\n[picture left out]\n\nKeyError: 'b'"
+    assert read(text) == (shown, ONE)
+
+
+@pytest.mark.parametrize(
+    ("data", "shown", "remark"),
+    [
+        ({"text/plain": "<IPython.core.display.HTML object>", "text/html": ["<b>Anna</b>"]},
+         "Anna", ""),
+        ({"text/plain": "<IPython.core.display.Markdown object>", "text/markdown": "**A**"},
+         "**A**", ""),
+        ({"text/plain": "<IPython.core.display.JSON object>", "application/json": {"a": "ü"}},
+         '{"a": "ü"}', ""),
+        ({"text/latex": "$x^2$"}, "$x^2$", ""),
+        ({"text/plain": "<b>"}, "<b>", ""),
+        ({"application/pdf": PICTURE}, "[data block left out]", "1 data block (80.0 KB)"),
+        ({"application/vnd.plotly.v1+json": {"x": [1]}, "text/html": "<script>1</script>"},
+         "[data block left out]", "1 data block (0.0 KB)"),
+        ({"image/svg+xml": "<svg/>" * 500, "image/png": PICTURE}, "[picture left out]",
+         "1 picture (60.0 KB)"),
+        ({"text/markdown": f"![]({URL})"}, "![](picture left out)", "1 picture (60.0 KB)"),
+    ],
+)  # fmt: skip
+def test_of_each_output_what_a_person_sees(data, shown, remark):
+    expected = f"x: left out: {remark}." if remark else ""
+    assert read(notebook(cell("code", "", outputs=[shows(data)]))) == (shown, expected)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"cells": 3}, {"cells": [3]}, {"cells": [{"source": "Anna"}]}, {"nbformat": "four"},
+     {"cells": [cell("code", 3)]}, {"cells": [cell("code", "Anna", outputs=3)]}, {"cells": []}],
+)  # fmt: skip
+def test_a_damaged_notebook_is_read_as_json(damage):
+    text = notebook(cell("markdown", "Anna"), **damage)
+    shown, remark = read(text)
+    assert json.loads(shown) == json.loads(text) and remark == ""
+
+
+def test_a_notebook_cut_anywhere_is_text_without_loss():
+    text = notebook(cell("code", "Anna", outputs=[shows({"image/png": URL})]))
+    for end in range(1, 200):
+        assert readable(text[:-end], "x")[0].startswith('{"metadata"')
