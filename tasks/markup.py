@@ -1,0 +1,322 @@
+"""HTML and books made of it (epub) as the text that a person sees.
+
+Holds: `of_html`, `of_epub`, `xml_tree`. Leaves out: what scripts, style sheets beyond simple
+selectors and pictures show; nothing is fetched. No torch.
+Exercise it: `pytest tests/tasks/test_markup.py`. Read next: tasks/forms.py.
+
+Lexbor parses as browsers do (the HTML standard), and one loop walks its tree, however deep.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from urllib.parse import unquote
+
+from selectolax.lexbor import LexborHTMLParser, LexborNode
+
+from config.errors import UserError
+from tasks.forms import Contents, Members, Piece, decoded, few
+
+LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
+LEFT_OUT = frozenset(  # no person sees these, but for navigation
+    "script style noscript noframes template nav title datalist rp "
+    "desc defs metadata annotation annotation-xml".split()
+)
+COUNTED = {
+    **dict.fromkeys(("canvas", "image"), "pictures without words"),
+    **dict.fromkeys(("iframe", "frame", "object", "embed"), "frames and objects"),
+    **dict.fromkeys(("audio", "video"), "recordings"),
+}
+HIDDEN, SHOWN = "hidden passages", "hidden passages that are read"
+KEPT = frozenset(("pre", "textarea", "xmp", "listing", "plaintext"))  # with their blanks and lines
+LAYOUT = "table, h1, h2, h3, h4, h5, h6, pre, article, section"  # cells with these keep their lines
+AROUND = dict.fromkeys(
+    "address article aside blockquote caption center dd details dialog div dl dt fieldset "
+    "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu mtr ol "
+    "p pre search section summary table tbody text textarea tfoot thead tr ul".split(),
+    ("\n", "\n"),
+) | {
+    "br": ("\n", ""), "td": ("", "\t"), "th": ("", "\t"), "button": (" ", " "), "q": ("“", "”"),
+    "rt": ("(", ")"), "mtext": (" ", " "), "mtd": ("", " "), "msqrt": ("√(", ")"),
+    "mroot": ("root(", ")"),
+}  # fmt: skip
+"""What stands before and after an element: of SVG `text` is a block."""
+RAISED = {  # elements of MathML -> the marks of their children; . is none
+    "msup": ("", "^"), "mover": ("", "^"), "msub": ("", "_"), "munder": ("", "_"),
+    "msubsup": ("", "_", "^"), "munderover": ("", "_", "^"), "mroot": ("", ","),
+    "mfrac": (".", "/"),
+}  # fmt: skip
+SIMPLE = re.compile(r"[-+−]?\w*|\W|\[.*\]|\(.*\)", re.S)  # what needs no brackets behind a mark
+ORDINALS = frozenset("st nd rd th er ère ème".split())
+INVISIBLE = dict.fromkeys((0xAD, 0x200B, *range(0x2060, 0x2065), 0xFEFF))  # where a line may end
+LIFTED = {"sup": "^", "super": "^", "sub": "_"}
+STRUCK = frozenset(("del", "s", "strike"))
+TOKENS = frozenset(("mi", "mn", "mo"))
+ALWAYS = ("-document", "html")  # what stands in these is read, hidden or not
+CONTAINER = "META-INF/container.xml"
+LOOK = re.compile(
+    r"\b(display|visibility|vertical-align|text-decoration)(?:-line)?\s*:\s*([\w -]{1,40})"
+)
+RULE = re.compile(  # of a style sheet, but for those of media
+    r"/\*.*?\*/|@[^{};]*+(?:;|\{(?:[^{}]*+\{[^{}]*+\})*+[^{}]*+\})|([^{}@]*+)\{([^{}]*+)\}", re.S
+)
+SELECTOR = re.compile(r"\s*([\w-]*(?:[.#][\w-]+)*)\s*")
+EMPTY = re.compile(r"<(?!br\b)([a-z][\w:.-]*+)([^<>]*+)(?<=/)>", re.I)  # an element of XML
+
+
+def of_html(markup: str, name: str) -> tuple[str, str, str]:
+    """Return the title and the text of a page, one line a paragraph or row, and a remark."""
+    tree = xml_tree(markup) if markup.startswith("<?xml") else LexborHTMLParser(markup)
+    _inline(tree, len(markup))
+    left_out: Counter[str] = Counter()
+    text = _text(tree.root, left_out)
+    if not text and left_out[HIDDEN]:
+        text = _text(tree.root, left_out := Counter(), (*ALWAYS, "body"))
+    title = tree.css_first("head title")
+    return " ".join(title.text().split()) if title else "", text, _remark(name, left_out)
+
+
+def xml_tree(markup: str) -> LexborHTMLParser:
+    """Parse XML as if it were HTML, which forgives a bare & and knows &nbsp;."""
+    markup = markup.replace("<![CDATA[", "").replace("]]>", "")
+    return LexborHTMLParser(EMPTY.sub(r"<\1\2></\1>", markup))
+
+
+def _remark(name: str, left_out: Counter[str]) -> str:
+    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if what != SHOWN)
+    said = f"{name}: left out are {counts}." if counts else ""
+    if left_out[SHOWN]:
+        said = f"{name}: what is hidden until a script shows it is read. {said}".strip()
+    return said
+
+
+def _inline(tree: LexborHTMLParser, size: int) -> None:
+    """Give elements what rules of style sheets say of them, as an attribute before their style.
+
+    Of selectors those of one element by its tag, classes and id; the larger the page, the fewer.
+    """
+    rules = [
+        (selector, "".join(f"{key}:{value};" for key, value in found))
+        for sheet in tree.css("style:not([media*=print])")
+        for selectors, declared in RULE.findall(sheet.text())
+        if (found := LOOK.findall(declared.lower()))
+        for selector in selectors.split(",")
+        if SELECTOR.fullmatch(selector)
+    ]
+    for selector, look in rules[: 300_000_000 // (size + 1)]:
+        for node in tree.css(selector):
+            node.attrs["look"] = (node.attributes.get("look") or "") + look
+
+
+def _text(root: LexborNode, left_out: Counter[str], shown: Sequence[str] = ALWAYS) -> str:
+    """Join the text of a tree, with one blank for all that stand between two words.
+
+    left_out: counts what is not read. shown: the parents of elements that are read though hidden.
+    """
+    out = ["\n"]
+    for text, kept in _strings(root, left_out, shown):
+        if not kept and out[-1][-1].isspace():
+            text = text.removeprefix(" ")
+        if text:
+            out.append(text)
+    lines = "".join(out).translate(INVISIBLE).split("\n")
+    text = "\n".join("\t".join(map(str.rstrip, line.rstrip().split("\t"))) for line in lines)
+    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+
+
+def _strings(
+    root: LexborNode, left_out: Counter[str], shown: Sequence[str]
+) -> Iterator[tuple[str, bool]]:
+    """Yield the text of a tree and what stands between, each with whether its blanks are kept."""
+    numbers: dict[int, int] = {}
+    waiting: list[tuple[LexborNode | str, frozenset[str], str]] = [(root, frozenset(), "")]
+    while waiting:
+        node, inside, mark = waiting.pop()
+        if isinstance(node, str):
+            row = "row" in inside
+            yield (node.replace("\n", " ") if row else node), not row or node == "\t"
+            continue
+        if node.is_text_node:
+            text = node.text_content or ""
+            if "pre" not in inside:
+                text = text.strip() if "math" in inside else re.sub(r"\s+", " ", text)
+            yield text, "pre" in inside
+            continue
+        if not node.is_element_node:
+            continue
+        tag, given = node.tag, node.attributes
+        look = dict(LOOK.findall(f"{given.get('look')};{given.get('style')}".lower()))
+        if tag in LEFT_OUT or given.get("role") == "navigation":
+            continue
+        if _is_hidden(tag, given, look):
+            if node.parent.tag not in shown:
+                left_out[HIDDEN] += bool(node.text(strip=True))
+                continue
+            left_out[SHOWN] = 1
+        if (words := _instead(node, tag, given, left_out)) is not None:
+            yield f" {words} ", False
+            continue
+        before, after = AROUND.get(tag, ("", ""))
+        if tag == "li" and node.parent.tag == "ol":
+            before += _number(node, numbers)
+        lifted = "" if "lifted" in inside else look.get("vertical-align", "").strip()
+        mark = mark or LIFTED.get(tag) or LIFTED.get(lifted, "")
+        if mark and (words := node.text().strip()) and words not in ORDINALS:
+            simple = SIMPLE.fullmatch(words) and ("math" not in inside or tag in TOKENS)
+            before += mark.strip(".") + "(" * (not simple)
+            after = ")" * (not simple) + after
+        children = [*node.iter(include_text=True)]
+        inner = inside | {"lifted"} if mark else inside
+        if tag in STRUCK or "line-through" in look.get("text-decoration", ""):
+            if "struck" not in inside:
+                before, after = f"{before}[struck out: ", f"]{after}"
+            inner |= {"struck"}
+        if tag in KEPT:
+            inner = inner - {"row"} | {"pre"}
+        elif tag == "math":
+            inner |= {"math"}
+        elif tag == "tr" and sum(child.tag in ("td", "th") for child in children) > 1:
+            inner |= {"row"}
+        elif tag in ("td", "th") and node.css_first(LAYOUT):
+            inner -= {"row"}
+        marks = iter(RAISED.get(tag, ()))
+        waiting.append((after, inside, ""))
+        waiting += reversed(
+            [(each, inner, next(marks, "") if each.is_element_node else "") for each in children]
+        )
+        waiting.append((before, inside, ""))
+
+
+def _is_hidden(tag: str, given: dict, look: dict[str, str]) -> bool:
+    closed = (tag == "dialog" and "open" not in given) or "popover" in given or "hidden" in given
+    gone = look.get("visibility", "").startswith(("hidden", "collapse"))
+    return closed or gone or look.get("display", "").startswith("none")
+
+
+def _instead(node: LexborNode, tag: str, given: dict, left_out: Counter[str]) -> str | None:
+    """Return the words that a picture or field shows; None of what shows its own content."""
+    kind = (given.get("type") or "").lower()
+    if tag == "select":
+        options = node.css("option[selected]") or node.css("option:first-of-type")[:1]
+        return ", ".join(" ".join(option.text().split()) for option in options)
+    if tag == "input" and kind in ("checkbox", "radio"):
+        return "[x]" if "checked" in given else "[ ]"
+    if tag == "input" and kind != "image":
+        return "" if kind in ("hidden", "password") else given.get("value") or ""
+    if tag in ("img", "input") and (words := " ".join((given.get("alt") or "").split())):
+        return f"[picture: {words}]"
+    if tag in COUNTED:
+        left_out[COUNTED[tag]] += 1
+        return ""
+    return None
+
+
+def _number(item: LexborNode, numbers: dict[int, int]) -> str:
+    """Return what stands before an item of a list in order; numbers: of the next one, by list."""
+    ordered, given = item.parent, item.parent.attributes
+    step = -1 if "reversed" in given else 1
+    if (number := numbers.get(ordered.mem_id)) is None:
+        items = sum(each.tag == "li" for each in ordered.iter()) if step < 0 else 1
+        number = _integer(given.get("start"), items)
+    number = _integer(item.attributes.get("value"), number)
+    numbers[ordered.mem_id] = number + step
+    kind, shown = given.get("type") or "1", str(number)
+    if kind in "aA" and 0 < number < 27:
+        shown = chr(96 + number)
+    elif kind in "iI" and 0 < number < 40:  # Unicode has the numerals from 1 to 12
+        ones = chr(0x216F + number % 10) if number % 10 else ""
+        shown = "x" * (number // 10) + unicodedata.normalize("NFKC", ones).lower()
+    return f"{shown.upper() if kind in 'AI' else shown}. "
+
+
+def _integer(text: str | None, otherwise: int) -> int:
+    found = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
+    return int(found[1]) if found else otherwise
+
+
+# ---------------------------------------------------------------- books
+
+
+def of_epub(members: Members, name: str) -> Contents:
+    """Read a book chapter by chapter, in the order of its package's spine."""
+    title, spine = _package(members, name)
+    if {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names} or (
+        _locked(members) & {*spine}
+    ):
+        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
+    chapters, unread, left_out = _chapters(members, spine)
+    if not chapters:
+        if unread or not spine:
+            raise UserError(f"{name} is damaged: no chapter of its {len(spine):,} can be read.")
+        raise UserError(f"{name} is empty: there is no text in it.")
+    said = [_remark(name, left_out)]
+    if unread:
+        are = "is" if len(unread) == 1 else "are"
+        said.insert(0, f"{name}: of {len(spine):,} chapters {len(unread):,} {are} missing, damaged "
+                       f"or in no known encoding, and left out: {few(unread)}.")  # fmt: skip
+    return Contents("chapter", chapters, title, " ".join(filter(None, said)))
+
+
+def _package(members: Members, name: str) -> tuple[str, list[str]]:
+    """Return a book's title and the members that are its chapters, in reading order."""
+    named = (
+        _tree(members, CONTAINER).css_first("[full-path]") if CONTAINER in members.names else None
+    )
+    package = named.attributes["full-path"] if named else ""
+    if package not in members.names:
+        package = next((each for each in members.names if each.endswith(".opf")), "")
+    book, folder = _tree(members, package), posixpath.dirname(package)
+    titles = (each.text() for each in book.css("*") if each.tag.rpartition(":")[2] == "title")
+    files = {each.attributes["id"]: each.attributes for each in book.css("[id][href]")}
+    cases = {each.lower(): each for each in members.names}
+    spine = []
+    for each in book.css("[idref]"):
+        item = files.get(each.attributes["idref"], {"href": each.attributes["idref"]})
+        path, _, _ = (item["href"] or "").replace("\\", "/").partition("#")
+        path = posixpath.normpath(posixpath.join(folder, unquote(path)))
+        contents = "nav" in (item.get("properties") or "").split()
+        if not contents and item.get("media-type") != "application/x-dtbncx+xml":
+            spine.append(path if path in members.names else cases.get(path.lower(), path))
+    return " ".join(next(titles, "").split()), spine
+
+
+def _tree(members: Members, member: str) -> LexborHTMLParser:
+    return xml_tree(decoded(members.read(member), member, markup=True)[0])
+
+
+def _locked(members: Members) -> set[str]:
+    """Return the members that are encrypted; fonts often are, in books that anyone can read."""
+    if "META-INF/encryption.xml" not in members.names:
+        return set()
+    listed = _tree(members, "META-INF/encryption.xml").css("[uri]")
+    return {posixpath.normpath(unquote(each.attributes["uri"] or "")) for each in listed}
+
+
+def _chapters(
+    members: Members, spine: Sequence[str]
+) -> tuple[list[Piece], list[str], Counter[str]]:
+    """Return the chapters that hold text, the members that cannot be read, and what is left out."""
+    chapters: list[Piece] = []
+    unread, left_out = [], Counter()
+    for path in spine:
+        try:
+            content = members.read(path)
+        except (UserError, MemoryError):  # too large
+            raise
+        except Exception:  # missing or damaged in any way; it must not take the others with it
+            unread.append(path)
+            continue
+        try:
+            tree = xml_tree(decoded(content, path, markup=True)[0])
+        except UserError:
+            unread.append(path)
+            continue
+        if text := _text(tree.root, left_out):
+            heading = tree.css_first("h1, h2, h3")
+            name = " ".join(_text(heading, Counter()).split()) if heading else ""
+            chapters.append((text, len(chapters) + 1, name[:LONGEST_NAME]))
+    return chapters, unread, left_out
