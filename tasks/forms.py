@@ -126,10 +126,13 @@ MARKS = {
     b"\xff\xfe\0\0": "utf-32", b"\0\0\xfe\xff": "utf-32", b"\xff\xfe": "utf-16",
     b"\xfe\xff": "utf-16", b"\xef\xbb\xbf": "utf-8-sig",
 }  # fmt: skip
-MARKUP = re.compile(rb"<!--.*?-->|<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*=\s*[\"']?"
-                    rb"\s*([^\s\"'<>/;]+)", re.I | re.S)  # fmt: skip
-DECLARATION = re.compile(rb"coding[:=]\s*[\"']?([-\w.]+)|@charset \"([-\w.]+)|"
-                         rb"\\usepackage\[([-\w]+)\]\{inputenc\}")  # fmt: skip
+MARKUP = re.compile(
+    r"<!--(?:[^-]|-(?!->))*+|"
+    r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([^\s\"'<>/;]+)", re.I
+)  # fmt: skip
+DECLARATION = re.compile(
+    r"coding[:=]\s*+[\"']?([-\w.]+)|@charset \"([-\w.]+)|\\usepackage\[([-\w]+)\]\{inputenc\}"
+)
 CONTROL = re.compile(r"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 LONE = re.compile(r"(?<!\0)\0(?!\0|\Z)")
 
@@ -141,14 +144,14 @@ def decoded(content: bytes, name: str, markup: bool = False) -> tuple[str, str]:
     browsers understand it (encoding.spec.whatwg.org); else UTF-8. Nothing else is guessed: a wrong
     guess would put wrong letters before the model in silence.
     """
-    head, remark, label = content[:DECLARED], "", ""
+    head, remark, label = content[:DECLARED].decode("latin-1"), "", ""
     encoding = next((each for mark, each in MARKS.items() if content.startswith(mark)), "")
     if not encoding and b"\0" in content and (encoding := _wide(content[:SNIFFED])):
         remark = f"{name} has no mark of its encoding: it is read as {encoding.upper()}."
     elif not encoding:
-        markup = markup or _is_html(head.decode("latin-1"), name) or head[:5] == b"<?xml"
+        markup = markup or _is_html(head, name) or head.startswith("<?xml")
         found = (MARKUP if markup else DECLARATION).finditer(head)
-        label = next((m[m.lastindex] for m in found if m.lastindex), b"").decode("latin-1")
+        label = next((match[match.lastindex] for match in found if match.lastindex), "")
         encoding = _codec(label, name) if markup and label else "utf-8"
     try:
         text = content.decode(encoding)

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote
 
-from selectolax.lexbor import LexborHTMLParser, LexborNode
+from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
 from tasks.forms import Contents, Members, Piece, decoded, few
@@ -27,19 +27,20 @@ LEFT_OUT = frozenset(  # no person sees these, but for navigation
     "desc defs metadata annotation annotation-xml".split()
 )
 COUNTED = {
-    **dict.fromkeys(("canvas", "image"), "pictures without words"),
+    **dict.fromkeys(("canvas", "image", "img"), "pictures without words"),
     **dict.fromkeys(("iframe", "frame", "object", "embed"), "frames and objects"),
     **dict.fromkeys(("audio", "video"), "recordings"),
 }
-HIDDEN, SHOWN = "hidden passages", "hidden passages that are read"
+HIDDEN, SHOWN = "hidden passages", "what is hidden until a script shows it is read"
 KEPT = frozenset(("pre", "textarea", "xmp", "listing", "plaintext"))  # with their blanks and lines
 LAYOUT = "table, h1, h2, h3, h4, h5, h6, pre, article, section"  # cells with these keep their lines
 AROUND = dict.fromkeys(
     "address article aside blockquote caption center dd details dialog div dl dt fieldset "
-    "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend li main menu mtr ol "
-    "p pre search section summary table tbody text textarea tfoot thead tr ul".split(),
+    "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend main menu mtable ol "
+    "p pre search section summary table text textarea ul".split(),
     ("\n", "\n"),
 ) | {
+    "li": ("\n", ""), "tr": ("\n", ""), "mtr": ("\n", ""),
     "br": ("\n", ""), "td": ("", "\t"), "th": ("", "\t"), "button": (" ", " "), "q": ("“", "”"),
     "rt": ("(", ")"), "mtext": (" ", " "), "mtd": ("", " "), "msqrt": ("√(", ")"),
     "mroot": ("root(", ")"),
@@ -51,26 +52,26 @@ RAISED = {  # elements of MathML -> the marks of their children; . is none
     "mfrac": (".", "/"),
 }  # fmt: skip
 SIMPLE = re.compile(r"[-+−]?\w*|\W|\[.*\]|\(.*\)", re.S)  # what needs no brackets behind a mark
-ORDINALS = frozenset("st nd rd th er ère ème".split())
+ORDINALS = frozenset(("", *"st nd rd th er ère ème".split()))  # raised without a mark
 INVISIBLE = dict.fromkeys((0xAD, 0x200B, *range(0x2060, 0x2065), 0xFEFF))  # where a line may end
 LIFTED = {"sup": "^", "super": "^", "sub": "_"}
 STRUCK = frozenset(("del", "s", "strike"))
-TOKENS = frozenset(("mi", "mn", "mo"))
 ALWAYS = ("-document", "html")  # what stands in these is read, hidden or not
 CONTAINER = "META-INF/container.xml"
 LOOK = re.compile(
     r"\b(display|visibility|vertical-align|text-decoration)(?:-line)?\s*:\s*([\w -]{1,40})"
 )
+COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)")
 RULE = re.compile(  # of a style sheet, but for those of media
-    r"/\*.*?\*/|@[^{};]*+(?:;|\{(?:[^{}]*+\{[^{}]*+\})*+[^{}]*+\})|([^{}@]*+)\{([^{}]*+)\}", re.S
+    r"@[^{};]*+(?:;|\{(?:[^{}]*+\{[^{}]*+\})*+[^{}]*+\})|([^{}@]*+)\{([^{}]*+)\}|[^{}@]++|[{}@]"
 )
-SELECTOR = re.compile(r"\s*([\w-]*(?:[.#][\w-]+)*)\s*")
+SELECTOR = re.compile(r"\s*+[\w-]*+(?:[.#][\w-]++)*+\s*+")
 EMPTY = re.compile(r"<(?!br\b)([a-z][\w:.-]*+)([^<>]*+)(?<=/)>", re.I)  # an element of XML
 
 
 def of_html(markup: str, name: str) -> tuple[str, str, str]:
     """Return the title and the text of a page, one line a paragraph or row, and a remark."""
-    tree = xml_tree(markup) if markup.startswith("<?xml") else LexborHTMLParser(markup)
+    tree = xml_tree(markup) if markup.startswith("<?xml") else _parsed(markup)
     _inline(tree, len(markup))
     left_out: Counter[str] = Counter()
     text = _text(tree.root, left_out)
@@ -83,15 +84,20 @@ def of_html(markup: str, name: str) -> tuple[str, str, str]:
 def xml_tree(markup: str) -> LexborHTMLParser:
     """Parse XML as if it were HTML, which forgives a bare & and knows &nbsp;."""
     markup = markup.replace("<![CDATA[", "").replace("]]>", "")
-    return LexborHTMLParser(EMPTY.sub(r"<\1\2></\1>", markup))
+    return _parsed(EMPTY.sub(r"<\1\2></\1>", markup))
+
+
+def _parsed(markup: str) -> LexborHTMLParser:
+    try:
+        return LexborHTMLParser(markup)
+    except SelectolaxError:  # there is no other reason: what is no HTML is text
+        raise MemoryError from None
 
 
 def _remark(name: str, left_out: Counter[str]) -> str:
-    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if what != SHOWN)
-    said = f"{name}: left out are {counts}." if counts else ""
-    if left_out[SHOWN]:
-        said = f"{name}: what is hidden until a script shows it is read. {said}".strip()
-    return said
+    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if n and what != SHOWN)
+    said = [f"left out are {counts}"] * bool(counts) + [SHOWN] * left_out[SHOWN]
+    return f"{name}: {'; '.join(said)}." if said else ""
 
 
 def _inline(tree: LexborHTMLParser, size: int) -> None:
@@ -102,7 +108,7 @@ def _inline(tree: LexborHTMLParser, size: int) -> None:
     rules = [
         (selector, "".join(f"{key}:{value};" for key, value in found))
         for sheet in tree.css("style:not([media*=print])")
-        for selectors, declared in RULE.findall(sheet.text())
+        for selectors, declared in RULE.findall(COMMENT.sub(" ", sheet.text()))
         if (found := LOOK.findall(declared.lower()))
         for selector in selectors.split(",")
         if SELECTOR.fullmatch(selector)
@@ -119,7 +125,7 @@ def _text(root: LexborNode, left_out: Counter[str], shown: Sequence[str] = ALWAY
     """
     out = ["\n"]
     for text, kept in _strings(root, left_out, shown):
-        if not kept and out[-1][-1].isspace():
+        if not kept and (out[-1][-1].isspace() or out[-1] in ("^", "_", "^(", "_(")):
             text = text.removeprefix(" ")
         if text:
             out.append(text)
@@ -149,8 +155,12 @@ def _strings(
         if not node.is_element_node:
             continue
         tag, given = node.tag, node.attributes
-        look = dict(LOOK.findall(f"{given.get('look')};{given.get('style')}".lower()))
-        if tag in LEFT_OUT or given.get("role") == "navigation":
+        look = f"{given.get('look')};{given.get('style')}".lower() if given else ""
+        look = dict(LOOK.findall(look))
+        if tag in LEFT_OUT or {"navigation", "katex-html"} & {
+            given.get("role"),
+            given.get("class"),
+        }:
             continue
         if _is_hidden(tag, given, look):
             if node.parent.tag not in shown:
@@ -158,17 +168,20 @@ def _strings(
                 continue
             left_out[SHOWN] = 1
         if (words := _instead(node, tag, given, left_out)) is not None:
-            yield f" {words} ", False
+            yield f" {words} " if words else "", False
             continue
         before, after = AROUND.get(tag, ("", ""))
         if tag == "li" and node.parent.tag == "ol":
             before += _number(node, numbers)
-        lifted = "" if "lifted" in inside else look.get("vertical-align", "").strip()
-        mark = mark or LIFTED.get(tag) or LIFTED.get(lifted, "")
-        if mark and (words := node.text().strip()) and words not in ORDINALS:
-            simple = SIMPLE.fullmatch(words) and ("math" not in inside or tag in TOKENS)
-            before += mark.strip(".") + "(" * (not simple)
-            after = ")" * (not simple) + after
+        lifted = "lifted" in inside
+        mark = mark or LIFTED.get(tag) or LIFTED.get(look.get("vertical-align", "").strip(), "")
+        if mark and "math" in inside:
+            simple = tag in ("mi", "mn", "mo")
+        else:  # what is raised within it is not asked for its words again: n times n steps
+            words = "" if lifted or not mark else node.text().strip()
+            simple = lifted or SIMPLE.fullmatch(words)
+            mark = "" if words in ORDINALS and not (lifted and tag in LIFTED) else mark
+        before, after = before + mark.strip(".") + "(" * (not simple), ")" * (not simple) + after
         children = [*node.iter(include_text=True)]
         inner = inside | {"lifted"} if mark else inside
         if tag in STRUCK or "line-through" in look.get("text-decoration", ""):
@@ -285,7 +298,7 @@ def _package(members: Members, name: str) -> tuple[str, list[str]]:
 
 
 def _tree(members: Members, member: str) -> LexborHTMLParser:
-    return xml_tree(decoded(members.read(member), member, markup=True)[0])
+    return xml_tree(decoded(members.read(member), f"{members.name}: {member}", markup=True)[0])
 
 
 def _locked(members: Members) -> set[str]:
