@@ -14,18 +14,21 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from itertools import islice
 from urllib.parse import unquote
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
-from tasks.forms import Contents, Members, Piece, decoded, few
+from tasks.forms import Contents, Members, Piece, check_size, decoded, few
 
 LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
 LEFT_OUT = frozenset(  # no person sees these, but for navigation
     "script style noscript noframes template nav title datalist rp "
     "desc defs metadata annotation annotation-xml".split()
 )
+NAMED = {"navigation", "katex-html"}  # by their role or class; the latter says its MathML again
 COUNTED = {
     **dict.fromkeys(("canvas", "image", "img"), "pictures without words"),
     **dict.fromkeys(("iframe", "frame", "object", "embed"), "frames and objects"),
@@ -57,7 +60,7 @@ INVISIBLE = dict.fromkeys((0xAD, 0x200B, *range(0x2060, 0x2065), 0xFEFF))  # whe
 LIFTED = {"sup": "^", "super": "^", "sub": "_"}
 STRUCK = frozenset(("del", "s", "strike"))
 ALWAYS = ("-document", "html")  # what stands in these is read, hidden or not
-CONTAINER = "META-INF/container.xml"
+Looks = dict[int, dict[str, str]]  # what style sheets say of an element, by its address
 LOOK = re.compile(
     r"\b(display|visibility|vertical-align|text-decoration)(?:-line)?\s*:\s*([\w -]{1,40})"
 )
@@ -65,18 +68,17 @@ COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)")
 RULE = re.compile(  # of a style sheet, but for those of media
     r"@[^{};]*+(?:;|\{(?:[^{}]*+\{[^{}]*+\})*+[^{}]*+\})|([^{}@]*+)\{([^{}]*+)\}|[^{}@]++|[{}@]"
 )
-SELECTOR = re.compile(r"\s*+[\w-]*+(?:[.#][\w-]++)*+\s*+")
+SELECTOR = re.compile(r"\s*+(?=[a-z.#])\w*+(?:[.#]-?+[^\W\d][\w-]*+)*+\s*+", re.I)
 EMPTY = re.compile(r"<(?!br\b)([a-z][\w:.-]*+)([^<>]*+)(?<=/)>", re.I)  # an element of XML
 
 
 def of_html(markup: str, name: str) -> tuple[str, str, str]:
     """Return the title and the text of a page, one line a paragraph or row, and a remark."""
     tree = xml_tree(markup) if markup.startswith("<?xml") else _parsed(markup)
-    _inline(tree, len(markup))
-    left_out: Counter[str] = Counter()
-    text = _text(tree.root, left_out)
+    looks, left_out = _looks(tree, len(markup)), Counter()
+    text = _text(tree.root, left_out, looks)
     if not text and left_out[HIDDEN]:
-        text = _text(tree.root, left_out := Counter(), (*ALWAYS, "body"))
+        text = _text(tree.root, left_out := Counter(), looks, (*ALWAYS, "body"))
     title = tree.css_first("head title")
     return " ".join(title.text().split()) if title else "", text, _remark(name, left_out)
 
@@ -100,31 +102,38 @@ def _remark(name: str, left_out: Counter[str]) -> str:
     return f"{name}: {'; '.join(said)}." if said else ""
 
 
-def _inline(tree: LexborHTMLParser, size: int) -> None:
-    """Give elements what rules of style sheets say of them, as an attribute before their style.
+def _looks(tree: LexborHTMLParser, size: int) -> Looks:
+    """Return what style sheets say of elements, of the rules whose selectors are of one element.
 
-    Of selectors those of one element by its tag, classes and id; the larger the page, the fewer.
+    The larger the page, the fewer rules are looked at.
     """
+    looks: Looks = {}
     rules = [
-        (selector, "".join(f"{key}:{value};" for key, value in found))
+        (selector, found)
         for sheet in tree.css("style:not([media*=print])")
         for selectors, declared in RULE.findall(COMMENT.sub(" ", sheet.text()))
         if (found := LOOK.findall(declared.lower()))
         for selector in selectors.split(",")
         if SELECTOR.fullmatch(selector)
     ]
-    for selector, look in rules[: 300_000_000 // (size + 1)]:
-        for node in tree.css(selector):
-            node.attrs["look"] = (node.attributes.get("look") or "") + look
+    hits = (
+        (n, found) for each, found in rules[: 300_000_000 // (size + 1)] for n in tree.css(each)
+    )
+    with suppress(SelectolaxError):
+        for node, found in islice(hits, 1_000_000):
+            looks.setdefault(node.mem_id, {}).update(found)
+    return looks
 
 
-def _text(root: LexborNode, left_out: Counter[str], shown: Sequence[str] = ALWAYS) -> str:
+def _text(
+    root: LexborNode, left_out: Counter[str], looks: Looks, shown: Sequence[str] = ALWAYS
+) -> str:
     """Join the text of a tree, with one blank for all that stand between two words.
 
     left_out: counts what is not read. shown: the parents of elements that are read though hidden.
     """
     out = ["\n"]
-    for text, kept in _strings(root, left_out, shown):
+    for text, kept in _strings(root, left_out, looks, shown):
         if not kept and (out[-1][-1].isspace() or out[-1] in ("^", "_", "^(", "_(")):
             text = text.removeprefix(" ")
         if text:
@@ -135,7 +144,7 @@ def _text(root: LexborNode, left_out: Counter[str], shown: Sequence[str] = ALWAY
 
 
 def _strings(
-    root: LexborNode, left_out: Counter[str], shown: Sequence[str]
+    root: LexborNode, left_out: Counter[str], looks: Looks, shown: Sequence[str]
 ) -> Iterator[tuple[str, bool]]:
     """Yield the text of a tree and what stands between, each with whether its blanks are kept."""
     numbers: dict[int, int] = {}
@@ -155,13 +164,12 @@ def _strings(
         if not node.is_element_node:
             continue
         tag, given = node.tag, node.attributes
-        look = f"{given.get('look')};{given.get('style')}".lower() if given else ""
-        look = dict(LOOK.findall(look))
-        if tag in LEFT_OUT or {"navigation", "katex-html"} & {
-            given.get("role"),
-            given.get("class"),
-        }:
+        if tag in LEFT_OUT or {given.get("role"), given.get("class")} & NAMED:
             continue
+        look = {
+            **looks.get(node.mem_id, {}),
+            **dict(LOOK.findall((given.get("style") or "").lower())),
+        }
         if _is_hidden(tag, given, look):
             if node.parent.tag not in shown:
                 left_out[HIDDEN] += bool(node.text(strip=True))
@@ -256,33 +264,27 @@ def _integer(text: str | None, otherwise: int) -> int:
 
 def of_epub(members: Members, name: str) -> Contents:
     """Read a book chapter by chapter, in the order of its package's spine."""
-    title, spine = _package(members, name)
-    if {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names} or (
-        _locked(members) & {*spine}
-    ):
+    title, spine = _package(members)
+    bought = {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names}
+    if bought or _locked(members) & {*spine}:
         raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
-    chapters, unread, left_out = _chapters(members, spine)
+    chapters, remark = _chapters(members, spine, name)
     if not chapters:
-        if unread or not spine:
-            raise UserError(f"{name} is damaged: no chapter of its {len(spine):,} can be read.")
-        raise UserError(f"{name} is empty: there is no text in it.")
-    said = [_remark(name, left_out)]
-    if unread:
-        are = "is" if len(unread) == 1 else "are"
-        said.insert(0, f"{name}: of {len(spine):,} chapters {len(unread):,} {are} missing, damaged "
-                       f"or in no known encoding, and left out: {few(unread)}.")  # fmt: skip
-    return Contents("chapter", chapters, title, " ".join(filter(None, said)))
+        raise UserError(
+            f"{name} is empty or damaged: no chapter of its {len(spine):,} has text. {remark}".strip()
+        )
+    return Contents("chapter", chapters, title, remark)
 
 
-def _package(members: Members, name: str) -> tuple[str, list[str]]:
+def _package(members: Members) -> tuple[str, list[str]]:
     """Return a book's title and the members that are its chapters, in reading order."""
-    named = (
-        _tree(members, CONTAINER).css_first("[full-path]") if CONTAINER in members.names else None
-    )
-    package = named.attributes["full-path"] if named else ""
+    package = ""
+    if "META-INF/container.xml" in members.names:
+        named = _tree(members, "META-INF/container.xml")[0].css_first("[full-path]")
+        package = named.attributes["full-path"] if named else ""
     if package not in members.names:
         package = next((each for each in members.names if each.endswith(".opf")), "")
-    book, folder = _tree(members, package), posixpath.dirname(package)
+    book, folder = _tree(members, package)[0], posixpath.dirname(package)
     titles = (each.text() for each in book.css("*") if each.tag.rpartition(":")[2] == "title")
     files = {each.attributes["id"]: each.attributes for each in book.css("[id][href]")}
     cases = {each.lower(): each for each in members.names}
@@ -297,39 +299,42 @@ def _package(members: Members, name: str) -> tuple[str, list[str]]:
     return " ".join(next(titles, "").split()), spine
 
 
-def _tree(members: Members, member: str) -> LexborHTMLParser:
-    return xml_tree(decoded(members.read(member), f"{members.name}: {member}", markup=True)[0])
+def _tree(members: Members, member: str) -> tuple[LexborHTMLParser, str]:
+    markup, remark = decoded(members.read(member), f"{members.name}: {member}", markup=True)
+    return xml_tree(markup), remark
 
 
 def _locked(members: Members) -> set[str]:
     """Return the members that are encrypted; fonts often are, in books that anyone can read."""
     if "META-INF/encryption.xml" not in members.names:
         return set()
-    listed = _tree(members, "META-INF/encryption.xml").css("[uri]")
+    listed = _tree(members, "META-INF/encryption.xml")[0].css("[uri]")
     return {posixpath.normpath(unquote(each.attributes["uri"] or "")) for each in listed}
 
 
-def _chapters(
-    members: Members, spine: Sequence[str]
-) -> tuple[list[Piece], list[str], Counter[str]]:
-    """Return the chapters that hold text, the members that cannot be read, and what is left out."""
+def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[Piece], str]:
+    """Return the chapters that hold text, and a remark on what is left out."""
+    sizes = [members.names[path].file_size for path in spine if path in members.names]
+    check_size(sum(sizes), name)
     chapters: list[Piece] = []
-    unread, left_out = [], Counter()
+    unread, remarks, left_out = [], [], Counter()
     for path in spine:
         try:
-            content = members.read(path)
-        except (UserError, MemoryError):  # too large
+            tree, remark = _tree(members, path)
+        except MemoryError:
             raise
         except Exception:  # missing or damaged in any way; it must not take the others with it
             unread.append(path)
             continue
-        try:
-            tree = xml_tree(decoded(content, path, markup=True)[0])
-        except UserError:
-            unread.append(path)
-            continue
-        if text := _text(tree.root, left_out):
+        remarks.append(remark)
+        if text := _text(tree.root, left_out, {}):
             heading = tree.css_first("h1, h2, h3")
-            name = " ".join(_text(heading, Counter()).split()) if heading else ""
-            chapters.append((text, len(chapters) + 1, name[:LONGEST_NAME]))
-    return chapters, unread, left_out
+            words = " ".join(_text(heading, Counter(), {}).split()) if heading else ""
+            chapters.append((text, len(chapters) + 1, words[:LONGEST_NAME]))
+    if unread:
+        are = "is" if len(unread) == 1 else "are"
+        remarks.append(
+            f"{name}: of {len(spine):,} chapters {len(unread):,} {are} missing, damaged or in no "
+            f"known encoding, and left out: {few(unread)}."
+        )
+    return chapters, " ".join(filter(None, (*remarks, _remark(name, left_out))))
