@@ -18,12 +18,11 @@ import posixpath
 import re
 import unicodedata
 import zipfile
-import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from config.errors import UserError, clip, first_line
+from config.errors import UserError, clip
 from tasks.chats import read_chat
 from tasks.conversations import Session
 from tasks.notebooks import readable
@@ -83,27 +82,27 @@ def contents(content: bytes, name: str) -> Contents:
 
         with damage(name, "HTML"):
             title, text, more = of_html(text, name)
-    remark = " ".join(filter(None, (remark, more)))
+    remark = f"{remark} {more}".strip()
     if not text.strip():
-        raise UserError(f"{name} is empty: there is no text in it." + f" {remark}".rstrip())
+        raise UserError(f"{name} is empty: there is no text in it. {remark}".strip())
     if chat := read_chat(text, name):
         pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
-        return Contents("session", pieces, chat.title, chat.remark, chat.sessions)
+        remark = f"{remark} {chat.remark}".strip()
+        return Contents("session", pieces, chat.title, remark, chat.sessions)
     if not html:
         text, more = readable(text, name)
-        remark = " ".join(filter(None, (remark, more)))
+        remark = f"{remark} {more}".strip()
     return Contents("file", [(text, 0, "")], title, remark)
 
 
 def _is_pdf(content: bytes) -> bool:
     """Tell whether a file is a PDF: viewers allow junk before its mark, and texts name the mark."""
-    if b"%PDF-" not in content[:1024] or content.startswith(b"%PDF-"):
-        return content.startswith(b"%PDF-")
-    try:
-        content.decode()
-    except UnicodeError:
-        return True
-    return False
+    if b"%PDF-" in content[:1024] and not content.startswith(b"%PDF-"):
+        try:
+            content.decode()
+        except UnicodeError:
+            return True
+    return content.startswith(b"%PDF-")
 
 
 def _is_html(text: str, name: str) -> bool:
@@ -211,13 +210,8 @@ def _check_text(text: str, name: str) -> None:
 
 
 def _unpacked(content: bytes, name: str) -> bytes:
-    try:
-        with gzip.open(io.BytesIO(content)) as file:
-            unpacked = file.read(UNPACKED + 1)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(
-            f"{name} is damaged: it cannot be unpacked ({first_line(error)})."
-        ) from None
+    with damage(name, "gzip file"), gzip.open(io.BytesIO(content)) as file:
+        unpacked = file.read(UNPACKED + 1)
     check_size(len(unpacked), name)
     if unpacked[:2] == b"\x1f\x8b":
         raise UserError(f"{name} is packed more than once: unpack it, and give what is in it.")

@@ -74,7 +74,8 @@ EMPTY = re.compile(r"<(?!br\b)([a-z][\w:.-]*+)([^<>]*+)(?<=/)>", re.I)  # an ele
 
 def of_html(markup: str, name: str) -> tuple[str, str, str]:
     """Return the title and the text of a page, one line a paragraph or row, and a remark."""
-    tree = xml_tree(markup) if markup.startswith("<?xml") else _parsed(markup)
+    xml = markup.startswith("<?xml") or name.lower().endswith(".xhtml")
+    tree = xml_tree(markup) if xml else _parsed(markup)
     looks, left_out = _looks(tree, len(markup)), Counter()
     text = _text(tree.root, left_out, looks)
     if not text and left_out[HIDDEN]:
@@ -270,9 +271,8 @@ def of_epub(members: Members, name: str) -> Contents:
         raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
     chapters, remark = _chapters(members, spine, name)
     if not chapters:
-        raise UserError(
-            f"{name} is empty or damaged: no chapter of its {len(spine):,} has text. {remark}".strip()
-        )
+        reason = f"none of its {len(spine):,} chapters has text. {remark}".strip()
+        raise UserError(f"{name} is empty or damaged: {reason}")
     return Contents("chapter", chapters, title, remark)
 
 
@@ -327,7 +327,7 @@ def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[P
             unread.append(path)
             continue
         remarks.append(remark)
-        if text := _text(tree.root, left_out, {}):
+        if text := _text(tree.root, left_out, _looks(tree, members.names[path].file_size)):
             heading = tree.css_first("h1, h2, h3")
             words = " ".join(_text(heading, Counter(), {}).split()) if heading else ""
             chapters.append((text, len(chapters) + 1, words[:LONGEST_NAME]))

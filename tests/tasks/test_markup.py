@@ -71,7 +71,8 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
         ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math> <math><mroot><mn>8</mn>"
          "<mn>3</mn></mroot><annotation>no</annotation></math>", "x_i^2 root(8,3)"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> <q>a</q>", "漢(kan) “a”"),
-        ("Donau<wbr>dampf&shy;schiff &euro;40 &frac12; 10&nbsp;000", "Donaudampfschiff €40 ½ 10 000"),
+        ("Donau<wbr>dampf&shy;schiff &euro;40 &frac12; 10&nbsp;000",
+         "Donaudampfschiff €40 ½ 10 000"),
         ("<p>A<b>nn</b>a <i> left</i> </p>\n\n<pre>  a\n   b</pre>", "Anna left\n\n  a\n   b"),
         ("Anna<![n00b x> left<!-- no --><? no ?>.", "Anna left."),
     ],
