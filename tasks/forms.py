@@ -181,7 +181,7 @@ def _codec(label: str, name: str) -> str:
             f"UTF-8, for example by iconv -f {clip(label, 50)} -t UTF-8."
         )
     # what could be read up to there has one byte a letter, whatever it says
-    wider = {"gbk": "gb18030", "utf-16le": "utf-8", "utf-16be": "utf-8"}
+    wider = {"gbk": "gb18030", "euc-jp": "euc_jis_2004", "utf-16le": "utf-8", "utf-16be": "utf-8"}
     return wider.get(found.name, found.codec_info.name)
 
 

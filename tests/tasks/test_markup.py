@@ -132,6 +132,7 @@ def test_elements_of_xml_that_end_at_once_swallow_nothing():
         ("x-sjis", "cp932", "㈱日本①"),
         ("ks_c_5601-1987", "cp949", "똠방각하"),
         ("euc-kr", "cp949", "똠방각하"),
+        ("euc-jp", "euc_jis_2004", "㈱日本①"),
         ("big5", "big5hkscs", "香港"),
         ("koi8-r", "koi8-r", "Анна"),
         ("windows-1251", "cp1251", "Анна"),
