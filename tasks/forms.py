@@ -127,7 +127,7 @@ MARKS = {
 }  # fmt: skip
 MARKUP = re.compile(
     r"<!--(?:[^-]|-(?!->))*+|"
-    r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([^\s\"'<>/;]+)", re.I
+    r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([-\w.:]+)", re.I
 )  # fmt: skip
 DECLARATION = re.compile(
     r"coding[:=]\s*+[\"']?([-\w.]+)|@charset \"([-\w.]+)|\\usepackage\[([-\w]+)\]\{inputenc\}"
@@ -156,7 +156,7 @@ def decoded(content: bytes, name: str, markup: bool = False) -> tuple[str, str]:
         text = content.decode(encoding)
     except UnicodeError as error:
         if encoding == "utf-8":
-            _check_text(content.decode("latin-1"), name)
+            _check_text(content[:SNIFFED].decode("latin-1"), name)
         written = label if label and label.lower() not in ("utf-8", "utf8") else "WINDOWS-1252"
         raise UserError(
             f"{name} is no {encoding.removesuffix('-sig').upper()} text "
@@ -166,8 +166,8 @@ def decoded(content: bytes, name: str, markup: bool = False) -> tuple[str, str]:
     _check_text(text, name)
     if n := text.count("\0"):
         text = re.sub("\0+", "\n", text)
-        remark += f"{name}: {n:,} NULs, as a power loss leaves them in a log, are left out."
-    return text.replace("\r\n", "\n").replace("\r", "\n"), remark
+        remark += f" {name}: {n:,} NULs, as a power loss leaves them in a log, are left out."
+    return text.replace("\r\n", "\n").replace("\r", "\n"), remark.strip()
 
 
 def _codec(label: str, name: str) -> str:

@@ -70,6 +70,8 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
          "(a+b)/2 x^(2/3)"),
         ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math> <math><mroot><mn>8</mn>"
          "<mn>3</mn></mroot><annotation>no</annotation></math>", "x_i^2 root(8,3)"),
+        ("<span class='katex'><math><msqrt><mi>x</mi><mn>2</mn></msqrt></math><span class="
+         "katex-html aria-hidden=true>no</span></span>", "√(x2)"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> <q>a</q>", "漢(kan) “a”"),
         ("Donau<wbr>dampf&shy;schiff &euro;40 &frac12; 10&nbsp;000",
          "Donaudampfschiff €40 ½ 10 000"),
@@ -160,6 +162,7 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
         ("# -*- coding: koi8-r -*-\n'né'".encode("latin-1"), "iconv -f koi8-r -t UTF-8"),
         ("\\usepackage[latin2]{inputenc} né".encode("latin-1"), "iconv -f latin2 -t UTF-8"),
         ("Анна".encode("cp1251"), "iconv -f WINDOWS-1252 -t UTF-8"),
+        (b"<meta charset=$(reboot)>n\xff", "iconv -f WINDOWS-1252 -t UTF-8"),
         ("<meta charset=utf-8>né".encode("latin-1"), "iconv -f WINDOWS-1252 -t UTF-8"),
     ],
 )
@@ -178,11 +181,20 @@ def test_a_text_of_wide_letters_needs_no_mark(encoding, words):
     assert text(f"<html><p>{words}".encode(encoding)) == words.strip()
 
 
+def test_a_chat_and_a_chapter_keep_the_remark_on_their_encoding():
+    chat = "31.12.23, 21:41 - Ann: Hi\n31.12.23, 21:42 - Bo: Hi\n"
+    found = contents(chat.encode("utf-16-le"), "chat.txt")
+    assert found.kind == "session" and "UTF-16-LE" in found.remark
+    found = contents(epub("<p>Anna left.".encode("utf-16-be")), "a.epub")
+    assert found.pieces[0][0] == "Anna left." and "UTF-16-BE" in found.remark
+
+
 def test_runs_of_nul_are_left_out_and_counted():
     found = contents(b"one\ntwo" + bytes(512) + b"three\n" + bytes(3), "a.log")
     assert found.pieces[0][0] == "one\ntwo\nthree\n\n"
     assert "a.log: 515 NULs" in found.remark
-    for binary in (bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0"):
+    log = b"a line\n" * 99
+    for binary in (log + b"\x01\0\0", bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0"):
         with pytest.raises(NotText):
             contents(binary, "a.log")
 
