@@ -183,7 +183,7 @@ def _kinds(output: dict) -> dict:
 
 def _output(kinds: dict, left_out: LeftOut) -> str:
     """Return an output as text: plain, unless that only names an object that is shown otherwise."""
-    from tasks.forms import text_of_html
+    from tasks.markup import of_html
 
     texts = {kind: _joined(value) for kind, value in kinds.items()}
     plain = texts.pop("text/plain", "")
@@ -192,7 +192,7 @@ def _output(kinds: dict, left_out: LeftOut) -> str:
         return f"{named}\n[{left_out.add(True, 3 * max(map(len, pictures)) // 4)}]"
     for kind in () if named else SHOWN:
         text = texts.get(kind, "")
-        if text := text_of_html(text)[1] if kind == "text/html" else text:
+        if text := of_html(text, "")[1] if kind == "text/html" else text:
             return text
     if texts and not named:
         plain += f"\n[{left_out.add(False, sum(map(len, texts.values())))}]"

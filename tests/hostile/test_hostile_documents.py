@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG_S
-from documents import CATALOG, FILES, FONT, PAGE, bounded, passes, places, stream
+from documents import CATALOG, FILES, FONT, PAGE, bounded, epub, passes, places, stream
 from documents import pdf as made_pdf
 from typer.testing import CliRunner
 
@@ -19,12 +19,12 @@ import cli
 import data
 from config import errors
 from config.errors import UserError
-from tasks import chats, conversations, documents, forms, notebooks
+from tasks import chats, conversations, documents, forms, markup, notebooks
 from tasks.documents import read
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
-READING = (forms, chats, documents, notebooks)
+READING = (forms, markup, chats, documents, notebooks)
 N = 300_000  # characters, of which n squared steps take a quarter of an hour
 
 
@@ -42,15 +42,22 @@ UNITS = (
     "-- ", "<h1", "[", '"', ": ", "\u200e<", "31.12.23, ", "the ",
     "\u0301\u0316", "\uff9e\u0301", "日", "\\", "\\u00fc", "\x1b[", "\x1b[0", "'data:", "data:a/a",
     "data:image/a;a=b", "data:;base64,aA", "data:image/a,a", f"data:;base64,{'aA' * 30}\n",
+    "\u0301\u0316", "\uff9e\u0301", "日", "\0", "\0a", "/*", "@a{", "@a{b{c}", "a{", "a,", ".a",
+    "<a/", "<meta charset ", "coding=", "display ", "display:a;", "\\usepackage[a",
 )  # fmt: skip
 """Of these many stand in a row, and behind them what fits nothing."""
 PASSES: dict[str, Callable[[str], object]] = {
     "forms.HTML": forms.HTML.match,
-    **{
-        f"forms.UNENDED {pattern.pattern}": pattern.findall
-        for pair in forms.UNENDED
-        for pattern in pair
-    },
+    "forms.MARKUP": forms.MARKUP.findall,
+    "forms.DECLARATION": forms.DECLARATION.findall,
+    "forms.CONTROL": forms.CONTROL.findall,
+    "forms.LONE": forms.LONE.findall,
+    "markup.EMPTY": markup.EMPTY.findall,
+    "markup.COMMENT": markup.COMMENT.findall,
+    "markup.RULE": markup.RULE.findall,
+    "markup.SELECTOR": markup.SELECTOR.fullmatch,
+    "markup.LOOK": markup.LOOK.findall,
+    "markup.SIMPLE": markup.SIMPLE.fullmatch,
     "chats.STYLES[0]": chats.STYLES[0].match,
     "chats.STYLES[1]": chats.STYLES[1].match,
     "chats.DIRECTIONS": chats.DIRECTIONS.search,
@@ -73,7 +80,8 @@ PASSES: dict[str, Callable[[str], object]] = {
 }
 # patterns that are written where they are used: `contents` goes through them
 IN_PLACE = {
-    "forms": {r"^ (?! )", r"\n{3,}", r"\s+"},
+    "forms": {"\0+"},
+    "markup": {r"\n{3,}", r"\s+", r"\s*(-?[0-9]{1,9})\s*"},
     "chats": {r"\s*(\[\s*)?(?=\{)"},
     "documents": {r"(\d+)"},  # of a file's name
     "notebooks": {r"<[^\n]*>"},  # the whole of a text
@@ -145,7 +153,9 @@ ONE_PASS = [
         "html quoted", "html slashes", "html blank", "html meta", "html headings", "html tables",
         "html open headings", "html paragraphs", "html blanks", "html lines",
         "html open comments", "html open quotes", "html comments, then an end apart",
-        "html charset in front", "html xml heads", "html comment in front",
+        "html charset in front", "html xml heads", "html comment in front", "html raised",
+        "html hidden", "html items in order", "html rules", "html rules of all", "html styles",
+        "html rules of media", "html comments of rules", "html one style", "html empty elements",
     )
 ]  # fmt: skip
 
@@ -163,19 +173,20 @@ def test_files_are_read_in_one_pass(readers, name):
 
 @pytest.mark.parametrize("unit", ["<h1", "<h1>", "<h1>a</h2>", "<H2 a", "<h3></h3"])
 def test_headings_come_from_the_tree_in_one_pass(readers, unit):
-    chapter = (b"<html>" + unit.encode() * (150_000 // len(unit))) + b"Anna</h1>"
-    name, _ = readers.start(bounded, forms._chapter, chapter).result()
-    assert len(name) <= 200
+    chapter = "<html>" + unit * (150_000 // len(unit)) + "Anna</h1>"
+    book = epub(chapter + "</h1><p>Anna")
+    found = readers.start(bounded, contents, book, "x.epub").result()
+    assert all(len(name) <= 200 for _, _, name in found.pieces)
 
 
 def test_a_heading_in_a_comment_is_none():
-    chapter = b"<html><!-- <h1>No</h1> --><p>Anna.<h2 class='a>b'>One &amp; <i>all</i></h2>"
-    assert forms._chapter(chapter)[0] == "One & all"
+    chapter = "<html><!-- <h1>No</h1> --><p>Anna.<h2 class='a>b'>One &amp; <i>all</i></h2>"
+    assert contents(epub(chapter), "x.epub").pieces[0][2] == "One & all"
 
 
 # ---------------------------------------------------------------- what costs all the same
 
-LONG = ["epub spine", "epub long chapter", "pdf one page often", "pdf long page"]
+LONG = ["epub long chapter", "pdf one page often", "pdf long page"]
 """No processor reads these in a second, for they are some KB that stand for minutes."""
 LARGE = ["epub tags", "epub deep package", "epub long chapter"]
 """These are some KB that stand for hundreds of MiB."""

@@ -29,14 +29,6 @@ def test_html_whose_head_does_not_end_is_read():
     assert contents(page.encode(), "x").pieces[0][0] == "Anna"
 
 
-def test_malformed_html_is_one_sentence_and_does_not_end_a_folder(tmp_path, monkeypatch):
-    read_here(monkeypatch)
-    said(b"<html><p>Anna<![n00b x", "x.html")
-    put(tmp_path, a___html=b"<![n00b x", b___txt=b"Anna.")
-    document = read([tmp_path])
-    assert document.text == "Anna." and "a.html" in document.remarks[0]
-
-
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
 def test_html_with_a_mark_is_html(encoding):
     page = "<html><meta charset=latin-1><script>no</script><p>né".encode(encoding)
@@ -109,7 +101,7 @@ def test_a_chapter_is_read_in_its_encoding(head, encoding):
 
 def test_chapters_that_are_missing_or_unreadable_are_left_out_and_said(monkeypatch):
     latin = "<p>né</p>".encode("latin-1")
-    book = epub(CHAPTER, latin, "<p><![n00b x", CHAPTER, b"<p>\0\0")
+    book = epub(CHAPTER, latin, "<p>\x01\0", CHAPTER, b"\x89PNG\0")
     found = contents(book.replace(b"c2 x.xhtml", b"c2_x.xhtml"), "a.epub")
     assert [number for _, number, _ in found.pieces] == [1]
     assert "of 5 chapters 4 " in found.remark

@@ -235,7 +235,8 @@ def test_list_numbers_are_those_that_word_shows():
     body = (
         item("Scope", style="Head") + item("Part", style="Sub") + item("Part", style="Sub")
         + item("Term", 5) + item("Part", 5, 1) + item("Dot", 6) + item("Deep", 6, 1)
-        + item("Anew", 7) + item("Next", 7) + item("Other", 8) + item("None", 0) + item("Circle", style="Round")
+        + item("Anew", 7) + item("Next", 7) + item("Other", 8)
+        + item("None", 0) + item("Circle", style="Round")
         + p("Overridden", '<w:pStyle w:val="Head"/><w:numPr><w:numId w:val="0"/></w:numPr>')
     )  # fmt: skip
     assert text(body, numbering=NUMBERING, styles=STYLES).split("\n\n") == [
