@@ -51,9 +51,10 @@ def of_docx(members: Members, main: str, name: str) -> Contents:
     with damage(name, "docx file"):
         document = Docx(members, main)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(document.lines())).strip()
-    if not text:
-        raise UserError(f"{name} is empty: there is no text in it.")
     left_out = [f"{n:,} {what}{'s' * (n > 1)}" for what, n in document.left_out.items()]
+    if not text:
+        inside = f", but {', '.join(left_out)}: recognise it by OCR" if left_out else ""
+        raise UserError(f"{name} is empty: there is no text in it{inside}.")
     remark = f"{name}: left out: {', '.join(left_out)}." if left_out else ""
     return Contents("file", [(text, 0, "")], remark=remark)
 
@@ -133,12 +134,13 @@ class Docx:
     def margins(self, body: Element, which: str) -> Iterator[str]:
         """Yield the different headers or footers that pages show."""
         even = on(self.settings, "evenAndOddHeaders")
-        shown = dict.fromkeys(
-            self.targets.get(value(each, "id"), "")
-            for section in body.iterfind(".//{*}sectPr")
-            for each in section.iterfind(f"{{*}}{which}Reference")
-            if {"first": on(section, "titlePg"), "even": even}.get(value(each, "type"), True)
-        )
+        named: dict[str, str] = {}  # a section has those that it names, and else those before it
+        shown: dict[str, None] = {}
+        for section in body.iterfind(".//{*}sectPr"):
+            for each in section.iterfind(f"{{*}}{which}Reference"):
+                named[value(each, "type")] = self.targets.get(value(each, "id"), "")
+            kinds = {"default": True, "first": on(section, "titlePg"), "even": even}
+            shown |= dict.fromkeys(path for name, path in named.items() if kinds.get(name, True))
         texts = (" ".join(" ".join(self.blocks(self.xml(path))).split()) for path in shown)
         yield from (f"[{which.title()}: {text}]" for text in dict.fromkeys(texts) if text)
 

@@ -272,7 +272,17 @@ def test_what_is_set_in_is_read_or_counted():
     assert found.remark == "a.docx: left out: 2 pictures, 1 embedded file."
 
 
-@pytest.mark.parametrize("body", [p(), "<w:p"])
-def test_a_document_without_text_is_a_sentence(body):
-    with pytest.raises(UserError, match=r"a\.docx is (empty|damaged)"):
+def test_a_section_goes_on_with_the_margins_of_those_before():
+    first = '<w:sectPr><w:headerReference w:type="first" r:id="header1"/></w:sectPr>'
+    body = p("One.", first) + p("Two.") + "<w:sectPr><w:titlePg/></w:sectPr>"
+    assert text(body, header1=p("Head")) == "[Header: Head]\nOne.\n\nTwo."
+
+
+@pytest.mark.parametrize(
+    "body, why",
+    [(p(), r"empty: there is no text in it\.$"), ("<w:p", "damaged"),
+     (p(inside="<w:pict><a:blip/></w:pict>"), "empty: .* but 1 picture: recognise it by OCR")],
+)  # fmt: skip
+def test_a_document_without_text_is_a_sentence(body, why):
+    with pytest.raises(UserError, match=rf"^a\.docx is {why}"):
         reading(body)
