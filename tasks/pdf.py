@@ -15,11 +15,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from statistics import median
+from unicodedata import category
 
 import pypdfium2 as pdfium
 from pypdfium2 import raw
@@ -28,6 +29,8 @@ from config.errors import UserError
 from tasks.forms import Contents, Piece, check_size, damage, few
 
 PASSWORD = 4  # PDFium's error code
+SIGNATURE = raw.FPDF_FORMFIELD_SIGNATURE
+UNSAID = (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET)  # have no words
 HIDDEN = 1 << 1 | 1 << 5  # flags of an annotation that no screen shows
 FULL = 0.6  # share of the text's width from which a run goes across the columns
 GUTTER = 8.0  # points between two columns, at least
@@ -41,6 +44,7 @@ CAPTION = 100  # letters, with fewer of which a picture of a page remains one
 EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
 PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
 GARBLED = "letters that the file does not name (recognise them by ocrmypdf --force-ocr)"
+GUESSED = "letters that the file does not name, read as they seem (if wrong: ocrmypdf --force-ocr)"
 DAMAGED = "damage, and cannot be read"
 
 
@@ -127,14 +131,13 @@ class Reader:
         """Return the text of a page, and what of it cannot be read ("" = nothing)."""
         with closing(self.document[index]) as page:
             fields, comments, stamped = self.annotations(page)
-            if not stamped:
-                text, garbled = page_text(page, fields)
+            text, why = ("", "") if stamped else page_text(page, fields)
         if stamped:  # what was made text of the page is there when it is loaded again
             with closing(self.document[index]) as page:
-                text, garbled = page_text(page, fields)
+                text, why = page_text(page, fields)
         readable = text.strip(f"{UNKNOWN}\n ")
         text = "\n".join(filter(None, [readable and text, *comments])).strip()
-        why = GARBLED if garbled else "" if text else EMPTY
+        why = why or EMPTY * (not text)
         return text, why or PICTURE * (len(text) < CAPTION and self.is_picture(index))
 
     def is_picture(self, index: int) -> bool:
@@ -146,9 +149,9 @@ class Reader:
 
     def annotations(self, page: pdfium.PdfPage) -> tuple[list[Run], list[str], bool]:
         """Return the filled fields of a page, where they stand, and the comments on it; and whether
-        stamps on it became text of the page. What is attached to it is noted.
+        stamps and signatures on it became text of the page. What is attached to it is noted.
         """
-        fields, comments, stamps = [], [], []
+        fields, comments, drawn = [], [], []
         for k in range(raw.FPDFPage_GetAnnotCount(page)):
             annotation = raw.FPDFPage_GetAnnot(page, k)
             if not annotation:
@@ -156,15 +159,15 @@ class Reader:
             kind = raw.FPDFAnnot_GetSubtype(annotation)
             if raw.FPDFAnnot_GetFlags(annotation) & HIDDEN:
                 pass
-            elif kind == raw.FPDF_ANNOT_WIDGET:
-                if self.document.formenv and (text := _value(self.document.formenv, annotation)):
+            elif kind == raw.FPDF_ANNOT_WIDGET and (form := self.document.formenv):
+                if text := _value(form, annotation):
                     box = raw.FS_RECTF()
                     raw.FPDFAnnot_GetRect(annotation, box)
-                    name = _string(
-                        raw.FPDFAnnot_GetFormFieldName, self.document.formenv, annotation
-                    )
+                    name = _string(raw.FPDFAnnot_GetFormFieldName, form, annotation)
                     fields.append(Run(box.left, box.bottom, box.right, box.top, text, name))
-            elif kind not in (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP):
+                elif raw.FPDFAnnot_GetFormFieldType(form, annotation) == SIGNATURE:
+                    drawn.append(k)
+            elif kind not in UNSAID:
                 if kind == raw.FPDF_ANNOT_FILEATTACHMENT:
                     attached = raw.FPDFAnnot_GetFileAttachment(annotation)
                     self.attached.append(_string(raw.FPDFAttachment_GetName, attached))
@@ -173,46 +176,83 @@ class Reader:
                 if text:
                     comments.append(f"[Comment{f' by {who}' if who else ''}: {text}]")
                 if kind == raw.FPDF_ANNOT_STAMP:
-                    stamps.append(k)
+                    drawn.append(k)
             raw.FPDFPage_CloseAnnot(annotation)
-        if stamps:  # alone: other annotations are read already
+        if drawn:  # alone: other annotations are read already
             for k in reversed(range(raw.FPDFPage_GetAnnotCount(page))):
-                if k not in stamps:
+                if k not in drawn:
                     raw.FPDFPage_RemoveAnnot(page, k)
             raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
-        return fields, comments, bool(stamps)
+        return fields, comments, bool(drawn)
 
 
-def page_text(page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, bool]:
-    """Return the text of a page with its fields, and whether glyphs in it are unknown."""
+def page_text(page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, str]:
+    """Return the text of a page with its fields, and what of it cannot be read ("" = nothing)."""
     with closing(page.get_textpage()) as letters:
-        return _letters(letters, fields)
-
-
-def _letters(letters: pdfium.PdfTextPage, fields: Sequence[Run]) -> tuple[str, bool]:
-    n = letters.count_chars()
-
-    def lacking(k: int) -> bool:
-        return raw.FPDFText_HasUnicodeMapError(letters, k) == 1
-
-    if any(map(lacking, range(0, n, SAMPLED))):  # to ask for each takes longer than all else
-        pieces, at = [f"{run.text}\n" for run in fields], 0
-        for bad, same in groupby(map(lacking, range(n))):
-            count = len([*same])
-            pieces.append(UNKNOWN if bad else letters.get_text_range(at, count))
-            at += count
-        return _plain("".join(pieces)), True
-    runs = [letters.get_rect(k) for k in range(letters.count_rects())]
-    raised = dict(_raised(letters, runs))
-    gutters = _gutters(runs) if len(runs) <= MOST_RUNS else []
-    if len(runs) > MOST_RUNS or not (fields or gutters):
-        ends = [0, *raised.values(), n]
-        pieces = [letters.get_text_range(a, b - a) for a, b in pairwise(ends)]
+        n, guessed = letters.count_chars(), ""
+        if any(_lacks(letters, k) for k in range(0, n, SAMPLED)):  # each takes longer than all else
+            lacking = [k for k in range(n) if _lacks(letters, k)]
+            if any(map(_is_number, (raw.FPDFText_GetUnicode(letters, k) for k in lacking))):
+                return _plain(
+                    "\n".join([*(run.text for run in fields), _known(letters, n)])
+                ), GARBLED
+            guessed = GUESSED
+        boxes = [letters.get_rect(k) for k in range(letters.count_rects())]
+        raised = dict(_raised(letters, boxes))
+        gutters = _gutters(boxes) if len(boxes) <= MOST_RUNS else []
+        if len(boxes) <= MOST_RUNS and (fields or gutters):
+            runs = _runs(letters, boxes, raised)
+            return _ordered([*runs, *(_labelled(run, runs) for run in fields)], gutters), guessed
+        pieces = [letters.get_text_range(a, b - a) for a, b in pairwise([0, *raised.values(), n])]
         text = "^".join([*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]])
-        return "\n".join([_plain(text), *(run.text for run in fields)]), False
-    texts = (f"{'^' * (k in raised)}{letters.get_text_bounded(*box)}" for k, box in enumerate(runs))
-    found = [Run(*box, _plain(text)) for box, text in zip(runs, texts, strict=True)]
-    return _ordered([*found, *(_labelled(run, found) for run in fields)], gutters), False
+        return "\n".join([_plain(text), *(run.text for run in fields)]), guessed
+
+
+def _lacks(letters: pdfium.PdfTextPage, k: int) -> bool:
+    """Tell whether no font says which letter a glyph is; PDFium then guesses it."""
+    return raw.FPDFText_HasUnicodeMapError(letters, k) == 1
+
+
+def _is_number(code: int) -> bool:
+    """Tell whether a guess is the number of a glyph: fonts number their blank 3, no letter."""
+    return category(chr(code)) in ("Cc", "Cn", "Co", "Cs")
+
+
+def _known(letters: pdfium.PdfTextPage, n: int) -> str:
+    """Return the text of a page with one sign for each stretch of unknown glyphs."""
+    pieces, at = [], 0
+    for bad, same in groupby(_lacks(letters, k) for k in range(n)):
+        count = len([*same])
+        pieces.append(UNKNOWN if bad else letters.get_text_range(at, count))
+        at += count
+    return "".join(pieces)
+
+
+def _runs(letters: pdfium.PdfTextPage, boxes: Sequence[Box], raised: Container[int]) -> list[Run]:
+    """Return the runs of a page with their letters.
+
+    Boxes stand in the order of the letters, and may overlap.
+    """
+    n, starts = letters.count_chars(), [0]
+    for at in range(n):
+        left, low, right, top = letters.get_charbox(at)
+        here, *following = boxes[len(starts) - 1 : len(starts) + 1]
+        x, y = (left + right) / 2, (low + top) / 2
+        if following and not _holds(here, x, y) and _holds(following[0], x, y):
+            starts.append(at)
+    starts += [n] * (len(boxes) + 1 - len(starts))
+    texts = [letters.get_text_range(a, b - a) for a, b in pairwise(starts)]
+    runs = []
+    for box, first, end in _joined(boxes):
+        text = ""
+        for k in range(first, end):
+            text = f"{text.rstrip()}^{texts[k]}" if k in raised else text + texts[k]
+        runs.append(Run(*box, " ".join(_plain(text).split())))
+    return runs
+
+
+def _holds(box: Box, x: float, y: float) -> bool:
+    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
 
 
 def _raised(letters: pdfium.PdfTextPage, boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
@@ -286,7 +326,7 @@ def _gutters(boxes: Sequence[Box]) -> list[float]:
 
     What stands in columns of text fills them: the cells of a table are shorter.
     """
-    lines = _joined(boxes)
+    lines = [box for box, _, _ in _joined(boxes)]
     if len(lines) < 6:
         return []
     first, last = min(b[0] for b in lines), max(b[2] for b in lines)
@@ -305,18 +345,18 @@ def _gutters(boxes: Sequence[Box]) -> list[float]:
     return gaps if 2 * changes > len(columns) else []
 
 
-def _joined(boxes: Sequence[Box]) -> list[Box]:
-    """Join runs that follow each other closely in one line, as words in bold do."""
-    lines: list[Box] = []
-    for box in boxes:
-        left, bottom, right, top = lines[-1] if lines else (0, 0, 0, 0)
-        near = (
-            lines and 0 <= box[0] - right + 1 < (top - bottom) and bottom < box[3] and box[1] < top
-        )
-        if near:
-            lines[-1] = (left, min(bottom, box[1]), max(right, box[2]), max(top, box[3]))
+def _joined(boxes: Sequence[Box]) -> list[tuple[Box, int, int]]:
+    """Join boxes that follow each other closely in one line, as words in bold and kerned letters
+    do; return each with the number of its first box, and that behind its last one."""
+    lines: list[tuple[Box, int, int]] = []
+    for k, box in enumerate(boxes):
+        (left, low, right, top), first, _ = lines[-1] if lines else ((0, 0, 0, 0), 0, 0)
+        near = -(top - low) / 2 < box[0] - right < top - low and low < box[3] and box[1] < top
+        if lines and near:
+            union = left, min(low, box[1]), max(right, box[2]), max(top, box[3])
+            lines[-1] = union, first, k + 1
         else:
-            lines.append(box)
+            lines.append((box, k, k + 1))
     return lines
 
 

@@ -117,6 +117,9 @@ def test_a_row_of_a_table_stays_a_line():
 # ---------------------------------------------------------------- fields, comments, attachments
 
 
+FORM = "/Subtype /Form /BBox [0 0 200 20]"
+
+
 def field(name: str, y: int, entries: str, kind: str = "Tx") -> str:
     return (
         f"<< /Type /Annot /Subtype /Widget /FT /{kind} /T ({name}) /Rect [200 {y} 400 {y + 15}] "
@@ -133,17 +136,26 @@ def test_fields_stand_beside_their_labels():
         field("kind", 500, "/V (Bridge) /Opt [(Road) (Bridge)] /Ff 131072", "Ch"),
         field("uses", 618, "/V [(walk) (ride)] /Opt [(walk) (drive) (ride)] /Ff 2097152", "Ch"),
         field("send", 400, "/Ff 65536 /MK << /CA (Send) >>", "Btn"),
+        field("sign", 300, "/AP << /N 18 0 R >>", "Sig"),
     ]
-    page = lines("Applicant:", "Town:", "Owner agrees:", "Tenant agrees:", "Uses:")
+    kerned = "".join(at(50 + k, 700, letter) for k, letter in zip((0, 7, 13.5, 20, 23, 25.5, 32),
+                                                                   "Applica", strict=True))  # fmt: skip
+    page = kerned + at(38.5 + 50, 700, "nt:")
+    page += lines("Town:", "Owner agrees:", "Tenant agrees:", "Uses:", top=680)
     listed = " ".join(f"{10 + k} 0 R" for k in range(len(fields)))
     found = text(
         f"{page}|/Annots [{listed}]",
         catalog=f"/AcroForm << /Fields [{listed}] /DR << /Font << /F 3 0 R >> >> >>",
-        extra=(*fields, *["<< >>"] * 3, stream("", "/Subtype /Form /BBox [0 0 9 9]")),
+        extra=(
+            *fields,
+            stream("BT /F 9 Tf 2 2 Td (Signed by Karin) Tj ET", f"{FORM} {RESOURCES}"),
+            "<< >>",
+            stream("", FORM),
+        ),
     )
     assert found.replace("\n", "|") == (
         "Applicant: Anna Lindt|Town:|Owner agrees: [x]|Tenant agrees: [ ]|Uses: walk, ride|"
-        "kind: Bridge"
+        "kind: Bridge|Signed by Karin"
     )
 
 
@@ -191,6 +203,8 @@ def test_pages_that_cannot_be_read_are_named_with_the_way_out():
     mixed = reading(lines("The price is") + GARBLED + lines("francs.", top=600))
     assert mixed.pieces[0][0].split() == ["The", "price", "is", "\ufffd", "francs."]
     assert "page 1 has letters that" in mixed.remark
+    guessed = reading("BT /G 12 Tf 50 700 Td <004100420043> Tj ET")  # numbers that are letters
+    assert guessed.pieces[0][0] == "ABC" and "read as they seem (if wrong: ocr" in guessed.remark
 
 
 def test_a_file_without_any_text_is_refused_with_the_reason():
