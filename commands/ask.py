@@ -583,35 +583,31 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
         )
     if not agent.by_section and trace[-1]["where"]:
         say(f"read: {trace[-1]['where']}", "dim")
-    say(f"answer: {final}" if final else "The response is empty.", "bold")
+    stands = reading.document.stands(final, reading.question)
+    aside = " (not found in the document)" if stands["found"] is False else ""
+    say(f"answer: {final}{aside}" if final else "The response is empty.", "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
-    stands = _stands(reading.document, final) if final else ""
-    if stands:
-        say(stands)
+    if stands["stands"]:
+        say(stands["stands"])
+    if left_out := " ".join(reading.document.remarks):
+        say(f"What was left out: {left_out}", "yellow")
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
     for name, text in agent.files(trace).items():
         write_text(folder / name, text)
         say(f"What was kept: {folder / name}")
-    facts = {"read": reading.document.title, "by": reading.by, "answer": final, "where": stands}
+    facts = {
+        "read": reading.document.title,
+        "by": reading.by,
+        "answer": f"{final}{aside}",
+        "where": stands["stands"],
+        "left out": left_out,
+    }
     page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
-    found = {"question": reading.question, "answer": final, "stands": stands, "report": str(page)}
-    return found | {"agent": agent.label, "seconds": round(trajectory.seconds, 3)}
-
-
-def _stands(document: Document, answer: str) -> str:
-    """Say where the words of an answer stand, or that they stand nowhere."""
-    found = document.find(answer)
-    if found is None:
-        return ""
-    ranges, phrase = found
-    if not ranges:
-        return "Its words stand nowhere in the text, neither as they are nor near each other."
-    words = "Its words stand" if phrase else "Its rarest words stand near each other"
-    where = document.where(ranges)
-    at = f"{'on' if where.startswith('page') else 'in'} {where}" if where else "in the text"
-    return f"{words} {at}."
+    found = {"question": reading.question, "answer": final, **stands, "left_out": left_out}
+    found |= {"report": str(page), "agent": agent.label}
+    return found | {"seconds": round(trajectory.seconds, 3)}

@@ -17,13 +17,12 @@ from __future__ import annotations
 import os
 import re
 import sys
-import unicodedata
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 from stat import S_ISREG
 from typing import BinaryIO
@@ -31,17 +30,16 @@ from typing import BinaryIO
 from config.errors import UserError, clip
 from config.files import is_file
 from config.options import AskConfig
-from data import normalize_answer
+from tasks import quotes
 from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
 from tasks.limited import Readers
+from tasks.quotes import Range
 
 STDIN = "-"
 LARGEST = 1 << 30
 """Most bytes of a file, of which pictures may be the most."""
 BETWEEN = "\n\n"  # pages, chapters and files
-
-Range = tuple[int, int]  # characters of a document, from the first to before the last
 
 
 # ---------------------------------------------------------------- a text and its pages
@@ -108,27 +106,28 @@ class Document:
         return "; ".join(said) + more
 
     def find(self, answer: str) -> tuple[list[Range], bool] | None:
-        """Return where the words of an answer stand, and whether as the phrase that they are.
+        """Return where the words of an answer stand (tasks/quotes.py)."""
+        return quotes.places(self.text, answer)
 
-        Letters and digits count, in any case and however they are encoded, broken into lines or,
-        in a long answer, run together. Where the phrase is nowhere, its rarest words near each
-        other do: at least two of them, and at least half. ([], False) if nothing is found; None if
-        there is nothing to look for, as in yes and no.
-        """
-        wanted = _wanted(answer, LETTERS_ALONE)
-        if not wanted or normalize_answer(answer) in ("yes", "no"):
-            return None
-        words = [*_words(self.text, LETTERS_ALONE)]
-        phrases = {
-            place for read in _readings(words, self.text) for place in _phrases(read, wanted)
-        }
-        if phrases or (phrases := {*_run_together(words, wanted)}):
-            return sorted(phrases), True
-        wanted = _wanted(answer, WORD)
-        for read in _readings([*_words(self.text, WORD)], self.text):
-            if places := _near(read, wanted):
-                return places, False
-        return [], False
+    def stands(self, answer: str, question: str) -> dict[str, bool | str | None]:
+        """Return whether an answer is found, None if there is nothing to look for; the sentence to
+        quote, where it is, and both in words."""
+        ranges, phrase = self.find(answer) or (None, False)
+        if not ranges:
+            return {"found": None if ranges is None else False, "quote": "", "where": "", "stands": ""}
+        starts = {part.start for part in self.parts}
+        quote = quotes.Quote.best(self.text, ranges, question, starts)
+        where, elsewhere = self.where([quote.place]), self.where(quote.others)
+        at = (f" on {where}" if where.startswith("page") else f" in {where}") if where else ""
+        words = "Found" if phrase else "Its rarest words stand near each other"
+        if not quote.shared:
+            words = words.replace("Found", "Its words stand")
+            at += ", in a sentence that shares no word with the question"
+        words += f"{at or ' in the text'}: {quote.text!r}"
+        if n := len(quote.others):
+            places = f"{n:,} more place{'s' if n > 1 else ''}"
+            words += f", and in {places}{f': {elsewhere}' if elsewhere else ''}"
+        return {"found": True, "quote": quote.text, "where": where, "stands": words}
 
     def plain(self) -> dict:
         """Return it as JSON types."""
@@ -145,135 +144,6 @@ class Document:
             for session in plain.get("sessions", ())  # earlier versions knew no chats
         ]
         return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]), tuple(sessions))
-
-
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3" + (
-    "\uf900-\ufaff\U00020000-\U0003ffff"
-)
-"""Letters of scripts without blanks between words, and of Korean, whose endings are written on:
-each counts as a word of a phrase."""
-# accents of the letter before; of more than 30 in a row no script has need, and putting n of them
-# in order takes n squared
-MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\uff9e\uff9f"
-LETTER = r"[^\W_\uff9e\uff9f]"
-WRITTEN = re.compile(rf"{LETTER}++(?:[{MARKS_ON}]{{1,30}}+{LETTER}++)*+[{MARKS_ON}]{{0,30}}+")
-WORD = re.compile(r"[^\W_]+")
-LETTERS_ALONE = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-# within a word, at the end of a line or page
-BREAK = re.compile(r"[-\u2010][^\S\n]*+\n\s*+|\xad\s*+")
-ARTICLES = {"a", "an", "the"}
-NEAR = 40  # words, within which the words of an answer stand near each other
-RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
-
-Word = tuple[str, int, int]  # as it is compared, and the range of its characters
-
-
-def _words(text: str, kind: re.Pattern) -> Iterator[Word]:
-    for match in WRITTEN.finditer(text):
-        start, end = match.span()
-        if match[0].isascii():  # most words, and most of the time
-            yield match[0].lower(), start, end
-            continue
-        written = unicodedata.normalize("NFKC", match[0]).casefold()
-        same = len(written) == end - start  # else each word in it stands for all of it
-        for word in kind.finditer(written):
-            a, b = word.span() if same else (0, end - start)
-            yield word[0], start + a, start + b
-
-
-def _wanted(answer: str, kind: re.Pattern) -> list[str]:
-    """Return the words of an answer without its articles, which say nothing."""
-    return [word for word, _, _ in _words(answer, kind) if normalize_answer(word)]
-
-
-def _readings(words: Sequence[Word], text: str) -> list[list[Word]]:
-    """Return words without articles: as they stand, and those that a line's end breaks as one.
-
-    Some hyphens there are a word's own: both readings count.
-    """
-    both = words, _rejoined(words, text)
-    return [[word for word in read if word[0] not in ARTICLES] for read in both]
-
-
-def _rejoined(words: Iterable[Word], text: str) -> list[Word]:
-    joined: list[Word] = []
-    pieces: list[Word] = []
-    for piece in words:
-        before, _, last = pieces[-1] if pieces else ("", 0, 0)
-        word, start, _ = piece
-        if pieces and not (
-            before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start)
-        ):
-            joined.append(_whole(pieces))
-            pieces = []
-        pieces.append(piece)
-    return [*joined, _whole(pieces)] if pieces else []
-
-
-def _whole(pieces: Sequence[Word]) -> Word:
-    if len(pieces) == 1:
-        return pieces[0]
-    return "".join(word for word, _, _ in pieces), pieces[0][1], pieces[-1][2]
-
-
-def _phrases(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places at which `wanted` stands, word for word, in one pass.
-
-    After Knuth, Morris and Pratt: back[k] of the first k + 1 wanted words are their beginning too.
-    """
-    back, k = [0], 0
-    for word in wanted[1:]:
-        while k and word != wanted[k]:
-            k = back[k - 1]
-        k += word == wanted[k]
-        back.append(k)
-    places, k, n = [], 0, len(wanted)
-    for at, (word, _, end) in enumerate(words):
-        while k and (k == n or word != wanted[k]):
-            k = back[k - 1]
-        k += word == wanted[k]
-        if k == n:
-            places.append((words[at - n + 1][1], end))
-    return places
-
-
-def _run_together(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places of a long answer with no regard to blanks, which files often lose."""
-    sought = "".join(wanted)
-    if len(sought) < RUN_TOGETHER or sought.isdigit():  # columns of numbers would hold it
-        return []
-    text = "".join(word for word, _, _ in words)
-    ends = [*accumulate(len(word) for word, _, _ in words)]
-    return [
-        (words[bisect_right(ends, match.start())][1], words[bisect_right(ends, match.end() - 1)][2])
-        for match in re.finditer(re.escape(sought), text)
-    ]
-
-
-def _near(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return stretches of at most `NEAR` words with the most of the five rarest wanted words."""
-    asked = {word for word in wanted if len(word) > 2 or word.isdigit()}
-    at: dict[str, list[int]] = {word: [] for word in asked}
-    for k, (word, _, _) in enumerate(words):
-        if word in at:
-            at[word].append(k)
-    rarest = sorted((word for word in asked if at[word]), key=lambda word: (len(at[word]), word))
-    rarest = rarest[:5]
-    need = max(2, -(-min(len(asked), 5) // 2))
-    hits = sorted((k, word) for word in rarest for k in at[word])
-    best, found, start = need, [], 0
-    counts: dict[str, int] = {}
-    for k, word in hits:  # a window over the hits
-        counts[word] = counts.get(word, 0) + 1
-        while k - hits[start][0] >= NEAR or counts[hits[start][1]] > 1:
-            counts[hits[start][1]] -= 1
-            start += 1
-        n = sum(count > 0 for count in counts.values())
-        if n > best:
-            best, found = n, []
-        if n == best:
-            found.append((words[hits[start][0]][1], words[k][2]))
-    return found
 
 
 def _runs(parts: Sequence[Part], chosen: Sequence[int]) -> list[list[Part]]:
