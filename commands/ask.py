@@ -568,6 +568,11 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     yield from (styled(line) for line in lines if not line.before)
 
 
+def remarks_on(agent: Agent, turn: Turn) -> list[str]:
+    """List what an agent remarks on a turn of which more than itself should know."""
+    return [line.text for line in agent.lines(record_turn(turn)) if line.label == "remark"]
+
+
 def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
@@ -591,8 +596,9 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
     if stands["stands"]:
         say(stands["stands"])
-    if left_out := " ".join(reading.document.remarks):
-        say(f"What was left out: {left_out}", "yellow")
+    if remarks := reading.document.remarks:
+        say(f"Remarks: {' '.join(remarks)}", "yellow")
+    remarks = [*remarks, *remarks_on(agent, turn)]
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
@@ -604,10 +610,10 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
         "by": reading.by,
         "answer": f"{final}{aside}",
         "where": stands["stands"],
-        "left out": left_out,
+        "remarks": " ".join(remarks),
     }
     page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
-    found = {"question": reading.question, "answer": final, **stands, "left_out": left_out}
+    found = {"question": reading.question, "answer": final, **stands, "remarks": remarks}
     found |= {"report": str(page), "agent": agent.label}
     return found | {"seconds": round(trajectory.seconds, 3)}

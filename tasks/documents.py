@@ -112,21 +112,23 @@ class Document:
     def stands(self, answer: str, question: str) -> dict[str, bool | str | None]:
         """Return whether an answer is found, None if there is nothing to look for; the sentence to
         quote, where it is, and both in words."""
-        ranges, phrase = self.find(answer) or (None, False)
-        if not ranges:
-            return {"found": None if ranges is None else False, "quote": "", "where": "", "stands": ""}
+        found = self.find(answer)
+        if not found or not found[0]:
+            nowhere = None if found is None else False
+            return {"found": nowhere, "quote": "", "where": "", "stands": ""}
+        ranges, phrase = found
         starts = {part.start for part in self.parts}
-        quote = quotes.Quote.best(self.text, ranges, question, starts)
+        quote = quotes.best_quote(self.text, ranges, question, starts)
         where, elsewhere = self.where([quote.place]), self.where(quote.others)
-        at = (f" on {where}" if where.startswith("page") else f" in {where}") if where else ""
-        words = "Found" if phrase else "Its rarest words stand near each other"
+        at = f"{'on' if where.startswith('page') else 'in'} {where or 'the text'}"
+        words = f"Found {at}" if phrase else f"Its rarest words stand near each other {at}"
         if not quote.shared:
-            words = words.replace("Found", "Its words stand")
-            at += ", in a sentence that shares no word with the question"
-        words += f"{at or ' in the text'}: {quote.text!r}"
+            words = f"{words.replace('Found', 'Its words stand')}, in a sentence that shares no "
+            words += "word with the question"
+        words += f": '{quote.text}'"
         if n := len(quote.others):
-            places = f"{n:,} more place{'s' if n > 1 else ''}"
-            words += f", and in {places}{f': {elsewhere}' if elsewhere else ''}"
+            words += f", and in {n:,} more place{'s' if n > 1 else ''}"
+            words += f": {elsewhere}" if elsewhere else ""
         return {"found": True, "quote": quote.text, "where": where, "stands": words}
 
     def plain(self) -> dict:

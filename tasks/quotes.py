@@ -1,6 +1,6 @@
 """Where the words of an answer stand in a text, and the sentence to quote.
 
-Holds: `places`, `Quote`. Leaves out: words (tasks/lexicon.py), pages (tasks/documents.py). No
+Holds: `places`, `best_quote`. Leaves out: words (tasks/lexicon.py), pages (tasks/documents.py). No
 torch.
 Exercise it: `pytest tests/tasks/test_quotes.py`. Read next: tasks/documents.py.
 """
@@ -11,19 +11,18 @@ import re
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
-from dataclasses import dataclass
 from io import StringIO
+from typing import NamedTuple
 from unicodedata import numeric
 
+from config.errors import clean
 from data import normalize_answer
-from tasks.lexicon import BREAK, MARKS, OPTIONAL, SCRIPT, WORD, folded, words
+from tasks.lexicon import BREAK, LETTERS, MARKS, OPTIONAL, SCRIPT, UNSPACED, folded, words
 
 Range = tuple[int, int]  # characters of a text, from the first to before the last
-Word = tuple[str, int, int]  # as it is compared, and the range of its characters
 
 NOWHERE = {"yes", "no", "none", "unknown", "not known", "nothing", "na", "not applicable",
            "not found", "not mentioned", "not stated", "not specified", "not given"}  # fmt: skip
-ARTICLES = {"a", "an", "the"}
 NEAR = 40  # words, within which the words of an answer stand near each other
 RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
 LONGEST = 200  # characters of a quote
@@ -32,23 +31,43 @@ MOST = 1000  # sentences of which the best is quoted
 
 # ---------------------------------------------------------------- words and numbers
 
-HALF = "\xbc-\xbe\u2150-\u215e"
-RAISED = "\u2070\xb9\xb2\xb3\u2074-\u2079\u207b"
 NUMBER = (
-    rf"(?P<mixed>(?<!\d)\d{{0,9}}+[{HALF}])|"
+    r"(?P<mixed>\d{0,9}+[\xbc-\xbe\u2150-\u215e])|"
     r"(?P<sign>(?:\^|(?<![^\s(\[])[-\u2212\u2013])?+(?:(?<![\w.])\.)?+)"
     r"(?P<body>\d++(?:(?:[.,'\u2019/\xa0\u2007\u2009\u202f]"
     r"| (?=\d{3}(?: \d{3}){0,3}+ ?[^\W\d_]))\d++)*+)"
-    rf"(?P<power>\^\{{?[-\u2212]?\d++|[{RAISED}]++)?+"
+    r"(?P<power>\^\{?[-\u2212]?\d++|[\xb9\xb2\xb3\u2070-\u207b]++)?+"
 )
 GROUPED = re.compile(
     r"([1-9]\d{0,2}(?:([.,'])\d{3})(?:\2\d{3})*)(?:(?!\2)[.,](\d+))?|(\d+)(?:[.,](\d+))?"
 )
 ON = rf"[{MARKS}{OPTIONAL}\xad]++"
-WRITTEN = rf"{NUMBER}|[^\W\d_][^\W_]*+(?:(?:%s)[^\W_]*+)*+"
+WRITTEN = rf"{NUMBER}|\b[A-Z]{{3}}(?=\d)|[^\W\d_][^\W_]*+(?:(?:%s)[^\W_]*+)*+"
 APART = re.compile(WRITTEN % ON)
 WHOLE = re.compile(WRITTEN % rf"{BREAK.pattern}|\xad\s*+(?=[^\W\d_])|{ON}")
-WITHIN = re.compile(rf"\^?+(?:{WORD.pattern})")
+WITHIN = re.compile(rf"[{UNSPACED}]|\^?+{LETTERS}")
+FORMS = (  # of numbers, in the order in which they are looked for; the last three are ambiguous
+    ("", ""), (r"^(\d{1,3})(\d{3})$", r"\1.\2"), (r"^(\d{1,3})\.(\d{3})$", r"\1\2"),
+    (r"^(\d{1,3})(\d{3})$", r"\1 \2"),
+)  # fmt: skip
+
+
+def _words(text: str, kind: re.Pattern) -> Iterator[tuple[str, int, int]]:
+    """Yield words and where they stand, without articles; of scripts without blanks characters."""
+    for match in kind.finditer(text):
+        piece, (start, end) = match[0], match.span()
+        if piece.isascii() and piece.isalnum():  # most words, and most of the time
+            if (word := piece.lower()) not in ("a", "an", "the"):
+                yield word, start, end
+        elif match.lastgroup:
+            for number in _numbers(match):
+                yield number, start, end
+        else:
+            written = BREAK.sub("", folded(piece))
+            same = len(written) == end - start  # else each word in it stands for all of it
+            for inner in WITHIN.finditer(written):
+                a, b = inner.span() if same else (0, end - start)
+                yield inner[0], start + a, start + b
 
 
 def _numbers(match: re.Match) -> list[str]:
@@ -62,33 +81,12 @@ def _numbers(match: re.Match) -> list[str]:
     form = GROUPED.fullmatch(body)
     if not form and not re.fullmatch(r"\d{1,2}/\d{1,2}", body):
         return re.findall(r"\d+", body)
-    if form and not (form[2] == "." and body.count(".") == 1 and not form[3]):
+    if form and (form[2] != "." or form[3] or body.count(".") > 1):
         part = (form[3] or form[5] or "").rstrip("0")
         body = re.sub(r"\D", "", form[1] or form[4]) + (f".{part}" if part else "")
     sign = re.sub("[\u2212\u2013]", "-", match["sign"]).replace(".", "0.")
-    return [sign + body + folded(match["power"] or "").replace("{", "")]
-
-
-def _words(text: str, kind: re.Pattern) -> Iterator[Word]:
-    """Yield words without articles; each character of a script without blanks is one."""
-    for match in kind.finditer(text):
-        piece, (start, end) = match[0], match.span()
-        if match.lastgroup:
-            for number in _numbers(match):
-                yield number, start, end
-        elif piece.isascii() and piece.isalnum():  # most words, and most of the time
-            if (word := piece.lower()) not in ARTICLES:
-                yield word, start, end
-        else:
-            written = BREAK.sub("", folded(piece))
-            same = len(written) == end - start  # else each word in it stands for all of it
-            for inner in WITHIN.finditer(written):
-                a, b = inner.span()
-                parts = range(a, b) if SCRIPT.match(written, a) else (a,)
-                for k in parts:
-                    last = b if len(parts) == 1 else k + 1
-                    place = (start + k, start + last) if same else (start, end)
-                    yield written[k:last], *place
+    power = re.sub("[^-\u2212\\d]", "", folded(match["power"] or "")).replace("\u2212", "-")
+    return [sign + body + (f"^{power}" if power else "")]
 
 
 class _Index:
@@ -107,49 +105,40 @@ class _Index:
     def find(self, phrase: Sequence[str]) -> list[int]:
         """Return the number of the first word at every place of a phrase."""
         sought = "".join(f" {word} " for word in phrase)
-        return [
-            bisect_left(self.at, match.start())
-            for match in re.finditer(re.escape(sought), self.joined)
-        ]
+        found = re.finditer(re.escape(sought), self.joined)
+        return [bisect_left(self.at, match.start()) for match in found]
 
-    def phrases(self, phrase: Sequence[str]) -> list[Range]:
-        n = len(phrase)
-        return [(self.starts[k], self.ends[k + n - 1]) for k in self.find(phrase)]
-
-    def run_together(self, phrase: Sequence[str]) -> list[Range]:
-        """Return the places of a long phrase with no regard to blanks, which files often lose."""
-        sought = "".join(phrase)
-        if len(sought) < RUN_TOGETHER or re.fullmatch(r"[\d.,^/-]+", sought):
-            return []  # columns of numbers would hold it
-
-        def word(at: int) -> int:
-            return bisect_right(range(len(self.at)), at, key=lambda k: self.at[k] - 2 * k) - 1
-
-        return [
-            (self.starts[word(match.start())], self.ends[word(match.end() - 1)])
-            for match in re.finditer(re.escape(sought), self.joined.replace(" ", ""))
-        ]
+    def run_together(self, phrase: Sequence[str]) -> Iterator[Range]:
+        """Yield the places of a long phrase with no regard to blanks, which files often lose."""
+        sought, bare = "".join(phrase), self.joined.replace(" ", "")
+        if len(sought) < RUN_TOGETHER or not any(map(str.isalpha, sought)):
+            return  # columns of numbers would hold it
+        for match in re.finditer(re.escape(sought), bare):
+            a, b = match.span()
+            around = bare[max(0, a - 1) : a + 1], bare[b - 1 : b + 1]
+            if not any(len(two) > 1 and two.isdigit() for two in around):  # a part of a number
+                first, last = (
+                    bisect_right(range(len(self.at)), k, key=lambda n: self.at[n] - 2 * n) - 1
+                    for k in (a, b - 1)
+                )
+                yield self.starts[first], self.ends[last]
 
     def near(self, sought: Sequence[str]) -> list[Range]:
         """Return stretches of at most `NEAR` words with the most of the five rarest words; all
         numbers among these have to be there."""
         at = {word: self.find(word if SCRIPT.match(word) else [word]) for word in sought}
-        numbers = {word for word in sought if not word[0].isalpha()}
-        known = sorted((w not in numbers, len(at[w]), w) for w in at if at[w] or w in numbers)
+        known = sorted((w[0].isalpha(), len(at[w]), w) for w in at if at[w] or not w[0].isalpha())
         rarest = [word for *_, word in known[:5]]
-        need = max(2, -(-min(len(at), 5) // 2))
-        hits = sorted((k, word) for word in rarest for k in at[word])
-        counts = dict.fromkeys(rarest, 0)
-        best, found, start = need, [], 0
+        best, found, start = max(2, -(-min(len(at), 5) // 2)), [], 0
+        hits, counts = sorted((k, w) for w in rarest for k in at[w]), dict.fromkeys(rarest, 0)
         for k, word in hits:  # a window over the hits
             counts[word] += 1
             while k - hits[start][0] >= NEAR or counts[hits[start][1]] > 1:
                 counts[hits[start][1]] -= 1
                 start += 1
-            n = sum(count > 0 for count in counts.values())
-            if n >= best and all(counts[w] for w in rarest if w in numbers):
-                found = found if n == best else []
-                best = n
+            n = sum(map(bool, counts.values()))
+            if n >= best and all(counts[w] or w[0].isalpha() for w in rarest):
+                found, best = found if n == best else [], n
                 found.append((self.starts[hits[start][0]], self.ends[k]))
         return found
 
@@ -165,34 +154,27 @@ def places(text: str, answer: str) -> tuple[list[Range], bool] | None:
     wanted = [word for word, _, _ in _words(answer, APART)]
     if not wanted or normalize_answer(answer) in NOWHERE:
         return None
-    indexes = [_Index(text, WHOLE)]
-    if BREAK.search(text):  # some hyphens there are a word's own: both readings count
-        indexes.append(_Index(text, APART))
-    for form in _forms(wanted):
-        if found := {place for index in indexes for place in index.phrases(form)}:
+    # some hyphens at the ends of lines are a word's own: both readings count
+    indexes = [_Index(text, kind) for kind in (WHOLE, APART)[: 1 + bool(BREAK.search(text))]]
+    for pattern, form in FORMS:
+        phrase = [part for word in wanted for part in re.sub(pattern, form, word).split()]
+        last = len(phrase) - 1
+        found = {(i.starts[k], i.ends[k + last]) for i in indexes for k in i.find(phrase)}
+        if found:
             return sorted(found), True
-    if found := indexes[0].run_together(wanted):
+    if found := [*indexes[0].run_together(wanted)]:
         return found, True
-    others = [w for w in words(answer) if w.isalpha() and (len(w) > 2 or SCRIPT.match(w))]
-    numbers = [word for word in wanted if not word[0].isalpha()]
-    found = (index.near([*dict.fromkeys(others + numbers)]) for index in indexes)
+    sought = [word for word in wanted if not word[0].isalpha()]
+    sought += [w for w in words(answer) if w.isalpha() and (len(w) > 2 or SCRIPT.match(w))]
+    found = (index.near([*dict.fromkeys(sought)]) for index in indexes)
     return next(filter(None, found), []), False
-
-
-def _forms(wanted: Sequence[str]) -> Iterator[list[str]]:
-    """Yield words as they are, then with each number in forms that may stand for another one."""
-    yield [*wanted]
-    yield [re.sub(r"^(\d{1,3})(\d{3})$", r"\1.\2", word) for word in wanted]
-    yield [re.sub(r"^(\d{1,3})\.(\d{3})$", r"\1\2", word) for word in wanted]
-    yield [part for word in wanted
-           for part in re.sub(r"^(\d{1,3})(\d{3})$", r"\1 \2", word).split()]  # fmt: skip
 
 
 # ---------------------------------------------------------------- the sentence
 
 STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u06d4\u061f\u17d4\u104b\u1362"
-QUOTES = "\"'\u201d\u2019\u00bb)\\]\u300d\u300f\uff09"
-END = re.compile(rf"[.!?\u2026]++[{QUOTES}]*+(?=\s|$)|[{STOPS}]++[{QUOTES}]*+|[^\S\n]*+\n\s*+")
+CLOSING = "\"'\u201d\u2019\u00bb)\\]\u300d\u300f\uff09"
+END = re.compile(rf"[.!?\u2026]++[{CLOSING}]*+(?=\s|$)|[{STOPS}]++[{CLOSING}]*+|[^\S\n]*+\n\s*+")
 ABBREVIATED = set(
     "abs al approx art bd bzw ca cf chap co corp dept dr ed eds eg etc evtl fig figs fr ggf gen hr "
     "ie inc jr kap lt ltd max min mio mr mrs ms mt no nos nr pp prof rev sec sgt sr st str tel usw "
@@ -201,8 +183,7 @@ ABBREVIATED = set(
 FULL_LINE = 40  # columns from which a line goes on in the next one
 
 
-@dataclass(frozen=True, slots=True)
-class Quote:
+class Quote(NamedTuple):
     """A sentence with the words of an answer."""
 
     text: str  # at most `LONGEST` characters or so, around the answer
@@ -210,74 +191,55 @@ class Quote:
     others: list[Range]  # places of the answer in other sentences
     shared: bool  # whether the sentence has a word of the question
 
-    @classmethod
-    def best(
-        cls, text: str, ranges: Sequence[Range], question: str, starts: Container[int]
-    ) -> Quote:
-        """Quote the sentence that shares most words with the question, of the first `MOST`.
 
-        ranges: where the answer stands, in order, at least once. starts: of pages, at which no
-        sentence has to end.
-        """
-        sought, best, last = _said(question), None, -1
-        for n, (start, end) in enumerate(ranges):
-            if start < last:
-                continue
-            first, last = _sentence(text, start, end, starts)
-            shared = len(sought & _stems(text[first:last]))
-            if best is None or shared > best[0]:
-                best = shared, first, last, (start, end)
-            if n == MOST:
-                break
-        shared, first, last, place = best
-        others = [place for place in ranges if not first <= place[0] < last]
-        return cls(_cut(text, first, last, place), place, others, bool(shared or not sought))
+def best_quote(
+    text: str, ranges: Sequence[Range], question: str, starts: Container[int] = ()
+) -> Quote:
+    """Quote the sentence that shares most words with the question, of the first `MOST`.
 
-
-def _stems(text: str) -> set[str]:
-    """Return the beginnings of words, which their endings leave alone."""
-    return {word[:5] for word in words(text)}
-
-
-def _said(question: str) -> set[str]:
-    """Return the beginnings of a question's words but the common ones of its language."""
+    ranges: where the answer stands, in order, at least once. starts: of pages, at which no
+    sentence has to end. Of words their beginnings are compared, which endings leave alone, and
+    the common ones of the question's language say nothing.
+    """
     from bm25s import stopwords
 
-    asked = {*words(question)}
-    lists = [{*value} for name, value in vars(stopwords).items() if name.startswith("STOPWORDS")]
-    common = max(lists, key=lambda these: len(these & asked))
-    return {word[:5] for word in asked - common if len(word) > 1 or not word.isascii()}
+    sought, found, last = {*words(question)}, [], -1
+    common = (value for name, value in vars(stopwords).items() if name.startswith("STOPWORDS"))
+    sought -= {*max(common, key=lambda these: len(sought.intersection(these)))}
+    sought = {word[:5] for word in sought if len(word) > 1 or not word.isascii()}
+    for start, end in ranges:
+        if start >= last and len(found) < MOST:
+            first, last = _sentence(text, start, end, starts)
+            shared = len(sought & {word[:5] for word in words(text[first:last])})
+            found.append((shared, first, last, (start, end)))
+    shared, first, last, place = max(found, key=lambda each: each[0])
+    others = [other for other in ranges if not first <= other[0] < last]
+    return Quote(_cut(text, first, last, place), place, others, bool(shared or not sought))
 
 
 def _sentence(text: str, start: int, end: int, starts: Container[int]) -> Range:
     """Return the range of the sentence or row around a place."""
-    low, high = max(0, start - REACH), min(len(text), end + REACH)
-    first = low
-    for mark in END.finditer(text, low, start):
+    first, high = max(0, start - REACH), min(len(text), end + REACH)
+    for mark in END.finditer(text, first, start):
         first = mark.end() if _ends(text, mark, starts) else first
-    for mark in END.finditer(text, end, high):
-        if _ends(text, mark, starts):
-            return first, mark.end()
-    return first, high
+    marks = (mark.end() for mark in END.finditer(text, end, high) if _ends(text, mark, starts))
+    return first, next(marks, high)
 
 
 def _ends(text: str, mark: re.Match, starts: Container[int]) -> bool:
-    """Tell whether a sentence ends at a stop or a line's end."""
-    before = text[max(0, mark.start() - 120) : mark.start()]
-    after = text[mark.end() : mark.end() + 80].lstrip()
+    """Tell whether a sentence ends at a stop, or at the end of a line."""
+    before = text[max(0, mark.start() - 120) : mark.start()].rpartition("\n")[2]
+    after = text[mark.end() : mark.end() + 80].lstrip()[:1]
     if not mark[0].isspace():
         word = re.search(r"[^\W_]*$", before)[0].lower()
-        short = len(word) == 1 and word.isalpha() or len(word) < 3 and word.isdigit()
-        stop = mark[0][0] in STOPS or not (after[:1].islower())
-        return stop and not (mark[0] == "." and (short or word in ABBREVIATED))
-    line = before.rpartition("\n")[2]
-    if not after or "|" in line or "\t" in line:
+        short = len(word) < 3 and word.isdigit() or len(word) == 1 or word in ABBREVIATED
+        return mark[0][0] in STOPS or not (after.islower() or (mark[0] == "." and short))
+    if not after or "|" in before or "\t" in before:
         return True
-    if mark[0].count("\n") > 1 and mark.end() not in starts:
-        return not after[0].islower()
-    full = len(line) >= (FULL_LINE if line.isascii() else FULL_LINE // 2)
-    goes_on = full and (line[-1].isalpha() or line[-1] in ",-;\u2010") and after[0].isalpha()
-    return not (after[0].islower() or goes_on)
+    paragraph = mark[0].count("\n") > 1 and mark.end() not in starts
+    full = len(before) >= (FULL_LINE if before.isascii() else FULL_LINE // 2)
+    open_ended = full and after.isalpha() and re.search(r"[^\W\d_][,;\u2010-]?$", before)
+    return not (after.islower() or (open_ended and not paragraph))
 
 
 def _cut(text: str, first: int, last: int, place: Range) -> str:
@@ -288,7 +250,7 @@ def _cut(text: str, first: int, last: int, place: Range) -> str:
         a, b = first, last
     if a > first:  # from the next word on
         a = min(place[0], a + len(re.match(r"\S{0,20}\s*", text[a:last])[0]))
-    if b < last:
-        b -= len(re.search(r"\s*\S{0,20}$", text[a:b])[0]) if b > place[1] else 0
-    sentence = " ".join(text[a:b].split())
+    if place[1] < b < last:
+        b -= len(re.search(r"\s*\S{0,20}$", text[place[1] : b])[0])
+    sentence = clean(" ".join(text[a:b].split()))
     return "\u2026 " * (a > first) + sentence + " \u2026" * (b < last)

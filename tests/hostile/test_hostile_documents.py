@@ -19,12 +19,12 @@ import cli
 import data
 from config import errors
 from config.errors import UserError
-from tasks import chats, conversations, documents, forms
+from tasks import chats, conversations, documents, forms, lexicon, quotes
 from tasks.documents import read
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
-READING = (forms, chats, documents)
+READING = (forms, chats, documents, lexicon, quotes)
 N = 300_000  # characters, of which n squared steps take a quarter of an hour
 
 
@@ -57,10 +57,14 @@ PASSES: dict[str, Callable[[str], object]] = {
     "chats.PLACEHOLDER": chats.PLACEHOLDER.fullmatch,
     "chats.EDITED": chats.EDITED.search,
     "chats.TELEGRAM": chats.TELEGRAM.search,
-    "documents.WRITTEN": documents.WRITTEN.findall,
-    "documents.WORD": documents.WORD.findall,
-    "documents.LETTERS_ALONE": documents.LETTERS_ALONE.findall,
-    "documents.BREAK": documents.BREAK.fullmatch,
+    **{
+        f"{module.__name__}.{name}": getattr(module, name).findall
+        for module, names in (
+            (lexicon, "_SCRIPTS _DROPPED _ODD BREAK _BROKEN _ASCII _PLAIN _WORD SCRIPT"),
+            (quotes, "GROUPED APART WHOLE WITHIN END"),
+        )
+        for name in names.split()
+    },
     "conversations.CONTROL": conversations.CONTROL.search,
     "errors.clean": errors.clean,
     "data.normalize_answer": data.normalize_answer,
@@ -70,6 +74,8 @@ IN_PLACE = {
     "forms": {r"^ (?! )", r"\n{3,}", r"\s+"},
     "chats": {r"\s*(\[\s*)?(?=\{)"},
     "documents": {r"(\d+)"},  # of a file's name
+    "lexicon": set(),
+    "quotes": set(),
 }
 
 

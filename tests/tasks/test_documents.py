@@ -11,8 +11,6 @@ from types import SimpleNamespace
 
 import pypdf
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from config.errors import UserError
 from tasks import forms
@@ -380,85 +378,6 @@ def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, monkeypatch
 def test_pages_of_two_files_of_one_name_are_no_run():
     parts = (Part(0, "a.pdf", "page", 3), Part(1, "a.pdf", "page", 1), Part(2, "a.pdf", "page", 4))
     assert Document("abc", parts, "").where([(0, 1), (2, 3)]) == "pages 3, 4"
-
-
-# ---------------------------------------------------------------- where an answer stands
-
-
-def pages(*texts: str) -> Document:
-    parts, at = [], 0
-    for number, text in enumerate(texts, 1):
-        parts.append(Part(at, "a.pdf", "page", number))
-        at += len(text) + 2
-    return Document("\n\n".join(texts), tuple(parts), "a.pdf")
-
-
-def test_an_answer_stands_where_its_words_do():
-    document = pages("Anna left for the Old Bridge.", "Boris met Ida.", "An old\nbridge, he said.")
-    ranges, phrase = document.find("the old bridge")
-    assert phrase and document.where(ranges) == "pages 1, 3"
-    assert [document.text[a:b].split() for a, b in ranges] == [["Old", "Bridge"], ["old", "bridge"]]
-    ranges, phrase = document.find("Ida was met by Boris")
-    assert not phrase and document.where(ranges) == "page 2"
-    assert document.find("Karin in Kyoto") == ([], False)  # no word, or one alone, is no place
-    assert document.find("Karin left Kyoto for Rome") == ([], False)
-    assert document.find("Yes.") is None and document.find("the") is None
-    assert document.find("...") is None
-    many = pages(*["Lima.", "Rome."] * 12)
-    assert many.where(many.find("Lima")[0]) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
-
-
-@given(
-    st.lists(st.sampled_from("anna left the old bridge for lima".split()), min_size=3), st.data()
-)
-def test_every_place_of_a_phrase_is_found(words, data):
-    """As ten obvious lines find it: articles aside, one window of words after the other."""
-    start = data.draw(st.integers(0, len(words) - 1))
-    answer = words[start : start + data.draw(st.integers(1, 3))]
-    document = pages(" ".join(words))
-    wanted = [word for word in answer if word != "the"]
-    plain = [word for word in words if word != "the"]
-    n = len(wanted)
-    expected = sum(plain[k : k + n] == wanted for k in range(len(plain) - n + 1)) if n else None
-    found = document.find(" ".join(answer))
-    assert (found if expected is None else len(found[0])) == expected
-    for a, b in found[0] if found else ():
-        assert [w for w in document.text[a:b].split() if w != "the"] == wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "answer"),
-    [
-        ("昨天张三去了北京。", "张三"),
-        ("張\n三は東京へ", "張三"),
-        ("어제 서울에서 만났다", "서울"),
-        ("in Zu\u0308rich", "Zürich"),
-        ("in Zürich", "Zu\u0308rich"),
-        ("die ﬁnale Fassung, １２ Seiten", "finale Fassung 12"),
-        ("Karin Lin-\ndström kam", "Karin Lindström"),
-        ("Karin Lin\u00ad\ndström kam", "Lindström"),
-        ("Karin Lin-\n\ndström kam", "Lindström"),
-        ("a well-\nknown man", "well-known"),
-        ("byKarinLindströmin 1999", "Karin Lindström"),
-    ],
-)
-def test_an_answer_is_found_however_its_words_are_written(text, answer):
-    document = pages("Nothing – né – here.", text, "Nor here.")
-    ranges, phrase = document.find(answer)
-    assert phrase and document.where(ranges) == "page 2"
-    ((start, end),) = ranges
-    assert end - start < len(answer) + 5
-
-
-def test_words_within_words_are_no_place():
-    document = pages("A party of 12 in the 1990s.", "1 2 and 3-\n5 men")
-    for answer in ("art", "35", "199"):
-        assert document.find(answer) == ([], False)
-    assert document.where(document.find("12")[0]) == "page 1"
-    korean = pages("회사는 부산에 있다", "강남구 서울의 회사")
-    assert korean.find("회사는 어제 강남구 부산에") == ([(0, 15)], False)
-    both = pages("Lindström", "Lind-\nström")
-    assert both.where(both.find("Lindström")[0]) == "pages 1-2"
 
 
 # ---------------------------------------------------------------- from tokens to characters
