@@ -17,15 +17,16 @@ from __future__ import annotations
 import os
 import re
 import sys
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO
+
+from pydantic import TypeAdapter
 
 from config.errors import UserError, clip
 from config.files import is_file
@@ -36,7 +37,7 @@ from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
 from tasks.limited import Readers
 from tasks.quotes import Range
 
-STDIN = "-"
+STDIN, STDIN_NAME = "-", "standard input"
 LARGEST = 1 << 30
 """Most bytes of a file, of which pictures may be the most."""
 BETWEEN = "\n\n"  # pages, chapters and files
@@ -84,26 +85,28 @@ class Document:
         """
         if not self.size():
             return ""
-        starts = [part.start for part in self.parts]
+        parts, starts = self.parts, [part.start for part in self.parts]
         found = {
             k
             for start, end in ranges
-            for k in range(
-                max(0, bisect_right(starts, start) - 1), max(1, bisect_right(starts, end - 1))
-            )
+            for k in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end) or 1)
         }
-        named = [(run[0].file, run[0].kind, run) for run in _runs(self.parts, sorted(found))]
-        several, said = len({part.file for part in self.parts}) > 1, []
-        for file, group in groupby(named[:most], lambda place: place[0]):
-            (_, kind, first), *others = group
+        runs = [  # of parts that follow each other, by place and by number
+            [parts[k] for _, k in run]
+            for _, run in groupby(
+                enumerate(sorted(found)),
+                lambda at: (parts[at[1]].file, at[1] - at[0], parts[at[1]].number - at[0]),
+            )
+        ]
+        several, named = len({part.file for part in parts}) > 1, []
+        for (file, kind), group in groupby(runs[:most], lambda run: (run[0].file, run[0].kind)):
+            of_file = [*group]
             words = [file] if several or kind == "file" else []
             if kind != "file":
-                runs = [first, *(run for _, _, run in others)]
-                plural = "s" if len(runs) > 1 or len(first) > 1 else ""
-                words.append(f"{kind}{plural} {', '.join(map(_named, runs))}")
-            said.append(" ".join(words))
-        more = f" and {len(named) - most:,} more" if len(named) > most else ""
-        return "; ".join(said) + more
+                plural = "s" if len(of_file) > 1 or len(of_file[0]) > 1 else ""
+                words.append(f"{kind}{plural} {', '.join(map(_named, of_file))}")
+            named.append(" ".join(words))
+        return "; ".join(named) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
 
     def find(self, answer: str) -> tuple[list[Range], bool] | None:
         """Return where the words of an answer stand (tasks/quotes.py)."""
@@ -137,27 +140,8 @@ class Document:
 
     @classmethod
     def of(cls, plain: dict) -> Document:
-        """Make it again of what `plain` returned."""
-        parts = tuple(Part(**part) for part in plain["parts"])
-        sessions = [
-            Session(
-                **session | {"utterances": tuple(Utterance(**u) for u in session["utterances"])}
-            )
-            for session in plain.get("sessions", ())  # earlier versions knew no chats
-        ]
-        return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]), tuple(sessions))
-
-
-def _runs(parts: Sequence[Part], chosen: Sequence[int]) -> list[list[Part]]:
-    """Group the chosen parts that follow each other in one file, by place and by number."""
-    runs: list[list[Part]] = []
-    for before, k in zip((-1, *chosen), chosen, strict=False):
-        last, part = runs[-1][-1] if runs else None, parts[k]
-        if last and k == before + 1 and (part.file, part.number) == (last.file, last.number + 1):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return runs
+        """Make it again of what `plain` returned; ValueError: of something else."""
+        return TypeAdapter(cls).validate_python(plain)
 
 
 def _named(run: Sequence[Part]) -> str:
@@ -181,106 +165,81 @@ def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Docum
     in a child process, which may take so many seconds and MiB of memory (0 = as `ask` by itself).
     UserError: nothing there, nothing to read, or a file that was named and cannot be read.
     """
-    if not paths:
+    names = [str(path) for path in paths]
+    if not names:
         raise UserError("Name at least one file or folder to read.")
-    if [str(path) for path in paths].count(STDIN) > 1:
+    if names.count(STDIN) > 1:
         raise UserError("Standard input (-) can be read once: name it once.")
-    usual = AskConfig()
-    readers = Readers(seconds or usual.document_s, mib or usual.document_mib)
-    with closing(readers):
-        return _read([str(path) for path in paths], readers)
-
-
-def _read(paths: Sequence[str], readers: Readers) -> Document:
-    found: list[Named] = []
-    remarks: list[str] = []
-    for path in paths:
-        if path == STDIN:
-            content = _limited(sys.stdin.buffer, "standard input")
-            found.append((Path("standard input"), 1, _said(readers, content, "standard input")))
-        elif path and not is_file(path) and Path(path).is_dir():
-            files, left_out = _folder(Path(path), readers)
-            found += files
-            remarks += left_out
-        elif path and is_file(path):
-            found.append((Path(path), 1, _said(readers, _bytes(Path(path), path), path)))
-        elif path and Path(path).exists():  # a pipe, as the shell makes of <(curl ...)
-            content = _bytes(Path(path), path)
-            found.append((Path(path), len(Path(path).parts), _said(readers, content, path)))
-        else:
-            raise UserError(f"No file at {path or repr(path)}.")
-    remarks += [file.remark for _, _, file in found if file.remark]
-    return together(found, remarks)
-
-
-def _said(readers: Readers, content: bytes, name: str) -> Contents:
-    return readers.start(contents, content, name, name=name).result()
+    usual, found, remarks = AskConfig(), [], []
+    with closing(Readers(seconds or usual.document_s, mib or usual.document_mib)) as readers:
+        for name in names:
+            path, known = Path(name), bool(name) and is_file(name)
+            if name == STDIN:
+                found.append((Path(STDIN_NAME), 1, _file(readers, None, STDIN_NAME)))
+            elif known or (name and path.exists() and not path.is_dir()):  # a pipe: <(curl ...)
+                found.append((path, 1 if known else len(path.parts), _file(readers, path, name)))
+            elif name and path.is_dir():
+                files, left_out = _folder(path, readers)
+                found += files
+                remarks += [f"Left out of {path}: {few(left_out)}."] if left_out else []
+            else:
+                raise UserError(f"No file at {name or repr(name)}.")
+    return together(found, remarks + [file.remark for *_, file in found if file.remark])
 
 
 def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
-    """Put what files say into one document; the remarks are on what of them was not read."""
-    names = _names([(path, shown) for path, shown, _ in found])
-    files = [file for _, _, file in found]
-    texts, parts, length = [], [], 0
+    """Put what files say into one document; the remarks are on what of them was not read.
+
+    Where one of them is a chat, the pieces of the others are sessions without a date, under the
+    place that they come from.
+    """
+    names, files = _names(found), [file for *_, file in found]
+    texts, parts, sessions, length = [], [], [], 0
     for name, file in zip(names, files, strict=True):
-        for text, number, label in file.pieces:
-            if parts:
-                texts.append(BETWEEN)
-                length += len(BETWEEN)
+        for k, (text, number, label) in enumerate(file.pieces):
             parts.append(Part(length, name, file.kind, number, label))
             texts.append(text)
-            length += len(text)
+            length += len(text) + len(BETWEEN)
+            if text.strip():
+                place = f"{name}, {file.kind} {number}" if number else name
+                undated = Session(0, "", place, (Utterance("", "", text),))
+                session, n = file.sessions[k] if file.sessions else undated, len(sessions) + 1
+                turns = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
+                sessions.append(replace(session, number=n, utterances=tuple(turns)))
     title = files[0].title or names[0] if len(files) == 1 else f"{len(files):,} files"
-    sessions = [*_sessions(names, files)] if any(file.sessions for file in files) else []
-    return Document(
-        "".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks), tuple(sessions)
-    )
+    chat = any(file.sessions for file in files)
+    text, title = BETWEEN.join(texts), " ".join(title.split())
+    return Document(text, tuple(parts), title, tuple(remarks), tuple(sessions if chat else ()))
 
 
-def _sessions(names: Sequence[str], files: Sequence[Contents]) -> Iterator[Session]:
-    """Yield the sessions of all files, numbered through; a piece of another file is one without a
-    date, under the place that it comes from."""
-    n = 0
-    for name, file in zip(names, files, strict=True):
-        for k, (text, number, _) in enumerate(file.pieces):
-            if not text.strip():
-                continue
-            place = f"{name}, {file.kind} {number}" if number else name
-            undated = Session(0, "", place, (Utterance("", "", text),))
-            session, n = file.sessions[k] if file.sessions else undated, n + 1
-            said = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
-            yield replace(session, number=n, utterances=tuple(said))
-
-
-def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:
+def _names(found: Sequence[Named]) -> list[str]:
     """Return the ends of paths, of so many parts each, or of as many more as tell them apart."""
-    shown = [n for _, n in paths]
+    shown = [n for _, n, _ in found]
     while True:
-        names = [
-            Path(*path.parts[-n:]).as_posix() for (path, _), n in zip(paths, shown, strict=True)
-        ]
-        times = Counter(names)
-        short = [
-            k for k, (path, _) in enumerate(paths)
-            if times[names[k]] > 1 and shown[k] < len(path.parts)
-        ]  # fmt: skip
-        if not short:  # a path that is named twice is called alike twice
-            return names
-        for k in short:
-            shown[k] += 1
+        ends = [path.parts[-n:] for (path, *_), n in zip(found, shown, strict=True)]
+        times = Counter(ends)
+        longer = [n + (times[end] > 1 and n < len(path.parts))
+                  for (path, *_), n, end in zip(found, shown, ends, strict=True)]  # fmt: skip
+        if longer == shown:  # a path that is named twice is called alike twice
+            return [Path(*end).as_posix() for end in ends]
+        shown = longer
 
 
 def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
-    """Return the files of a folder, and what is said of those left out."""
-    found, left_out = [], []
-    for path in _files(folder):
-        name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") for part in Path(name).parts):
+    """Return the files of a folder in natural order, and those left out."""
+    names, found, left_out = [], [], []
+    for at, folders, files in os.walk(folder):
+        below = [name for name in folders if name.startswith(".")]
+        names += [Path(at, name).relative_to(folder).as_posix() for name in (*files, *below)]
+        folders[:] = [name for name in folders if name not in below]
+    for name in sorted(names, key=natural):
+        path = folder / name
+        if path.name.startswith("."):
             left_out.append(f"{name} (hidden)")
             continue
         try:
-            content = _bytes(path, name, regular=True)
-            found.append((path, len(Path(name).parts), _said(readers, content, name)))
+            file = _file(readers, path, name, regular=True)
+            found.append((path, len(Path(name).parts), file))
         except NotText:
             left_out.append(name)
         except UserError as error:  # its sentence begins with the name
@@ -288,17 +247,7 @@ def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
     if not found:
         what = f": {few(left_out)}" if left_out else ""
         raise UserError(f"The folder {folder} holds no file that can be read{what}.")
-    return found, [f"Left out of {folder}: {few(left_out)}."] if left_out else []
-
-
-def _files(folder: Path) -> list[Path]:
-    """List the files in a folder and its folders in natural order; hidden folders as such."""
-    found = []
-    for at, folders, names in os.walk(folder):
-        found += [Path(at, name) for name in names]
-        found += [Path(at, name) for name in folders if name.startswith(".")]
-        folders[:] = [name for name in folders if not name.startswith(".")]
-    return sorted(found, key=lambda path: natural(path.relative_to(folder).as_posix()))
+    return found, left_out
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -311,25 +260,20 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces if p]
 
 
-def _bytes(path: Path, name: str, regular: bool = False) -> bytes:
+def _file(readers: Readers, path: Path | None, name: str, regular: bool = False) -> Contents:
+    """Read a file, or standard input: at most `LARGEST` bytes, and of what is no text only the
+    beginning."""
     try:
-        status = path.stat()
+        status = path.stat() if path else None
         if regular and not S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
             raise UserError(f"{name} is no regular file.")
-        with path.open("rb") as file:
-            return _limited(file, name, status.st_size)
+        size = status.st_size if status else 0
+        with path.open("rb") if path else nullcontext(sys.stdin.buffer) as file:
+            content = file.read(SNIFFED)
+            check_form(content, name)
+            content += b"" if size > LARGEST else file.read(LARGEST + 1 - len(content))
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
-
-
-def _limited(file: BinaryIO, name: str, size: int = 0) -> bytes:
-    """Read at most `LARGEST` bytes, and of what is no text only its beginning.
-
-    size: in bytes, as far as it is known beforehand.
-    """
-    head = file.read(SNIFFED)
-    check_form(head, name)
-    content = head if size > LARGEST else head + file.read(LARGEST + 1 - len(head))
     if max(size, len(content)) > LARGEST:
         raise UserError(f"{name} has more than {LARGEST >> 20:,} MiB: such files are not read.")
-    return content
+    return readers.start(contents, content, name, name=name).result()

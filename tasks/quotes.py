@@ -232,7 +232,7 @@ def _ends(text: str, mark: re.Match, starts: Container[int]) -> bool:
     after = text[mark.end() : mark.end() + 80].lstrip()[:1]
     if not mark[0].isspace():
         word = re.search(r"[^\W_]*$", before)[0].lower()
-        short = len(word) < 3 and word.isdigit() or len(word) == 1 or word in ABBREVIATED
+        short = (len(word) < 3 and word.isdigit()) or len(word) == 1 or word in ABBREVIATED
         return mark[0][0] in STOPS or not (after.islower() or (mark[0] == "." and short))
     if not after or "|" in before or "\t" in before:
         return True

@@ -11,6 +11,8 @@ from types import SimpleNamespace
 
 import pypdf
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.errors import UserError
 from tasks import forms

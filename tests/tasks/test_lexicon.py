@@ -60,5 +60,15 @@ def test_the_same_words_however_they_are_encoded(text):
 
 def test_words_of_one_agent():
     text = "The U.S.A., O'Brien and AT&T: 1,200 at 3:45; “Lima”<update>Ü</update>"
-    assert retrieval.words(text) == ["usa", "obrien", "and", "att", "1200", "at", "345", "lima", "ü"]
+    assert retrieval.words(text) == [
+        "usa",
+        "obrien",
+        "and",
+        "att",
+        "1200",
+        "at",
+        "345",
+        "lima",
+        "ü",
+    ]
     assert bm25.words_of("A 5 山 é ab 12") == ["山", "ab", "12"]
