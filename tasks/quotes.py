@@ -12,6 +12,7 @@ from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Container, Iterator, Sequence
 from io import StringIO
+from itertools import product
 from typing import NamedTuple
 from unicodedata import numeric
 
@@ -23,6 +24,7 @@ Range = tuple[int, int]  # characters of a text, from the first to before the la
 
 NOWHERE = {"yes", "no", "none", "unknown", "not known", "nothing", "na", "not applicable",
            "not found", "not mentioned", "not stated", "not specified", "not given"}  # fmt: skip
+UNITS = {*"percent prozent chf eur usd gbp dollar dollars euro euros franc francs pounds".split()}
 NEAR = 40  # words, within which the words of an answer stand near each other
 RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
 LONGEST = 200  # characters of a quote
@@ -42,7 +44,7 @@ GROUPED = re.compile(
     r"([1-9]\d{0,2}(?:([.,'])\d{3})(?:\2\d{3})*)(?:(?!\2)[.,](\d+))?|(\d+)(?:[.,](\d+))?"
 )
 ON = rf"[{MARKS}{OPTIONAL}\xad]++"
-WRITTEN = rf"{NUMBER}|\b[A-Z]{{3}}(?=\d)|[^\W\d_][^\W_]*+(?:(?:%s)[^\W_]*+)*+"
+WRITTEN = rf"{NUMBER}|\b(?:[A-Z]{{3}}|[vV])(?=\d)|[^\W\d_][^\W_]*+(?:(?:%s)[^\W_]*+)*+"
 APART = re.compile(WRITTEN % ON)
 WHOLE = re.compile(WRITTEN % rf"{BREAK.pattern}|\xad\s*+(?=[^\W\d_])|{ON}")
 WITHIN = re.compile(rf"[{UNSPACED}]|\^?+{LETTERS}")
@@ -156,8 +158,9 @@ def places(text: str, answer: str) -> tuple[list[Range], bool] | None:
         return None
     # some hyphens at the ends of lines are a word's own: both readings count
     indexes = [_Index(text, kind) for kind in (WHOLE, APART)[: 1 + bool(BREAK.search(text))]]
-    for pattern, form in FORMS:
-        phrase = [part for word in wanted for part in re.sub(pattern, form, word).split()]
+    bare = [word for word in wanted if word not in UNITS] or wanted
+    for plain, (pattern, form) in product((wanted, bare), FORMS):
+        phrase = [part for word in plain for part in re.sub(pattern, form, word).split()]
         last = len(phrase) - 1
         found = {(i.starts[k], i.ends[k + last]) for i in indexes for k in i.find(phrase)}
         if found:
@@ -252,5 +255,5 @@ def _cut(text: str, first: int, last: int, place: Range) -> str:
         a = min(place[0], a + len(re.match(r"\S{0,20}\s*", text[a:last])[0]))
     if place[1] < b < last:
         b -= len(re.search(r"\s*\S{0,20}$", text[place[1] : b])[0])
-    sentence = clean(" ".join(text[a:b].split()))
+    sentence = clean(" ".join(BREAK.sub("-", text[a:b]).split()))
     return "\u2026 " * (a > first) + sentence + " \u2026" * (b < last)
