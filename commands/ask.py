@@ -605,13 +605,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     for name, text in agent.files(trace).items():
         write_text(folder / name, text)
         say(f"What was kept: {folder / name}")
-    facts = {
-        "read": reading.document.title,
-        "by": reading.by,
-        "answer": f"{final}{aside}",
-        "where": stands["stands"],
-        "remarks": " ".join(remarks),
-    }
+    facts = {"read": reading.document.title, "by": reading.by, "answer": f"{final}{aside}"}
+    facts |= {"where": stands["stands"], "remarks": " ".join(remarks)}
     page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
     found = {"question": reading.question, "answer": final, **stands, "remarks": remarks}
