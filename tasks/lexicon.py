@@ -52,7 +52,7 @@ def folded(text: str) -> str:
     >>> folded("Zu\u0308rich, \uff11\uff12 \ufb01nale 10\u2075")
     'zürich, 12 finale 10^5'
     """
-    return text.lower() if text.isascii() else _ODD.sub(_fold, text).casefold()
+    return text.lower() if text.isascii() else _ODD.sub(_fold, text.casefold())
 
 
 def _fold(run: re.Match) -> str:
@@ -61,7 +61,8 @@ def _fold(run: re.Match) -> str:
 
 @lru_cache(1 << 16)
 def _spelled(run: str) -> str:
-    return _DROPPED.sub("", normalize("NFKC", run.translate(SPELLED)).casefold())
+    lower = normalize("NFKC", run.translate(SPELLED)).casefold()
+    return _DROPPED.sub("", normalize("NFKC", lower))
 
 
 def words(text: str) -> list[str]:

@@ -177,7 +177,7 @@ def places(text: str, answer: str) -> tuple[list[Range], bool] | None:
 
 STOPS = "\u3002\uff01\uff1f\uff61\u0964\u0965\u06d4\u061f\u17d4\u104b\u1362"
 CLOSING = "\"'\u201d\u2019\u00bb)\\]\u300d\u300f\uff09"
-END = re.compile(rf"[.!?\u2026]++[{CLOSING}]*+(?=\s|$)|[{STOPS}]++[{CLOSING}]*+|[^\S\n]*+\n\s*+")
+END = re.compile(rf"[.!?\u2026]{{1,9}}+[{CLOSING}]{{0,9}}+(?=\s|$)|[{STOPS}]++[{CLOSING}]*+|\n\s*+")
 ABBREVIATED = set(
     "abs al approx art bd bzw ca cf chap co corp dept dr ed eds eg etc evtl fig figs fr ggf gen hr "
     "ie inc jr kap lt ltd max min mio mr mrs ms mt no nos nr pp prof rev sec sgt sr st str tel usw "
@@ -231,7 +231,7 @@ def _sentence(text: str, start: int, end: int, starts: Container[int]) -> Range:
 
 def _ends(text: str, mark: re.Match, starts: Container[int]) -> bool:
     """Tell whether a sentence ends at a stop, or at the end of a line."""
-    before = text[max(0, mark.start() - 120) : mark.start()].rpartition("\n")[2]
+    before = text[max(0, mark.start() - 120) : mark.start()].rpartition("\n")[2].rstrip()
     after = text[mark.end() : mark.end() + 80].lstrip()[:1]
     if not mark[0].isspace():
         word = re.search(r"[^\W_]*$", before)[0].lower()

@@ -17,7 +17,7 @@ ONE = "a script, and a text of it that another one matches"
     [
         ("On 8 May, Ann's max_len: 1,200", "on 8 may ann s max len 1 200"),
         ("Gro\u0308ßl GRÖSSL", "grössl grössl"),
-        ("e\u0301te\u0301 Ω\u0301 Й", "été ώ й"),
+        ("e\u0301te\u0301 Ω\u0301 Й ΐ İ 𝐀Ⅻ℃", "été ώ й ΐ i axii c"),
         ("Lin\u00addström Lin\u00ad\ndström", "lindström lindström"),
         ("refi-\nnancing, e-mail; 3-\n5", "refinancing e mail 3 5 refi nancing"),
         ("well\u2010 \n\nknown", "wellknown well known"),

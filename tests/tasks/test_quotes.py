@@ -158,6 +158,8 @@ def test_sentences_go_on_over_pages_and_pages_are_named():
         "Lindt in Bern.', and in 2 more places: pages 1, 4"
     )
     assert document.stands("Kyoto", SIGNED)["where"] == "page 5"
+    bern = pages("It is certain that the contract of the town was signed by", "Anna Lindt in Bern.")
+    assert bern.stands("Bern", SIGNED)["quote"].startswith("It is certain that the contract")
     nowhere = {"found": False, "quote": "", "where": "", "stands": ""}
     assert document.stands("105 years", SIGNED) == nowhere
     assert document.stands("unknown", SIGNED) == nowhere | {"found": None}
