@@ -8,8 +8,10 @@ Exercise it: `pytest tests/tasks/test_lexicon.py`. Read next: tasks/quotes.py.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
-from itertools import pairwise
+from itertools import chain
+from operator import add
 from unicodedata import category, combining, decimal, decomposition, is_normalized, normalize
 
 _LOW = [*map(chr, range(0xAA, 0x3400))]  # below the Han characters
@@ -82,9 +84,9 @@ def words(text: str) -> list[str]:
         return _ASCII.findall(text) + pieces
     if not SCRIPT.search(text):
         return _PLAIN.findall(text) + pieces
-    return [part for word in _WORD.findall(text) for part in _parts(word)] + pieces
+    return [*chain.from_iterable(map(_parts, _WORD.findall(text))), *pieces]
 
 
-def _parts(word: str) -> list[str]:
+def _parts(word: str) -> Iterable[str]:
     unspaced = len(word) > 2 and word >= "\u0e00" and SCRIPT.match(word)
-    return [a + b for a, b in pairwise(word)] if unspaced else [word]
+    return map(add, word, word[1:]) if unspaced else (word,)
