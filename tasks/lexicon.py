@@ -31,8 +31,8 @@ SPELLED = {
     for c in _LOW
     if c.isdecimal() or decomposition(c).partition(" ")[0] in _SET_OFF
 }
-# what lower case alone does not spell alike, after the letter on which it may be written; not more at
-# once, since to put n marks in order takes n squared
+# what lower case alone does not spell alike, after the letter on which it may be written; not more
+# at once, since to put n marks in order takes n squared
 _ODDITIES = "\u1161-\u11ff\ua640-\uabff\uf900-\uffff\U00010000-\U0001ffff\U0002f800-\U0002fa1f" + (
     "".join(c for c in _LOW if not is_normalized("NFKC", c) or combining(c) or ord(c) in SPELLED)
 )

@@ -159,8 +159,11 @@ def places(text: str, answer: str) -> tuple[list[Range], bool] | None:
     # some hyphens at the ends of lines are a word's own: both readings count
     indexes = [_Index(text, kind) for kind in (WHOLE, APART)[: 1 + bool(BREAK.search(text))]]
     bare = [word for word in wanted if word not in UNITS] or wanted
-    for plain, (pattern, form) in product((wanted, bare), FORMS):
-        phrase = [part for word in plain for part in re.sub(pattern, form, word).split()]
+    phrases = [
+        tuple(part for word in plain for part in re.sub(pattern, form, word).split())
+        for plain, (pattern, form) in product((wanted, bare), FORMS)
+    ]
+    for phrase in dict.fromkeys(phrases):
         last = len(phrase) - 1
         found = {(i.starts[k], i.ends[k + last]) for i in indexes for k in i.find(phrase)}
         if found:

@@ -122,7 +122,8 @@ def test_a_number_is_found_as_that_number_alone(answer):
 
 SIGNED = "Who signed the contract?"
 QUOTES = [  # text, answer, question, what is said of it
-    ("Anna Lindt ate. The contract was signed by\nAnna Lindt in Bern. He left.", "Anna Lindt", SIGNED,
+    ("Anna Lindt ate. The contract was signed by\nAnna Lindt in Bern. He left.",
+     "Anna Lindt", SIGNED,
      "Found in the text: 'The contract was signed by Anna Lindt in Bern.', and in 1 more place"),
     ("The contract lies here. Anna Lindt had lunch.", "Anna Lindt", SIGNED,
      "Its words stand in the text, in a sentence that shares no word with the question: "
