@@ -124,10 +124,10 @@ class Document:
         quote = quotes.best_quote(self.text, ranges, question, starts)
         where, elsewhere = self.where([quote.place]), self.where(quote.others)
         at = f"{'on' if where.startswith('page') else 'in'} {where or 'the text'}"
-        words = f"Found {at}" if phrase else f"Its rarest words stand near each other {at}"
+        words = "Found" if quote.shared else "Its words stand"
+        words = f"{words if phrase else 'Its rarest words stand near each other'} {at}"
         if not quote.shared:
-            words = f"{words.replace('Found', 'Its words stand')}, in a sentence that shares no "
-            words += "word with the question"
+            words += ", in a sentence that shares no word with the question"
         words += f": '{quote.text}'"
         if n := len(quote.others):
             words += f", and in {n:,} more place{'s' if n > 1 else ''}"
