@@ -14,7 +14,8 @@ from agents.full import AtOnce, AtOnceConfig
 from agents.retrieval import Lucene
 from config.options import COUNT
 from data import Task
-from memagent import Prompt, Turn
+from memagent import Line, Prompt, Turn
+from tasks.lexicon import words
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +26,19 @@ class BM25Config(AtOnceConfig):
     """sections that the bm25 baseline reads"""
 
 
-def words_of(text: str) -> list[str]:
-    import bm25s
+UNMATCHED = "No word of the question stands in the text: the sections read are the first ones."
 
-    return bm25s.tokenize([text], stopwords=None, show_progress=False, return_ids=False)[0]
+
+@dataclass(slots=True)
+class BM25Notes:
+    """What a reader should know of the prompt."""
+
+    remark: str
+
+
+def words_of(text: str) -> list[str]:
+    """List the words of a text but single letters and digits, as bm25s does."""
+    return [word for word in words(text) if len(word) > 1 or word > "\u0e00"]
 
 
 class BM25(AtOnce):
@@ -41,10 +51,16 @@ class BM25(AtOnce):
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         # built in a helper: its lists of words are freed before the answer arrives
-        yield self._best_sections(task)
+        prompt, matches = self._best_sections(task)
+        turn = yield prompt
+        turn.notes = None if matches else BM25Notes(UNMATCHED)
 
-    def _best_sections(self, task: Task) -> Prompt:
-        """Make the prompt.
+    def lines(self, turn: dict) -> list[Line]:
+        remark = (turn.get("notes") or {}).get("remark")
+        return [Line("remark", remark, before=True)] if remark else []
+
+    def _best_sections(self, task: Task) -> tuple[Prompt, bool]:
+        """Make the prompt; say whether a word of the question has decided on what it shows.
 
         Without room for all sections, those that match worst lose their ends first.
         """
@@ -53,12 +69,16 @@ class BM25(AtOnce):
         cut = sections.left_out
         kept: dict[int, tuple[int, ...]] = {}
         plain = task.probe or task  # without the answers to choose from
-        for k in self._ranked(plain.question, sections):
+        ranked, matches = self._ranked(plain.question, sections)
+        for k in ranked:
             kept[k] = sections[k].ids[:room]
             cut += len(sections[k].ids) - len(kept[k])
             room = None if room is None else room - len(kept[k])
-        return self.answer(task, [i for k in sorted(kept) for i in kept[k]], cut)
+        prompt = self.answer(task, [i for k in sorted(kept) for i in kept[k]], cut)
+        return prompt, matches or len(kept) == len(sections)
 
-    def _ranked(self, question: str, sections: Sequence[str]) -> list[int]:
-        """Return the numbers of the best sections, the best first."""
-        return Lucene([*map(words_of, sections)]).best(words_of(question), self.config.top_k)
+    def _ranked(self, question: str, sections: Sequence[str]) -> tuple[list[int], bool]:
+        """Return the numbers of the best sections, the best first, and whether they match."""
+        sought, found = words_of(question), [*map(words_of, sections)]
+        matches = not {*sought}.isdisjoint(word for section in found for word in section)
+        return Lucene(found).best(sought, self.config.top_k), matches

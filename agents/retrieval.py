@@ -8,7 +8,6 @@ Exercise it: `pytest tests/test_memory.py`. Read next: agents/rememr1.py.
 from __future__ import annotations
 
 import math
-import re
 import sys
 from array import array
 from collections import Counter
@@ -17,24 +16,18 @@ from itertools import islice
 
 import numpy as np
 
-from tasks.mentions import separate_words
+from tasks import lexicon
+from tasks.mentions import INNER, MARKUP
 
-WORD = re.compile(r"[a-z0-9]+")
+ARTICLES = {"a", "an", "the"}
+tokens = lexicon.words  # by which entries of a store are compared
 K1, B = 1.5, 0.75
 
 
 def words(text: str) -> list[str]:
     """List the words of a text: lower case, no punctuation, no articles, no tags of responses."""
-    return separate_words(text).split()
-
-
-def tokens(text: str) -> list[str]:
-    """List the words by which entries of a store are compared.
-
-    >>> tokens("On 8 May, Ann's dog")
-    ['on', '8', 'may', 'ann', 's', 'dog']
-    """
-    return WORD.findall(text.lower())
+    bare = INNER.sub("", MARKUP.sub(" ", text))
+    return [word for word in lexicon.words(bare) if word not in ARTICLES]
 
 
 class Lucene:
@@ -59,8 +52,8 @@ class Lucene:
         k = min(k, self.n)
         if not (query and self._index):
             return [*range(k)]
-        found, _ = self._index.retrieve([list(query)], k=k, show_progress=False)
-        return found[0].tolist()
+        found, scores = self._index.retrieve([list(query)], k=k, show_progress=False)
+        return found[0].tolist() if scores.any() else [*range(k)]
 
 
 # ---------------------------------------------------------------- looking back

@@ -568,6 +568,11 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
     yield from (styled(line) for line in lines if not line.before)
 
 
+def remarks_on(agent: Agent, turn: Turn) -> list[str]:
+    """List what an agent remarks on a turn of which more than itself should know."""
+    return [line.text for line in agent.lines(record_turn(turn)) if line.label == "remark"]
+
+
 def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
@@ -583,35 +588,27 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
         )
     if not agent.by_section and trace[-1]["where"]:
         say(f"read: {trace[-1]['where']}", "dim")
-    say(f"answer: {final}" if final else "The response is empty.", "bold")
+    stands = reading.document.stands(final, reading.question)
+    aside = " (not found in the document)" if stands["found"] is False else ""
+    say(f"answer: {final}{aside}" if final else "The response is empty.", "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
-    stands = _stands(reading.document, final) if final else ""
-    if stands:
-        say(stands)
+    if stands["stands"]:
+        say(stands["stands"])
+    if remarks := reading.document.remarks:
+        say(f"Remarks: {' '.join(remarks)}", "yellow")
+    remarks = [*remarks, *remarks_on(agent, turn)]
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
     for name, text in agent.files(trace).items():
         write_text(folder / name, text)
         say(f"What was kept: {folder / name}")
-    facts = {"read": reading.document.title, "by": reading.by, "answer": final, "where": stands}
+    facts = {"read": reading.document.title, "by": reading.by, "answer": f"{final}{aside}"}
+    facts |= {"where": stands["stands"], "remarks": " ".join(remarks)}
     page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
     say(f"The whole trace: {page}")
-    found = {"question": reading.question, "answer": final, "stands": stands, "report": str(page)}
-    return found | {"agent": agent.label, "seconds": round(trajectory.seconds, 3)}
-
-
-def _stands(document: Document, answer: str) -> str:
-    """Say where the words of an answer stand, or that they stand nowhere."""
-    found = document.find(answer)
-    if found is None:
-        return ""
-    ranges, phrase = found
-    if not ranges:
-        return "Its words stand nowhere in the text, neither as they are nor near each other."
-    words = "Its words stand" if phrase else "Its rarest words stand near each other"
-    where = document.where(ranges)
-    at = f"{'on' if where.startswith('page') else 'in'} {where}" if where else "in the text"
-    return f"{words} {at}."
+    found = {"question": reading.question, "answer": final, **stands, "remarks": remarks}
+    found |= {"report": str(page), "agent": agent.label}
+    return found | {"seconds": round(trajectory.seconds, 3)}

@@ -31,7 +31,7 @@ from pathlib import Path
 import typer
 
 from agents import find
-from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made
+from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made, remarks_on
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
@@ -239,6 +239,8 @@ class Exchange:
         in OpenAI's, all are strings."""
         document, agent = self.document, self.reading.agent
         facts = {"agent": agent.label, "sections_read": str(self.n_read)}
+        remarks = [*document.remarks, *remarks_on(agent, self.last)]
+        facts |= {"remarks": " ".join(remarks)} if remarks else {}
         if found is None:
             return facts
         ranges, phrase = found

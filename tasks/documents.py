@@ -17,31 +17,30 @@ from __future__ import annotations
 import os
 import re
 import sys
-import unicodedata
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Sequence
+from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate, groupby
+from itertools import groupby
 from pathlib import Path
 from stat import S_ISREG
-from typing import BinaryIO
+
+from pydantic import TypeAdapter
 
 from config.errors import UserError, clip
 from config.files import is_file
 from config.options import AskConfig
-from data import normalize_answer
+from tasks import quotes
 from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
 from tasks.limited import Readers
+from tasks.quotes import Range
 
-STDIN = "-"
+STDIN, STDIN_NAME = "-", "standard input"
 LARGEST = 1 << 30
 """Most bytes of a file, of which pictures may be the most."""
 BETWEEN = "\n\n"  # pages, chapters and files
-
-Range = tuple[int, int]  # characters of a document, from the first to before the last
 
 
 # ---------------------------------------------------------------- a text and its pages
@@ -86,49 +85,54 @@ class Document:
         """
         if not self.size():
             return ""
-        starts = [part.start for part in self.parts]
+        parts, starts = self.parts, [part.start for part in self.parts]
         found = {
             k
             for start, end in ranges
-            for k in range(
-                max(0, bisect_right(starts, start) - 1), max(1, bisect_right(starts, end - 1))
-            )
+            for k in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end) or 1)
         }
-        named = [(run[0].file, run[0].kind, run) for run in _runs(self.parts, sorted(found))]
-        several, said = len({part.file for part in self.parts}) > 1, []
-        for file, group in groupby(named[:most], lambda place: place[0]):
-            (_, kind, first), *others = group
+        runs = [  # of parts that follow each other, by place and by number
+            [parts[k] for _, k in run]
+            for _, run in groupby(
+                enumerate(sorted(found)),
+                lambda at: (parts[at[1]].file, at[1] - at[0], parts[at[1]].number - at[0]),
+            )
+        ]
+        several, named = len({part.file for part in parts}) > 1, []
+        for (file, kind), group in groupby(runs[:most], lambda run: (run[0].file, run[0].kind)):
+            of_file = [*group]
             words = [file] if several or kind == "file" else []
             if kind != "file":
-                runs = [first, *(run for _, _, run in others)]
-                plural = "s" if len(runs) > 1 or len(first) > 1 else ""
-                words.append(f"{kind}{plural} {', '.join(map(_named, runs))}")
-            said.append(" ".join(words))
-        more = f" and {len(named) - most:,} more" if len(named) > most else ""
-        return "; ".join(said) + more
+                plural = "s" if len(of_file) > 1 or len(of_file[0]) > 1 else ""
+                words.append(f"{kind}{plural} {', '.join(map(_named, of_file))}")
+            named.append(" ".join(words))
+        return "; ".join(named) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
 
     def find(self, answer: str) -> tuple[list[Range], bool] | None:
-        """Return where the words of an answer stand, and whether as the phrase that they are.
+        """Return where the words of an answer stand (tasks/quotes.py)."""
+        return quotes.places(self.text, answer)
 
-        Letters and digits count, in any case and however they are encoded, broken into lines or,
-        in a long answer, run together. Where the phrase is nowhere, its rarest words near each
-        other do: at least two of them, and at least half. ([], False) if nothing is found; None if
-        there is nothing to look for, as in yes and no.
-        """
-        wanted = _wanted(answer, LETTERS_ALONE)
-        if not wanted or normalize_answer(answer) in ("yes", "no"):
-            return None
-        words = [*_words(self.text, LETTERS_ALONE)]
-        phrases = {
-            place for read in _readings(words, self.text) for place in _phrases(read, wanted)
-        }
-        if phrases or (phrases := {*_run_together(words, wanted)}):
-            return sorted(phrases), True
-        wanted = _wanted(answer, WORD)
-        for read in _readings([*_words(self.text, WORD)], self.text):
-            if places := _near(read, wanted):
-                return places, False
-        return [], False
+    def stands(self, answer: str, question: str) -> dict[str, bool | str | None]:
+        """Return whether an answer is found, None if there is nothing to look for; the sentence to
+        quote, where it is, and both in words."""
+        found = self.find(answer)
+        if not found or not found[0]:
+            nowhere = None if found is None else False
+            return {"found": nowhere, "quote": "", "where": "", "stands": ""}
+        ranges, phrase = found
+        starts = {part.start for part in self.parts}
+        quote = quotes.best_quote(self.text, ranges, question, starts)
+        where, elsewhere = self.where([quote.place]), self.where(quote.others)
+        at = f"{'on' if where.startswith('page') else 'in'} {where or 'the text'}"
+        words = "Found" if quote.shared else "Its words stand"
+        words = f"{words if phrase else 'Its rarest words stand near each other'} {at}"
+        if not quote.shared:
+            words += ", in a sentence that shares no word with the question"
+        words += f": '{quote.text}'"
+        if n := len(quote.others):
+            words += f", and in {n:,} more place{'s' if n > 1 else ''}"
+            words += f": {elsewhere}" if elsewhere else ""
+        return {"found": True, "quote": quote.text, "where": where, "stands": words}
 
     def plain(self) -> dict:
         """Return it as JSON types."""
@@ -136,156 +140,8 @@ class Document:
 
     @classmethod
     def of(cls, plain: dict) -> Document:
-        """Make it again of what `plain` returned."""
-        parts = tuple(Part(**part) for part in plain["parts"])
-        sessions = [
-            Session(
-                **session | {"utterances": tuple(Utterance(**u) for u in session["utterances"])}
-            )
-            for session in plain.get("sessions", ())  # earlier versions knew no chats
-        ]
-        return cls(plain["text"], parts, plain["title"], tuple(plain["remarks"]), tuple(sessions))
-
-
-UNSPACED = "\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7a3" + (
-    "\uf900-\ufaff\U00020000-\U0003ffff"
-)
-"""Letters of scripts without blanks between words, and of Korean, whose endings are written on:
-each counts as a word of a phrase."""
-# accents of the letter before; of more than 30 in a row no script has need, and putting n of them
-# in order takes n squared
-MARKS_ON = "\u0300-\u036f\u1dc0-\u1dff\u20d0-\u20ff\u3099\u309a\uff9e\uff9f"
-LETTER = r"[^\W_\uff9e\uff9f]"
-WRITTEN = re.compile(rf"{LETTER}++(?:[{MARKS_ON}]{{1,30}}+{LETTER}++)*+[{MARKS_ON}]{{0,30}}+")
-WORD = re.compile(r"[^\W_]+")
-LETTERS_ALONE = re.compile(rf"[{UNSPACED}]|[^\W_{UNSPACED}]+")
-# within a word, at the end of a line or page
-BREAK = re.compile(r"[-\u2010][^\S\n]*+\n\s*+|\xad\s*+")
-ARTICLES = {"a", "an", "the"}
-NEAR = 40  # words, within which the words of an answer stand near each other
-RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
-
-Word = tuple[str, int, int]  # as it is compared, and the range of its characters
-
-
-def _words(text: str, kind: re.Pattern) -> Iterator[Word]:
-    for match in WRITTEN.finditer(text):
-        start, end = match.span()
-        if match[0].isascii():  # most words, and most of the time
-            yield match[0].lower(), start, end
-            continue
-        written = unicodedata.normalize("NFKC", match[0]).casefold()
-        same = len(written) == end - start  # else each word in it stands for all of it
-        for word in kind.finditer(written):
-            a, b = word.span() if same else (0, end - start)
-            yield word[0], start + a, start + b
-
-
-def _wanted(answer: str, kind: re.Pattern) -> list[str]:
-    """Return the words of an answer without its articles, which say nothing."""
-    return [word for word, _, _ in _words(answer, kind) if normalize_answer(word)]
-
-
-def _readings(words: Sequence[Word], text: str) -> list[list[Word]]:
-    """Return words without articles: as they stand, and those that a line's end breaks as one.
-
-    Some hyphens there are a word's own: both readings count.
-    """
-    both = words, _rejoined(words, text)
-    return [[word for word in read if word[0] not in ARTICLES] for read in both]
-
-
-def _rejoined(words: Iterable[Word], text: str) -> list[Word]:
-    joined: list[Word] = []
-    pieces: list[Word] = []
-    for piece in words:
-        before, _, last = pieces[-1] if pieces else ("", 0, 0)
-        word, start, _ = piece
-        if pieces and not (
-            before.isalpha() and word.isalpha() and BREAK.fullmatch(text, last, start)
-        ):
-            joined.append(_whole(pieces))
-            pieces = []
-        pieces.append(piece)
-    return [*joined, _whole(pieces)] if pieces else []
-
-
-def _whole(pieces: Sequence[Word]) -> Word:
-    if len(pieces) == 1:
-        return pieces[0]
-    return "".join(word for word, _, _ in pieces), pieces[0][1], pieces[-1][2]
-
-
-def _phrases(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places at which `wanted` stands, word for word, in one pass.
-
-    After Knuth, Morris and Pratt: back[k] of the first k + 1 wanted words are their beginning too.
-    """
-    back, k = [0], 0
-    for word in wanted[1:]:
-        while k and word != wanted[k]:
-            k = back[k - 1]
-        k += word == wanted[k]
-        back.append(k)
-    places, k, n = [], 0, len(wanted)
-    for at, (word, _, end) in enumerate(words):
-        while k and (k == n or word != wanted[k]):
-            k = back[k - 1]
-        k += word == wanted[k]
-        if k == n:
-            places.append((words[at - n + 1][1], end))
-    return places
-
-
-def _run_together(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return the places of a long answer with no regard to blanks, which files often lose."""
-    sought = "".join(wanted)
-    if len(sought) < RUN_TOGETHER or sought.isdigit():  # columns of numbers would hold it
-        return []
-    text = "".join(word for word, _, _ in words)
-    ends = [*accumulate(len(word) for word, _, _ in words)]
-    return [
-        (words[bisect_right(ends, match.start())][1], words[bisect_right(ends, match.end() - 1)][2])
-        for match in re.finditer(re.escape(sought), text)
-    ]
-
-
-def _near(words: Sequence[Word], wanted: Sequence[str]) -> list[Range]:
-    """Return stretches of at most `NEAR` words with the most of the five rarest wanted words."""
-    asked = {word for word in wanted if len(word) > 2 or word.isdigit()}
-    at: dict[str, list[int]] = {word: [] for word in asked}
-    for k, (word, _, _) in enumerate(words):
-        if word in at:
-            at[word].append(k)
-    rarest = sorted((word for word in asked if at[word]), key=lambda word: (len(at[word]), word))
-    rarest = rarest[:5]
-    need = max(2, -(-min(len(asked), 5) // 2))
-    hits = sorted((k, word) for word in rarest for k in at[word])
-    best, found, start = need, [], 0
-    counts: dict[str, int] = {}
-    for k, word in hits:  # a window over the hits
-        counts[word] = counts.get(word, 0) + 1
-        while k - hits[start][0] >= NEAR or counts[hits[start][1]] > 1:
-            counts[hits[start][1]] -= 1
-            start += 1
-        n = sum(count > 0 for count in counts.values())
-        if n > best:
-            best, found = n, []
-        if n == best:
-            found.append((words[hits[start][0]][1], words[k][2]))
-    return found
-
-
-def _runs(parts: Sequence[Part], chosen: Sequence[int]) -> list[list[Part]]:
-    """Group the chosen parts that follow each other in one file, by place and by number."""
-    runs: list[list[Part]] = []
-    for before, k in zip((-1, *chosen), chosen, strict=False):
-        last, part = runs[-1][-1] if runs else None, parts[k]
-        if last and k == before + 1 and (part.file, part.number) == (last.file, last.number + 1):
-            runs[-1].append(part)
-        else:
-            runs.append([part])
-    return runs
+        """Make it again of what `plain` returned; ValueError: of something else."""
+        return TypeAdapter(cls).validate_python(plain)
 
 
 def _named(run: Sequence[Part]) -> str:
@@ -309,106 +165,81 @@ def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Docum
     in a child process, which may take so many seconds and MiB of memory (0 = as `ask` by itself).
     UserError: nothing there, nothing to read, or a file that was named and cannot be read.
     """
-    if not paths:
+    names = [str(path) for path in paths]
+    if not names:
         raise UserError("Name at least one file or folder to read.")
-    if [str(path) for path in paths].count(STDIN) > 1:
+    if names.count(STDIN) > 1:
         raise UserError("Standard input (-) can be read once: name it once.")
-    usual = AskConfig()
-    readers = Readers(seconds or usual.document_s, mib or usual.document_mib)
-    with closing(readers):
-        return _read([str(path) for path in paths], readers)
-
-
-def _read(paths: Sequence[str], readers: Readers) -> Document:
-    found: list[Named] = []
-    remarks: list[str] = []
-    for path in paths:
-        if path == STDIN:
-            content = _limited(sys.stdin.buffer, "standard input")
-            found.append((Path("standard input"), 1, _said(readers, content, "standard input")))
-        elif path and not is_file(path) and Path(path).is_dir():
-            files, left_out = _folder(Path(path), readers)
-            found += files
-            remarks += left_out
-        elif path and is_file(path):
-            found.append((Path(path), 1, _said(readers, _bytes(Path(path), path), path)))
-        elif path and Path(path).exists():  # a pipe, as the shell makes of <(curl ...)
-            content = _bytes(Path(path), path)
-            found.append((Path(path), len(Path(path).parts), _said(readers, content, path)))
-        else:
-            raise UserError(f"No file at {path or repr(path)}.")
-    remarks += [file.remark for _, _, file in found if file.remark]
-    return together(found, remarks)
-
-
-def _said(readers: Readers, content: bytes, name: str) -> Contents:
-    return readers.start(contents, content, name, name=name).result()
+    usual, found, remarks = AskConfig(), [], []
+    with closing(Readers(seconds or usual.document_s, mib or usual.document_mib)) as readers:
+        for name in names:
+            path, known = Path(name), bool(name) and is_file(name)
+            if name == STDIN:
+                found.append((Path(STDIN_NAME), 1, _file(readers, None, STDIN_NAME)))
+            elif known or (name and path.exists() and not path.is_dir()):  # a pipe: <(curl ...)
+                found.append((path, 1 if known else len(path.parts), _file(readers, path, name)))
+            elif name and path.is_dir():
+                files, left_out = _folder(path, readers)
+                found += files
+                remarks += [f"Left out of {path}: {few(left_out)}."] if left_out else []
+            else:
+                raise UserError(f"No file at {name or repr(name)}.")
+    return together(found, remarks + [file.remark for *_, file in found if file.remark])
 
 
 def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
-    """Put what files say into one document; the remarks are on what of them was not read."""
-    names = _names([(path, shown) for path, shown, _ in found])
-    files = [file for _, _, file in found]
-    texts, parts, length = [], [], 0
+    """Put what files say into one document; the remarks are on what of them was not read.
+
+    Where one of them is a chat, the pieces of the others are sessions without a date, under the
+    place that they come from.
+    """
+    names, files = _names(found), [file for *_, file in found]
+    texts, parts, sessions, length = [], [], [], 0
     for name, file in zip(names, files, strict=True):
-        for text, number, label in file.pieces:
-            if parts:
-                texts.append(BETWEEN)
-                length += len(BETWEEN)
+        for k, (text, number, label) in enumerate(file.pieces):
             parts.append(Part(length, name, file.kind, number, label))
             texts.append(text)
-            length += len(text)
+            length += len(text) + len(BETWEEN)
+            if text.strip():
+                place = f"{name}, {file.kind} {number}" if number else name
+                undated = Session(0, "", place, (Utterance("", "", text),))
+                session, n = file.sessions[k] if file.sessions else undated, len(sessions) + 1
+                turns = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
+                sessions.append(replace(session, number=n, utterances=tuple(turns)))
     title = files[0].title or names[0] if len(files) == 1 else f"{len(files):,} files"
-    sessions = [*_sessions(names, files)] if any(file.sessions for file in files) else []
-    return Document(
-        "".join(texts), tuple(parts), " ".join(title.split()), tuple(remarks), tuple(sessions)
-    )
+    chat = any(file.sessions for file in files)
+    text, title = BETWEEN.join(texts), " ".join(title.split())
+    return Document(text, tuple(parts), title, tuple(remarks), tuple(sessions if chat else ()))
 
 
-def _sessions(names: Sequence[str], files: Sequence[Contents]) -> Iterator[Session]:
-    """Yield the sessions of all files, numbered through; a piece of another file is one without a
-    date, under the place that it comes from."""
-    n = 0
-    for name, file in zip(names, files, strict=True):
-        for k, (text, number, _) in enumerate(file.pieces):
-            if not text.strip():
-                continue
-            place = f"{name}, {file.kind} {number}" if number else name
-            undated = Session(0, "", place, (Utterance("", "", text),))
-            session, n = file.sessions[k] if file.sessions else undated, n + 1
-            said = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
-            yield replace(session, number=n, utterances=tuple(said))
-
-
-def _names(paths: Sequence[tuple[Path, int]]) -> list[str]:
+def _names(found: Sequence[Named]) -> list[str]:
     """Return the ends of paths, of so many parts each, or of as many more as tell them apart."""
-    shown = [n for _, n in paths]
+    shown = [n for _, n, _ in found]
     while True:
-        names = [
-            Path(*path.parts[-n:]).as_posix() for (path, _), n in zip(paths, shown, strict=True)
-        ]
-        times = Counter(names)
-        short = [
-            k for k, (path, _) in enumerate(paths)
-            if times[names[k]] > 1 and shown[k] < len(path.parts)
-        ]  # fmt: skip
-        if not short:  # a path that is named twice is called alike twice
-            return names
-        for k in short:
-            shown[k] += 1
+        ends = [path.parts[-n:] for (path, *_), n in zip(found, shown, strict=True)]
+        times = Counter(ends)
+        longer = [n + (times[end] > 1 and n < len(path.parts))
+                  for (path, *_), n, end in zip(found, shown, ends, strict=True)]  # fmt: skip
+        if longer == shown:  # a path that is named twice is called alike twice
+            return [Path(*end).as_posix() for end in ends]
+        shown = longer
 
 
 def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
-    """Return the files of a folder, and what is said of those left out."""
-    found, left_out = [], []
-    for path in _files(folder):
-        name = path.relative_to(folder).as_posix()
-        if any(part.startswith(".") for part in Path(name).parts):
+    """Return the files of a folder in natural order, and those left out."""
+    names, found, left_out = [], [], []
+    for at, folders, files in os.walk(folder):
+        below = [name for name in folders if name.startswith(".")]
+        names += [Path(at, name).relative_to(folder).as_posix() for name in (*files, *below)]
+        folders[:] = [name for name in folders if name not in below]
+    for name in sorted(names, key=natural):
+        path = folder / name
+        if path.name.startswith("."):
             left_out.append(f"{name} (hidden)")
             continue
         try:
-            content = _bytes(path, name, regular=True)
-            found.append((path, len(Path(name).parts), _said(readers, content, name)))
+            file = _file(readers, path, name, regular=True)
+            found.append((path, len(Path(name).parts), file))
         except NotText:
             left_out.append(name)
         except UserError as error:  # its sentence begins with the name
@@ -416,17 +247,7 @@ def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
     if not found:
         what = f": {few(left_out)}" if left_out else ""
         raise UserError(f"The folder {folder} holds no file that can be read{what}.")
-    return found, [f"Left out of {folder}: {few(left_out)}."] if left_out else []
-
-
-def _files(folder: Path) -> list[Path]:
-    """List the files in a folder and its folders in natural order; hidden folders as such."""
-    found = []
-    for at, folders, names in os.walk(folder):
-        found += [Path(at, name) for name in names]
-        found += [Path(at, name) for name in folders if name.startswith(".")]
-        folders[:] = [name for name in folders if not name.startswith(".")]
-    return sorted(found, key=lambda path: natural(path.relative_to(folder).as_posix()))
+    return found, left_out
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:
@@ -439,25 +260,20 @@ def natural(name: str) -> list[tuple[int, int, str]]:
     return [(0, int(p), "") if p.isdecimal() else (1, 0, p) for p in pieces if p]
 
 
-def _bytes(path: Path, name: str, regular: bool = False) -> bytes:
+def _file(readers: Readers, path: Path | None, name: str, regular: bool = False) -> Contents:
+    """Read a file, or standard input: at most `LARGEST` bytes, and of what is no text only the
+    beginning."""
     try:
-        status = path.stat()
+        status = path.stat() if path else None
         if regular and not S_ISREG(status.st_mode):  # to open a pipe would wait for its writer
             raise UserError(f"{name} is no regular file.")
-        with path.open("rb") as file:
-            return _limited(file, name, status.st_size)
+        size = status.st_size if status else 0
+        with path.open("rb") if path else nullcontext(sys.stdin.buffer) as file:
+            content = file.read(SNIFFED)
+            check_form(content, name)
+            content += b"" if size > LARGEST else file.read(LARGEST + 1 - len(content))
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
-
-
-def _limited(file: BinaryIO, name: str, size: int = 0) -> bytes:
-    """Read at most `LARGEST` bytes, and of what is no text only its beginning.
-
-    size: in bytes, as far as it is known beforehand.
-    """
-    head = file.read(SNIFFED)
-    check_form(head, name)
-    content = head if size > LARGEST else head + file.read(LARGEST + 1 - len(head))
     if max(size, len(content)) > LARGEST:
         raise UserError(f"{name} has more than {LARGEST >> 20:,} MiB: such files are not read.")
-    return content
+    return readers.start(contents, content, name, name=name).result()

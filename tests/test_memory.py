@@ -12,7 +12,7 @@ from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.retrieval import BM25, RETRIEVERS, Tfidf, WordRecall, words
+from agents.retrieval import BM25, RETRIEVERS, Lucene, Tfidf, WordRecall, words
 from memory import MemoryState, Recall
 
 MEMORIES = [
@@ -119,6 +119,13 @@ def test_bm25_is_lucenes():
 
     found = dict(BM25(MEMORIES).top_k("Anna in Lima", 4, at_zero=True))
     assert [found[i] for i in range(4)] == pytest.approx([score(item) for item in items], abs=1e-6)
+
+
+def test_without_a_word_to_match_the_first_items_are_best():
+    items = [["anna"], ["otto"], ["anna", "ida"], ["rosa"], []]
+    assert Lucene(items).best(["ida"], 1) == [2]
+    for query in ([], ["boris"]):
+        assert Lucene(items).best(query, 3) == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", ["tfidf", "bm25"])

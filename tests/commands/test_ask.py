@@ -72,6 +72,10 @@ def run(*words, code=0, **more):
     return result.output
 
 
+def told(*words) -> list[dict]:
+    return json.loads(CliRunner().invoke(cli.app, ["ask", *map(str, words), "--json"]).stdout)
+
+
 def scripted(monkeypatch, codec, script, window=None):
     """Answer every prompt but those on trial by a function, whoever is to answer."""
 
@@ -112,7 +116,8 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     small = "--model tiny --agent memagent --chunk-tokens 6".split()
     printed = run("report.pdf", "Where is <Clara>?", *small, *ROOM, "--name", "r")
     lines = printed.splitlines()
-    assert lines[0] == "report.pdf: of 5 pages 1 has no text (empty, or a picture)."
+    assert lines[0].startswith("report.pdf: of 5 pages 1 has no text")
+    assert f"Remarks: {lines[0]}" in lines  # once more at the end
     assert "as --agent says" in lines[1] and "the embedded policy on this machine" in lines[1]
     (size,) = [line for line in lines if line.startswith("5 pages, ")]
     n = len(turns_of("r")) - 1
@@ -156,17 +161,40 @@ def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec
         assert turns_of("r")[-1]["memory"].strip() == "Anna reached Lima."
 
 
-@pytest.mark.parametrize("answer, words", [
-    ("Lima", "Its words stand in the text."),
-    ("Kyoto", "stand nowhere in the text"),
-    ("yes", ""),
-    ("Lima was reached", "Its rarest words stand near each other in the text."),
+@pytest.mark.parametrize("answer, lines", [
+    ("Lima", ["answer: Lima", "Found in the text: 'Anna reached Lima.'"]),
+    ("Kyoto", ["answer: Kyoto (not found in the document)"]),
+    ("yes", ["answer: yes"]),
+    ("Lima was reached",
+     ["answer: Lima was reached",
+      "Its rarest words stand near each other in the text: 'Anna reached Lima.'"]),
 ])  # fmt: skip
-def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, words):
+def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, lines):
     text()
     scripted(monkeypatch, codec, lambda p: f"\\boxed{{{answer}}}")
-    printed = run("a.txt", "Where?", "--model", "tiny", "--final-tokens", 99)
-    assert words in printed and ("words stand" in printed) == bool(words)
+    flags = "a.txt", "Where is Anna?", "--model", "tiny", "--final-tokens", 99
+    printed = run(*flags, "--name", "r").splitlines()
+    shown = printed[printed.index(lines[0]) :]
+    assert shown[:-1] == lines and shown[-1].startswith("The whole trace: ")
+    (found,) = told(*flags)
+    page = Path("runs/r/report.html").read_text()
+    assert all(line.removeprefix("answer: ").replace("'", "&#39;") in page for line in lines)
+    assert found["found"] == {"Kyoto": False, "yes": None}.get(answer, True)
+    assert found["quote"] == ("Anna reached Lima." if found["found"] else "")
+    assert found["stands"] == "".join(lines[1:])
+
+
+def test_what_no_word_of_the_question_is_in_is_said_once(monkeypatch, codec):
+    Path("a.txt").write_text("Anna reached Lima. Boris met Ida. Emil met Otto. " * 9)
+    scripted(monkeypatch, codec, lima)
+    flags = *"--model tiny --agent bm25 --chunk-tokens 9 --top-k 2".split(), *ROOM
+    printed = " ".join(run("a.txt", "Warum?", *flags).split())
+    assert printed.count("No word of the question stands in the text") == 1
+    assert "No word" not in run("a.txt", "Where is Otto?", *flags)
+    (found,) = told("a.txt", "Warum?", *flags)
+    assert found["remarks"] == [
+        "No word of the question stands in the text: the sections read are the first ones."
+    ]
 
 
 @pytest.mark.parametrize("response, last", [
@@ -258,7 +286,7 @@ def test_files_folders_and_standard_input_are_one_document(monkeypatch, codec):
     Path("d/10.txt").write_text("She reached Lima.")
     Path("e.md").write_text("Boris.")
     printed = run("d", "e.md", "Where?", *tiny_model)
-    assert "3 files, " in printed and "Its words stand in 10.txt." in printed
+    assert "3 files, " in printed and "Found in 10.txt: 'She reached Lima.'" in printed
     question = "Anna has left. " * 30 + "Where is she?"  # what is too long for a name is none
     for words in (question, question.replace("Anna", "x/Anna"), "Where? " + "\u00e9" * 200 + ".x"):
         assert "answer: Lima" in run("d", words, *tiny_model)

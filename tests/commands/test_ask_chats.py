@@ -93,7 +93,7 @@ def test_a_chat_is_read_session_by_session_and_the_store_is_dated(monkeypatch, c
     (size,) = [line for line in lines if line.startswith("3 sessions, ")]
     assert ", 3 sections, about" in size
     assert "answer: Rome" in lines and "What was kept: runs/r/store.jsonl" in lines
-    assert "Its words stand in session 3 (2024-03-16)." in said
+    assert "Found in session 3 (2024-03-16): 'Ann: I am in Rome.'" in said
     where = [turn["where"] for turn in turns_of("r")]
     assert where == [*2 * ["session 1 (2024-03-13)"], *2 * ["session 2 (2024-03-14)"],
                      *2 * ["session 3 (2024-03-16)"], ""]  # fmt: skip

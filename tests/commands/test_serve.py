@@ -179,6 +179,16 @@ def test_the_sections_are_named_in_which_the_answer_stands(codec):
     assert len(named) == sum(place in section for section in sections)
 
 
+def test_it_is_said_where_no_word_of_the_question_is_in_the_text(codec):
+    with served(ScriptedEngine(codec, lambda p: "x"), tiny.agent("bm25", chunk_tokens=9)) as (
+        url,
+        _,
+    ):
+        for question, said in (("Warum?", True), (TASK.question, False)):
+            metadata = reply_to(url, replace(TASK, question=question)).metadata
+            assert ("No word of the question" in metadata.get("remarks", "")) == said
+
+
 def test_max_tokens_temperature_and_stop_reach_the_answer(server):
     assert reply_to(server, max_tokens=1).choices[0].finish_reason == "length"
     warm = [reply_to(server, temperature=2.0, seed=k).choices[0] for k in (1, 1, 2, 3, 4)]

@@ -19,12 +19,12 @@ import cli
 import data
 from config import errors
 from config.errors import UserError
-from tasks import chats, conversations, documents, forms, markup, notebooks
+from tasks import chats, conversations, documents, forms, lexicon, markup, notebooks, quotes
 from tasks.documents import read
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
-READING = (forms, markup, chats, documents, notebooks)
+READING = (forms, markup, chats, documents, lexicon, notebooks, quotes)
 N = 300_000  # characters, of which n squared steps take a quarter of an hour
 
 
@@ -70,10 +70,14 @@ PASSES: dict[str, Callable[[str], object]] = {
     "notebooks.BASE64": notebooks.BASE64.fullmatch,
     "notebooks.COLOURS": notebooks.COLOURS.findall,
     "notebooks.UNSHOWN": notebooks.UNSHOWN.findall,
-    "documents.WRITTEN": documents.WRITTEN.findall,
-    "documents.WORD": documents.WORD.findall,
-    "documents.LETTERS_ALONE": documents.LETTERS_ALONE.findall,
-    "documents.BREAK": documents.BREAK.fullmatch,
+    **{
+        f"{module.__name__}.{name}": getattr(module, name).findall
+        for module, names in (
+            (lexicon, "_SCRIPTS _DROPPED _ODD BREAK _BROKEN _ASCII _PLAIN _WORD SCRIPT"),
+            (quotes, "GROUPED APART WHOLE WITHIN END"),
+        )
+        for name in names.split()
+    },
     "conversations.CONTROL": conversations.CONTROL.search,
     "errors.clean": errors.clean,
     "data.normalize_answer": data.normalize_answer,
@@ -85,6 +89,19 @@ IN_PLACE = {
     "chats": {r"\s*(\[\s*)?(?=\{)"},
     "documents": {r"(\d+)"},  # of a file's name
     "notebooks": {r"<[^\n]*>"},  # the whole of a text
+    "lexicon": set(),
+    "quotes": {  # of a number, and of at most 200 characters around an answer
+        "[\u2019\xa0\u2007\u2009\u202f ]",
+        r"\d{1,2}/\d{1,2}",
+        r"\d+",
+        r"\D",
+        "[\u2212\u2013]",
+        "[^-\u2212\\d]",
+        r"[^\W_]*$",
+        r"[^\W\d_][,;\u2010-]?$",
+        r"\S{0,20}\s*",
+        r"\s*\S{0,20}$",
+    },
 }
 
 
@@ -120,7 +137,10 @@ def test_there_is_no_other_regular_expression():
         written = {arg.value for arg in calls if isinstance(arg, ast.Constant)}
         assert written == IN_PLACE[module.__name__.rpartition(".")[2]]
         others = [ast.unparse(arg) for arg in calls if not isinstance(arg, ast.Constant)]
-        assert set(others) <= {"re.escape(sought)"}  # words as they are: no choice, no repetition
+        assert set(others) <= {
+            "re.escape(sought)",
+            "pattern",
+        }  # words as they are: no choice, no repetition
 
 
 @pytest.mark.parametrize(
