@@ -31,10 +31,10 @@ from config.options import (
 )
 from memagent import ReadConfig
 
-# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take
-# the cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32
-# to 69 s for what one thread does in 12, sleeping ones in 13.
+# Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are no end of a reading
+    sys.stdout.reconfigure(errors="replace")
 
 app = typer.Typer(
     cls=AgentGroup,
