@@ -32,7 +32,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import settings_folder
+from config.realmodels import check_model, settings_folder
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -347,13 +347,16 @@ def trained_agent(
 
 def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
     """Return the model whose folder gives defaults: the one named, else the embedded one; None for
-    an endpoint."""
+    an endpoint. UserError as of `check_model`."""
+    check_model(model, weights=not endpoint)
     return model or (None if endpoint else EMBEDDED)
 
 
 def starting_point(run: dict) -> str | Path:
     """Return the model or, where they say how they read, the adapters that a training goes on from:
-    agents take their settings from there."""
+    agents take their settings from there. UserError as of `check_model`."""
+    for model in (run.get("model", ""), run.get("adapter", "")):
+        check_model(model)
     adapter = run.get("adapter", "")
     return adapter if adapter and _of_folder(adapter)[1] else run.get("model") or EMBEDDED
 
