@@ -104,7 +104,7 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = RunConfig(**run)
+    run_config = find.beginning(RunConfig(**run), resume)
     if axes := find.axes(reader, grpo_config, compat):
         typer.echo(axes)
     if dry_run:
@@ -133,15 +133,15 @@ def sft(
     agent: dict = {},
 ):
     """Warm a policy up on what a careful reader would write; results lie in RUNS/NAME."""
-    from commands.train import run_and_report
-
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config = RunConfig(**run | {"agent": reader.name})
+    run_config = find.beginning(RunConfig(**run | {"agent": reader.name}), resume)
+    from commands.train import run_and_report
+
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
 
 

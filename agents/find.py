@@ -1,13 +1,14 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
-Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
-`stored_settings`, `reach`, `check_reach`: what a file that came with data may not name.
+Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `beginning`, `of_model`,
+`best_by_length`, `stored_settings`, `reach`, `check_reach`: what a file that came with data may not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,6 +36,10 @@ from config.presets import PRESETS
 from config.realmodels import check_model, settings_folder
 from config.settings import from_yaml, hints_of
 from memagent import Agent
+from tasks.episodes import is_conversations
+from tasks.hub import is_hub
+from tasks.readers import existing, is_function
+from tasks.sources import GENERATED, parts_of
 
 # files of this folder that hold no agent
 SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
@@ -390,6 +395,19 @@ def resumed(
     fields = preset_of(preset, run.get("agent", ""))
     given = {"run": run, section: training, "agent": agent}
     return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
+
+
+def beginning(run: RunConfig, resume: bool) -> RunConfig:
+    """Return the settings of a training that can begin. UserError, before torch is loaded: its
+    folder is another run's, or its data is not there."""
+    if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
+        files.check_folder(files.run_path(run.runs, run.name), resume)
+    parts = [] if is_conversations(run.data) else parts_of(run.data)
+    for source in (*(source for source, _ in parts), run.validation):
+        elsewhere = is_hub(source) or is_function(source) or is_conversations(source)
+        if source not in GENERATED and not elsewhere:
+            existing(source)
+    return run
 
 
 def resolve(

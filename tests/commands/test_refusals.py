@@ -1,8 +1,12 @@
 """Models beside the policy: what is refused before anything is loaded, and which of it may move."""
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import test_embedder
@@ -303,7 +307,21 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
 }  # fmt: skip
 PATHS = ("./nowhere", "../nowhere", "/nowhere/x", "~/nowhere", "a/b/c", "a/", "models/nothing",
          "C:\\models\\x", "no.gguf", "no.safetensors", "https://huggingface.co/a/b")  # fmt: skip
-LOADED = "import sys, cli, typer; cli.app(sys.argv[1:], standalone_mode=False)"
+CHILD = """
+import json, sys, cli
+from typer.testing import CliRunner
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(cli.app, words)
+    loaded = [name for name in ("torch", "transformers") if name in sys.modules]
+    print(json.dumps([done.exit_code, done.output, loaded]))
+"""
+PIPED = r"""
+import sys, cli, typer
+from config.terminal import console
+for text in ("\u6771\u4eac \u2192 Bern", "\ud800", "\u00e9"):
+    console.print(text)
+    typer.echo(text)
+"""
 
 
 def written(path, files):
@@ -343,3 +361,60 @@ def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch,
     with pytest.raises(UserError, match="No model folder at"):
         Codec.load(path)
     assert not no_hub
+
+
+def python(*words, **how):
+    """Run a Python of its own, in the repository's root."""
+    root = Path(cli.__file__).parent
+    return subprocess.run([sys.executable, *words], cwd=root, capture_output=True, **how)
+
+
+def test_what_needs_no_torch_is_refused_without_it(tmp_path):
+    written(tmp_path / "lacking", folder(*WHOLE[:2]))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "notes.txt").write_text("Anna reached Oslo.")
+    ask, runs = ["ask", str(tmp_path / "notes.txt"), "Where?"], ["--runs", str(tmp_path)]
+    (tmp_path / "t" / "config.yaml").write_text("")
+    wrong = {
+        (*kind, *flags): words
+        for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
+        for flags, words in {
+            ("--model", "./nowhere"): "No model folder", ("--model", f"{tmp_path}/lacking"): "lacks",
+            ("--device", "tpu"): "tpu", ("--agent", "nobody"): "nobody",
+        }.items()
+    } | {
+        ("train", *runs, "--name", "t"): "there already", ("sft", *runs, "--name", "t"): "there al",
+        (*ask, *runs, "--name", "t"): "holds a run", ("eval", "--suite", "nobody"): "nobody",
+        ("train", "--data", "no.json"): "No file at no.json",
+        ("sft", "--validation", "no.json"): "No file at no.json",
+        ("train", "--data", "world=1,no.json=2"): "No file at no.json",
+        ("train", "--resume", *runs, "--name", "none"): "There is no run",
+        ("ask", "no.txt", "Where?"): "No file at no.txt", ("plan", "--model", "a/b/c"): "No model",
+    }  # fmt: skip
+    done = python("-c", CHILD, json.dumps([*wrong]), text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(wrong), done.stderr
+    for (words, said_of_it), (code, output, loaded) in zip(wrong.items(), found, strict=True):
+        assert code == 2 and said_of_it in output and not loaded, (words, output, loaded)
+
+
+# ---------------------------------------------------------------- standard output
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "ascii:strict", "utf-8:strict"])
+def test_letters_that_cannot_be_encoded_are_replaced(encoding):
+    done = python("-c", PIPED, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and b"Bern" in done.stdout and not done.stderr
+    done = python("cli.py", "train", "--help", env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--model", "smollm2"]])
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(words):
+    out, end = os.pipe()
+    os.close(out)
+    command = [sys.executable, "cli.py", *words]
+    root = Path(cli.__file__).parent
+    done = subprocess.run(command, cwd=root, stdout=end, stderr=subprocess.PIPE)
+    os.close(end)
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
