@@ -1,7 +1,8 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
 Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `beginning`, `of_model`,
-`best_by_length`, `stored_settings`, `reach`, `check_reach`: what a file that came with data may not name.
+`best_by_length`, `stored_settings`, `reach`, `check_reach`: what a file that came with data may
+not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
@@ -36,10 +37,6 @@ from config.presets import PRESETS
 from config.realmodels import check_model, settings_folder
 from config.settings import from_yaml, hints_of
 from memagent import Agent
-from tasks.episodes import is_conversations
-from tasks.hub import is_hub
-from tasks.readers import existing, is_function
-from tasks.sources import GENERATED, parts_of
 
 # files of this folder that hold no agent
 SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
@@ -400,6 +397,11 @@ def resumed(
 def beginning(run: RunConfig, resume: bool) -> RunConfig:
     """Return the settings of a training that can begin. UserError, before torch is loaded: its
     folder is another run's, or its data is not there."""
+    from tasks.episodes import is_conversations
+    from tasks.hub import is_hub
+    from tasks.readers import existing, is_function
+    from tasks.sources import GENERATED, parts_of
+
     if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
         files.check_folder(files.run_path(run.runs, run.name), resume)
     parts = [] if is_conversations(run.data) else parts_of(run.data)

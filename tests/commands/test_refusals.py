@@ -281,7 +281,7 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "adapters without weights": ({ADAPTERS[0]: adapters("a/b")}, "", "adapter_model.safetensors"),
     "adapters of a base that is gone": (
         {ADAPTERS[0]: adapters("/nowhere/base"), ADAPTERS[1]: ""}, "",
-        "name /nowhere/base as their base (another place of it can be written into their adapter_c"),
+        "name /nowhere/base as their base (another place of it can be written"),
     "adapters of no base": ({ADAPTERS[0]: adapters(None), ADAPTERS[1]: ""}, "", "name one in"),
     "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
     "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
@@ -379,7 +379,8 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         (*kind, *flags): words
         for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
         for flags, words in {
-            ("--model", "./nowhere"): "No model folder", ("--model", f"{tmp_path}/lacking"): "lacks",
+            ("--model", "./nowhere"): "No model folder",
+            ("--model", f"{tmp_path}/lacking"): "lacks",
             ("--device", "tpu"): "tpu", ("--agent", "nobody"): "nobody",
         }.items()
     } | {
