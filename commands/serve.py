@@ -319,7 +319,8 @@ def app(service, agent: Agent, terms: Terms):
         """Answer with a failure; a request that was not begun has its line of the log here."""
         if scope:  # nothing of the message, which may quote what was sent
             why = failure.param or failure.code or failure.plain()["error"]["type"]
-            terms.log(f"refused {failure.status} at {clip(clean(scope['path']), 100)}: {why}")
+            path = clip(" ".join(clean(scope["path"]).split()), 100)
+            terms.log(f"refused {failure.status} at {path}: {why}")
         headers = {"Retry-After": "5"} if failure.status in (429, 503) else {}
         headers |= {"WWW-Authenticate": "Bearer"} if failure.status == 401 else {}
         return JSONResponse(failure.plain(), failure.status, headers)

@@ -305,13 +305,15 @@ def test_a_refused_request_has_a_line_without_its_words(codec):
         assert post(chat(), path="/v1/responses?key=secret-key") == 404
         assert post(chat(), path=f"{PATH}/") == 200
         assert httpx.get(f"{url}/v1/models/", headers=key).json()["data"]
+        assert httpx.get(f"{url}/v1/a%0a%1b[31mb", headers=key).status_code == 404
     at = f"at {PATH}: "
     assert lines[:7] == [
         f"refused 400 {at}n", f"refused 404 {at}model", f"refused 400 {at}messages.0.role",
         f"refused 400 {at}messages.0.content.0", f"refused 400 {at}invalid_request_error",
         f"refused 401 {at}invalid_api_key", "refused 404 at /v1/responses: invalid_request_error",
     ]  # fmt: skip
-    assert len(lines) == 8 and "secret" not in "".join(lines) and " 200: " in lines[7]
+    assert len(lines) == 9 and "secret" not in "".join(lines) and " 200: " in lines[7]
+    assert lines[8].isprintable() and "/v1/a \ufffd[31mb" in lines[8]
 
 
 def test_of_a_long_message_the_reply_says_what_was_the_question(codec):
