@@ -31,10 +31,10 @@ from config.options import (
 )
 from memagent import ReadConfig
 
-# Before torch is loaded: its threads wait for work by spinning unless told otherwise, and then take
-# the cores from whatever else runs. With two of them beside other work on two cores SmolLM2 took 32
-# to 69 s for what one thread does in 12, sleeping ones in 13.
+# Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are no end of a reading
+    sys.stdout.reconfigure(errors="replace")
 
 app = typer.Typer(
     cls=AgentGroup,
@@ -104,7 +104,7 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = RunConfig(**run)
+    run_config = find.beginning(RunConfig(**run), resume)
     if axes := find.axes(reader, grpo_config, compat):
         typer.echo(axes)
     if dry_run:
@@ -133,15 +133,15 @@ def sft(
     agent: dict = {},
 ):
     """Warm a policy up on what a careful reader would write; results lie in RUNS/NAME."""
-    from commands.train import run_and_report
-
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config = RunConfig(**run | {"agent": reader.name})
+    run_config = find.beginning(RunConfig(**run | {"agent": reader.name}), resume)
+    from commands.train import run_and_report
+
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
 
 

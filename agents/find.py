@@ -1,13 +1,15 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
-Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `of_model`, `best_by_length`,
-`stored_settings`, `reach`, `check_reach`: what a file that came with data may not name.
+Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `beginning`, `of_model`,
+`best_by_length`, `stored_settings`, `reach`, `check_reach`: what a file that came with data may
+not name.
 Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
 Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,7 +34,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import settings_folder
+from config.realmodels import check_model, settings_folder
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -347,13 +349,16 @@ def trained_agent(
 
 def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
     """Return the model whose folder gives defaults: the one named, else the embedded one; None for
-    an endpoint."""
+    an endpoint. UserError as of `check_model`."""
+    check_model(model, weights=not endpoint)
     return model or (None if endpoint else EMBEDDED)
 
 
 def starting_point(run: dict) -> str | Path:
     """Return the model or, where they say how they read, the adapters that a training goes on from:
-    agents take their settings from there."""
+    agents take their settings from there. UserError as of `check_model`."""
+    for model in (run.get("model", ""), run.get("adapter", "")):
+        check_model(model)
     adapter = run.get("adapter", "")
     return adapter if adapter and _of_folder(adapter)[1] else run.get("model") or EMBEDDED
 
@@ -387,6 +392,24 @@ def resumed(
     fields = preset_of(preset, run.get("agent", ""))
     given = {"run": run, section: training, "agent": agent}
     return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
+
+
+def beginning(run: RunConfig, resume: bool) -> RunConfig:
+    """Return the settings of a training that can begin. UserError, before torch is loaded: its
+    folder is another run's, or its data is not there."""
+    from tasks.episodes import is_conversations
+    from tasks.hub import is_hub
+    from tasks.readers import existing, is_function
+    from tasks.sources import GENERATED, parts_of
+
+    if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
+        files.check_folder(files.run_path(run.runs, run.name), resume)
+    parts = [] if is_conversations(run.data) else parts_of(run.data)
+    for source in (*(source for source, _ in parts), run.validation):
+        elsewhere = is_hub(source) or is_function(source) or is_conversations(source)
+        if source not in GENERATED and not elsewhere:
+            existing(source)
+    return run
 
 
 def resolve(

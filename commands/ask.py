@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
+import sys
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -147,7 +148,8 @@ def ask(
         readings += [_resumed(words, config, how, also)] if resume else _new(words, config, also)
         answers = _answer(readings, how)
         if config.json:
-            typer.echo(json.dumps(answers, ensure_ascii=False, indent=1))
+            escaped = "utf" not in (sys.stdout.encoding or "").lower()  # else letters would be lost
+            typer.echo(json.dumps(answers, ensure_ascii=escaped, indent=1))
     except KeyboardInterrupt:
         reading = next((reading for reading in reversed(readings) if reading.folder), None)
         kept = reading and (reading.folder / "document.json").exists()

@@ -211,22 +211,26 @@ class Visitors:
             if scope["type"] == "http":
                 self._check(Headers(scope=scope), scope["method"])
         except Failure as failure:
-            app = self.failed(failure)
+            app = self.failed(failure, scope)
         await app(scope, receive, send)
 
     def _check(self, headers: Headers, method: str) -> None:
         host = headers.get("host", "")  # HTTP/1.0 has none, and no browser speaks it
         if host and _name(host) not in LOOPBACK:
-            raise Failure(403, f"The host {clip(host, 100)!r} is not served: ask for localhost.")
+            raise Failure(
+                403, f"The host {clip(host, 100)!r} is not served: ask for localhost.", param="Host"
+            )
         origin = headers.get("origin")
         if origin is not None and origin not in (*self.origins, f"http://{host}"):
             raise Failure(
                 403,
                 f"Web pages of {clip(origin, 100)!r} may not ask: --cors ORIGIN lets them.",
+                param="Origin",
             )
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
-            raise Failure(415, "Send the body with Content-Type: application/json.")
+            kind = "Content-Type"
+            raise Failure(415, f"Send the body with {kind}: application/json.", param=kind)
 
 
 def _name(host: str) -> str:

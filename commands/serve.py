@@ -18,6 +18,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import signal
 import socket
 import sys
@@ -38,7 +39,7 @@ from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
 from report.reading import begins
-from tasks.chat_requests import Asked, ChatRequest, Refused, taken
+from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
 
@@ -96,12 +97,14 @@ def run(config: ServeConfig, how: How) -> None:
     model = config.served_as or Path(config.model or "model").name  # without its folder
     model = TINY if config.model == str(EMBEDDED) else re.sub(r"[^\w.:-]+", "-", model)
     name = config.called or f"{model}-{agent.label}"
-    application = app(service, agent, Terms(name, config, key, typer.echo))
+    application = app(service, agent, Terms(name, config, key, _log))
     server = Server(application, config.grace_s, service.stop)
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"{who.said}, reading with {agent.label}{fits}")
-    typer.echo(f"The model {name} answers at http://{shown}:{port}/v1 (Ctrl-C ends it).")
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+    url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+    _log(_example(url, config, bool(key)))
+    _log(f"{who.said}, reading with {agent.label}{fits}")
+    _log(f"The model {name} answers at {url} (Ctrl-C ends it).")
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -112,6 +115,22 @@ def run(config: ServeConfig, how: How) -> None:
         service.close()
         engine.close()
         listening.close()
+
+
+def _log(line: str) -> None:
+    with contextlib.suppress(OSError):  # whoever read the log is gone, which is no request's fault
+        typer.echo(line)
+
+
+def _example(url: str, config: ServeConfig, keyed: bool) -> str:
+    """Return a command that asks this server, for a shell on this machine."""
+    file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
+    key = f"$(cat {file})" if file else f"${API_KEY}"
+    bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
+    chat = [{"role": "user", "content": "Anna lives in Oslo. Where does Anna live?"}]
+    body = json.dumps({"messages": chat})
+    url = shlex.quote(f"{url}/chat/completions")
+    return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
 
 
 def key_of(config: ServeConfig) -> str:
@@ -149,19 +168,20 @@ class Exchange:
     """A request from its reading's submission to its answer."""
 
     def __init__(
-        self, request: ChatRequest, question: Asked, agent: Agent, terms: Terms, began: float
+        self, request: ChatRequest, inquiry: Inquiry, agent: Agent, terms: Terms, began: float
     ):
         from engines.service import Job
         from rollout import Sampling
 
-        self.request, self.document, self.terms = request, question.document, terms
+        self.request, self.document, self.terms = request, inquiry.document, terms
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
+        self.source = inquiry.source
         self.began, self.until = began, began + terms.config.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
         self.events: asyncio.Queue = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        task = Task("asked", question.question, (), self.document.text, kind="asked")
+        task = Task("asked", inquiry.question, (), self.document.text, kind="asked")
         if most := request.most_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
         warm = terms.config.temperature if request.temperature is None else request.temperature
@@ -241,6 +261,7 @@ class Exchange:
         facts = {"agent": agent.label, "sections_read": str(self.n_read)}
         remarks = [*document.remarks, *remarks_on(agent, self.last)]
         facts |= {"remarks": " ".join(remarks)} if remarks else {}
+        facts |= {"question": self.source} if self.source else {}
         if found is None:
             return facts
         ranges, phrase = found
@@ -296,7 +317,12 @@ def app(service, agent: Agent, terms: Terms):
     card = {"id": terms.model, "object": "model", "created": int(time.time())}
     card |= {"owned_by": "memagent"}
 
-    def failed(failure: Failure) -> Response:
+    def failed(failure: Failure, scope: dict | None = None) -> Response:
+        """Answer with a failure; a request that was not begun has its line of the log here."""
+        if scope:  # nothing of the message, which may quote what was sent
+            why = failure.param or failure.code or failure.plain()["error"]["type"]
+            path = clip(" ".join(clean(scope["path"]).split()), 100)
+            terms.log(f"refused {failure.status} at {path}: {why}")
         headers = {"Retry-After": "5"} if failure.status in (429, 503) else {}
         headers |= {"WWW-Authenticate": "Bearer"} if failure.status == 401 else {}
         return JSONResponse(failure.plain(), failure.status, headers)
@@ -324,7 +350,7 @@ def app(service, agent: Agent, terms: Terms):
             raise Failure(408, late, "timeout") from None
         return bytes(found)
 
-    async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Asked]:
+    async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Inquiry]:
         """Read a body in a child: first where none takes long."""
         for readers, room in lanes:
             async with room:
@@ -351,7 +377,10 @@ def app(service, agent: Agent, terms: Terms):
 
     async def models(request: Request) -> Response:
         check_key(request)
-        return JSONResponse({"object": "list", "data": [card]})
+        if (name := request.path_params.get("name", "")) in ("", terms.model):
+            return JSONResponse(card if name else {"object": "list", "data": [card]})
+        known = f"The model {clip(name, 100)!r} is not served: {terms.model} is."
+        raise Failure(404, known, "model_not_found", "model")
 
     async def completions(request: Request) -> Response:
         check_key(request)
@@ -360,7 +389,7 @@ def app(service, agent: Agent, terms: Terms):
         try:
             body = await body_of(request)
             async with asyncio.timeout(config.timeout_s):
-                parsed, question = await while_there(request, read(body, held))
+                parsed, inquiry = await while_there(request, read(body, held))
             del body
         except ClientDisconnect:
             return Response(status_code=499)
@@ -368,8 +397,8 @@ def app(service, agent: Agent, terms: Terms):
             raise over_time(config.timeout_s) from None
         except asyncio.CancelledError:  # by the server, which ends
             raise Failure(503, "The server is shutting down.") from None
-        memory.hold(request, sys.getsizeof(question.document.text))
-        exchange = Exchange(parsed, question, agent, terms, began)
+        memory.hold(request, sys.getsizeof(inquiry.document.text))
+        exchange = Exchange(parsed, inquiry, agent, terms, began)
         service.submit(exchange.reading)
         held.callback(service.cancel, exchange.reading)
         try:
@@ -384,7 +413,7 @@ def app(service, agent: Agent, terms: Terms):
             return Response(status_code=499)
         except Failure as failure:
             terms.log(exchange.line(failure.status, str(failure)))
-            raise
+            return failed(failure)
 
     async def while_there(request: Request, work: Coroutine):
         """Return what work returns; ClientDisconnect if the client is gone before."""
@@ -472,11 +501,13 @@ def app(service, agent: Agent, terms: Terms):
         elif isinstance(error, Stopped):
             error = Failure(503, str(error))
         elif isinstance(error, HTTPException):
-            what = {404: "There is nothing at this path.", 405: "This path takes another method."}
+            paths = "/v1/chat/completions, /v1/models and /health"
+            what = {404: f"There is nothing at this path: {paths} are served."}
+            what |= {405: "This path takes another method; web pages need --cors ORIGIN."}
             error = Failure(error.status_code, what.get(error.status_code, error.detail))
         elif not isinstance(error, Failure):
             error = Failure(500, f"The server has failed: {type(error).__name__}.")
-        return failed(error)
+        return failed(error, request.scope)
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
@@ -494,7 +525,13 @@ def app(service, agent: Agent, terms: Terms):
         routes=[
             Route("/health", health),
             Route("/v1/models", models),
-            Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
+            Route("/v1/models/{name:path}", models),
+            *(
+                Route(
+                    f"/v1/chat/completions{end}", completions, methods=["POST"], middleware=counted
+                )
+                for end in ("", "/")
+            ),
         ],
         middleware=doors,
         exception_handlers=dict.fromkeys(

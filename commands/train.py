@@ -31,6 +31,7 @@ from commands.export import export
 from commands.sft import SFT
 from config import files, stops
 from config.errors import UserError, kept, no_room
+from config.files import check_folder
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
@@ -172,20 +173,6 @@ def silence_lightning() -> None:
     )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-
-
-def check_folder(folder: Path, resume: bool) -> None:
-    """Refuse a folder where a run's results cannot lie, or where another run's are."""
-    try:
-        if folder.exists() and not resume:
-            raise UserError(
-                f"The run {folder} is there already: give another --name, "
-                "or go on with it by --resume."
-            )
-        if resume and not folder.exists():
-            raise UserError(f"There is no run {folder} to resume.")
-    except OSError as error:
-        raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
 
 def run_and_report(

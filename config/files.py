@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`, `dump`,
-`read_yaml`, `settings_in`, `typed`, `run_path`.
+Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`,
+`check_folder`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
@@ -95,6 +95,20 @@ def make_folder(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"The folder {path} cannot be made: {error.strerror}.") from error
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuse a folder where a run's results cannot lie, or where another run's are."""
+    try:
+        if folder.exists() and not resume:
+            raise UserError(
+                f"The run {folder} is there already: give another --name, "
+                "or go on with it by --resume."
+            )
+        if resume and not folder.exists():
+            raise UserError(f"There is no run {folder} to resume.")
+    except OSError as error:
+        raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
 
 # ---------------------------------------------------------------- settings as YAML

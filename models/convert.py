@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from config.errors import UserError, clip, first_line, loading
+from config.realmodels import split_file
 
 VALUES = 1 << 21
 """Most values that a file may declare; Llama 4's 202,048 tokens and 439,802 merges take 1.5 million
@@ -132,6 +133,8 @@ def read_header(path: Path) -> Header:
         raise UserError(
             f"{path} is a damaged or cut-off GGUF file: get it anew ({reason})."
         ) from error
+    if fields.get("split.count", 1) > 1:
+        raise split_file(path, fields.get("split.no", 0) + 1, fields["split.count"])
     return Header(fields, elements)
 
 

@@ -29,7 +29,7 @@ from safetensors.torch import save_file
 
 from config.errors import UserError, first_line, loading
 from config.options import TrainConfig
-from config.realmodels import base_of, is_adapter, is_gguf, named_folder
+from config.realmodels import base_of, check_model, is_adapter, is_gguf, named_folder
 from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -100,6 +100,7 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
+    check_model(path, tokenizer=False)
     config_of(path, settings["trust_remote_code"])  # checked before anything is built
     with loading(f"The model {path}"):
         try:

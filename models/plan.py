@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from config.errors import UserError, first_line
 from config.options import EMBEDDED, GRPOConfig
-from config.realmodels import base_of
+from config.realmodels import base_of, check_model
 from memagent import Agent
 
 GIB = 2**30
@@ -122,6 +122,7 @@ def geometry(model: str, download: bool = True) -> Geometry:
     """
     if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
+    check_model(model, tokenizer=False, weights=False)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
     try:
         return _counted(model or str(EMBEDDED), download)

@@ -28,7 +28,7 @@ from weakref import WeakValueDictionary
 
 from config.errors import UserError, first_line, loading
 from config.options import TEMPLATE_DATE
-from config.realmodels import named_folder
+from config.realmodels import check_model
 from tokens.blanks import without_blanks
 from tokens.chat_templates import check_tokenizer, rendered
 from tokens.responses import (
@@ -204,11 +204,7 @@ class Codec:
         """
         from transformers import AutoTokenizer
 
-        if not named_folder(path).exists() and str(path).startswith((".", "/", "~")):
-            raise UserError(
-                f"No model folder at {path}: give a folder with config.json, tokenizer and "
-                "safetensors, or a hub name."
-            )
+        check_model(path, weights=False)
         with loading(f"The tokenizer of {path}"):
             tokenizer = AutoTokenizer.from_pretrained(
                 path, trust_remote_code=trust_remote_code, local_files_only=local

@@ -116,7 +116,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     small = "--model tiny --agent memagent --chunk-tokens 6".split()
     printed = run("report.pdf", "Where is <Clara>?", *small, *ROOM, "--name", "r")
     lines = printed.splitlines()
-    assert lines[0].startswith("report.pdf: of 5 pages 1 has no text")
+    assert lines[0].startswith("report.pdf (5 pages): page 4 has no text")
     assert f"Remarks: {lines[0]}" in lines  # once more at the end
     assert "as --agent says" in lines[1] and "the embedded policy on this machine" in lines[1]
     (size,) = [line for line in lines if line.startswith("5 pages, ")]

@@ -1,8 +1,12 @@
 """Models beside the policy: what is refused before anything is loaded, and which of it may move."""
 
 import json
+import os
+import subprocess
+import sys
 from contextlib import closing
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import test_embedder
@@ -236,3 +240,182 @@ def test_a_moved_embedder_leaves_rows_as_they_are(tmp_path):
     assert json.loads((tmp_path / "rows").read_text().splitlines()[0]) in rows
     rows_of("openai:http://a/v1#n")
     assert len(asked) == 2 * n
+
+
+# ---------------------------------------------------------------- before torch is loaded
+
+
+POINTER = f"version https://git-lfs.github.com/spec/v1\noid sha256:{'a' * 64}\nsize 268435456\n"
+WHOLE = ("config.json", "tokenizer.json", "model.safetensors")
+ADAPTERS = ("adapter_config.json", "adapter_model.safetensors")
+INDEX = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+
+
+def adapters(base: object) -> str:
+    named = {"base_model_name_or_path": base}
+    return json.dumps({"r": 8, "lora_alpha": 16, "target_modules": ["q_proj"]} | named)
+
+
+def folder(*names, **contents):
+    """Files of a model folder, {} in each but those that are given."""
+    return {name.replace("_", ".", 1): text for name, text in contents.items()} | {
+        name: "{}" for name in names if name.replace(".", "_", 1) not in contents
+    }
+
+
+MODELS = {  # files in a folder, what is given as --model (behind the folder), what is said of it
+    "a folder that is not there": ({}, "/nowhere", "No model folder at"),
+    "an empty folder": ({"x/": ""}, "/x", "is an empty folder"),
+    "a pointer for weights": (folder(*WHOLE) | {"model.safetensors": POINTER}, "", "git lfs pull"),
+    "a pointer for a part": (
+        folder(*WHOLE[:2], "model.safetensors.index.json") | {"model-2.safetensors": POINTER}, "",
+        "model-2.safetensors is a git-LFS pointer"),
+    "a pointer for a tokenizer": (folder(*WHOLE) | {"tokenizer.json": POINTER}, "",
+                                  "tokenizer.json is a git-LFS pointer"),
+    "two pointers": (folder("tokenizer.json") | dict.fromkeys(WHOLE[::2], POINTER), "",
+                     "and 1 beside it: `git lfs pull`"),
+    "a pointer for adapters": (folder(*ADAPTERS) | {ADAPTERS[1]: POINTER}, "", "git lfs pull"),
+    "a pointer for a GGUF file": ({"a.gguf": POINTER}, "/a.gguf", "git lfs pull"),
+    "the first of two": ({"a-00001-of-00002.gguf": "GGUF"}, "/a-00001-of-00002.gguf",
+                         "part 1 of 2 of a split GGUF file: give the whole one"),
+    "adapters without weights": ({ADAPTERS[0]: adapters("a/b")}, "", "adapter_model.safetensors"),
+    "adapters of a base that is gone": (
+        {ADAPTERS[0]: adapters("/nowhere/base"), ADAPTERS[1]: ""}, "",
+        "name /nowhere/base as their base (another place of it can be written"),
+    "adapters of no base": ({ADAPTERS[0]: adapters(None), ADAPTERS[1]: ""}, "", "name one in"),
+    "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
+    "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
+    "pickled as they were trained": (folder(*WHOLE[:2], "consolidated.00.pth"), "", "run code"),
+    "weights of TensorFlow": (folder(*WHOLE[:2], "tf_model.h5"), "", "of TensorFlow"),
+    "weights of Flax": (folder(*WHOLE[:2], "flax_model.msgpack"), "", "of Flax"),
+    "a graph of ONNX": (folder(*WHOLE[:2], "model.onnx"), "", "of ONNX"),
+    "another name": (folder(*WHOLE[:2], "weights.safetensors"), "", "only weights.safetensors"),
+    "no weights": (folder(*WHOLE[:2]), "", "lacks model.safetensors"),
+    "a missing part": (
+        folder(*WHOLE[:2], "model-1.safetensors") | {
+            "model.safetensors.index.json": json.dumps(INDEX)}, "",
+        "(model-2.safetensors, 1 in all)"),
+    "no tokenizer": (folder("config.json", "model.safetensors", "tokenizer_config.json"), "",
+                     "has no tokenizer"),
+    "a tokenizer alone": (folder("tokenizer.json"), "", "has no config.json, only tokenizer.json"),
+    "weights alone": (folder("model.safetensors"), "", "only model.safetensors"),
+    "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "itself: give"),
+    "the hub's cache": ({f"snapshots/abc/{name}": "{}" for name in WHOLE}, "", "snapshots/abc"),
+    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "a.gguf"),
+    "a file of weights": ({"model.safetensors": ""}, "/model.safetensors", "that it lies in"),
+    "a zip file": ({"model.zip": ""}, "/model.zip", "is packed: unpack it"),
+}  # fmt: skip
+PATHS = ("./nowhere", "../nowhere", "/nowhere/x", "~/nowhere", "a/b/c", "a/", "models/nothing",
+         "C:\\models\\x", "no.gguf", "no.safetensors", "https://huggingface.co/a/b")  # fmt: skip
+CHILD = """
+import json, sys, cli
+from typer.testing import CliRunner
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(cli.app, words)
+    loaded = [name for name in ("torch", "transformers") if name in sys.modules]
+    print(json.dumps([done.exit_code, done.output, loaded]))
+"""
+PIPED = r"""
+import sys, cli, typer
+from config.terminal import console
+for text in ("\u6771\u4eac \u2192 Bern", "\ud800", "\u00e9"):
+    console.print(text)
+    typer.echo(text)
+"""
+
+
+def written(path, files):
+    path.mkdir()
+    for name, text in files.items():
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).mkdir() if name.endswith("/") else (path / name).write_text(text)
+
+
+@pytest.fixture
+def no_hub(monkeypatch):
+    """Count the addresses that are asked for; there is none."""
+    asked = []
+    monkeypatch.setattr("socket.getaddrinfo", lambda *place, **_: asked.append(place) or [])
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    return asked
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_is_no_model_is_said_and_not_looked_for_elsewhere(tmp_path, no_hub, name):
+    files, behind, words = MODELS[name]
+    written(tmp_path / "model", files)
+    model, text = f"{tmp_path / 'model'}{behind}", tmp_path / "notes.txt"
+    text.write_text("Anna reached Oslo.")
+    for command in (["ask", text, "Where?"], ["eval"], ["train", "--name", "t"], ["serve"]):
+        sentence = refused(*command, "--model", model)
+        assert words in sentence and str(tmp_path) in sentence
+    assert not no_hub
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch, no_hub, path):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "models").mkdir()
+    for command in (["eval"], ["sft", "--name", "t"], ["serve"], ["plan"]):
+        assert f"No model folder at {path}" in refused(*command, "--model", path)
+    with pytest.raises(UserError, match="No model folder at"):
+        Codec.load(path)
+    assert not no_hub
+
+
+def python(*words, **how):
+    """Run a Python of its own, in the repository's root."""
+    root = Path(cli.__file__).parent
+    return subprocess.run([sys.executable, *words], cwd=root, capture_output=True, **how)
+
+
+def test_what_needs_no_torch_is_refused_without_it(tmp_path):
+    written(tmp_path / "lacking", folder(*WHOLE[:2]))
+    (tmp_path / "t").mkdir()
+    (tmp_path / "notes.txt").write_text("Anna reached Oslo.")
+    ask, runs = ["ask", str(tmp_path / "notes.txt"), "Where?"], ["--runs", str(tmp_path)]
+    (tmp_path / "t" / "config.yaml").write_text("")
+    wrong = {
+        (*kind, *flags): words
+        for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
+        for flags, words in {
+            ("--model", "./nowhere"): "No model folder",
+            ("--model", f"{tmp_path}/lacking"): "lacks",
+            ("--device", "tpu"): "tpu", ("--agent", "nobody"): "nobody",
+        }.items()
+    } | {
+        ("train", *runs, "--name", "t"): "there already", ("sft", *runs, "--name", "t"): "there al",
+        (*ask, *runs, "--name", "t"): "holds a run", ("eval", "--suite", "nobody"): "nobody",
+        ("train", "--data", "no.json"): "No file at no.json",
+        ("sft", "--validation", "no.json"): "No file at no.json",
+        ("train", "--data", "world=1,no.json=2"): "No file at no.json",
+        ("train", "--resume", *runs, "--name", "none"): "There is no run",
+        ("ask", "no.txt", "Where?"): "No file at no.txt", ("plan", "--model", "a/b/c"): "No model",
+    }  # fmt: skip
+    done = python("-c", CHILD, json.dumps([*wrong]), text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(wrong), done.stderr
+    for (words, said_of_it), (code, output, loaded) in zip(wrong.items(), found, strict=True):
+        assert code == 2 and said_of_it in output and not loaded, (words, output, loaded)
+
+
+# ---------------------------------------------------------------- standard output
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii", "latin-1", "ascii:strict", "utf-8:strict"])
+def test_letters_that_cannot_be_encoded_are_replaced(encoding):
+    done = python("-c", PIPED, env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and b"Bern" in done.stdout and not done.stderr
+    done = python("cli.py", "train", "--help", env=os.environ | {"PYTHONIOENCODING": encoding})
+    assert done.returncode == 0 and not done.stderr
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--help"], ["plan", "--model", "smollm2"]])
+def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(words):
+    out, end = os.pipe()
+    os.close(out)
+    command = [sys.executable, "cli.py", *words]
+    root = Path(cli.__file__).parent
+    done = subprocess.run(command, cwd=root, stdout=end, stderr=subprocess.PIPE)
+    os.close(end)
+    assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr

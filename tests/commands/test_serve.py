@@ -5,8 +5,10 @@ import multiprocessing
 import os
 import random
 import resource
+import shutil
 import signal
 import socket
+import subprocess
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -123,7 +125,8 @@ def test_openais_client_gets_memories_answer_usage_and_sections(server, engine):
     assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
     assert 0 < usage.completion_tokens_details.reasoning_tokens < usage.completion_tokens
     assert reply.metadata["agent"] == "memagent" and reply.metadata["sections_read"] == "6"
-    assert [model.id for model in client(server).models.list().data] == [NAME]
+    models = client(server).models
+    assert [model.id for model in models.list().data] == [models.retrieve(NAME).id] == [NAME]
     assert httpx.get(f"{server}/health").json()["status"] == "ok"
 
 
@@ -291,6 +294,46 @@ def test_a_key_is_asked_for_and_never_shown(codec):
     assert lines and not any(secret in line for line in lines)
 
 
+def test_a_refused_request_has_a_line_without_its_words(codec):
+    lines, terms = [], Terms(NAME, key="s3cret-of-mine", log=lambda line: lines.append(line))
+    with served(ScriptedEngine(codec, lambda prompt: "Anna"), terms=terms) as (url, _):
+        key = {"Authorization": "bearer s3cret-of-mine"}
+
+        def post(body, headers=key, path=PATH):
+            return httpx.post(url + path, json=body, headers=headers).status_code
+
+        part = {"type": "secret-part", "text": "secret-text"}
+        for body in (
+            chat(n=2),
+            chat(model="secret-model"),
+            chat(messages=[{"role": "secret-role", "content": "secret-text"}]),
+            chat(messages=[{"role": "user", "content": [part]}]),
+            "secret-text",
+        ):
+            assert post(body) in (400, 404)
+        assert post(chat(), {"Authorization": "secret-key"}) == 401
+        assert post(chat(), path="/v1/responses?key=secret-key") == 404
+        assert post(chat(), path=f"{PATH}/") == 200
+        assert httpx.get(f"{url}/v1/models/", headers=key).json()["data"]
+        assert httpx.get(f"{url}/v1/a%0a%1b[31mb", headers=key).status_code == 404
+    at = f"at {PATH}: "
+    assert lines[:7] == [
+        f"refused 400 {at}n", f"refused 404 {at}model", f"refused 400 {at}messages.0.role",
+        f"refused 400 {at}messages.0.content.0", f"refused 400 {at}invalid_request_error",
+        f"refused 401 {at}invalid_api_key", "refused 404 at /v1/responses: invalid_request_error",
+    ]  # fmt: skip
+    assert len(lines) == 9 and "secret" not in "".join(lines) and " 200: " in lines[7]
+    assert lines[8].isprintable() and "/v1/a \ufffd[31mb" in lines[8]
+
+
+def test_of_a_long_message_the_reply_says_what_was_the_question(codec):
+    text = "Where is Anna?\n\n" + "Anna joined Boris. Boris toured Oslo.\n\n" * 60
+    body = {"messages": [{"role": "user", "content": text}]}
+    with served(ScriptedEngine(codec, lambda prompt: "Anna")) as (url, _):
+        reply = httpx.post(url + PATH, json=body, timeout=HANG_S).json()
+    assert reply["metadata"]["question"] == "the first paragraph" and reply["model"] == NAME
+
+
 @pytest.mark.parametrize("words, environment", [
     (("--host", "0.0.0.0"), {}),
     (("--api-key", "none"), {}),
@@ -325,13 +368,13 @@ def malformed():
     for _ in range(40):
         broken = bytearray(whole)
         for _ in range(3):
-            broken[rng.randrange(30)] = rng.choice(b'\xff\0{}[]":,')
+            broken[26 + rng.randrange(12)] = rng.choice(b'\xff\0{}[]":,')
         yield bytes(broken)
     odd = [None, 5, -1, 1e308, 10**40, [], {}, "", "\0", True, [[]], {"a": {}}, "x" * 5000]
     odd_numbers = [-1, 5, 10**40, "x", [], {}, float("nan")]
     no_counts = [1.5, 10**40, "x", {}, float("inf"), -(10**40)]
     wrong = {
-        "messages": odd, "model": odd,
+        "messages": odd, "model": [value for value in odd if value not in (None, "")],
         "stop": [5, {}, [5]], "stream_options": [5, "x", [1], {"include_usage": "no"}],
         "temperature": odd_numbers, "top_p": odd_numbers,
         "seed": no_counts, "max_tokens": no_counts,
@@ -353,9 +396,11 @@ def test_malformed_requests_get_nothing_but_4xx(server, capfd):
             assert 400 <= reply.status_code < 500, (body[:200], reply.text)
             seen.add(error_of(reply)["message"][:40])
         assert len(seen) > 20  # not one and the same
-        for path in ("/", "/v1", "/v1/chat", "/v1/completions", "/v1/models/none", "/%00"):
+        for path in ("/", "/v1", "/v1/chat", "/v1/responses", "/v1/models/none", "/%00"):
             for method in ("GET", "POST", "PUT"):
-                assert error_of(http.request(method, path)), path
+                reply = http.request(method, path)
+                assert reply.status_code in (404, 405) and error_of(reply), path
+        assert "/v1/chat/completions" in error_of(http.post("/v1/responses"))["message"]
         for method in ("GET", "PUT", "DELETE", "PATCH"):
             reply = http.request(method, PATH)
             assert reply.status_code == 405 and error_of(reply)
@@ -422,9 +467,27 @@ def start(tmp_path, *words):
         patch.setattr(Service, "_step", lambda it: gate.wait(0.01) and step(it))
         process = forked(["serve", "--model", "tiny", "--port", "0", *words], out)
     until(lambda: "answers at" in out.read_text() if out.exists() else False)
-    url = next(w for w in out.read_text().split() if w.startswith("http://")).removesuffix("/v1")
+    url = next(w for w in out.read_text().split() if w.startswith("http://")).partition("/v1")[0]
     until(lambda: _healthy(url))
     return process, url, out, gate
+
+
+@pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
+@pytest.mark.parametrize("keyed", ["", "by a file", "by the environment"])
+def test_the_first_line_is_a_command_that_asks(tmp_path, monkeypatch, keyed):
+    monkeypatch.delenv(API_KEY, raising=False)
+    (tmp_path / "a key").write_text("s3cret\n")
+    words = ("--api-key", str(tmp_path / "a key")) if keyed == "by a file" else ()
+    if keyed == "by the environment":
+        monkeypatch.setenv(API_KEY, "s3cret")
+    process, _, out, gate = start(tmp_path, "--host", "0.0.0.0" if keyed else "127.0.0.1", *words)
+    gate.set()
+    command = out.read_text().splitlines()[0]
+    assert command.startswith("curl http://127.0.0.1:") and "s3cret" not in command
+    done = subprocess.run(["sh", "-c", f"{command} -sS --noproxy '*'"], capture_output=True)
+    assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
+    os.kill(process.pid, signal.SIGTERM)
+    process.join()
 
 
 def _healthy(url):
@@ -472,4 +535,5 @@ def test_past_the_grace_time_the_rest_is_told_so(tmp_path):
     process.join()
     log = out.read_text()
     assert process.exitcode == 0 and "Traceback" not in log
-    assert log.count(" 503: ") == 2 and len(log.splitlines()) <= 6
+    assert log.count(" 503: ") == 2 and log.count("refused 503") == 1
+    assert len(log.splitlines()) <= 7

@@ -60,6 +60,7 @@ READ = [
 def test_a_models_folder_runs_no_code(words, name, tmp_path):
     name = name.format(here=tmp_path)
     door.model(Path("m"), run={"agent": name})
+    Path("m", "x.gguf").touch()
     marks = codes()
     out = said(*words)
     flag = "agents" if words[0] == "eval" else "agent"

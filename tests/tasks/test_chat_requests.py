@@ -2,11 +2,12 @@
 
 import base64
 import json
+from urllib.parse import quote
 
 import pytest
 from test_documents import pdf
 
-from tasks.chat_requests import Asked, ChatRequest, Refused
+from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
 
 
 def said(content, role="user"):
@@ -22,9 +23,9 @@ def file(content: bytes, name="notes.txt", head="data:text/plain;base64,"):
     return {"type": "file", "file": {"filename": name, "file_data": data}}
 
 
-def asked(*messages, **fields) -> Asked:
+def asked(*messages, **fields) -> Inquiry:
     body = json.dumps({"model": "m", "messages": list(messages)} | fields)
-    return Asked.of(ChatRequest.parse(body.encode()))
+    return Inquiry.from_chat(ChatRequest.parse(body.encode()))
 
 
 def refusal(*messages, **fields) -> Refused:
@@ -49,6 +50,9 @@ def test_a_message_says_who_speaks_where_several_do():
     assert chat.document.text == "System: Be brief.\n\nUser: Hi.\n\nAssistant: Hello."
     assert asked(said("Be brief.", "system"), said("Q?")).document.text == "Be brief."
     assert asked(said(None, "assistant"), said("Q?")).document.text == ""
+    written = [{"type": "output_text", "text": "In Oslo."}, {"type": "refusal", "refusal": "No."}]
+    chat = asked(said(written, "assistant"), said("x", "function"), said("Q?"))
+    assert chat.document.text == "Assistant: In Oslo.\n\nAssistant: No.\n\nFunction: x"
 
 
 def test_files_and_all_but_the_last_text_belong_to_the_document():
@@ -66,14 +70,67 @@ def test_files_and_all_but_the_last_text_belong_to_the_document():
     assert chat.document.where([(start, start + 4)]) == "page 2"
 
 
-def test_a_question_alone_is_a_message_or_the_last_paragraph_of_a_long_one():
-    chat = asked(said("Who are you?"))
-    assert (chat.document.text, chat.question) == ("", "Who are you?")
-    long = "Anna joined Boris. " * 200
-    chat = asked(said(f"{long}\n\nWhere is Anna?\n"))
-    assert (chat.document.text, chat.question) == (long, "Where is Anna?")
-    refusal(said(long))
-    refusal(said(f"Where is Anna?\n\n{long}"))
+LONG = "Anna joined Boris. Boris toured Oslo.\n\n" * 60
+LINES = "Anna joined Boris. Boris toured Oslo.\n" * 60
+WHERE, TELL = "Where is Anna?", "Tell me where Anna is."
+DOUBT = "the last paragraph, though the first paragraph could be it"
+
+
+@pytest.mark.parametrize(
+    ("messages", "question", "source"),
+    [
+        ([said(WHERE)], WHERE, ""),
+        ([said(f"{LONG}\n\n{WHERE}\n")], WHERE, "the last paragraph"),
+        ([said(f"{WHERE}\n\n{LONG}")], WHERE, "the first paragraph"),
+        ([said(f"{WHERE}\r\n\r\n{LONG}")], WHERE, "the first paragraph"),
+        ([said(f"{WHERE}\n{LINES}")], WHERE, "the first paragraph"),
+        ([said(f"{LINES}{WHERE} Briefly.")], f"{WHERE} Briefly.", "the last paragraph"),
+        ([said(f"{TELL}\n<document>\n{LINES}</document>")], TELL, "the first paragraph"),
+        ([said(f"{TELL}\n```\n{LINES}```")], TELL, "the first paragraph"),
+        ([said(f"<d>\n{LONG}</d>\n\n{TELL}")], TELL, DOUBT),
+        ([said(f"Summarise:\n\n{LONG}")], "Summarise:", "the first paragraph"),
+        ([said(f"安娜在哪里？\n\n{LONG}")], "安娜在哪里？", "the first paragraph"),
+        ([said([text(WHERE), text(LONG)])], WHERE, "the first paragraph"),
+        ([said([text(LONG), text(f"{LONG}{WHERE}")])], WHERE, "the last paragraph"),
+        ([said(WHERE, "system"), said(LONG)], WHERE, "the message before"),
+        ([said(f"{TELL}\n\n{'a ' * 1100}\n\n{'b ' * 500}")], TELL, "the first paragraph"),
+        ([said(f"Who?\n\n{LONG}{WHERE}")], WHERE, DOUBT),
+        ([said(f"Report\n\n{LONG}{TELL}")], TELL, DOUBT),
+    ],
+)  # fmt: skip
+def test_the_question_of_a_long_message_is_found_first_or_last(messages, question, source):
+    chat = asked(*messages)
+    assert (chat.question, chat.source) == (question, source)
+    assert question not in chat.document.text
+    sent = "".join(str(message["content"]) for message in messages)
+    assert chat.document.text.count("Oslo") == sent.count("Oslo")  # nothing of it is lost
+    refusal(said("Anna joined Boris. " * 200))
+
+
+DATA = "Grüße aus Oslo? ÿþ. " * 9
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        base64.encodebytes(DATA.encode()).decode(),
+        base64.b64encode(DATA.encode()).decode().rstrip("="),
+        base64.urlsafe_b64encode(DATA.encode()).decode(),
+        base64.encodebytes(DATA.encode()).decode().replace("\n", "\r\n "),
+        "data:text/plain;charset=utf-8;base64," + base64.encodebytes(DATA.encode()).decode(),
+        "DATA:text/plain;Charset=ISO-8859-1;Base64," + base64.b64encode(
+            DATA.encode("latin-1")).decode(),
+        "data:;base64," + quote(base64.b64encode(DATA.encode()).decode()),
+        "data:text/plain," + quote(DATA),
+        "data:text/plain;charset=latin1," + quote(DATA, encoding="latin-1"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("nested", [True, False])
+def test_a_file_comes_in_any_base64_and_in_either_form(data, nested):
+    given = {"filename": "a.txt", "file_data": data}
+    part = {"type": "file", "file": given} if nested else {"type": "input_file"} | given
+    chat = asked(said([part, {"type": "input_text", "text": WHERE}]))
+    assert (chat.document.text.strip(), chat.question) == (DATA.strip(), WHERE)
 
 
 @pytest.mark.parametrize(
@@ -95,9 +152,12 @@ def test_a_question_alone_is_a_message_or_the_last_paragraph_of_a_long_one():
                 file(b"\x7fELF\0\0"),
                 file(b"\x1f\x8bxx"),
                 file(b""),
-                {"type": "file", "file": {"file_data": "%%%"}},
+                file(b"x", head="data:text/plain;charset=none;base64,"),
+                file(b"\xff", head="data:text/plain;charset=utf-8;base64,"),
+                *({"type": "file", "file": {"file_data": data}} for data in ("%%%", "A", "ü", "=")),
             )
         ),
+        ([said([{"type": "input_file", "file_url": "http://a/b"}])], "messages.0.content.0"),
     ],
 )
 def test_what_is_no_chat_is_refused_with_its_place(messages, param):
@@ -110,17 +170,29 @@ def test_what_is_no_chat_is_refused_with_its_place(messages, param):
         {"model": 5}, {"stream": "yes"}, {"temperature": "warm"}, {"temperature": -1},
         {"temperature": float("nan")}, {"temperature": 1e400}, {"top_p": 0}, {"seed": 10**40},
         {"seed": 1.5}, {"max_tokens": 0}, {"max_tokens": 10**9}, {"max_completion_tokens": True},
-        {"n": 2}, {"logprobs": True}, {"tools": [{}]}, {"functions": [{}]}, {"stop": 5},
+        {"n": 2}, {"n": 0}, {"logprobs": True}, {"top_logprobs": 2}, {"tools": [{}]},
+        {"tools": [{}], "tool_choice": "auto"}, {"functions": [{}]}, {"stop": 5},
         {"response_format": {"type": "json_object"}}, {"stream_options": 1},
+        {"presence_penalty": 0.5}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
+        {"modalities": ["text", "audio"]}, {"audio": {"voice": "a"}},
     ],
 )  # fmt: skip
 def test_fields_that_are_no_good_are_refused_by_name(fields):
     assert refusal(said("Q?"), **fields).param == next(iter(fields))
 
 
-def test_fields_that_change_nothing_are_taken():
-    given = {"user": "me", "n": 1, "tools": [], "logprobs": False, "frequency_penalty": 0}
-    assert asked(said("Q?"), response_format={"type": "text"}, **given).question == "Q?"
+@pytest.mark.parametrize("fields", [
+    {"user": "me", "n": 1, "tools": [], "logprobs": False, "top_logprobs": 0, "logit_bias": {}},
+    {"tools": [{}], "tool_choice": "none", "functions": [{}], "function_call": "none"},
+    {"tools": None, "tool_choice": "auto", "parallel_tool_calls": True, "store": False},
+    {"response_format": {"type": "text"}, "modalities": ["text"], "presence_penalty": 0},
+    {"response_format": None, "audio": None, "stream_options": {"include_usage": None}},
+    {"model": None}, {"model": ""},
+])  # fmt: skip
+def test_fields_that_change_nothing_are_taken(fields):
+    body = json.dumps({"messages": [said("Q?")]} | fields).encode()
+    for mark in (b"", b"\xef\xbb\xbf"):
+        assert taken(mark + body, "m")[1].question == "Q?"
 
 
 @pytest.mark.parametrize(
