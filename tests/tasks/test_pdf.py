@@ -138,8 +138,8 @@ def test_fields_stand_beside_their_labels():
         field("send", 400, "/Ff 65536 /MK << /CA (Send) >>", "Btn"),
         field("sign", 300, "/AP << /N 18 0 R >>", "Sig"),
     ]
-    kerned = "".join(at(50 + k, 700, letter) for k, letter in zip((0, 7, 13.5, 20, 23, 25.5, 32),
-                                                                   "Applica", strict=True))  # fmt: skip
+    places = zip((0, 7, 13.5, 20, 23, 25.5, 32), "Applica", strict=True)
+    kerned = "".join(at(50 + x, 700, letter) for x, letter in places)
     page = kerned + at(38.5 + 50, 700, "nt:")
     page += lines("Town:", "Owner agrees:", "Tenant agrees:", "Uses:", top=680)
     listed = " ".join(f"{10 + k} 0 R" for k in range(len(fields)))
