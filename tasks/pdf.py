@@ -35,6 +35,7 @@ HIDDEN = 1 << 1 | 1 << 5  # flags of an annotation that no screen shows
 FULL = 0.6  # share of the text's width from which a run goes across the columns
 GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
+RAISED = 0.4  # of the height of a line, tails of letters included, from which a number is raised
 SMALL = 0.75  # times the height of a line: what is raised and not so high is no part of it
 NUMBER = re.compile(r"[-\u2212+]?\d{1,3}")
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
@@ -175,7 +176,7 @@ class Reader:
                 who = _string(raw.FPDFAnnot_GetStringValue, annotation, b"T")
                 if text:
                     comments.append(f"[Comment{f' by {who}' if who else ''}: {text}]")
-                if kind == raw.FPDF_ANNOT_STAMP:
+                if kind == raw.FPDF_ANNOT_STAMP or (kind == raw.FPDF_ANNOT_FREETEXT and not text):
                     drawn.append(k)
             raw.FPDFPage_CloseAnnot(annotation)
         if drawn:  # alone: other annotations are read already
@@ -259,7 +260,7 @@ def _raised(letters: pdfium.PdfTextPage, boxes: Sequence[Box]) -> Iterator[tuple
     """Yield the raised numbers, as in 10^5: the number of the run, and of its first letter."""
     for k, ((_, low, right, top), box) in enumerate(pairwise(boxes), 1):
         tall, left, bottom = top - low, box[0], box[1]
-        near = -1 <= left - right < tall / 4 and low + tall / 4 < bottom < top
+        near = -1 <= left - right < tall / 4 and low + RAISED * tall < bottom < top
         if near and box[3] - bottom < SMALL * tall:
             if NUMBER.fullmatch(letters.get_text_bounded(*box).strip()):
                 at = raw.FPDFText_GetCharIndexAtPos(

@@ -78,9 +78,10 @@ def test_a_word_that_a_line_divides_keeps_its_hyphen():
 def test_a_raised_number_stays_apart():
     drawn = (
         "BT /F 12 Tf 50 700 Td (about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years at 950.) Tj "
-        "/F 7 Tf 5 Ts (12) Tj /F 12 Tf 0 Ts ( of H) Tj /F 7 Tf -2 Ts (2) Tj ET"
+        "/F 7 Tf 5 Ts (12) Tj /F 12 Tf 0 Ts ( of H) Tj /F 7 Tf -2 Ts (2) Tj "
+        "/F 12 Tf 0 Ts ( on page ) Tj (2) Tj ET"
     )
-    assert " ".join(text(drawn).split()) == "about 10^5 years at 950.^12 of H2"
+    assert " ".join(text(drawn).split()) == "about 10^5 years at 950.^12 of H2 on page 2"
 
 
 # ---------------------------------------------------------------- columns
