@@ -1,98 +1,474 @@
-"""A server of OpenAI's protocol that is asked one thing at a time: a judge, an embedder.
+"""Servers of OpenAI's protocol: one client for the engine, the answerer, the judge, the embedder.
 
-Holds: `Served`, `address`. Leaves out: what is asked (tasks/judge.py, models/embedder.py), engines
-behind a server, which have many requests in flight (engines/endpoint.py).
-Exercise it: `pytest tests/tasks/test_hle.py tests/models/test_embedder.py`. Read next:
-tasks/judge.py.
+Holds: `Client`, `Terms`, `Failed`, `Completion`, `address`. Leaves out: what is asked, and of which
+server (engines/endpoint.py, engines/local.py, tasks/judge.py, models/embedder.py).
+Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: tasks/judge.py.
+
+The `openai` library sends the requests, in one event loop in a daemon thread. What it would take
+from the environment, and what it would not read of a server that bends the protocol, is ours.
 """
 
 from __future__ import annotations
 
+import asyncio
+import json
+import math
 import os
+import random
 import re
+import ssl
+import threading
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent import futures
+from contextlib import suppress
+from dataclasses import dataclass
 
-from config.errors import Unreachable, UserError, first_line
+from config.errors import Unreachable, UserError, clean, clip
+from config.terminal import say
 
-if TYPE_CHECKING:
-    import httpx
-
+BACKOFF_S = (0.5, 15.0)
+"""Wait after a first failure, doubled with each further one, and the longest; less up to half."""
+AVOID_S = 5.0
+"""How long a replica that failed gets no request while there is another one."""
+CONNECT_S = 10.0
+"""Longest wait for a connection."""
+ASKED_S = 600.0
+"""How long a request waits for a server that says when to try again (Retry-After), at least."""
+MOST_BYTES = 1 << 26
+"""Longest reply, unpacked."""
 API_KEY = "OPENAI_API_KEY"
 """Name of the environment variable with the API key; it may be unset."""
+SHORT_OF_MEMORY = re.compile(r"\bmemory\b", re.IGNORECASE)
+"""How Ollama, llama.cpp and CUDA say that a model does not fit the machine."""
+NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
+"""How vLLM, SGLang, llama.cpp and OpenAI say that prompt and response do not fit."""
+NEEDED = {"model", "messages", "prompt", "input", "tools"}
+"""Fields without which a request would be another one."""
+URL = r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#@]*)?"
+HEADERS = {"host", "content-type", "content-length", "accept", "user-agent", "connection"}
+ENDS = {"stop": "stop eos eos_token end_turn stop_sequence complete completed tool_calls"}
+ENDS |= {"length": "length max_tokens max_output_tokens model_length"}
+ENDS = {word: end for end, words in ENDS.items() for word in words.split()}
 
 
-def address(what: str) -> tuple[str, str] | None:
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How servers are asked, whatever they are asked."""
+
+    timeout_s: float = 600
+    """longest silence of a server that has a request"""
+    patience_s: float = 600
+    """how long a request is tried again after its first failure"""
+    memory_is_final: bool = False
+    """a server that is short of memory is not asked again: someone waits who can change that"""
+    keyed: bool = True
+    """send the API key; never to a server that the user has not named"""
+    tell: Callable[[str], None] = lambda words: None
+    """called, in the thread of the requests, when one has failed once and will be tried again"""
+
+
+class Failed(Exception):
+    """A request that failed, and why.
+
+    retry: another try may succeed, `wait_s` seconds later at the earliest. full: prompt and
+    response do not fit the model's window. astray: the server may answer at another URL. status: of
+    HTTP, 0 without a reply. text: the reply.
+    """
+
+    def __init__(self, why: str, retry=False, wait_s=0.0, full=False, astray=False, status=0):
+        super().__init__(why)
+        self.retry, self.wait_s, self.full = retry, wait_s, full
+        self.astray, self.status, self.text, self.url = astray, status, "", ""
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A completion, whichever of the two interfaces it is from. None: the server does not say."""
+
+    text: str
+    ids: list[int] | None
+    prompt_ids: list[int] | None
+    reason: str  # stop, length, or in the server's word why it ended
+    has_reasoning: bool  # the thoughts are separate and not in the text
+    prompt_tokens: int | None
+    cached_tokens: int  # of the prompt's
+    completion_tokens: int | None
+
+    @classmethod
+    def of(cls, reply: dict) -> Completion:
+        """Read a reply of /completions or /chat/completions; Failed if there is no whole turn."""
+        if not (reply.get("choices") or ()):
+            raise Failed("the reply has no choices", retry=True)
+        choice, usage = reply["choices"][0], reply.get("usage") or {}
+        message, reason = choice.get("message") or {}, choice.get("finish_reason")
+        said = [*_said(choice.get("text")), *_said(message.get("content"))]
+        thoughts = [name for name in ("reasoning", "reasoning_content") if message.get(name)]
+        text = "".join(words for words, thought in said if not thought)
+        empty = not text and not thoughts and len(said) == 0 and not choice.get("token_ids")
+        if str(reason).lower() in ("abort", "error") or (reason is None and empty):
+            more = f": {_words(json.dumps(choice))}" if choice.get("error") else ""
+            raise Failed(f"the turn was broken off for the reason {reason!r}{more}", retry=True)
+        end = ENDS.get(str(reason).lower(), str(reason))
+        if not text and (end not in ENDS or message.get("tool_calls")):
+            raise Failed(f"the turn ended for the reason {reason!r}, without an answer")
+        details = usage.get("prompt_tokens_details") or {}
+        return cls(
+            text=text.encode(errors="replace").decode(),  # half a character has no tokens
+            ids=_ids(choice.get("token_ids")),
+            prompt_ids=_ids(choice.get("prompt_token_ids")),
+            reason=end,
+            has_reasoning=bool(thoughts) or len(text) < sum(len(words) for words, _ in said),
+            prompt_tokens=_number(usage.get("prompt_tokens")),
+            cached_tokens=_number(details.get("cached_tokens")) or 0,
+            completion_tokens=_number(usage.get("completion_tokens")),
+        )
+
+
+def _said(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the texts of a message's content, a list of parts or a text; True: it is a thought."""
+    if isinstance(content, str):
+        yield content, thought
+    for part in content if isinstance(content, list) else ():
+        yield from _said(part, thought)
+    if isinstance(content, dict):
+        thought = thought or bool(re.search("think|reason", str(content.get("type"))))
+        for name in ("text", "value", "content", "refusal", "thinking", "reasoning", "summary"):
+            yield from _said(content.get(name), thought or name in ("thinking", "reasoning"))
+
+
+def _number(value: object) -> int | None:
+    return value if type(value) is int and 0 <= value < 2**31 else None
+
+
+def _ids(value: object) -> list[int] | None:
+    if value is not None and (type(value) is not list or None in map(_number, value)):
+        raise TypeError("these are no token ids")
+    return value
+
+
+def address(spec: str) -> tuple[str, str] | None:
     """Return (URL, model) of URL#MODEL; None: it is none, or has a password or a query.
 
     >>> address("http://127.0.0.1:8000/v1/#org/model"), address("http://u:p@host/v1#model")
     (('http://127.0.0.1:8000/v1', 'org/model'), None)
     """
-    url, _, model = what.rpartition("#")
-    if not model or not re.fullmatch(r"https?://[^\s/?#@]+(/[^\s?#@]*)?", url):
-        return None
-    return url.rstrip("/"), model
+    url, _, model = spec.rpartition("#")
+    return (url.rstrip("/"), model) if model and re.fullmatch(URL, url) else None
 
 
-class _Lost(Exception):
-    """A request that failed; another try may succeed."""
+def _bases(url: str) -> list[str]:
+    """Return where a server may answer that is named like this, likeliest first.
+
+    >>> _bases("http://a/v1/chat/completions/"), _bases("http://a")
+    (['http://a/v1', 'http://a'], ['http://a', 'http://a/v1'])
+    """
+    ends = r"(?<=[^:/])/+(chat(/+completions)?|completions|models|embeddings|responses)?/*$"
+    base = re.sub(ends, "", url)
+    other = base.removesuffix("/v1") if base.endswith("/v1") else f"{base}/v1"
+    return list(dict.fromkeys([base, other, re.match("https?://[^/]+", base)[0] + "/v1"]))
 
 
-class Served:
-    """A server. The key goes to it alone, and into no message.
+def _words(text: str, secret: str = "") -> str:
+    """Return a server's own words in one line, without the key, which some servers quote."""
+    with suppress(ValueError, RecursionError):
+        # what was sent is no word of the server
+        reply = json.loads(text, object_hook=lambda d: {k: d[k] for k in d if k != "input"})
+        for name in ("error", "message", "detail", "msg"):
+            reply = reply[0] if isinstance(reply, list) and len(reply) == 1 else reply
+            reply = (reply.get(name) or reply) if isinstance(reply, dict) else reply
+        text = reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
+    if text.lstrip().startswith("<"):
+        text = re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^<>]*>", " ", text[:20_000])
+    text = text.replace(secret, "***") if secret else text
+    return " ".join(clean(text).split()).rstrip(". ")
 
-    name: how messages call it; gives: what it is asked for, in messages. timeout_s: longest silence
-    of a server that has a request; waits_s: before the tries that follow a first failure.
+
+def _parsed(text: str) -> object:
+    """Return the JSON of a reply; of a stream, which was not asked for, what it adds up to."""
+    if not re.match(r"\s*(data|event|:)", text):
+        return json.loads(text)
+    lines = [line[5:] for line in text.splitlines() if line.startswith("data:")]
+    parts = [json.loads(line) for line in lines if line.strip() != "[DONE]"]
+    choices = [part["choices"][0] for part in parts if part.get("choices")]
+    if not choices:
+        return parts[-1]
+    message: dict = {"content": [choice.get("text") for choice in choices]}
+    for delta in (choice.get("delta") or {} for choice in choices):
+        for name, value in delta.items():
+            message[name] = [*(message.get(name) or ()), value] if value else message.get(name)
+    (*_, reason) = None, *(c["finish_reason"] for c in choices if c.get("finish_reason"))
+    usage = next((part["usage"] for part in parts[::-1] if part.get("usage")), None)
+    return {"choices": [{"message": message, "finish_reason": reason}], "usage": usage}
+
+
+class Client:
+    """Servers that are asked alike: one, or the replicas of one model.
+
+    A request goes to the replica with the fewest in flight; a failure that passes is tried again.
+    urls: such as http://127.0.0.1:8000/v1. UserError: these are no URLs, or the key is none.
     """
 
-    def __init__(self, url: str, name: str, gives: str, timeout_s: float, waits_s: Sequence[float]):
-        import httpx
-
-        self.url, self.name, self.gives, self.waits_s = url, name, gives, waits_s
-        self._secret = os.environ.get(API_KEY, "").strip()
+    def __init__(self, urls: Sequence[str], terms: Terms = Terms()):
+        if not urls or not terms.timeout_s > 0 or not terms.patience_s >= 0:
+            raise UserError("An endpoint needs a URL, timeout_s > 0 and patience_s >= 0.")
+        if not all(re.fullmatch(URL, url) for url in urls):
+            raise UserError(
+                "The URL of an endpoint is like http://127.0.0.1:8000/v1, "
+                "without a password or a query."
+            )
+        self.terms = terms
+        self._secret = os.environ.get(API_KEY, "").strip() if terms.keyed else ""
         if not re.fullmatch(r"[!-~]*", self._secret):
             raise UserError(
                 f"The environment variable {API_KEY} holds characters that no API key has."
             )
-        headers = {"Authorization": f"Bearer {self._secret}"} if self._secret else {}
-        # neither proxies nor the keys of a .netrc: the environment has no say
-        self._client = httpx.Client(timeout=timeout_s, trust_env=False, headers=headers)
+        self.urls, self._bases = urls, [_bases(url) for url in urls]
+        self._proven: dict[int, str] = {}  # of a replica: the base at which it has answered
+        self._load = [0] * len(urls)  # requests in flight
+        self._avoided_until = [0.0] * len(urls)
+        self._changes: dict[str, str] = {}  # field that was refused -> the one instead of it, or ""
+        self._remarks: set[str] = set()
+        self._openai, self._over = _library(terms.timeout_s, self._secret), asyncio.Event()
+        started = futures.Future()
+        live = threading.Thread(
+            target=lambda: asyncio.run(self._live(started)), name="servers", daemon=True
+        )
+        live.start()
+        self._loop = started.result()
 
-    def sent(self, method: str, path: str, body: dict | None = None) -> httpx.Response:
-        """Send a request and return the reply. Unreachable: the last try has failed too."""
-        for wait_s in (*self.waits_s, None):
-            try:
-                return self._sent_once(method, self.url + path, body)
-            except _Lost as lost:
-                if wait_s is None:
-                    tries = len(self.waits_s) + 1
-                    why = f"{self.name} gives no {self.gives} after {tries} tries: {lost}"
-                    raise Unreachable(f"{why}; is the server running?") from None
-            time.sleep(wait_s)
-        raise AssertionError("the last try returns or raises")
-
-    def _sent_once(self, method: str, url: str, body: dict | None) -> httpx.Response:
-        import httpx
-
-        try:
-            reply = self._client.request(method, url, json=body)
-        except httpx.InvalidURL as error:
-            raise UserError(f"{url} is no URL: {first_line(error)}.") from None
-        except httpx.HTTPError as error:
-            raise _Lost(f"{type(error).__name__}: {first_line(error)}") from None
-        if reply.status_code in (408, 429) or reply.status_code >= 500:
-            raise _Lost(f"HTTP {reply.status_code}")
-        return reply
-
-    def refusal(self, reply: httpx.Response) -> UserError:
-        """Return what to raise for a reply that is a refusal."""
-        said = " ".join(reply.text.split())  # some servers quote the key that they refuse
-        said = (said.replace(self._secret, "***") if self._secret else said)[:300].rstrip(". ")
-        key = f" (the key is taken from the environment variable {API_KEY})"
-        key *= reply.status_code in (401, 403)
-        return UserError(f"{self.name} answers HTTP {reply.status_code}: {said}{key}.")
+    async def _live(self, started: futures.Future) -> None:
+        started.set_result(asyncio.get_running_loop())
+        await self._over.wait()
 
     def close(self) -> None:
-        """Close the connections; again is harmless."""
-        self._client.close()
+        """Give up all requests and end the thread; again is harmless."""
+        with suppress(RuntimeError):  # it has ended
+            self._loop.call_soon_threadsafe(self._over.set)
+
+    def submit(self, coroutine: Coroutine) -> futures.Future:
+        """Run a coroutine of this client; to cancel the future ends its connection."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def wait(self, coroutine: Coroutine):
+        """Return what a coroutine of this client returns."""
+        future = self.submit(coroutine)
+        try:
+            while not future.done():  # an endless wait holds up Ctrl-C on some systems
+                futures.wait([future], 0.2)
+            return future.result()
+        finally:
+            future.cancel()
+
+    def remark(self, words: str) -> None:
+        """Say something once."""
+        if words not in self._remarks:
+            self._remarks.add(words)
+            say(words, "yellow")
+
+    async def ask(self, path: str, body: dict | None, read: Callable, patience_s=None, only=None):
+        """Return `read` of the JSON with which a replica replies; only: this one.
+
+        Failures are tried again until the patience is over; then Failed.
+        """
+        patience_s = self.terms.patience_s if patience_s is None else patience_s
+        allowed = range(len(self.urls)) if only is None else [only]
+        tries, began, last = 0, 0.0, -1
+        while True:
+            last = self._pick(allowed, last)
+            self._load[last] += 1
+            try:
+                return await self._accepted(last, path, body, read)
+            except Failed as failure:
+                now, tries = time.monotonic(), tries + 1
+                began = began or now
+                wait_s = self._wait_after(failure, tries, last, allowed, now)
+                patience_s = max(patience_s, ASKED_S if failure.wait_s else 0)
+                if not failure.retry or now - began + wait_s > patience_s:
+                    after = f" after {tries} tries in {now - began:.0f} s" if tries > 1 else ""
+                    failure.args = (f"{failure.url}{after}: {failure}",)
+                    raise
+                if tries == 1:
+                    self.terms.tell(f"{failure.url}: {failure}; trying again.")
+            finally:
+                self._load[last] -= 1
+            await asyncio.sleep(wait_s)
+
+    def _pick(self, allowed: Sequence[int], last: int) -> int:
+        """Choose a replica: not one that has failed of late, not the last, the least loaded."""
+        now, until, load = time.monotonic(), self._avoided_until, self._load
+        return min(allowed, key=lambda i: (until[i] > now, i == last, load[i]))
+
+    def _wait_after(
+        self, failure: Failed, tries: int, replica: int, allowed: Sequence[int], now: float
+    ) -> float:
+        """Return the seconds to wait before the next try, and avoid the replica that failed.
+
+        At least what the server asked for; 0 if there is another replica.
+        """
+        backoff_s = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(tries - 1, 60))
+        until = now + max(AVOID_S, failure.wait_s) * failure.retry
+        self._avoided_until[replica] = max(self._avoided_until[replica], until)
+        if any(self._avoided_until[i] <= now for i in allowed):
+            return 0.0
+        return max(failure.wait_s, backoff_s * random.uniform(0.5, 1))
+
+    async def _accepted(self, replica: int, path: str, body: dict | None, read: Callable):
+        """Send a request, without the fields that the server has refused, until it is accepted."""
+        while True:
+            sent = dict(body or {})
+            for name, other in self._changes.items():
+                if name in sent:
+                    value = sent.pop(name)
+                    sent |= {other: value} if other else {}
+            try:
+                return await self._found(replica, path, body and sent, read)
+            except Failed as failure:
+                name, other = self._refused(failure, sent)
+                if not name:
+                    raise
+                self._changes.setdefault(name, other)
+                how = f"with {other} instead of" if other else "without"
+                self.remark(f"{failure.url}: {failure}; it is asked {how} {name}.")
+
+    def _refused(self, failure: Failed, sent: dict) -> tuple[str, str]:
+        """Return a field that a server refuses, and the one that it wants instead; "" = none."""
+        if failure.status not in (400, 422) or failure.full:
+            return "", ""
+        found = {name: re.search(rf"(?<!\w){name}(?!\w)", failure.text) for name in sent}
+        found = {name: at.start() for name, at in found.items() if at and name not in NEEDED}
+        # of two that exclude each other, the one that changes nothing
+        name = "top_p" if "top_p" in found and sent["top_p"] == 1 else min(found, key=found.get, default="")
+        other = re.search(r"(?<!\w)max_(?!tokens)\w*tokens(?!\w)", failure.text)
+        return name, other[0] if other and name == "max_tokens" else ""
+
+    async def _found(self, replica: int, path: str, body: dict | None, read: Callable):
+        """Send a request to where the server answers; Failed if that is at none of its bases."""
+        failures: dict[str, Failed] = {}
+        for base in [self._proven[replica]] if replica in self._proven else self._bases[replica]:
+            try:
+                reply = await self._call(f"{base}{path}", body, read)
+            except Failed as failure:
+                if not failure.astray:
+                    raise
+                failures.setdefault(str(failure), failure)
+                continue
+            if base != self.urls[replica].rstrip("/"):
+                self.remark(f"{self.urls[replica]} answers at {base}, which is asked.")
+            self._proven[replica] = base
+            return reply
+        first, *others = failures.values()
+        first.args = ("; ".join([str(first), *(f"{f.url}: {f}" for f in others)]),)
+        raise first
+
+    async def _call(self, url: str, body: dict | None, read: Callable):
+        """Send one request and return `read` of the JSON of its reply; Failed for anything else."""
+        import httpx
+        import openai
+
+        try:
+            if body is None:
+                reply = await self._openai.get(url, cast_to=httpx.Response)
+            else:
+                data = json.dumps(body).encode()  # in ASCII: half a character breaks UTF-8
+                reply = await self._openai.post(url, content=data, cast_to=httpx.Response)
+        except openai.APIStatusError as error:
+            reply = error.response
+        except openai.APIConnectionError as error:
+            failure = _lost(error)
+            failure.url = url
+            raise failure from None
+        text = reply.content.decode("utf-8-sig", errors="replace")
+        try:
+            return self._read(reply, text, read)
+        except Failed as failure:
+            failure.url, failure.text = url, text
+            raise
+
+    def _read(self, reply, text: str, read: Callable):
+        """Return `read` of a reply's JSON; Failed for an error, also one with the status 200."""
+        words, status = clip(_words(text, self._secret), 300), reply.status_code
+        try:
+            plain = _parsed(text)
+            if isinstance(plain, dict) and not plain.get("choices") and not plain.get("data"):
+                error = plain.get("error") or (plain if plain.get("object") == "error" else None)
+                code = error.get("code") if isinstance(error, dict) else ""
+                if error and status == 200:
+                    status = int(code) if re.fullmatch("[45]\\d\\d", str(code)) else 600
+            if 200 <= status < 300:
+                return read(plain)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not of OpenAI's protocol"
+            if 200 <= status < 300:
+                raise Failed(f"the reply is {kind}: {words}", kind == "not JSON", astray=True, status=200) from None
+        except Failed as failure:
+            failure.args, failure.status = (f"{failure}: {words}",), status
+            raise
+        why = "the reply is an error" if status == 600 else f"HTTP {status}"
+        why += f": {words}" if words else ""
+        if status in (401, 403):
+            why += (
+                f" (the key is taken from the environment variable {API_KEY})"
+                if self.terms.keyed
+                else " (no key is sent to a server that was found here: name it by --endpoint)"
+            )
+        if 300 <= status < 400:
+            why += f" (it redirects to {clean(reply.headers.get('location'))[:200]})"
+        final = self.terms.memory_is_final and SHORT_OF_MEMORY.search(text)
+        wait_s = self._openai._parse_retry_after_header(reply.headers) or 0.0
+        raise Failed(
+            why,
+            retry=(status in (408, 409, 425, 429) or 500 <= status < 600) and not final,
+            wait_s=wait_s if 0 < wait_s < math.inf else 0.0,
+            full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
+            astray=300 <= status < 400 or status in (404, 405, 600),
+            status=status,
+        )
+
+
+def _lost(error: Exception) -> Failed:
+    """Return the failure of a request without a reply, in the words of the system."""
+    chain = [error]
+    while deeper := chain[-1].__cause__ or chain[-1].__context__:
+        chain.append(deeper)
+    if found := next((e for e in chain if isinstance(e, Failed)), None):
+        return found
+    cause = next((e for e in chain[::-1] if isinstance(e, OSError)), chain[min(1, len(chain) - 1)])
+    if isinstance(cause, TimeoutError):
+        cause = error
+    # a certificate that is not trusted now will not be trusted later
+    retry = not isinstance(cause, ssl.SSLCertVerificationError)
+    return Failed(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(":. "), retry)
+
+
+def _library(timeout_s: float, secret: str):
+    """Return the client of the library, which heeds no environment, follows no redirect, tries once
+    and unpacks no more than `MOST_BYTES`."""
+    import httpx
+    import openai
+
+    class Transport(httpx.AsyncHTTPTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            for name in {*request.headers} - HEADERS:
+                del request.headers[name]
+            if secret:
+                request.headers["Authorization"] = f"Bearer {secret}"
+            reply, content = await super().handle_async_request(request), bytearray()
+            try:
+                async for part in reply.aiter_bytes():
+                    content += part
+                    if len(content) > MOST_BYTES:
+                        raise Failed(f"the reply is longer than {MOST_BYTES >> 20} MiB")
+            finally:
+                await reply.aclose()
+            headers = {k: v for k, v in reply.headers.items() if not k.startswith(("content-", "transfer-"))}
+            return httpx.Response(reply.status_code, headers=headers, content=bytes(content))
+
+    # a new connection for every request: no server can have closed it before
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+    transport = Transport(verify=ssl.create_default_context(), trust_env=False, limits=limits)
+    timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None)
+    http = httpx.AsyncClient(transport=transport, trust_env=False)
+    return openai.AsyncOpenAI(
+        api_key=secret or "none", base_url="http://none", timeout=timeout, max_retries=0, http_client=http
+    )

@@ -21,7 +21,7 @@ from engines.endpoint import EndpointEngine, Terms
 from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
 from rollout import Sampling, rollout
-from tasks import worlds
+from tasks import served, worlds
 from tokens.codec import Characters, Text
 
 AGENT = tiny.agent()
@@ -150,8 +150,8 @@ class Server:
 @pytest.fixture
 def serve(codec, monkeypatch):
     """Make servers, and engines that ask them with waits of a hundredth of a second."""
-    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
-    monkeypatch.setattr(endpoint, "AVOID_S", 0.2)
+    monkeypatch.setattr(served, "BACKOFF_S", (0.02, 0.1))
+    monkeypatch.setattr(served, "AVOID_S", 0.2)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     made = []
 
@@ -358,21 +358,21 @@ def test_two_replicas_share_the_work_and_one_may_die(codec, serve):
 
 
 def test_a_replica_that_fails_is_avoided(codec, serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "AVOID_S", 1e6)
+    monkeypatch.setattr(served, "AVOID_S", 1e6)
     good, bad = serve(), serve()
     bad.always = (503, {})
     # so long nothing has to wait: there is another replica
-    monkeypatch.setattr(endpoint, "BACKOFF_S", (1e6, 1e6))
+    monkeypatch.setattr(served, "BACKOFF_S", (1e6, 1e6))
     assert plain(run(serve.engine(bad, good, concurrency=4))) == expected(codec)
     assert 0 < len(bad.bodies) <= 4
 
 
 def test_waits_grow_and_the_server_may_ask_for_longer(codec, serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.04, 0.4))
+    monkeypatch.setattr(served, "BACKOFF_S", (0.04, 0.4))
     server, waits = serve(), []
     engine = serve.engine(server)
-    wait_after = engine._wait_after
-    engine._wait_after = lambda *failed: waits.append(wait_after(*failed)) or waits[-1]
+    wait_after = engine.client._wait_after
+    engine.client._wait_after = lambda *failed: waits.append(wait_after(*failed)) or waits[-1]
     server.faults = [(500, {})] * 5
     assert not one(engine).error
     assert waits[0] <= 0.04 and all(0.15 < wait <= 0.4 for wait in waits[3:])
@@ -420,7 +420,7 @@ def test_a_failure_that_no_retry_mends_is_a_value(serve, monkeypatch, fault, fin
     server.always = fault
     # the patience is over once it has been tried twice, however long that takes
     monkeypatch.setattr(
-        EndpointEngine, "_wait_after", lambda _, failure, tries, *more: 0.0 if tries < 2 else 1e6
+        served.Client, "_wait_after", lambda _, failure, tries, *more: 0.0 if tries < 2 else 1e6
     )
     settings = {"timeout_s": 0.2 if fault == "hang" else HANG_S, "patience_s": HANG_S}
     engine = serve.engine(server, **settings)
@@ -436,7 +436,7 @@ def test_a_failure_that_no_retry_mends_is_a_value(serve, monkeypatch, fault, fin
     assert done.error == turn.error or tries is None
     assert done.answer == "" and len(others) == 1
     server.always = ""
-    engine.terms = replace(engine.terms, timeout_s=HANG_S)
+    engine = serve.engine(server)
     assert not one(engine).error  # the engine goes on
 
 
@@ -457,12 +457,12 @@ def test_the_first_failure_is_told_and_where_someone_waits_a_lack_of_memory_is_f
         before = len(server.bodies)
         engine.add(Prompt((("Anna", False),), 8))
         until(lambda: len(server.bodies) > before)
-    until(lambda: not any(engine._load))
+    until(lambda: not any(engine.client._load))
     assert len(told) == 1
 
 
 def test_a_bug_of_the_engine_is_raised(serve, monkeypatch):
-    monkeypatch.setattr(endpoint, "_answer", lambda reply: 1 / 0)
+    monkeypatch.setattr(served.Completion, "of", lambda reply: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         one(serve.engine(serve()))
 
@@ -481,7 +481,7 @@ def test_prompts_longer_than_the_window_are_not_sent(serve):
 
 
 def test_the_key_is_sent_and_never_shown(codec, serve, monkeypatch, capfd, caplog):
-    monkeypatch.setattr(endpoint, "API_KEY", "MY_KEY")
+    monkeypatch.setattr(served, "API_KEY", "MY_KEY")
     monkeypatch.setenv("MY_KEY", SECRET + "\n")
     server = serve()
     engine = serve.engine(server)
@@ -558,7 +558,7 @@ def test_it_is_never_trained_from(serve, policy):
 
 
 def threads():
-    return [thread for thread in threading.enumerate() if thread.name == "endpoint"]
+    return [thread for thread in threading.enumerate() if thread.name == "servers"]
 
 
 def test_ctrl_c_works_at_once_and_what_was_in_flight_never_comes_back(codec, serve):
@@ -607,7 +607,7 @@ def test_over_https_a_server_needs_a_certificate_that_is_trusted_and_is_not_trie
     url = f"https://localhost:{server.port}/v1"
     with monkeypatch.context() as patch:  # another try would be after so many seconds
         patch.setattr(endpoint, "READY_S", 1e9)
-        patch.setattr(endpoint, "BACKOFF_S", (1e6, 1e6))
+        patch.setattr(served, "BACKOFF_S", (1e6, 1e6))
         with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED"):
             EndpointEngine([url], "m", codec)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
