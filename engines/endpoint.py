@@ -96,7 +96,7 @@ class EndpointEngine(Engine):
         names = clip(clean(", ".join(served)), 300)
         if not self.model and len(served) != 1:
             why = f"{url} serves {names}" if served else why
-            raise UserError(f"Name the model to ask by --served-as; {why}.")
+            raise UserError(f"Name the model to ask; {why}.")
         if not served:
             return self.client.remark(f"{why}; the first request shows if it has {self.model}.")
         self.model = self.model or names

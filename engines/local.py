@@ -7,12 +7,10 @@ Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 from config.errors import UserError, clean
@@ -120,9 +118,8 @@ def _address(text: str) -> tuple[str, int]:
     >>> _address(""), _address("0.0.0.0:9"), _address("http://box")
     (('127.0.0.1', 11434), ('127.0.0.1', 9), ('box', 11434))
     """
-    text = text.strip()
-    parts = urlsplit(text if "://" in text else f"//{text}")
     try:
+        parts = urlsplit(text.strip() if "://" in text else f"//{text.strip()}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
@@ -130,18 +127,15 @@ def _address(text: str) -> tuple[str, int]:
     return ("127.0.0.1" if host in (None, "", "0.0.0.0", "::") else host), port or 11434
 
 
-def _get(host: str, port: int, path: str) -> list[dict]:
+def _get(url: str) -> list[dict]:
     """Return the models that a server lists; [] for whatever is no running Ollama."""
-    connection = HTTPConnection(host, port, timeout=TIMEOUT_S)
+    import httpx
+
     try:
-        connection.request("GET", path)
-        with connection.getresponse() as response:
-            models = json.loads(response.read())["models"]
-        return [card for card in models if isinstance(card["name"], str)]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        reply = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        return [card for card in reply.json()["models"] if isinstance(card["name"], str)]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, RecursionError):
         return []
-    finally:
-        connection.close()
 
 
 def _chats(card: dict) -> bool:

@@ -43,6 +43,8 @@ SHORT_OF_MEMORY = re.compile(r"\bmemory\b", re.IGNORECASE)
 """How Ollama, llama.cpp and CUDA say that a model does not fit the machine."""
 NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp and OpenAI say that prompt and response do not fit."""
+NO_PLACE = re.compile(r"endpoint|not found|route", re.IGNORECASE)
+"""How LM Studio and others say, with the status 200, that a URL leads nowhere."""
 NEEDED = {"model", "messages", "prompt", "input", "tools"}
 """Fields without which a request would be another one."""
 URL = r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#@]*)?"
@@ -80,6 +82,10 @@ class Failed(Exception):
         super().__init__(why)
         self.retry, self.wait_s, self.full = retry, wait_s, full
         self.astray, self.status, self.text, self.url = astray, status, "", ""
+
+    def refusal(self, name: str) -> UserError:
+        """Return what to raise where someone is asked for by name."""
+        return (Unreachable if self.retry else UserError)(f"{name} cannot be used: {self}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -421,7 +427,7 @@ class Client:
             retry=(status in (408, 409, 425, 429) or 500 <= status < 600) and not final,
             wait_s=wait_s if 0 < wait_s < math.inf else 0.0,
             full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
-            astray=300 <= status < 400 or status in (404, 405, 600),
+            astray=300 <= status < 400 or status in (404, 405) or bool(status == 600 and NO_PLACE.search(words)),
             status=status,
         )
 
