@@ -27,13 +27,17 @@ READY_S = 30.0
 """How long a server that does not answer yet is tried again when an engine is opened."""
 
 
-def _windows(reply: dict | list) -> dict[str, int]:
+def _windows(reply: object) -> dict[str, int]:
     """Read a list of models, in any of the forms that servers have: name -> window, 0 = not told."""
-    cards = (reply.get("data") or reply.get("models")) if isinstance(reply, dict) else reply
-    cards = [{"id": card} if isinstance(card, str) else card for card in cards or ()]
-    named = {card.get("id") or card.get("name") or card.get("model"): card for card in cards}
-    windows = {str(name): card.get("max_model_len") for name, card in named.items() if name}
-    return {name: window if type(window) is int else 0 for name, window in windows.items()}
+    while isinstance(reply, dict):
+        reply = reply.get("data") or reply.get("models")
+    windows = {}
+    for card in reply if isinstance(reply, list) else ():
+        card = card if isinstance(card, dict) else {"id": card}
+        name, window = card.get("id") or card.get("name"), card.get("max_model_len")
+        if isinstance(name, str):
+            windows[name] = max(0, window) if type(window) is int else 0
+    return windows
 
 
 def _plain(name: str) -> str:

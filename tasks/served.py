@@ -48,10 +48,8 @@ NO_PLACE = re.compile(r"endpoint|not found|route", re.IGNORECASE)
 NEEDED = {"model", "messages", "prompt", "input", "tools"}
 """Fields without which a request would be another one."""
 URL = r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#@]*)?"
-HEADERS = {"host", "content-type", "content-length", "accept", "user-agent", "connection"}
-ENDS = {"stop": "stop eos eos_token end_turn stop_sequence complete completed tool_calls"}
-ENDS |= {"length": "length max_tokens max_output_tokens model_length"}
-ENDS = {word: end for end, words in ENDS.items() for word in words.split()}
+STOP = "stop eos eos_token end_turn stop_sequence complete completed tool_calls".split()
+LENGTH = "length max_tokens max_output_tokens model_length".split()
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,21 +69,23 @@ class Terms:
 
 
 class Failed(Exception):
-    """A request that failed, and why.
+    """A request that failed, and why."""
 
-    retry: another try may succeed, `wait_s` seconds later at the earliest. full: prompt and
-    response do not fit the model's window. astray: the server may answer at another URL. status: of
-    HTTP, 0 without a reply. text: the reply.
-    """
+    retry, wait_s = False, 0.0  # another try may succeed, so many seconds later at the earliest
+    full = False  # prompt and response do not fit the model's window
+    astray = False  # the server may answer at another URL
+    status, words, url = 0, "", ""  # of the reply; 0 = there is none
 
-    def __init__(self, why: str, retry=False, wait_s=0.0, full=False, astray=False, status=0):
+    def __init__(self, why: str, **facts):
         super().__init__(why)
-        self.retry, self.wait_s, self.full = retry, wait_s, full
-        self.astray, self.status, self.text, self.url = astray, status, "", ""
+        vars(self).update(facts)
 
     def refusal(self, name: str) -> UserError:
-        """Return what to raise where someone is asked for by name."""
+        """Return what to raise where a server is known by a name."""
         return (Unreachable if self.retry else UserError)(f"{name} cannot be used: {self}.")
+
+
+# ---------------------------------------------------------------- what a reply says
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Completion:
     text: str
     ids: list[int] | None
     prompt_ids: list[int] | None
-    reason: str  # stop, length, or in the server's word why it ended
+    reason: str  # stop, length, or in the server's own word why it ended
     has_reasoning: bool  # the thoughts are separate and not in the text
     prompt_tokens: int | None
     cached_tokens: int  # of the prompt's
@@ -104,43 +104,50 @@ class Completion:
     @classmethod
     def of(cls, reply: dict) -> Completion:
         """Read a reply of /completions or /chat/completions; Failed if there is no whole turn."""
-        if not (reply.get("choices") or ()):
+        if not reply.get("choices"):
             raise Failed("the reply has no choices", retry=True)
-        choice, usage = reply["choices"][0], reply.get("usage") or {}
-        message, reason = choice.get("message") or {}, choice.get("finish_reason")
-        said = [*_said(choice.get("text")), *_said(message.get("content"))]
-        thoughts = [name for name in ("reasoning", "reasoning_content") if message.get(name)]
-        text = "".join(words for words, thought in said if not thought)
-        empty = not text and not thoughts and len(said) == 0 and not choice.get("token_ids")
-        if str(reason).lower() in ("abort", "error") or (reason is None and empty):
-            more = f": {_words(json.dumps(choice))}" if choice.get("error") else ""
-            raise Failed(f"the turn was broken off for the reason {reason!r}{more}", retry=True)
-        end = ENDS.get(str(reason).lower(), str(reason))
-        if not text and (end not in ENDS or message.get("tool_calls")):
-            raise Failed(f"the turn ended for the reason {reason!r}, without an answer")
-        details = usage.get("prompt_tokens_details") or {}
+        choice, usage = reply["choices"][0], _fields(reply.get("usage"))
+        message, reason = _fields(choice.get("message")), choice.get("finish_reason")
+        told = [
+            *_texts(choice.get("text")),
+            *_texts(message.get("content") or message.get("refusal")),
+        ]
+        told += _texts(message.get("reasoning") or message.get("reasoning_content"), True)
+        text = "".join(words for words, thought in told if not thought)
+        word = str(reason).lower()
+        if word in ("abort", "error") or (reason is None and not any(w for w, _ in told)):
+            why = f": {clip(_words(json.dumps(choice)), 300)}" if choice.get("error") else ""
+            raise Failed(f"the turn was broken off for the reason {reason!r}{why}", retry=True)
+        reason = "stop" if word in STOP else "length" if word in LENGTH else str(reason)
+        if not text and (reason not in ("stop", "length") or message.get("tool_calls")):
+            raise Failed(f"the turn ended for the reason {word!r}, without an answer")
+        details = _fields(usage.get("prompt_tokens_details"))
         return cls(
             text=text.encode(errors="replace").decode(),  # half a character has no tokens
             ids=_ids(choice.get("token_ids")),
             prompt_ids=_ids(choice.get("prompt_token_ids")),
-            reason=end,
-            has_reasoning=bool(thoughts) or len(text) < sum(len(words) for words, _ in said),
+            reason=reason,
+            has_reasoning=any(words and thought for words, thought in told),
             prompt_tokens=_number(usage.get("prompt_tokens")),
             cached_tokens=_number(details.get("cached_tokens")) or 0,
             completion_tokens=_number(usage.get("completion_tokens")),
         )
 
 
-def _said(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]:
-    """Yield the texts of a message's content, a list of parts or a text; True: it is a thought."""
-    if isinstance(content, str):
-        yield content, thought
+def _texts(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]:
+    """Yield the texts of a content, a text or a list of parts; True: it is a thought."""
+    if isinstance(content, str | int | float):
+        yield str(content), thought
     for part in content if isinstance(content, list) else ():
-        yield from _said(part, thought)
+        yield from _texts(part, thought)
     if isinstance(content, dict):
         thought = thought or bool(re.search("think|reason", str(content.get("type"))))
         for name in ("text", "value", "content", "refusal", "thinking", "reasoning", "summary"):
-            yield from _said(content.get(name), thought or name in ("thinking", "reasoning"))
+            yield from _texts(content.get(name), thought or name in ("thinking", "reasoning"))
+
+
+def _fields(value: object) -> dict:
+    return value if isinstance(value, dict) else {}
 
 
 def _number(value: object) -> int | None:
@@ -151,6 +158,43 @@ def _ids(value: object) -> list[int] | None:
     if value is not None and (type(value) is not list or None in map(_number, value)):
         raise TypeError("these are no token ids")
     return value
+
+
+def _parsed(text: str) -> object:
+    """Return the JSON of a reply; of a stream, which was not asked for, what it adds up to."""
+    if not re.match(r"\s*(data|event|:)", text):
+        return json.loads(text)
+    parts = [json.loads(part) for part in re.findall(r"(?m)^data: *(\{.*)$", text)]
+    choices = [choice for part in parts for choice in part.get("choices") or ()]
+    if not choices:
+        return parts[-1]
+    deltas, names = [choice.get("delta") or {} for choice in choices], ("content", "reasoning")
+    message = {name: [delta.get(name) for delta in deltas] for name in names}
+    message["reasoning_content"] = [delta.get("reasoning_content") for delta in deltas]
+    reasons = [None, *(choice.get("finish_reason") for choice in choices)]
+    choice = {"text": [choice.get("text") for choice in choices], "message": message}
+    return parts[-1] | {"choices": [choice | {"finish_reason": max(reasons, key=bool)}]}
+
+
+def _words(text: str, secret: str = "") -> str:
+    """Return a server's own words in one line, without the key, which some servers quote."""
+    with suppress(ValueError, RecursionError):
+        # what was sent is no word of the server
+        reply = json.loads(text, object_hook=lambda d: {k: d[k] for k in d if k != "input"})
+        param = ""
+        for name in ("error", "message", "detail"):
+            reply = reply[0] if isinstance(reply, list) and len(reply) == 1 else reply
+            if isinstance(reply, dict):
+                param, reply = reply.get("param") or param, reply.get(name) or reply
+        text = reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
+        text = text if not param or str(param) in text else f"{text} ({param})"
+    if text.lstrip().startswith("<"):
+        text = re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^<>]*>", " ", text[:20_000])
+    text = text.replace(secret, "***") if secret else text
+    return " ".join(clean(text).split()).rstrip(". ")
+
+
+# ---------------------------------------------------------------- where a server is
 
 
 def address(spec: str) -> tuple[str, str] | None:
@@ -175,37 +219,7 @@ def _bases(url: str) -> list[str]:
     return list(dict.fromkeys([base, other, re.match("https?://[^/]+", base)[0] + "/v1"]))
 
 
-def _words(text: str, secret: str = "") -> str:
-    """Return a server's own words in one line, without the key, which some servers quote."""
-    with suppress(ValueError, RecursionError):
-        # what was sent is no word of the server
-        reply = json.loads(text, object_hook=lambda d: {k: d[k] for k in d if k != "input"})
-        for name in ("error", "message", "detail", "msg"):
-            reply = reply[0] if isinstance(reply, list) and len(reply) == 1 else reply
-            reply = (reply.get(name) or reply) if isinstance(reply, dict) else reply
-        text = reply if isinstance(reply, str) else json.dumps(reply, ensure_ascii=False)
-    if text.lstrip().startswith("<"):
-        text = re.sub(r"(?s)<(style|script)\b.*?</\1>|<[^<>]*>", " ", text[:20_000])
-    text = text.replace(secret, "***") if secret else text
-    return " ".join(clean(text).split()).rstrip(". ")
-
-
-def _parsed(text: str) -> object:
-    """Return the JSON of a reply; of a stream, which was not asked for, what it adds up to."""
-    if not re.match(r"\s*(data|event|:)", text):
-        return json.loads(text)
-    lines = [line[5:] for line in text.splitlines() if line.startswith("data:")]
-    parts = [json.loads(line) for line in lines if line.strip() != "[DONE]"]
-    choices = [part["choices"][0] for part in parts if part.get("choices")]
-    if not choices:
-        return parts[-1]
-    message: dict = {"content": [choice.get("text") for choice in choices]}
-    for delta in (choice.get("delta") or {} for choice in choices):
-        for name, value in delta.items():
-            message[name] = [*(message.get(name) or ()), value] if value else message.get(name)
-    (*_, reason) = None, *(c["finish_reason"] for c in choices if c.get("finish_reason"))
-    usage = next((part["usage"] for part in parts[::-1] if part.get("usage")), None)
-    return {"choices": [{"message": message, "finish_reason": reason}], "usage": usage}
+# ---------------------------------------------------------------- the client
 
 
 class Client:
@@ -219,28 +233,22 @@ class Client:
         if not urls or not terms.timeout_s > 0 or not terms.patience_s >= 0:
             raise UserError("An endpoint needs a URL, timeout_s > 0 and patience_s >= 0.")
         if not all(re.fullmatch(URL, url) for url in urls):
-            raise UserError(
-                "The URL of an endpoint is like http://127.0.0.1:8000/v1, "
-                "without a password or a query."
-            )
-        self.terms = terms
+            example = "http://127.0.0.1:8000/v1"
+            raise UserError(f"An endpoint's URL is like {example}, without a password or a query.")
+        self.urls, self.terms = urls, terms
         self._secret = os.environ.get(API_KEY, "").strip() if terms.keyed else ""
         if not re.fullmatch(r"[!-~]*", self._secret):
             raise UserError(
-                f"The environment variable {API_KEY} holds characters that no API key has."
+                f"The environment variable {API_KEY} has characters that no API key has."
             )
-        self.urls, self._bases = urls, [_bases(url) for url in urls]
-        self._proven: dict[int, str] = {}  # of a replica: the base at which it has answered
-        self._load = [0] * len(urls)  # requests in flight
-        self._avoided_until = [0.0] * len(urls)
+        self._bases = [_bases(url) for url in urls]  # one alone, as soon as it has answered
+        self._load, self._avoided_until = [0] * len(urls), [0.0] * len(urls)
         self._changes: dict[str, str] = {}  # field that was refused -> the one instead of it, or ""
         self._remarks: set[str] = set()
         self._openai, self._over = _library(terms.timeout_s, self._secret), asyncio.Event()
-        started = futures.Future()
-        live = threading.Thread(
-            target=lambda: asyncio.run(self._live(started)), name="servers", daemon=True
-        )
-        live.start()
+        started: futures.Future = futures.Future()
+        life = self._live(started)
+        threading.Thread(target=asyncio.run, args=(life,), name="servers", daemon=True).start()
         self._loop = started.result()
 
     async def _live(self, started: futures.Future) -> None:
@@ -279,16 +287,19 @@ class Client:
         """
         patience_s = self.terms.patience_s if patience_s is None else patience_s
         allowed = range(len(self.urls)) if only is None else [only]
-        tries, began, last = 0, 0.0, -1
+        tries, began, last, until = 0, 0.0, -1, self._avoided_until
         while True:
-            last = self._pick(allowed, last)
+            now = time.monotonic()
+            last = min(allowed, key=lambda i: (until[i] > now, i == last, self._load[i]))
             self._load[last] += 1
             try:
                 return await self._accepted(last, path, body, read)
             except Failed as failure:
                 now, tries = time.monotonic(), tries + 1
                 began = began or now
-                wait_s = self._wait_after(failure, tries, last, allowed, now)
+                until[last] = max(until[last], now + failure.retry * max(AVOID_S, failure.wait_s))
+                other = any(until[i] <= now for i in allowed)
+                wait_s = 0.0 if other else _wait_s(failure, tries)
                 patience_s = max(patience_s, ASKED_S if failure.wait_s else 0)
                 if not failure.retry or now - began + wait_s > patience_s:
                     after = f" after {tries} tries in {now - began:.0f} s" if tries > 1 else ""
@@ -299,25 +310,6 @@ class Client:
             finally:
                 self._load[last] -= 1
             await asyncio.sleep(wait_s)
-
-    def _pick(self, allowed: Sequence[int], last: int) -> int:
-        """Choose a replica: not one that has failed of late, not the last, the least loaded."""
-        now, until, load = time.monotonic(), self._avoided_until, self._load
-        return min(allowed, key=lambda i: (until[i] > now, i == last, load[i]))
-
-    def _wait_after(
-        self, failure: Failed, tries: int, replica: int, allowed: Sequence[int], now: float
-    ) -> float:
-        """Return the seconds to wait before the next try, and avoid the replica that failed.
-
-        At least what the server asked for; 0 if there is another replica.
-        """
-        backoff_s = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(tries - 1, 60))
-        until = now + max(AVOID_S, failure.wait_s) * failure.retry
-        self._avoided_until[replica] = max(self._avoided_until[replica], until)
-        if any(self._avoided_until[i] <= now for i in allowed):
-            return 0.0
-        return max(failure.wait_s, backoff_s * random.uniform(0.5, 1))
 
     async def _accepted(self, replica: int, path: str, body: dict | None, read: Callable):
         """Send a request, without the fields that the server has refused, until it is accepted."""
@@ -330,28 +322,25 @@ class Client:
             try:
                 return await self._found(replica, path, body and sent, read)
             except Failed as failure:
-                name, other = self._refused(failure, sent)
-                if not name:
+                if failure.full or failure.status not in (400, 422):
                     raise
+                text = failure.words
+                named = {name: re.search(rf"(?<!\w){name}(?!\w)", text) for name in sent}
+                names = sorted((at.start(), n) for n, at in named.items() if at and n not in NEEDED)
+                if not names:
+                    raise
+                # of two that exclude each other, the one that changes nothing
+                name = "top_p" if named.get("top_p") and sent["top_p"] == 1 else names[0][1]
+                asked = re.search(r"(?<!\w)max_(?!tokens)\w*tokens(?!\w)", text)
+                other = asked[0] if asked and name == "max_tokens" else ""
                 self._changes.setdefault(name, other)
                 how = f"with {other} instead of" if other else "without"
                 self.remark(f"{failure.url}: {failure}; it is asked {how} {name}.")
 
-    def _refused(self, failure: Failed, sent: dict) -> tuple[str, str]:
-        """Return a field that a server refuses, and the one that it wants instead; "" = none."""
-        if failure.status not in (400, 422) or failure.full:
-            return "", ""
-        found = {name: re.search(rf"(?<!\w){name}(?!\w)", failure.text) for name in sent}
-        found = {name: at.start() for name, at in found.items() if at and name not in NEEDED}
-        # of two that exclude each other, the one that changes nothing
-        name = "top_p" if "top_p" in found and sent["top_p"] == 1 else min(found, key=found.get, default="")
-        other = re.search(r"(?<!\w)max_(?!tokens)\w*tokens(?!\w)", failure.text)
-        return name, other[0] if other and name == "max_tokens" else ""
-
     async def _found(self, replica: int, path: str, body: dict | None, read: Callable):
         """Send a request to where the server answers; Failed if that is at none of its bases."""
         failures: dict[str, Failed] = {}
-        for base in [self._proven[replica]] if replica in self._proven else self._bases[replica]:
+        for base in self._bases[replica]:
             try:
                 reply = await self._call(f"{base}{path}", body, read)
             except Failed as failure:
@@ -361,10 +350,10 @@ class Client:
                 continue
             if base != self.urls[replica].rstrip("/"):
                 self.remark(f"{self.urls[replica]} answers at {base}, which is asked.")
-            self._proven[replica] = base
+            self._bases[replica] = [base]
             return reply
         first, *others = failures.values()
-        first.args = ("; ".join([str(first), *(f"{f.url}: {f}" for f in others)]),)
+        first.args = ("; ".join([str(first), *(f"{other.url}: {other}" for other in others)]),)
         raise first
 
     async def _call(self, url: str, body: dict | None, read: Callable):
@@ -381,85 +370,97 @@ class Client:
         except openai.APIStatusError as error:
             reply = error.response
         except openai.APIConnectionError as error:
-            failure = _lost(error)
-            failure.url = url
-            raise failure from None
-        text = reply.content.decode("utf-8-sig", errors="replace")
-        try:
-            return self._read(reply, text, read)
-        except Failed as failure:
-            failure.url, failure.text = url, text
-            raise
-
-    def _read(self, reply, text: str, read: Callable):
-        """Return `read` of a reply's JSON; Failed for an error, also one with the status 200."""
-        words, status = clip(_words(text, self._secret), 300), reply.status_code
+            raise _lost(error, url) from None
+        text, status = reply.content.decode("utf-8-sig", errors="replace"), reply.status_code
+        words = _words(text, self._secret)
+        facts = {"url": url, "words": words, "status": status}
+        words = clip(words, 300)
         try:
             plain = _parsed(text)
-            if isinstance(plain, dict) and not plain.get("choices") and not plain.get("data"):
-                error = plain.get("error") or (plain if plain.get("object") == "error" else None)
-                code = error.get("code") if isinstance(error, dict) else ""
-                if error and status == 200:
-                    status = int(code) if re.fullmatch("[45]\\d\\d", str(code)) else 600
+            status = _status(plain, status)
             if 200 <= status < 300:
                 return read(plain)
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            kind = "not JSON" if isinstance(error, json.JSONDecodeError) else "not of OpenAI's protocol"
-            if 200 <= status < 300:
-                raise Failed(f"the reply is {kind}: {words}", kind == "not JSON", astray=True, status=200) from None
         except Failed as failure:
-            failure.args, failure.status = (f"{failure}: {words}",), status
+            vars(failure).update(facts)
+            if not plain.get("choices"):
+                failure.args = (f"{failure}: {words}",)
             raise
-        why = "the reply is an error" if status == 600 else f"HTTP {status}"
-        why += f": {words}" if words else ""
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            bad = isinstance(error, json.JSONDecodeError)
+            kind = "not JSON" if bad else "not of OpenAI's protocol"
+            if 200 <= status < 300:
+                why = f"the reply is {kind}: {words}".rstrip(": ")
+                retry = bad and not text.lstrip().startswith("<")  # a page stays a page
+                raise Failed(why, retry=retry, astray=True, **facts) from None
+        why = (
+            f"HTTP {status}: {words}".rstrip(": ") if status else f"the reply is an error: {words}"
+        )
         if status in (401, 403):
-            why += (
-                f" (the key is taken from the environment variable {API_KEY})"
-                if self.terms.keyed
-                else " (no key is sent to a server that was found here: name it by --endpoint)"
-            )
+            key = f"the key is taken from the environment variable {API_KEY}"
+            none = "no key is sent to a server that was found here: name it by --endpoint"
+            why += f" ({key if self.terms.keyed else none})"
         if 300 <= status < 400:
             why += f" (it redirects to {clean(reply.headers.get('location'))[:200]})"
         final = self.terms.memory_is_final and SHORT_OF_MEMORY.search(text)
         wait_s = self._openai._parse_retry_after_header(reply.headers) or 0.0
         raise Failed(
             why,
-            retry=(status in (408, 409, 425, 429) or 500 <= status < 600) and not final,
+            retry=(status in (408, 409, 425, 429) or status >= 500) and not final,
             wait_s=wait_s if 0 < wait_s < math.inf else 0.0,
             full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
-            astray=300 <= status < 400 or status in (404, 405) or bool(status == 600 and NO_PLACE.search(words)),
-            status=status,
+            astray=300 <= status < 400
+            or status in (404, 405)
+            or bool(NO_PLACE.search(words) and not status),
+            **facts | {"status": status or 200},
         )
 
 
-def _lost(error: Exception) -> Failed:
+def _wait_s(failure: Failed, tries: int) -> float:
+    """Return the seconds to wait before the next try, at least what the server asked for."""
+    backoff_s = min(BACKOFF_S[1], BACKOFF_S[0] * 2.0 ** min(tries - 1, 60))
+    return max(failure.wait_s, backoff_s * random.SystemRandom().uniform(0.5, 1))
+
+
+def _status(plain: object, status: int) -> int:
+    """Return a reply's status: of an error with the status 200 its own code, 0 if it has none."""
+    if status != 200 or not isinstance(plain, dict) or plain.get("choices") or plain.get("data"):
+        return status
+    error = plain.get("error") or (plain if plain.get("object") == "error" else None)
+    code = str(error.get("code") if isinstance(error, dict) else "")
+    return (int(code) if re.fullmatch(r"[45]\d\d", code) else 0) if error else status
+
+
+def _lost(error: Exception, url: str) -> Failed:
     """Return the failure of a request without a reply, in the words of the system."""
     chain = [error]
     while deeper := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(deeper)
-    if found := next((e for e in chain if isinstance(e, Failed)), None):
-        return found
-    cause = next((e for e in chain[::-1] if isinstance(e, OSError)), chain[min(1, len(chain) - 1)])
-    if isinstance(cause, TimeoutError):
-        cause = error
+    cause = next((e for e in chain if isinstance(e, Failed | TimeoutError)), None) or next(
+        (e for e in chain[::-1] if isinstance(e, OSError)), chain[min(1, len(chain) - 1)]
+    )
+    cause = error if isinstance(cause, TimeoutError) else cause  # which has no words
     # a certificate that is not trusted now will not be trusted later
-    retry = not isinstance(cause, ssl.SSLCertVerificationError)
-    return Failed(" ".join(f"{type(cause).__name__}: {cause}".split()).rstrip(":. "), retry)
+    retry = not isinstance(cause, ssl.SSLCertVerificationError | Failed)
+    name = "" if isinstance(cause, Failed) else f"{type(cause).__name__}: "
+    return Failed(" ".join(f"{name}{cause}".split()).rstrip(":. "), retry=retry, url=url)
 
 
 def _library(timeout_s: float, secret: str):
-    """Return the client of the library, which heeds no environment, follows no redirect, tries once
-    and unpacks no more than `MOST_BYTES`."""
+    """Return the library's client, which heeds no environment, follows no redirect, tries once and
+    unpacks no more than `MOST_BYTES`."""
+    import certifi
     import httpx
     import openai
 
     class Transport(httpx.AsyncHTTPTransport):
         async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
-            for name in {*request.headers} - HEADERS:
-                del request.headers[name]
-            if secret:
-                request.headers["Authorization"] = f"Bearer {secret}"
-            reply, content = await super().handle_async_request(request), bytearray()
+            headers = {"Content-Type": "application/json", "User-Agent": "memagent"}
+            headers |= {"Authorization": f"Bearer {secret}"} if secret else {}
+            plain = httpx.Request(
+                *(request.method, request.url),
+                headers=headers, content=request.read(), extensions=request.extensions,
+            )  # fmt: skip
+            reply, content = await super().handle_async_request(plain), bytearray()
             try:
                 async for part in reply.aiter_bytes():
                     content += part
@@ -467,14 +468,16 @@ def _library(timeout_s: float, secret: str):
                         raise Failed(f"the reply is longer than {MOST_BYTES >> 20} MiB")
             finally:
                 await reply.aclose()
-            headers = {k: v for k, v in reply.headers.items() if not k.startswith(("content-", "transfer-"))}
+            told = {"location", "retry-after", "retry-after-ms"} & {*reply.headers}
+            headers = {name: reply.headers[name] for name in told}
             return httpx.Response(reply.status_code, headers=headers, content=bytes(content))
 
+    context = ssl.create_default_context()  # the system's certificates, or those of SSL_CERT_FILE
+    context.load_verify_locations(certifi.where())
     # a new connection for every request: no server can have closed it before
     limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-    transport = Transport(verify=ssl.create_default_context(), trust_env=False, limits=limits)
+    transport = Transport(verify=context, trust_env=False, limits=limits)
     timeout = httpx.Timeout(timeout_s, connect=min(CONNECT_S, timeout_s), pool=None)
     http = httpx.AsyncClient(transport=transport, trust_env=False)
-    return openai.AsyncOpenAI(
-        api_key=secret or "none", base_url="http://none", timeout=timeout, max_retries=0, http_client=http
-    )
+    given = {"api_key": "none", "base_url": "http://none", "http_client": http}
+    return openai.AsyncOpenAI(**given, timeout=timeout, max_retries=0)

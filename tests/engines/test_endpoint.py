@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 from contextlib import suppress
-from dataclasses import fields, replace
+from dataclasses import fields
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
@@ -47,13 +47,16 @@ class Server:
     """Speaks the protocol on loopback.
 
     faults: what happens to the next requests, one each; always: to all further ones. A fault is
-    "drop", "hang", a tuple (status, reply, headers), or a dict that replaces parts of the answer.
+    "drop", "hang", a tuple (status, reply, headers), a dict that replaces parts of the answer, or a
+    function of the request that returns one of these. models: the same for the list of models.
+    base: what stands before a path, "" = anything.
     """
 
     def __init__(self, codec, name="m", window=None, ids=True, delay_s=0.002):
         self.codec, self.name, self.window = codec, name, window
         self.ids, self.delay_s = ids, delay_s
         self.faults, self.always, self.on_request = [], "", lambda n: None
+        self.models, self.base, self.headers = None, "", []
         self.bodies, self.keys, self.now, self.most, self.broken = [], set(), 0, 0, 0
         self.lock, self.port = threading.Lock(), 0
         self.start()
@@ -74,6 +77,10 @@ class Server:
 
             def do_GET(self):
                 server.keys.add(self.headers["Authorization"])
+                if not self.path.startswith(server.base):
+                    return self.send(404, b"404 page not found")
+                if server.models:
+                    return self.send(*server.models)
                 card = {"id": server.name}
                 if server.window:
                     card["max_model_len"] = server.window
@@ -88,13 +95,17 @@ class Server:
                     server.most = max(server.most, server.now)
                     server.bodies.append(body)
                     server.keys.add(self.headers["Authorization"])
+                    server.headers.append(dict(self.headers))
                     fault = server.faults.pop(0) if server.faults else server.always
                     number = len(server.bodies)
                 server.on_request(number)
                 time.sleep(server.delay_s)
                 while fault == "hang" and up.is_set():
                     time.sleep(0.01)
-                if isinstance(fault, tuple):
+                fault = fault(body) if callable(fault) else fault
+                if not self.path.startswith(server.base):
+                    response = 404, b"404 page not found"
+                elif isinstance(fault, tuple):
                     response = fault
                 else:
                     changes = fault if isinstance(fault, dict) else {}
@@ -371,8 +382,8 @@ def test_waits_grow_and_the_server_may_ask_for_longer(codec, serve, monkeypatch)
     monkeypatch.setattr(served, "BACKOFF_S", (0.04, 0.4))
     server, waits = serve(), []
     engine = serve.engine(server)
-    wait_after = engine.client._wait_after
-    engine.client._wait_after = lambda *failed: waits.append(wait_after(*failed)) or waits[-1]
+    wait_s = served._wait_s
+    monkeypatch.setattr(served, "_wait_s", lambda *a: waits.append(wait_s(*a)) or waits[-1])
     server.faults = [(500, {})] * 5
     assert not one(engine).error
     assert waits[0] <= 0.04 and all(0.15 < wait <= 0.4 for wait in waits[3:])
@@ -419,9 +430,7 @@ def test_a_failure_that_no_retry_mends_is_a_value(serve, monkeypatch, fault, fin
     server = serve()
     server.always = fault
     # the patience is over once it has been tried twice, however long that takes
-    monkeypatch.setattr(
-        served.Client, "_wait_after", lambda _, failure, tries, *more: 0.0 if tries < 2 else 1e6
-    )
+    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 2 else 1e6)
     settings = {"timeout_s": 0.2 if fault == "hang" else HANG_S, "patience_s": HANG_S}
     engine = serve.engine(server, **settings)
     turn = one(engine)

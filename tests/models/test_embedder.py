@@ -30,7 +30,7 @@ from agents.store import Entry, Store
 from config.errors import UserError
 from models import embedder as module
 from models.embedder import embedder_of
-from tasks.served import Client
+from tasks import served
 
 runner = CliRunner()
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
@@ -327,9 +327,7 @@ def serving(answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(
-        Client, "_wait_after", lambda _, failure, tries, *more: 0.0 if tries < 3 else 1e6
-    )
+    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 3 else 1e6)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = Server()
     with serving(server.answer) as server.url:

@@ -16,9 +16,9 @@ from config.errors import UserError
 from engines.rehearsed import RehearsedEngine
 from report.summary import calibration, wilson
 from tasks import judge as module
+from tasks import served
 from tasks.hle import HLE, INSTRUCTIONS, confidence, read
 from tasks.judge import REQUEST, SCHEMA, Unreadable, Verdict, judge_of, verdict
-from tasks.served import Client
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 ROWS = [
@@ -239,9 +239,7 @@ def serving(answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(
-        Client, "_wait_after", lambda _, failure, tries, *more: 0.0 if tries < 3 else 1e6
-    )
+    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 3 else 1e6)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = Server()
     with serving(server.answer) as server.url:
