@@ -35,7 +35,7 @@ CONNECT_S = 10.0
 """Longest wait for a connection."""
 ASKED_S = 600.0
 """How long a request waits for a server that says when to try again (Retry-After), at least."""
-MOST_BYTES = 1 << 26
+MOST_BYTES = 1 << 25
 """Longest reply, unpacked."""
 API_KEY = "OPENAI_API_KEY"
 """Name of the environment variable with the API key; it may be unset."""
@@ -108,16 +108,12 @@ class Completion:
             raise Failed("the reply has no choices", retry=True)
         choice, usage = reply["choices"][0], _fields(reply.get("usage"))
         message, reason = _fields(choice.get("message")), choice.get("finish_reason")
-        told = [
-            *_texts(choice.get("text")),
-            *_texts(message.get("content") or message.get("refusal")),
-        ]
+        told = [*_texts([choice.get("text"), message.get("content") or message.get("refusal")])]
         told += _texts(message.get("reasoning") or message.get("reasoning_content"), True)
         text = "".join(words for words, thought in told if not thought)
         word = str(reason).lower()
         if word in ("abort", "error") or (reason is None and not any(w for w, _ in told)):
-            why = f": {clip(_words(json.dumps(choice)), 300)}" if choice.get("error") else ""
-            raise Failed(f"the turn was broken off for the reason {reason!r}{why}", retry=True)
+            raise Failed(f"the turn was broken off for the reason {reason!r}", retry=True)
         reason = "stop" if word in STOP else "length" if word in LENGTH else str(reason)
         if not text and (reason not in ("stop", "length") or message.get("tool_calls")):
             raise Failed(f"the turn ended for the reason {word!r}, without an answer")
@@ -371,48 +367,42 @@ class Client:
             reply = error.response
         except openai.APIConnectionError as error:
             raise _lost(error, url) from None
-        text, status = reply.content.decode("utf-8-sig", errors="replace"), reply.status_code
-        words = _words(text, self._secret)
-        facts = {"url": url, "words": words, "status": status}
-        words = clip(words, 300)
+        text, status, plain = reply.content.decode("utf-8-sig", "replace"), reply.status_code, {}
+        facts: dict = {"retry": True, "url": url}
         try:
             plain = _parsed(text)
             status = _status(plain, status)
             if 200 <= status < 300:
                 return read(plain)
         except Failed as failure:
-            vars(failure).update(facts)
-            if not plain.get("choices"):
-                failure.args = (f"{failure}: {words}",)
-            raise
-        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
-            bad = isinstance(error, json.JSONDecodeError)
-            kind = "not JSON" if bad else "not of OpenAI's protocol"
-            if 200 <= status < 300:
-                why = f"the reply is {kind}: {words}".rstrip(": ")
-                retry = bad and not text.lstrip().startswith("<")  # a page stays a page
-                raise Failed(why, retry=retry, astray=True, **facts) from None
-        why = (
-            f"HTTP {status}: {words}".rstrip(": ") if status else f"the reply is an error: {words}"
-        )
+            why, facts = str(failure), vars(failure) | {"url": url}
+        except json.JSONDecodeError:
+            why, facts["astray"] = "the reply is not JSON", True
+            facts["retry"] = not text.lstrip().startswith("<")  # a page stays a page
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
+            why, facts["astray"] = "the reply is not of OpenAI's protocol", True
+            facts["retry"] = False
+        words = _words(text, self._secret)
+        if not 200 <= status < 300:
+            why = f"HTTP {status}" if status else "the reply is an error"
+            final = self.terms.memory_is_final and SHORT_OF_MEMORY.search(text)
+            again = status in (408, 409, 425, 429) or status >= 500
+            wait_s = self._openai._parse_retry_after_header(reply.headers) or 0.0
+            facts["retry"] = again and not final
+            facts["wait_s"] = wait_s if 0 < wait_s < math.inf else 0.0
+            facts["full"] = status in (400, 413, 422) and bool(NO_ROOM.search(text))
+            facts["astray"] = 300 <= status < 400 or status in (404, 405)
+            facts["astray"] |= not status and bool(NO_PLACE.search(words))
+        elif isinstance(plain, dict) and plain.get("choices") and '"error"' not in text:
+            raise Failed(why, **facts, status=200)
+        why = f"{why}: {clip(words, 300)}".rstrip(": ")
         if status in (401, 403):
             key = f"the key is taken from the environment variable {API_KEY}"
             none = "no key is sent to a server that was found here: name it by --endpoint"
             why += f" ({key if self.terms.keyed else none})"
         if 300 <= status < 400:
             why += f" (it redirects to {clean(reply.headers.get('location'))[:200]})"
-        final = self.terms.memory_is_final and SHORT_OF_MEMORY.search(text)
-        wait_s = self._openai._parse_retry_after_header(reply.headers) or 0.0
-        raise Failed(
-            why,
-            retry=(status in (408, 409, 425, 429) or status >= 500) and not final,
-            wait_s=wait_s if 0 < wait_s < math.inf else 0.0,
-            full=status in (400, 413, 422) and bool(NO_ROOM.search(text)),
-            astray=300 <= status < 400
-            or status in (404, 405)
-            or bool(NO_PLACE.search(words) and not status),
-            **facts | {"status": status or 200},
-        )
+        raise Failed(why, **facts, status=status or 200, words=words)
 
 
 def _wait_s(failure: Failed, tries: int) -> float:
@@ -435,14 +425,13 @@ def _lost(error: Exception, url: str) -> Failed:
     chain = [error]
     while deeper := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(deeper)
-    cause = next((e for e in chain if isinstance(e, Failed | TimeoutError)), None) or next(
-        (e for e in chain[::-1] if isinstance(e, OSError)), chain[min(1, len(chain) - 1)]
-    )
-    cause = error if isinstance(cause, TimeoutError) else cause  # which has no words
+    if isinstance(chain[1], Failed):
+        return Failed(str(chain[1]), url=url)
+    cause = ([chain[1]] + [deeper for deeper in chain if isinstance(deeper, OSError)])[-1]
     # a certificate that is not trusted now will not be trusted later
-    retry = not isinstance(cause, ssl.SSLCertVerificationError | Failed)
-    name = "" if isinstance(cause, Failed) else f"{type(cause).__name__}: "
-    return Failed(" ".join(f"{name}{cause}".split()).rstrip(":. "), retry=retry, url=url)
+    retry = not isinstance(cause, ssl.SSLCertVerificationError)
+    why = f"{type(cause).__name__}: {str(cause) or error}"
+    return Failed(" ".join(why.split()).rstrip(":. "), retry=retry, url=url)
 
 
 def _library(timeout_s: float, secret: str):

@@ -1,9 +1,11 @@
+import gzip
 import json
 import random
 import shutil
 import signal
 import ssl
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -484,6 +486,188 @@ def test_prompts_longer_than_the_window_are_not_sent(serve):
         turn = one(engine, max_tokens=most)
         assert turn.finish is Finish.FULL and f"window of {most}" in turn.error
     assert server.bodies == []
+
+
+# ---------------------------------------------------------------- servers that bend the protocol
+
+
+REFUSED = "{} is not supported with this model"
+FIELDS = [  # fields of a request, the server's words about them, the field instead, all that go
+    ("max_tokens", f"'max_tokens' {REFUSED}. Use 'max_completion_tokens'", "max_completion_tokens"),
+    ("max_tokens", "Unknown: max_tokens. Did you mean max_output_tokens?", "max_output_tokens"),
+    ("temperature", REFUSED, ""),
+    ("seed", [{"loc": ["body", "seed"], "msg": "Extra inputs", "input": {"max_tokens": 8}}], ""),
+    ("top_k", "Unrecognized request argument supplied: {}", ""),
+    ("top_p", "temperature and top_p cannot both be specified", ""),
+]
+
+
+@pytest.mark.parametrize(("field", "words", "other"), FIELDS)
+def test_a_field_that_is_refused_is_left_out_or_renamed_and_that_is_told_once(
+    serve, capsys, field, words, other
+):
+    server = serve()
+    words = words.format(field) if isinstance(words, str) else words
+
+    def refuse(body):
+        status, reply = (422, {"detail": words}) if isinstance(words, list) else (400, words)
+        as_one = (200, {"error": {"message": words, "code": 400}})  # with the status of a success
+        refusal = as_one if other else (status, message(reply) if status == 400 else reply)
+        return refusal if field in body else ""
+
+    server.always = refuse
+    engine = serve.engine(server, chat=True)
+    for _ in range(2):
+        assert not one(engine, top_k=3).error
+    first, second, third = server.bodies
+    assert first.keys() - second.keys() == {field} and second.keys() == third.keys()
+    assert second.keys() - first.keys() == {*filter(None, [other])}
+    assert not other or second[other] == first[field]
+    told = " ".join(capsys.readouterr().out.split())
+    assert told.count("it is asked with") == 1 and field in told and (other or "without") in told
+    server.always, before = (400, message("temperature must not be hot")), len(server.bodies)
+    assert "must not be hot" in one(engine).error  # also without it
+    assert len(server.bodies) - before == 1 + (field != "temperature")
+
+
+def test_many_requests_in_flight_lose_nothing_while_fields_are_refused(codec, serve, capsys):
+    server = serve()
+    server.always = lambda body: (400, message("no seed, please")) if "seed" in body else ""
+    assert plain(run(serve.engine(server, concurrency=8))) == expected(codec)
+    assert capsys.readouterr().out.count("without seed") == 1
+
+
+REASONS = ("eos", "STOP", "end_turn", "stop_sequence", "tool_calls", None, "content_filter", "odd")
+PARTS = [
+    {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+    [{"text": "Anna"}],
+    "!",
+]
+SSE = b"""data: {"choices": [{"delta": {"content": "An", "reasoning_content": "hm"}}]}\r\n\r\n\
+: ping\n\ndata: {"choices": [{"delta": {"content": "na"}, "finish_reason": "length"}]}\n\n\
+data: {"choices": [], "usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n"""
+REPLIES = [
+    *((text_of("Anna", reason), "Anna", "stop") for reason in REASONS),
+    *((text_of("Anna", reason), "Anna", "length") for reason in ("max_tokens", "model_length")),
+    (text_of("Anna", None) | {"usage": {"completion_tokens": 8}}, "Anna", "length"),
+    (text_of("Anna") | {"usage": {"completion_tokens": "2"}}, "Anna", "stop"),
+    (text_of(PARTS), "Anna!", "stop"),
+    (text_of([{"type": "reasoning", "summary": [{"text": "hm"}]}, {"text": "a"}]), "a", "stop"),
+    (text_of({"type": "text", "text": {"value": "Anna"}}), "Anna", "stop"),
+    (text_of(None, refusal="I must not."), "I must not.", "stop"),
+    (text_of(None, "length", reasoning_content="hm"), "", "length"),
+    ((200, b"\xef\xbb\xbf" + json.dumps(text_of("Anna")).encode()), "Anna", "stop"),
+    ((200, json.dumps(text_of("A\ud800")).encode()), "A?", "stop"),
+    ((200, gzip.compress(SSE), [("Content-Encoding", "gzip")]), "Anna", "length"),
+]
+
+
+@pytest.mark.parametrize(("reply", "text", "finish"), REPLIES)
+def test_a_good_answer_in_an_odd_form_is_taken(serve, capsys, reply, text, finish):
+    server = serve()
+    server.always = reply
+    engine = serve.engine(server, chat=True)
+    for _ in range(2):
+        turn = one(engine)
+        assert (str(turn.response), turn.finish, turn.error) == (text, finish, "")
+    reason = reply["choices"][0]["finish_reason"] if isinstance(reply, dict) else ""
+    unknown = reason in (None, "content_filter", "odd")
+    assert capsys.readouterr().out.count(f"the reason '{reason}'") == unknown
+
+
+def test_errors_with_the_status_of_a_success_are_what_their_code_says(serve):
+    server, told = serve(), []
+    engine = serve.engine(server, chat=True, tell=told.append)
+    busy = {"choices": None, "error": {"message": "Too many", "code": 429}}
+    server.faults = [(200, busy, [("Retry-After", "0.01")])]
+    assert not one(engine).error and "HTTP 429: Too many; trying again" in told[0]
+    for reply in ({"error": "asleep"}, {"object": "error", "message": "asleep"}):
+        server.always = (200, reply)
+        assert one(engine).error.endswith(": the reply is an error: asleep")
+    server.always = (200, {"error": {"code": 400, "message": "the context length is 9"}})
+    assert one(engine).finish is Finish.FULL
+
+
+@pytest.mark.parametrize(("name", "value", "least"), [
+    ("Retry-After", "7.5", 7.5), ("Retry-After-Ms", "250", 0.25), ("Retry-After", "soon", 0),
+    ("Retry-After", "Wed, 21 Oct 2015 07:28:00 GMT", 0), ("Retry-After", "nan", 0),
+    ("Retry-After", "Fri, 01 Jan 2100 00:00:00 GMT", 1e8), ("Retry-After", "inf", 0),
+])  # fmt: skip
+def test_a_server_says_in_any_form_when_to_ask_again(serve, monkeypatch, name, value, least):
+    server, waits = serve(), []
+    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: waits.append(failure.wait_s) or 0)
+    server.faults = [(429, {}, [(name, value)])]
+    assert not one(serve.engine(server)).error
+    assert waits == [least] or waits[0] > least == 1e8
+
+
+def test_a_reply_that_has_no_end_is_given_up(serve, monkeypatch):
+    monkeypatch.setattr(served, "MOST_BYTES", 10**6)
+    server = serve()
+    engine = serve.engine(server)
+    server.faults = [(200, gzip.compress(b" " * 10**7), [("Content-Encoding", "gzip")])]
+    assert "longer than" in one(engine).error and not one(engine).error
+
+
+LISTS = [
+    ((404, b"404 page not found"), "m", "404"), ((200, {"data": None}), "m", "no models"),
+    ((200, []), "m", "no models"), ((200, b"<html>Hi"), "m", "Hi"), ((405, b""), "m", "405"),
+    ((200, {"error": "Unexpected endpoint"}), "m", "Unexpected endpoint"),
+    ((200, [{"id": "m"}, {"id": "n"}]), "m", ""), ((200, {"models": [{"name": "m"}]}), "m", ""),
+    ((200, {"data": ["n", "m", None, {"id": 3}]}), "m", ""),
+    ((200, {"data": [{"id": "models/m"}, {"id": "n"}]}), "models/m", ""),
+    ((200, {"data": [{"id": "m:latest"}, {"id": "m:7b"}]}), "m:latest", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("models", "name", "told"), LISTS)
+def test_a_list_of_models_is_no_gate(serve, capsys, models, name, told):
+    server = serve()
+    server.models = models
+    engine = serve.engine(server)
+    assert engine.model == name and not one(engine).error
+    printed = capsys.readouterr().out
+    assert told in printed and ("the first request shows" in printed.replace("\n", " ")) == bool(
+        told
+    )
+    if told:
+        with pytest.raises(UserError, match=f"Name the model to ask; .*{told}"):
+            serve.engine(server, model="")
+
+
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(("path", "base"), [
+    ("", "/v1"), ("/", "/v1"), ("/v1/", "/v1"), ("/v1/chat/completions", "/v1"),
+    ("/v1/completions/", "/v1"), ("/v1/models", "/v1"), ("/v1", "/completions"), ("/api", "/v1"),
+    ("/x/v1/chat/completions", "/x/v1"), ("/embeddings", "/v1"),
+])  # fmt: skip
+def test_the_right_url_is_found_and_told(serve, capsys, path, base, listed):
+    server = serve()
+    server.base, root = base, f"http://127.0.0.1:{server.port}"
+    server.models = None if listed and base != "/completions" else (404, b"no list")
+    engine = EndpointEngine(root + path, "m", server.codec)
+    assert not one(engine).error and not one(engine).error
+    n = capsys.readouterr().out.replace("\n", " ").count("which is asked")
+    assert n == (path.rstrip("/") != ("" if base == "/completions" else base))
+    before = len(server.bodies)
+    server.always = (404, message("There is no model m."))
+    assert "HTTP 404: There is no model m" in one(engine).error
+    assert len(server.bodies) == before + 1  # once it has answered, nowhere else
+    engine.close()
+
+
+def test_the_environment_has_no_say_in_what_a_server_hears(serve, monkeypatch):
+    for name in ("ORG_ID", "PROJECT_ID", "CUSTOM_HEADERS", "ADMIN_KEY", "BASE_URL"):
+        monkeypatch.setenv(f"OPENAI_{name}", f"Authorization: {SECRET}")
+    server = serve()
+    assert not one(serve.engine(server)).error
+    assert SECRET not in repr(server.headers)
+
+
+def test_the_library_is_loaded_where_a_server_is_asked():
+    code = "import sys, commands.ask, engines.open, tasks.judge, models.embedder as _;"
+    code += "assert not {'openai', 'httpx'} & sys.modules.keys()"
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # ---------------------------------------------------------------- the key, the first look
