@@ -28,7 +28,7 @@ READY_S = 30.0
 
 
 def _windows(reply: object) -> dict[str, int]:
-    """Read a list of models, in any of the forms that servers have: name -> window, 0 = not told."""
+    """Read a list of models, in any form that servers have: name -> window, 0 = not told."""
     while isinstance(reply, dict):
         reply = reply.get("data") or reply.get("models")
     windows = {}
