@@ -18,10 +18,8 @@ from contextlib import contextmanager
 from config.errors import UserError, clean, clip
 from memagent import Finish, Prompt, Turn
 from rollout import Engine, Sampling, refusal
-from tasks.served import SHORT_OF_MEMORY, Client, Completion, Failed, Terms
+from tasks.served import Client, Completion, Failed, Terms, whole
 from tokens.codec import Codec, Text
-
-__all__ = ["SHORT_OF_MEMORY", "EndpointEngine", "Terms"]
 
 READY_S = 30.0
 """How long a server that does not answer yet is tried again when an engine is opened."""
@@ -174,12 +172,12 @@ class EndpointEngine(Engine):
     def poll(self, most_s: float = 0.0) -> list[tuple[int, Turn]]:
         """Return all turns that have finished; wait for the first one at most `most_s` seconds."""
         done, until = [], time.monotonic() + most_s
-        while self._jobs:
-            left_s = 0.0 if done else max(0.0, until - time.monotonic())
+        while self._jobs and not (done and self._finished.empty()):
+            left_s = max(0.0, until - time.monotonic())
             try:  # a short wait, again and again: an endless one holds up Ctrl-C on some systems
                 key = self._finished.get(timeout=min(0.2, left_s))
             except queue.Empty:
-                if done or not left_s:
+                if not left_s:
                     break
                 continue
             if key in self._jobs:
@@ -190,25 +188,26 @@ class EndpointEngine(Engine):
         failure = future.exception()
         if failure and not isinstance(failure, Failed):
             raise failure  # a bug of ours
-        result = None if failure else future.result()
-        if isinstance(result, Turn):
-            return result
-        if result and not self.chat and result.prompt_ids not in (None, ids):
+        answer = None if failure else future.result()
+        if isinstance(answer, Turn):
+            return answer
+        if answer and not self.chat and answer.choice.get("prompt_token_ids") not in (None, ids):
             failure = Failed("the server read another prompt than the one that was sent")
         if failure:
             finish = Finish.FULL if failure.full else Finish.ERROR
             return Turn(prompt, ids, [], [], finish, self.codec.response([]), str(failure))
-        return self._answered(prompt, ids, result)
+        return self._answered(prompt, ids, answer)
 
     def _answered(self, prompt: Prompt, ids: list[int], answer: Completion) -> Turn:
         """Return the turn of an answer: its ids, the end-of-sequence id included, and its text."""
-        finish = answer.reason
+        usage, finish = answer.usage, answer.reason
         if finish not in ("stop", "length"):
-            full = (answer.completion_tokens or 0) >= prompt.max_tokens
+            full = whole(usage.get("completion_tokens"), 0) >= prompt.max_tokens
             finish = "length" if full else "stop"
             self.client.remark(f"A turn ended for the reason {answer.reason!r}: taken as {finish}.")
-        if answer.ids is not None and not self.chat:
-            out, response = answer.ids, self.codec.response(answer.ids)
+        out = answer.choice.get("token_ids")
+        if out is not None and not self.chat:
+            response = self.codec.response(out)
         else:
             out, text = list(self.codec.reply(answer.text)), self.codec.shown(answer.text)
             # where the chat template opens <think>, the text must say so: see `Codec.response`
@@ -217,12 +216,13 @@ class EndpointEngine(Engine):
                 text = f"<think>{text}"
             response, end = Text(text, out), self.codec.end_id
             out = [*out, end] if finish == "stop" and end is not None else out
-        n_prompt, n_out = answer.prompt_tokens, answer.completion_tokens
-        self.reused_tokens += answer.cached_tokens
-        self.prefilled_tokens += (len(ids) if n_prompt is None else n_prompt) - answer.cached_tokens
-        self.generated_tokens += len(out) if n_out is None else n_out
         turn = Turn(prompt, ids, out, [], Finish(finish), response)
-        turn.reused_tokens = answer.cached_tokens
+        details = usage.get("prompt_tokens_details")
+        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
+        turn.reused_tokens = whole(cached, 0)
+        self.reused_tokens += turn.reused_tokens
+        self.prefilled_tokens += whole(usage.get("prompt_tokens"), len(ids)) - turn.reused_tokens
+        self.generated_tokens += whole(usage.get("completion_tokens"), len(out))
         return turn
 
     # ------------------------------------------------------------ phases

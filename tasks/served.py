@@ -23,6 +23,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent import futures
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from config.errors import Unreachable, UserError, clean, clip
 from config.terminal import say
@@ -88,26 +89,22 @@ class Failed(Exception):
 # ---------------------------------------------------------------- what a reply says
 
 
-@dataclass(frozen=True, slots=True)
-class Completion:
-    """A completion, whichever of the two interfaces it is from. None: the server does not say."""
+class Completion(NamedTuple):
+    """A completion, whichever of the two interfaces it is from."""
 
     text: str
-    ids: list[int] | None
-    prompt_ids: list[int] | None
     reason: str  # stop, length, or in the server's own word why it ended
     has_reasoning: bool  # the thoughts are separate and not in the text
-    prompt_tokens: int | None
-    cached_tokens: int  # of the prompt's
-    completion_tokens: int | None
+    choice: dict
+    usage: dict
 
     @classmethod
     def of(cls, reply: dict) -> Completion:
         """Read a reply of /completions or /chat/completions; Failed if there is no whole turn."""
         if not reply.get("choices"):
             raise Failed("the reply has no choices", retry=True)
-        choice, usage = reply["choices"][0], _fields(reply.get("usage"))
-        message, reason = _fields(choice.get("message")), choice.get("finish_reason")
+        choice, usage = reply["choices"][0], reply.get("usage")
+        message, reason = choice.get("message") or {}, choice.get("finish_reason")
         told = [*_texts([choice.get("text"), message.get("content") or message.get("refusal")])]
         told += _texts(message.get("reasoning") or message.get("reasoning_content"), True)
         text = "".join(words for words, thought in told if not thought)
@@ -117,17 +114,17 @@ class Completion:
         reason = "stop" if word in STOP else "length" if word in LENGTH else str(reason)
         if not text and (reason not in ("stop", "length") or message.get("tool_calls")):
             raise Failed(f"the turn ended for the reason {word!r}, without an answer")
-        details = _fields(usage.get("prompt_tokens_details"))
-        return cls(
-            text=text.encode(errors="replace").decode(),  # half a character has no tokens
-            ids=_ids(choice.get("token_ids")),
-            prompt_ids=_ids(choice.get("prompt_token_ids")),
-            reason=reason,
-            has_reasoning=any(words and thought for words, thought in told),
-            prompt_tokens=_number(usage.get("prompt_tokens")),
-            cached_tokens=_number(details.get("cached_tokens")) or 0,
-            completion_tokens=_number(usage.get("completion_tokens")),
-        )
+        ids = [*(choice.get("token_ids") or ()), *(choice.get("prompt_token_ids") or ())]
+        if None in map(whole, ids):
+            raise TypeError("these are no token ids")
+        text = text.encode(errors="replace").decode()  # half a character has no tokens
+        usage = usage if isinstance(usage, dict) else {}
+        return cls(text, reason, any(words and thought for words, thought in told), choice, usage)
+
+
+def whole(value: object, default: int | None = None) -> int | None:
+    """Return a number that a server reports, or the default."""
+    return value if type(value) is int and 0 <= value < 2**31 else default
 
 
 def _texts(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]:
@@ -140,20 +137,6 @@ def _texts(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]
         thought = thought or bool(re.search("think|reason", str(content.get("type"))))
         for name in ("text", "value", "content", "refusal", "thinking", "reasoning", "summary"):
             yield from _texts(content.get(name), thought or name in ("thinking", "reasoning"))
-
-
-def _fields(value: object) -> dict:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: object) -> int | None:
-    return value if type(value) is int and 0 <= value < 2**31 else None
-
-
-def _ids(value: object) -> list[int] | None:
-    if value is not None and (type(value) is not list or None in map(_number, value)):
-        raise TypeError("these are no token ids")
-    return value
 
 
 def _parsed(text: str) -> object:

@@ -19,11 +19,12 @@ from config.errors import UserError
 from data import strip_thinking
 from embedded import tiny
 from engines import endpoint
-from engines.endpoint import EndpointEngine, Terms
+from engines.endpoint import EndpointEngine
 from engines.scripted import ScriptedEngine
 from memagent import Finish, Prompt
 from rollout import Sampling, rollout
 from tasks import served, worlds
+from tasks.served import Terms
 from tokens.codec import Characters, Text
 
 AGENT = tiny.agent()
