@@ -503,7 +503,7 @@ FIELDS = [  # fields of a request, the server's words about them, the field inst
     ("max_tokens", f"'max_tokens' {REFUSED}. Use 'max_completion_tokens'", "max_completion_tokens"),
     ("max_tokens", "Unknown: max_tokens. Did you mean max_output_tokens?", "max_output_tokens"),
     ("temperature", REFUSED, ""),
-    ("seed", [{"loc": ["body", "seed"], "msg": "Extra inputs", "input": {"max_tokens": 8}}], ""),
+    ("seed", [{"input": {"top_p": 1}, "loc": ["body", "seed"], "msg": "Extra inputs"}], ""),
     ("top_k", "Unrecognized request argument supplied: {}", ""),
     ("top_p", "temperature and top_p cannot both be specified", ""),
 ]
@@ -562,7 +562,7 @@ REPLIES = [
 def test_a_good_answer_in_an_odd_form_is_taken(serve, capsys, reply, text, finish):
     server = serve()
     server.always = reply
-    engine = serve.engine(server, chat=True)
+    engine = serve.engine(server, chat=True, patience_s=0)
     for _ in range(2):
         turn = one(engine)
         assert (str(turn.response), turn.finish, turn.error) == (text, finish, "")
