@@ -383,8 +383,8 @@ class Client:
             key = f"the key is taken from the environment variable {API_KEY}"
             none = "no key is sent to a server that was found here: name it by --endpoint"
             why += f" ({key if self.terms.keyed else none})"
-        if 300 <= status < 400:
-            why += f" (it redirects to {clean(reply.headers.get('location'))[:200]})"
+        if location := reply.headers.get("location"):
+            why += f" (it redirects to {clean(location)[:200]})"
         raise Failed(why, **facts, status=status or 200, words=words)
 
 
