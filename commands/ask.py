@@ -40,7 +40,6 @@ from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, console, say
 from data import ANSWER_FORMS, Task, extract_answer
-from engines.endpoint import SHORT_OF_MEMORY, Terms
 from engines.local import answerer, keyed_here
 from engines.open import open_reader
 from engines.replay import Replay
@@ -56,6 +55,7 @@ from tasks.conversations import turns_as_memories
 from tasks.documents import Document
 from tasks.episodes import Episode
 from tasks.pages import Places
+from tasks.served import SHORT_OF_MEMORY, Terms
 
 SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""

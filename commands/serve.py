@@ -39,6 +39,7 @@ from data import Task, extract_answer
 from engines.local import answerer
 from memagent import Agent, Finish, Turn
 from report.reading import begins
+from tasks import served
 from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
@@ -80,7 +81,6 @@ def run(config: ServeConfig, how: How) -> None:
             f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
             f"key that they must send, or set {API_KEY}."
         )
-    from engines import endpoint
     from engines.open import open_reader
     from engines.service import Service
 
@@ -89,7 +89,7 @@ def run(config: ServeConfig, how: How) -> None:
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
-    terms = endpoint.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
+    terms = served.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
     opened = {"window": who.window, "terms": terms, "cache_tokens": config.cache_tokens}
     engine = open_reader(evaluation_of(config, name="serve"), [agent], **opened)
     agent, fits = fitted(agent, engine.window, how.settings)

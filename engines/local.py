@@ -7,12 +7,10 @@ Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from http.client import HTTPConnection, HTTPException
 from urllib.parse import urlsplit
 
 from config.errors import UserError, clean
@@ -71,8 +69,8 @@ def keyed_here(urls: Sequence[str]) -> bool | None:
 
     True: OPENAI_BASE_URL names it. False: it is the Ollama's address, which no key is sent to.
     """
-    host, port = _address(os.environ.get(HOST, ""))
-    known = {_url(host, port): False, os.environ.get(BASE_URL, "").strip(): True}
+    ollama = f"{_address(os.environ.get(HOST, ''))}/v1"
+    known = {ollama: False, os.environ.get(BASE_URL, "").strip(): True}
     return known.get(*urls) if len(urls) == 1 else None
 
 
@@ -90,58 +88,51 @@ def _check_no_server(config: AnsweringConfig, why: str) -> None:
 
 def _ollama(served_as: str) -> Answerer | None:
     """Return the chat model of a running Ollama: the one named, the first loaded, the largest."""
-    host, port = _address(os.environ.get(HOST, ""))
-    models = [card for card in _get(host, port, "/api/tags") if _chats(card)]
-    if not models:
+    url = _address(os.environ.get(HOST, ""))
+    cards = [card for card in _get(f"{url}/api/tags") if _chats(card)]
+    if not cards:
         return None
-    loaded = {card["name"]: card for card in _get(host, port, "/api/ps")}
-    names = [card["name"] for card in models]
+    loaded = {card["name"]: card for card in _get(f"{url}/api/ps")}
+    names = [card["name"] for card in cards]
     name, why = served_as, "--served-as"
     if not name:
         name, why = next((name for name in loaded if name in names), ""), "loaded"
     if not name:
-        name = max(models, key=lambda card: _number(card.get("size")))["name"]
+        name = max(cards, key=lambda card: _number(card.get("size")))["name"]
         why = "its only chat model" if len(names) == 1 else f"the largest of {len(names)}"
     window = _number(loaded.get(name, {}).get("context_length"))
     window = window or _number(os.environ.get(CONTEXT)) or WINDOW
+    host = urlsplit(url).hostname
+    host = "this machine" if host in ("127.0.0.1", "localhost") else host
     said = f"{clean(name)} of the Ollama on {host} ({why}; no --endpoint, no {BASE_URL})"
-    if host in ("127.0.0.1", "localhost"):
-        said = said.replace(f"the Ollama on {host}", "the Ollama on this machine")
-    return Answerer(said, endpoint=(_url(host, port),), served_as=name, window=window)
+    return Answerer(said, endpoint=(f"{url}/v1",), served_as=name, window=window)
 
 
-def _url(host: str, port: int) -> str:
-    return f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+def _address(text: str) -> str:
+    """Return the URL of an Ollama whose OLLAMA_HOST this is.
 
-
-def _address(text: str) -> tuple[str, int]:
-    """Return the host and the port of OLLAMA_HOST.
-
-    >>> _address(""), _address("0.0.0.0:9"), _address("http://box")
-    (('127.0.0.1', 11434), ('127.0.0.1', 9), ('box', 11434))
+    >>> _address(""), _address("0.0.0.0:9"), _address("http://box"), _address("[::2]:1")
+    ('http://127.0.0.1:11434', 'http://127.0.0.1:9', 'http://box:11434', 'http://[::2]:1')
     """
-    text = text.strip()
-    parts = urlsplit(text if "://" in text else f"//{text}")
     try:
+        parts = urlsplit(text.strip() if "://" in text else f"//{text.strip()}")
         host, port = parts.hostname, parts.port
     except ValueError:
         host, port = None, None
     # what a server listens on is no address to ask
-    return ("127.0.0.1" if host in (None, "", "0.0.0.0", "::") else host), port or 11434
+    host = "127.0.0.1" if host in (None, "", "0.0.0.0", "::") else host
+    return f"http://{f'[{host}]' if ':' in host else host}:{port or 11434}"
 
 
-def _get(host: str, port: int, path: str) -> list[dict]:
+def _get(url: str) -> list[dict]:
     """Return the models that a server lists; [] for whatever is no running Ollama."""
-    connection = HTTPConnection(host, port, timeout=TIMEOUT_S)
+    import httpx
+
     try:
-        connection.request("GET", path)
-        with connection.getresponse() as response:
-            models = json.loads(response.read())["models"]
-        return [card for card in models if isinstance(card["name"], str)]
-    except (OSError, HTTPException, ValueError, KeyError, TypeError):
+        reply = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        return [card for card in reply.json()["models"] if isinstance(card["name"], str)]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, RecursionError):
         return []
-    finally:
-        connection.close()
 
 
 def _chats(card: dict) -> bool:

@@ -32,8 +32,8 @@ from models.plan import (
 from models.setup import Setup, auto_dtype, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
-    from engines.endpoint import Terms
     from rollout import Engine
+    from tasks.served import Terms
     from tokens.codec import Codec
 
 
@@ -175,7 +175,8 @@ def open_endpoint(
     estimated. served_as: the model's name at the servers. window: theirs, where they do not say.
     terms: None = those of an evaluation, which waits for long. date: that a chat template tells.
     """
-    from engines.endpoint import EndpointEngine, Terms
+    from engines.endpoint import EndpointEngine
+    from tasks.served import Terms
     from tokens.codec import Characters
 
     setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code, date=date)

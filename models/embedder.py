@@ -23,7 +23,7 @@ from config.errors import UserError, loading
 from config.foreign import from_json
 from config.realmodels import Packaged, named_folder
 from models.packaged import fetched, made
-from tasks.served import Served, address
+from tasks.served import Client, Failed, Terms, address
 from tokens.chat_templates import check_tokenizer
 
 FORMS = "hf:FOLDER, hf:FOLDER#pooling=last,tokens=512,query=TEXT, openai:URL#MODEL or hash:256"
@@ -38,8 +38,8 @@ REQUEST = 128
 """Texts in one request to a server."""
 TIMEOUT_S = 120.0
 """Longest silence of a server that has a request."""
-WAITS_S = (0.5, 2.0)
-"""Waits before the tries that follow a first failure."""
+PATIENCE_S = 10.0
+"""How long a request is tried again after its first failure."""
 
 
 def embedder_of(spec: str) -> Embedder:
@@ -227,7 +227,7 @@ class _Served(Embedder):
             raise UserError(f"A served embedder is named by {form}, without a password or a query.")
         url, self.model = where
         self.name, self.url = spec, f"{url}/embeddings"
-        self._server = Served(self.url, self.url, "embeddings", TIMEOUT_S, WAITS_S)
+        self._client = Client([url], Terms(TIMEOUT_S, PATIENCE_S))
         self.dim = 0  # until the first reply
         self.dim = self.embed(["dimensions"]).shape[1]
 
@@ -238,16 +238,18 @@ class _Served(Embedder):
     def _reply(self, texts: Sequence[str]) -> np.ndarray:
         """Return the embeddings of some texts. UserError: there are none to be had."""
         body = {"model": self.model, "input": texts, "encoding_format": "float"}
-        reply = self._server.sent("POST", "", body)
-        if not reply.is_success:
-            raise self._server.refusal(reply)
-        try:
-            items = sorted(reply.json()["data"], key=lambda item: item["index"])
+
+        def read(reply: dict) -> np.ndarray:
+            items = sorted(reply["data"], key=lambda item: item["index"])
             rows = np.array([item["embedding"] for item in items], np.float32)
             if [item["index"] for item in items] != [*range(len(texts))] or rows.ndim != 2:
-                raise ValueError
-        except (ValueError, LookupError, TypeError):
-            raise UserError(f"{self.url} gives no answer of OpenAI's protocol.") from None
+                raise ValueError("these are not the embeddings of the texts")
+            return rows
+
+        try:
+            rows = self._client.wait(self._client.ask("/embeddings", body, read))
+        except Failed as failure:
+            raise failure.refusal(f"The embedder {self.name}") from None
         if self.dim and rows.shape[1] != self.dim:
             raise UserError(
                 f"{self.url} now gives {rows.shape[1]} numbers a text, before it was {self.dim}: "

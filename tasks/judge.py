@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from config.errors import UserError, first_line
-from tasks.served import Served, address
+from tasks.served import Client, Completion, Failed, Terms, address
 
 FORM = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-32B"
 TIMEOUT_S = 300.0
 """Longest silence of a server that has a request."""
-WAITS_S = (0.5, 2.0, 8.0)
-"""Waits before the tries that follow a first failure."""
+PATIENCE_S = 30.0
+"""How long a request is tried again after its first failure."""
 
 REQUEST = """\
 You mark an exam. Below stand a question, its right answer and a response that somebody gave. The
@@ -131,13 +132,12 @@ class _Served:
     """A judge behind a server."""
 
     def __init__(self, url: str, model: str):
-        self.model = model
-        self.server = Served(url, f"The judge at {url}", "answer", TIMEOUT_S, WAITS_S)
+        self.url, self.model = url, model
+        self.client = Client([url], Terms(TIMEOUT_S, PATIENCE_S))
         # a server that refuses these is asked without them
         self._wishes: dict = {"temperature": 0, "response_format": SCHEMA}
-        reply = self.server.sent("GET", "/models")  # is it there? Not every server lists its models
-        if reply.status_code in (401, 403):
-            raise self.server.refusal(reply)
+        with suppress(Failed):  # is it there? Not every server lists its models
+            self._sent("/models", None, lambda reply: None)
 
     def __call__(self, question: str, answer: str, response: str) -> Verdict:
         request = REQUEST.format(question=question, answer=answer, response=response)
@@ -155,20 +155,25 @@ class _Served:
 
     def _reply(self, messages: list[dict]) -> str:
         """Return the text of one completion; "" if it has none."""
-        path, body = "/chat/completions", {"model": self.model, "messages": messages}
-        reply = self.server.sent("POST", path, body | self._wishes)
-        if reply.status_code in (400, 422) and self._wishes:
-            self._wishes = {}
-            reply = self.server.sent("POST", path, body)
-        if not reply.is_success:
-            raise self.server.refusal(reply)
+        body = {"model": self.model, "messages": messages} | self._wishes
         try:
-            content = reply.json()["choices"][0]["message"]["content"]
-        except (ValueError, LookupError, TypeError):
-            url = self.server.url
-            raise UserError(f"{url}{path} gives no answer of OpenAI's protocol.") from None
-        return content if isinstance(content, str) else ""
+            return self._sent("/chat/completions", body, Completion.of).text
+        except Failed as failure:
+            if failure.status not in (400, 422) or not self._wishes:
+                raise failure.refusal(f"The judge at {self.url}") from None
+        self._wishes = {}
+        return self._reply(messages)
+
+    def _sent(self, path: str, body: dict | None, read: Callable):
+        """Return the reply to a request. Failed: the server replies otherwise; UserError: it does
+        not reply, or refuses the key."""
+        try:
+            return self.client.wait(self.client.ask(path, body, read))
+        except Failed as failure:
+            if failure.retry or failure.status in (0, 401, 403):
+                raise failure.refusal(f"The judge at {self.url}") from None
+            raise
 
     def close(self) -> None:
         """Close the connections; again is harmless."""
-        self.server.close()
+        self.client.close()

@@ -28,7 +28,7 @@ from config.locks import writing
 from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
 from config.terminal import bar
 from embedded import tiny
-from engines import endpoint, local
+from engines import local
 from engines.local import answerer
 from engines.open import open_reader
 from engines.replay import Replay
@@ -36,6 +36,7 @@ from engines.scripted import ScriptedEngine
 from memagent import NO_MEMORY, Finish, Prompt, Turn
 from report.records import record_turn
 from rollout import Sampling, follow
+from tasks import served
 from tasks.documents import Part
 from tokens.codec import Characters
 
@@ -588,7 +589,7 @@ def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, server)
 
 
 def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypatch, server):
-    monkeypatch.setattr(endpoint, "BACKOFF_S", (0.02, 0.1))
+    monkeypatch.setattr(served, "BACKOFF_S", (0.02, 0.1))
     monkeypatch.setattr(commands_ask, "PATIENCE_S", 0.5)
     text(900)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])

@@ -78,7 +78,7 @@ DENSE = "--search dense"
     ("memupdate", f"{DENSE} --embedder minilm"),
 ])  # fmt: skip
 def test_an_agent_that_compares_meanings_needs_its_embedder(tmp_path, monkeypatch, agent, flags):
-    monkeypatch.setattr(embedders, "WAITS_S", (0, 0))
+    monkeypatch.setattr(embedders, "PATIENCE_S", 0)
     for words in commands_of(tmp_path, agent, *flags.split()):
         assert "embed" in refused(*words).lower()
     written = {path.name for path in (tmp_path / "runs").rglob("*")}

@@ -30,6 +30,7 @@ from agents.store import Entry, Store
 from config.errors import UserError
 from models import embedder as module
 from models.embedder import embedder_of
+from tasks import served
 
 runner = CliRunner()
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
@@ -326,7 +327,7 @@ def serving(answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(module, "WAITS_S", (0, 0))
+    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 3 else 1e6)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = Server()
     with serving(server.answer) as server.url:
@@ -354,7 +355,7 @@ def test_a_request_is_tried_again_twice(server, status, monkeypatch):
     server.fails = [(status, b"")] * 2
     assert embedder.embed(["ida"]).shape == (1, 8) and len(server.keys) == 4
     server.fails = [(status, b"")] * 3
-    with pytest.raises(UserError, match=f"{server.url}/embeddings .*3 tries: HTTP {status}"):
+    with pytest.raises(UserError, match=f"{server.url}/embeddings .*3 tries in .*: HTTP {status}"):
         embedder.embed(["ida"])
     assert len(server.keys) == 7 and not server.fails
 
@@ -392,7 +393,7 @@ ROW = b'{"data": [{"index": 0, "embedding": %s}]}'
 ])  # fmt: skip
 def test_another_answer_is_refused(server, raw):
     embedder = embedder_of(f"openai:{server.url}#m")
-    server.fails = [(200, raw)]
+    server.fails = [(200, raw)] * 3  # JSON that is cut off is asked for again
     with pytest.raises(UserError):
         embedder.embed(["ida"])
 
