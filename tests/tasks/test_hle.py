@@ -328,8 +328,9 @@ def test_the_key_is_sent_and_never_told(server, monkeypatch):
 
 
 @pytest.mark.parametrize("spec", [
-    "gpt-4o", "openai:", "openai:#m", "openai:http://127.0.0.1:9/v1", "openai:http://127.0.0.1:x/v1#m",
-    "openai:ftp://host#m", "openai:http://user:pass@host/v1#m", "openai:http://host/v1?key=secret#m", "hf:folder#m",
+    "gpt-4o", "openai:", "openai:#m", "openai:http://127.0.0.1:9/v1",
+    "openai:http://127.0.0.1:x/v1#m", "openai:ftp://host#m",
+    "openai:http://user:pass@host/v1#m", "openai:http://host/v1?key=secret#m", "hf:folder#m",
 ])  # fmt: skip
 def test_a_name_that_is_none_is_refused(spec):
     with pytest.raises(UserError, match="openai:URL#MODEL, as in"):
