@@ -21,13 +21,12 @@ from itertools import count, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import yaml
-
 from config.errors import UserError
+from config.files import read_yaml
 from tasks.documents import read
 
 MARKER = re.compile(r"@=([^\s<\"|)\]\\]+)|([@~])([a-z]*)")
-TEMPLATES = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+TEMPLATES = read_yaml(Path(__file__).with_suffix(".yaml"))
 PACKAGE = TEMPLATES.pop("package")  # what members of a docx begin with
 
 

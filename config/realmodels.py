@@ -138,7 +138,9 @@ def _check_folder(path: Path, tokenizer: bool, weights: bool) -> None:
     files = {each.name: each for each in path.iterdir() if is_file(each)}
     _check_pointers(each for each in files.values() if weights or each.suffix != ".safetensors")
     adapters = ADAPTER in files and CONFIG not in files
-    if not adapters and CONFIG not in files:
+    has_tokenizer = any(map(TOKENIZER.match, files))
+    alone = has_tokenizer and tokenizer and not weights  # a server's, whose model is elsewhere
+    if not adapters and CONFIG not in files and not alone:
         raise UserError(_without_config(path, files))
     wanted = ("adapter_model.safetensors",) if adapters else WEIGHTS
     if weights and not any(name in files for name in wanted):
@@ -153,7 +155,7 @@ def _check_folder(path: Path, tokenizer: bool, weights: bool) -> None:
             raise UserError(f"{path} lacks files with its weights ({few}): get the model anew.")
     if adapters:
         _check_base(path, tokenizer, weights)
-    elif tokenizer and not any(map(TOKENIZER.match, files)):
+    elif tokenizer and not has_tokenizer:
         raise UserError(
             f"{path} has no tokenizer: get the model's tokenizer.json, or tokenizer.model, too."
         )

@@ -2,7 +2,7 @@
 
 Holds: `of_html`, `of_epub`, `xml_tree`. Leaves out: what scripts, style sheets beyond simple
 selectors and pictures show; nothing is fetched. No torch.
-Exercise it: `pytest tests/tasks/test_markup.py`. Read next: tasks/forms.py.
+Exercise it: `pytest tests/tasks/test_html.py`. Read next: tasks/forms.py.
 
 Lexbor parses as browsers do (the HTML standard), and one loop walks its tree, however deep.
 """

@@ -105,7 +105,8 @@ class Completion(NamedTuple):
             raise Failed("the reply has no choices", retry=True)
         choice, usage = reply["choices"][0], reply.get("usage")
         message, reason = choice.get("message") or {}, choice.get("finish_reason")
-        told = [*_texts([choice.get("text"), message.get("content") or message.get("refusal")])]
+        content = choice.get("text") or message.get("content") or message.get("refusal")
+        told = [*_texts(content)]
         told += _texts(message.get("reasoning") or message.get("reasoning_content"), True)
         text = "".join(words for words, thought in told if not thought)
         word = str(reason).lower()
@@ -151,7 +152,7 @@ def _parsed(text: str) -> object:
     message = {name: [delta.get(name) for delta in deltas] for name in names}
     message["reasoning_content"] = [delta.get("reasoning_content") for delta in deltas]
     reasons = [None, *(choice.get("finish_reason") for choice in choices)]
-    choice = {"text": [choice.get("text") for choice in choices], "message": message}
+    choice = {"text": [c["text"] for c in choices if c.get("text")], "message": message}
     return parts[-1] | {"choices": [choice | {"finish_reason": max(reasons, key=bool)}]}
 
 

@@ -70,7 +70,8 @@ def test_the_front_page_takes_five_minutes():
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
-def test_every_command_of_a_page_exists_with_its_flags(page):
+def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
+    monkeypatch.setattr(find, "check_model", lambda *_, **__: None)  # they need not be here
     text = page.read_text(encoding="utf-8")
     for words in commands(text):
         command = typer.main.get_command(cli.app)

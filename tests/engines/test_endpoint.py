@@ -554,6 +554,12 @@ REPLIES = [
     (text_of({"type": "text", "text": {"value": "Anna"}}), "Anna", "stop"),
     (text_of(None, refusal="I must not."), "I must not.", "stop"),
     (text_of(None, "length", reasoning_content="hm"), "", "length"),
+    # a stand-in that answers in both interfaces' form at once
+    (
+        {"choices": [{"text": "Anna", "message": {"content": "Anna"}, "finish_reason": "stop"}]},
+        "Anna",
+        "stop",
+    ),
     ((200, b"\xef\xbb\xbf" + json.dumps(text_of("Anna")).encode()), "Anna", "stop"),
     ((200, json.dumps(text_of("A\ud800")).encode()), "A?", "stop"),
     ((200, gzip.compress(SSE), [("Content-Encoding", "gzip")]), "Anna", "length"),
