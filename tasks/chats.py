@@ -210,9 +210,9 @@ def _time(order: str, head: re.Match) -> datetime | None:
 # ---------------------------------------------------------------- JSON
 
 WHEN, WHO = {"date", "timestamp"}, {"speaker", "author", "from"}
+# of Telegram's: shown beside the text, and those that are read or say the same again
 BESIDE = {"forwarded_from": "forwarded from", "file_name": "file", "poll": "poll"}
-"""Fields of Telegram's that are shown beside the text; those that are read or repeat others."""
-KNOWN = {*BESIDE, "id", "type", "date", "date_unixtime", "from", "from_id", "text", "text_entities"}
+READ = {"id", "type", "date", "date_unixtime", "from", "from_id", "text", "text_entities", "file"}
 LONGEST = 40  # characters of a field of messages that is not read, such as an id
 
 
@@ -289,8 +289,8 @@ def _telegram(chat: dict) -> Export | None:
             raise Misfit("it holds all chats of an account: export one of them by itself")
         case {"messages": [{"type": _, "date": _}, *_] as entries}:
             messages = _export([_telegram_record(entry) for entry in entries]).messages
-            fields = {field: "" for entry in entries for field in entry}
-            unread = [field for field in fields if field not in KNOWN]
+            unread = {field: "" for entry in entries for field in entry}
+            unread = [field for field in unread if field not in READ and field not in BESIDE]
             title = chat.get("name")
             return Export(messages, title if isinstance(title, str) else "", unread=unread)
     return None
@@ -302,6 +302,7 @@ def _telegram_record(entry: object) -> object:
         case {"type": "message", "date": when, "text": text}:
             if isinstance(text, list):  # links and words in bold are objects
                 text = "".join(str(p.get("text", p) if isinstance(p, dict) else p) for p in text)
+            entry = {"file_name": entry.get("file")} | entry  # which older exports do not have
             for field, name in BESIDE.items():
                 if value := entry.get(field):
                     text = f"{text} [{name}: {value}]"

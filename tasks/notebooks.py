@@ -75,22 +75,16 @@ class LeftOut:
 
 
 def _json(text: str, left_out: LeftOut) -> str:
-    """Return JSON, or lines of which the first is JSON, with decoded strings; else the text."""
-
-    def decoded(json_text: str) -> str:
-        shown = ESCAPES.sub(_decoded, json_text)
-        return BASE64.sub(lambda m: f'"{left_out.add("data block", m["bits"])}"', shown)
-
-    if _is_json(text):
-        return decoded(text)
-    lines = text.lstrip().split("\n")
-    if not _is_json(lines[0]):
+    """Return JSON, or lines of JSON, with decoded strings and without base64; else the text."""
+    if not text.lstrip().startswith(("{", "[")):
         return text
-    return "\n".join(decoded(line) if _is_json(line) else line for line in lines)
+    lines = [text] if _is_json(text) else text.split("\n")
+    shown = "\n".join(ESCAPES.sub(_letters, line) if _is_json(line) else line for line in lines)
+    return BASE64.sub(lambda match: f'"{left_out.add("data block", match["bits"])}"', shown)
 
 
-def _decoded(escapes: re.Match) -> str:
-    """Return what escapes stand for, without those that a text or JSON cannot do without."""
+def _letters(escapes: re.Match) -> str:
+    """Return what escapes stand for, but for those that neither JSON nor a text can do without."""
     letters = json.loads(f'"{escapes[0]}"')
     return ESCAPED.sub(lambda letter: json.dumps(letter[0])[1:-1], letters)
 
