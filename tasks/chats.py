@@ -289,10 +289,9 @@ def _telegram(chat: dict) -> Export | None:
             raise Misfit("it holds all chats of an account: export one of them by itself")
         case {"messages": [{"type": _, "date": _}, *_] as entries}:
             messages = _export([_telegram_record(entry) for entry in entries]).messages
-            unread = {field: "" for entry in entries for field in entry}
-            unread = [field for field in unread if field not in READ and field not in BESIDE]
+            unread = {field for entry in entries for field in entry} - READ - BESIDE.keys()
             title = chat.get("name")
-            return Export(messages, title if isinstance(title, str) else "", unread=unread)
+            return Export(messages, title if isinstance(title, str) else "", unread=sorted(unread))
     return None
 
 
