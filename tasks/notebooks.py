@@ -21,7 +21,7 @@ DATA = re.compile(  # in JSON, slashes and line ends may be escaped; lines after
     r"(?P<bits>(?:[\w+/=%-]|\\[/nr]){20,}+(?:\n[\w+/=-]{40,}+)*+)",
     re.ASCII,
 )
-# a value of JSON that is not said to be base64: longer than hashes and keys, with signs of all kinds
+# a value of JSON that is not said to be base64: longer than keys, with signs of all kinds
 BASE64 = re.compile(
     r'"(?=[^"a-z]*+[a-z])(?=[^"A-Z]*+[A-Z])(?=[^"0-9]*+[0-9])(?P<bits>[\w+/=\r\n-]{1000,}+)"',
     re.ASCII,
