@@ -8,30 +8,29 @@ Exercise it: `python cli.py ask chat.txt "question"`. Read next: tasks/documents
     {"name": ..., "messages": [{"type": "message", "date": ..., "from": ..., "text": ...}]}
     [{"date" or "timestamp": ..., "speaker", "author" or "from": ..., "text": ...}]  or line by line
 
-What a file is follows from its beginning, and plain messages have to be messages to the last;
-whatever is no chat stays the text that it is. Messages are put in order of the instants at which
-they were sent, whatever clock they name. A session ends before a pause of more than six hours, and
-with the day on the clock of its first message, which is the clock that its date is shown by.
+What a file is follows from its beginning; one that is no chat to its end is read as text, with a
+remark. Messages are put in order of the instants at which they were sent, whatever clock they name.
+A session ends before a pause of more than six hours, and with the day on the clock of its first
+message, which is the clock that its date is shown by.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from typing import Annotated, NamedTuple
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
-from config.errors import UserError, clip
+from config.errors import clip
 from tasks.conversations import Session, Utterance
 from tasks.notebooks import LeftOut
 
 PAUSE = timedelta(hours=6)
-UNKNOWN = "unknown"  # the speaker of a message that names none
 DAYS = ("Mon", "Tue", "Wed", "Thu", "Fri", "Sat", "Sun")
 
 
@@ -57,79 +56,62 @@ class Export(NamedTuple):
 
     messages: list[Message]
     title: str = ""
-    without: int = 0  # lines of the system, beside messages without words
-    doubt: str = ""  # about the dates, or about fields that are not read
+    doubt: str = ""  # about its dates
+    unread: Iterable[str] = ()  # fields of messages
+
+
+class Misfit(Exception):
+    """What looks like a chat is none, in words that follow a colon."""
 
 
 def read_chat(text: str, name: str) -> Chat:
-    """Read the text of a file as a chat, as far as it is one.
-
-    name: the file's, for errors. UserError in one sentence, with the line or message and the field:
-    an export of WhatsApp's or Telegram's that is damaged.
-    """
+    """Read the text of a file as a chat, as far as it is one; name: the file's, for the remark."""
+    left_out = LeftOut()
+    text = left_out.without(text)
     try:
-        export = _whatsapp(text, name) or _json(text, name)
+        export = _whatsapp(text) or _json(text)
+        if export is None:
+            return Chat()
+        messages = [message for message in export.messages if message.text]
+        if not messages:
+            raise Misfit("no message in it has words")
     except Misfit as misfit:
         return Chat(remark=f"{name} looks like a chat but is read as text: {misfit}.")
-    if export is None:
-        return Chat()
-    left_out = LeftOut()
-    messages = [m._replace(text=left_out.without(m.text)) for m in export.messages if m.text]
-    if not messages:
-        raise UserError(f"{name} is a chat in which nobody says a word.")
-    zone = next((m.when.tzinfo for m in messages if m.when.tzinfo), None)
-    doubt = zone and not all(m.when.tzinfo for m in messages)
-    for k, message in enumerate(messages):
-        zone = message.when.tzinfo or zone or UTC
-        messages[k] = message._replace(when=message.when.replace(tzinfo=zone))
-    messages.sort(key=lambda m: m.when)
-    sessions = (*_sessions(messages),)
-    speakers = [*dict.fromkeys(m.speaker for m in messages)]
-    more = f" and {len(speakers) - 3:,} more" if len(speakers) > 3 else ""
-    without = export.without + len(export.messages) - len(messages)
-    parts = [
-        f"{name} is a chat of {', '.join(speakers[:3])}{more}: {_n(len(messages), 'message')} in "
-        f"{_n(len(sessions), 'session')}",
-        f"{_n(without, 'entry', 'entries')} without words left out" if without else "",
-        f"left out: {left_out}" if left_out.sizes else "",
-        "a time without a zone is taken in that of the message before it" if doubt else "",
-        export.doubt,
-    ]
-    return Chat(sessions, export.title, "; ".join(filter(None, parts)) + ".")
-
-
-def _n(n: int, singular: str, plural: str = "") -> str:
-    return f"{n:,} {singular if n == 1 else plural or f'{singular}s'}"
-
-
-# ---------------------------------------------------------------- sessions
+    local = sum(message.when.tzinfo is None for message in messages)
+    messages = [m._replace(when=m.when.replace(tzinfo=m.when.tzinfo or UTC)) for m in messages]
+    messages.sort(key=lambda message: message.when)
+    sessions = tuple(_sessions(messages))
+    speakers = dict.fromkeys(message.speaker for message in messages)
+    facts = {
+        f"{name} is a chat of {clip(', '.join(speakers), 100)}; messages": f"{len(messages):,}",
+        "sessions": f"{len(sessions):,}",
+        "left out without words": len(export.messages) - len(messages),
+        "left out": str(left_out),
+        "fields left out": clip(_plain(", ".join(export.unread)), 300),
+        "times without a zone, taken as UTC": local if local < len(messages) else 0,
+        "order of day and month unknown, taken first": export.doubt,
+    }
+    remark = "; ".join(f"{what}: {fact}" for what, fact in facts.items() if fact)
+    return Chat(sessions, export.title, f"{remark}.")
 
 
 def _sessions(messages: Sequence[Message]) -> Iterator[Session]:
     """Yield the sessions of messages in order of time, at least one."""
-    parts: list[list[Message]] = []
-    for message in messages:
-        first, last = (parts[-1][0].when, parts[-1][-1].when) if parts else (message.when,) * 2
+    parts = [[messages[0]]]
+    for before, message in pairwise(messages):
+        first = parts[-1][0].when
         same_day = message.when.astimezone(first.tzinfo).date() == first.date()
-        if not parts or not same_day or message.when - last > PAUSE:
-            parts.append([])
-        parts[-1].append(message)
+        if same_day and message.when - before.when <= PAUSE:
+            parts[-1].append(message)
+        else:
+            parts.append([message])
     for number, part in enumerate(parts, 1):
-        utterances = tuple(
-            Utterance(f"D{number}:{k}", m.speaker, m.text) for k, m in enumerate(part, 1)
-        )
         first = part[0].when
-        yield Session(number, first.date().isoformat(), _shown(first), utterances)
-
-
-def _shown(when: datetime) -> str:
-    """Write a time with the weekday, which helps to resolve "last Friday"; midnight is no time.
-
-    >>> _shown(datetime(2023, 12, 31, 21, 41)), _shown(datetime(2023, 12, 31))
-    ('2023-12-31 (Sun) 21:41', '2023-12-31 (Sun)')
-    """
-    time = f" {when:%H:%M}" if when.hour or when.minute else ""
-    return f"{when.date().isoformat()} ({DAYS[when.weekday()]}){time}"
+        day = first.date().isoformat()
+        time = f" {first:%H:%M}" if first.hour or first.minute else ""  # midnight is no time
+        utterances = [Utterance(f"D{number}:{k}", m.speaker, m.text) for k, m in enumerate(part, 1)]
+        # the weekday helps to resolve "last Friday"
+        yield Session(number, day, f"{day} ({DAYS[first.weekday()]}){time}", tuple(utterances))
 
 
 # ---------------------------------------------------------------- WhatsApp
@@ -139,9 +121,8 @@ TIME = (
     r"(?P<hour>\d{1,2})[:.](?P<minute>\d\d)(?:[:.](?P<second>\d\d))?"
     r"(?:\s?(?P<half>[ap])\.?\s?m\.?)?"
 )
-WHEN = rf"(?P<when>{DAY},?\s(?:à\s)?{TIME})"  # blanks may be narrow ones
-STYLES = tuple(
-    re.compile(form, re.IGNORECASE) for form in (rf"{WHEN}\s-\s(.*)", rf"\[{WHEN}\]\s(.*)")
+ENTRY = re.compile(  # blanks may be narrow ones
+    rf"\[?(?P<when>{DAY},?\s(?:à\s)?{TIME})(?:\]|\s-)\s(?P<rest>.*)", re.IGNORECASE
 )
 # marks of direction; WhatsApp puts one before words of its own
 MARK = "\u200e"
@@ -155,42 +136,34 @@ PLACEHOLDER = re.compile(
     r"<[^<>]*>|\S+\.\w{2,5} \([^()]*\)|null|You deleted this message\.?"
     r"|This message was deleted\.?"
 )
-EDITED = re.compile(rf"{MARK}?<This message was edited>$")
 
 
-class Line(NamedTuple):
-    """A line that begins with a time, and those after it that do not."""
-
-    number: int
-    head: re.Match
-    lines: list[str]  # without the time
-
-
-def _whatsapp(text: str, name: str) -> Export | None:
-    first = DIRECTIONS.sub("", text.lstrip().partition("\n")[0])
-    style = next((style for style in STYLES if style.match(first)), None)
-    if style is None:
+def _whatsapp(text: str) -> Export | None:
+    """Read an export of WhatsApp's; None for another text. Misfit: there is no such date."""
+    entries: list[tuple[re.Match, list[str]]] = []  # a date, and its lines without it
+    for line in text.lstrip().split("\n"):
+        if head := ENTRY.match(line.lstrip(MARKS)):
+            entries.append((head, [head["rest"]]))
+        elif not entries:
+            return None
+        else:
+            entries[-1][1].append(line)
+    speakers = [SPEAKER.match(lines[0]) for _, lines in entries]
+    if 2 * speakers.count(None) > len(entries):  # dated lines of another kind
         return None
-    entries: list[Line] = []
-    for number, line in enumerate(text.split("\n"), 1):
-        if head := style.match(line.lstrip(MARKS)):
-            entries.append(Line(number, head, [head[head.lastindex]]))
-        elif entries:
-            entries[-1].lines.append(line)
-    speakers = [SPEAKER.match(entry.lines[0]) for entry in entries]
-    without = speakers.count(None)
-    if 2 * without > len(entries):  # dated lines of another kind
-        return None
-    times, doubt = _times([entry.head for entry in entries])
+    times, doubt = _times([head for head, _ in entries])
     messages = []
-    for entry, when, speaker in zip(entries, times, speakers, strict=True):
-        if speaker and when is None:
-            problem = f"'{entry.head['when']}' is no date and time"
-            raise UserError(f"{name}, line {entry.number}: {problem}.")
-        if speaker:
-            words = _words([speaker[2] or "", *entry.lines[1:]])
-            messages.append(Message(when, _plain(speaker[1]), words))
-    return Export(messages, without=without, doubt=doubt)
+    for (head, lines), when, speaker in zip(entries, times, speakers, strict=True):
+        if when is None:
+            raise Misfit(f"'{head['when']}' is no date and time")
+        if speaker is None:  # a line of the system
+            messages.append(Message(when, "", ""))
+            continue
+        words = speaker[2] or ""
+        if words.startswith(MARK) or PLACEHOLDER.fullmatch(_plain(words)):
+            words = ""  # a caption may follow
+        messages.append(Message(when, _plain(speaker[1]), _plain("\n".join([words, *lines[1:]]))))
+    return Export(messages, doubt=doubt)
 
 
 def _plain(text: str) -> str:
@@ -198,32 +171,21 @@ def _plain(text: str) -> str:
     return " ".join(DIRECTIONS.sub("", text).split())
 
 
-def _words(lines: Sequence[str]) -> str:
-    """Return what a message says; "" for one without words of its own."""
-    first, *more = lines
-    if first.startswith(MARK) or PLACEHOLDER.fullmatch(_plain(first)):
-        first = ""  # a caption may follow
-    return _plain(EDITED.sub("", "\n".join([first, *more]).rstrip()))
-
-
 def _times(heads: Sequence[re.Match]) -> tuple[list[datetime | None], str]:
-    """Return the times that lines begin with (None = there is no such time), and any doubt.
+    """Return the times that lines begin with (None = there is no such time), and what is guessed.
 
     Four digits at the front are a year. Else the order of day and month is found out for the whole
     file: that in which more of the dates exist, then that in which what is written later is not
-    earlier. Where both are as good, it is said which is taken.
+    earlier. Where both are as good, one is taken by the style, and returned as "day" or "month".
     """
-    order, other = "dmy", "mdy"
-    if heads[0]["mark"] == "/" and heads[0]["half"]:
-        order, other = other, order
     if len(heads[0]["a"]) == 4:
         return [_time("ymd", head) for head in heads], ""
-    times, others = ([_time(each, head) for head in heads] for each in (order, other))
-    if (faults := _faults(times)) > _faults(others):
-        return others, ""
-    taken = "month" if order == "mdy" else "day"
-    doubt = f"whether its dates begin with day or month cannot be told, the {taken} is taken"
-    return times, doubt if faults == _faults(others) and times != others else ""
+    day_first = [_time("dmy", head) for head in heads]
+    month_first = [_time("mdy", head) for head in heads]
+    if _faults(day_first) != _faults(month_first) or day_first == month_first:
+        return min(day_first, month_first, key=_faults), ""
+    american = heads[0]["mark"] == "/" and heads[0]["half"]
+    return (month_first, "month") if american else (day_first, "day")
 
 
 def _faults(times: Sequence[datetime | None]) -> tuple[int, int]:
@@ -247,14 +209,11 @@ def _time(order: str, head: re.Match) -> datetime | None:
 
 # ---------------------------------------------------------------- JSON
 
-TELEGRAM = re.compile(r'"(?:date_unixtime|from_id)"')
-HEAD = 1 << 14  # characters in which an export shows what it is
 WHEN, WHO = {"date", "timestamp"}, {"speaker", "author", "from"}
+# of Telegram's: shown beside the text, and those that are read or say the same again
+BESIDE = {"forwarded_from": "forwarded from", "file_name": "file", "poll": "poll"}
+READ = {"id", "type", "date", "date_unixtime", "from", "from_id", "text", "text_entities", "file"}
 LONGEST = 40  # characters of a field of messages that is not read, such as an id
-
-
-class Misfit(Exception):
-    """What looks like messages is none, in words that follow a colon."""
 
 
 def _sent(when: datetime) -> datetime:
@@ -269,8 +228,8 @@ When = Annotated[datetime, AfterValidator(_sent)]
 Text = Annotated[str, AfterValidator(lambda text: text.encode().decode())]  # no half of a letter
 
 
-class Plain(BaseModel):
-    """A message of its own; `extra` are fields that are not read."""
+class Record(BaseModel):
+    """A message; `extra` are fields that are not read."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -279,128 +238,75 @@ class Plain(BaseModel):
     text: Text | None
 
 
-class Piece(BaseModel):
-    """A link or a word in bold within a message of Telegram's."""
-
-    text: Text
-
-
-class Telegram(BaseModel):
-    """A message of Telegram's, whose date is local and has its instant beside it."""
-
-    type: str
-    date: When
-    date_unixtime: datetime | None = None
-    speaker: Text | None = Field(None, alias="from")
-    from_id: Text | int | None = None
-    text: Text | list[Text | Piece] = ""
-
-    @property
-    def when(self) -> datetime:
-        instant = self.date_unixtime
-        ahead = self.date.replace(tzinfo=UTC) - instant if instant else timedelta.max
-        if self.date.tzinfo or abs(ahead) >= timedelta(days=1):
-            return self.date
-        return self.date.replace(tzinfo=timezone(ahead))
-
-    @property
-    def words(self) -> str:
-        pieces = [self.text] if isinstance(self.text, str) else self.text
-        return "".join(piece if isinstance(piece, str) else piece.text for piece in pieces)
-
-
-def _json(text: str, name: str) -> Export | None:
+def _json(text: str) -> Export | None:
     """Read Telegram's export or plain messages; None for other JSON, and for what is none."""
     start = re.match(r"\s*(\[\s*)?(?=\{)", text)
     if start is None:
         return None
-    sure = TELEGRAM.search(text, 0, HEAD)
     try:
         first, end = json.JSONDecoder().raw_decode(text, start.end())
-    except (ValueError, RecursionError) as error:
-        if sure and not start[1]:
-            raise UserError(f"{name}, {_not_json(error)}.") from None
+    except (ValueError, RecursionError):
+        if '"date_unixtime"' in text:
+            raise Misfit("it is not JSON to its end") from None
+        return None
+    if not (WHEN & first.keys() and WHO & first.keys() and "text" in first):
+        return None if start[1] else _telegram(first)
+    if not start[1] and "\n" in text[start.end() : end]:  # a record by itself
         return None
     try:
-        if WHEN & first.keys() and WHO & first.keys() and "text" in first:
-            if start[1] or "\n" not in text[start.end() : end]:
-                return _spoken(_plain_messages(text, listed=bool(start[1])))
-        if not start[1]:
-            return _spoken(_telegram(first))
-    except Misfit as misfit:
-        if sure and not start[1]:
-            raise UserError(f"{name}, {misfit}.") from None
-        raise
+        if start[1]:
+            return _export(json.loads(text))
+        return _export([json.loads(line) for line in text.split("\n") if line.strip()])
+    except (ValueError, RecursionError):
+        raise Misfit("it is not JSON to its end") from None
+
+
+def _export(records: list) -> Export:
+    """Return the messages. Misfit: a record is none, or has words in fields that are not read."""
+    messages, unread = [], {}
+    for n, fields in enumerate(records, 1):
+        try:
+            record = Record.model_validate(fields)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_context=False)[0]
+            field = f"'{fault['loc'][0]}'" if fault["loc"] else "it"
+            value = "missing" if fault["type"] == "missing" else clip(repr(fault["input"]), 60)
+            raise Misfit(f"message {n}: {field} is {value}") from None
+        unread |= record.model_extra
+        for field, value in record.model_extra.items():
+            words = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
+            if " " in words or len(words) > LONGEST:
+                raise Misfit(f"message {n}: there are words in {clip(field, 60)!r} too")
+        speaker = _plain(record.speaker or "") or "unknown"
+        messages.append(Message(record.when, speaker, _plain(record.text or "")))
+    return Export(messages, unread=unread)
+
+
+def _telegram(chat: dict) -> Export | None:
+    """Read an export of Telegram's; None for another object."""
+    match chat:
+        case {"chats": {"list": _}}:
+            raise Misfit("it holds all chats of an account: export one of them by itself")
+        case {"messages": [{"type": _, "date": _}, *_] as entries}:
+            messages = _export([_telegram_record(entry) for entry in entries]).messages
+            unread = {field for entry in entries for field in entry} - READ - BESIDE.keys()
+            title = chat.get("name")
+            return Export(messages, title if isinstance(title, str) else "", unread=sorted(unread))
     return None
 
 
-def _spoken(export: Export | None) -> Export | None:
-    if export and not any(message.text for message in export.messages):
-        raise Misfit("no message in it has words")
-    return export
-
-
-def _not_json(error: Exception) -> str:
-    reason = getattr(error, "msg", "") or type(error).__name__
-    return f"line {getattr(error, 'lineno', 1)}: this is not JSON ({reason})"
-
-
-def _checked(model: type[BaseModel], fields: object, place: str) -> BaseModel:
-    """Return a record. Misfit: what of it is no message."""
-    try:
-        return model.model_validate(fields)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False)[0]
-    field = f"'{fault['loc'][0]}'" if fault["loc"] else "it"
-    value = "missing" if fault["type"] == "missing" else clip(repr(fault["input"]), 60)
-    raise Misfit(f"{place}: {field} is {value}")
-
-
-def _telegram(fields: dict) -> Export | None:
-    """Read an export of Telegram's; None for another object. Misfit: a message that is none."""
-    if isinstance(chats := fields.get("chats"), dict) and "list" in chats:
-        raise Misfit("it holds all chats of an account: export one of them by itself")
-    records, title = fields.get("messages"), fields.get("name")
-    if not (isinstance(records, list) and records and isinstance(records[0], dict)):
-        return None
-    if not {"type", "date"} <= records[0].keys():
-        return None
-    read = [_checked(Telegram, each, f"message {n}") for n, each in enumerate(records, 1)]
-    messages = [
-        Message(m.when, _plain(m.speaker or str(m.from_id or "")) or UNKNOWN, _plain(m.words))
-        for m in read
-        if m.type == "message"  # and nobody came or left, no call, ...
-    ]
-    title = title if isinstance(title, str) else ""
-    return Export(messages, title, without=len(read) - len(messages))
-
-
-def _plain_messages(text: str, listed: bool) -> Export:
-    """Read a list of messages, or one on each line. Misfit: one of them is none, or is more."""
-    messages, left_out = [], {}
-    for place, fields in _records(text, listed):
-        m = _checked(Plain, fields, place)
-        for field, value in m.model_extra.items():
-            more = value if isinstance(value, str) else json.dumps(value, separators=(",", ":"))
-            if " " in more or len(more) > LONGEST:
-                raise Misfit(f"{place}: there are words in {clip(field, 60)!r} too")
-        left_out |= m.model_extra
-        messages.append(Message(m.when, _plain(m.speaker or "") or UNKNOWN, _plain(m.text or "")))
-    names = clip(_plain(", ".join(left_out)), 300)
-    return Export(messages, doubt=f"left out of each: {names}" if names else "")
-
-
-def _records(text: str, listed: bool) -> Iterator[tuple[str, object]]:
-    lines = [text] if listed else text.split("\n")
-    for n, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            value = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            where = _not_json(error) if listed else f"line {n}: this is not JSON"
-            raise Misfit(where) from None
-        if listed:
-            yield from ((f"item {k}", item) for k, item in enumerate(value, 1))
-        else:
-            yield f"line {n}", value
+def _telegram_record(entry: object) -> object:
+    """Return an entry of Telegram's as a plain message."""
+    match entry:
+        case {"type": "message", "date": when, "text": text}:
+            if isinstance(text, list):  # links and words in bold are objects
+                text = "".join(str(p.get("text", p) if isinstance(p, dict) else p) for p in text)
+            entry = {"file_name": entry.get("file")} | entry  # which older exports do not have
+            for field, name in BESIDE.items():
+                if value := entry.get(field):
+                    text = f"{text} [{name}: {value}]"
+            speaker = entry.get("from") or str(entry.get("from_id") or "")
+            return {"date": when, "from": speaker, "text": text}
+        case {"type": _, "date": when}:  # somebody came or left, a call, ...
+            return {"date": when, "from": "", "text": ""}
+    return entry

@@ -3,34 +3,32 @@
 Holds: `readable`, `LeftOut`. Leaves out: JSON that is a chat (tasks/chats.py). No torch.
 Exercise it: `python cli.py ask study.ipynb "question"`. Read next: tasks/forms.py.
 
-Of a notebook (nbformat 2 to 4) cells and what they print are read, of other JSON the text as it
-stands, with its escapes decoded: numbers, fields and their order are not touched. What is no JSON,
-such as JSON with comments, keeps its escapes.
+Of a notebook (nbformat 4) cells and what they print are read, of other JSON the text as it stands,
+with its escapes decoded: numbers, fields and their order are not touched. What is no JSON, such as
+JSON with comments, keeps its escapes.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from itertools import chain
+from typing import Any
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
-STRING = re.compile(r'"(?:[^"\\]++|\\.)*+"|, ?(?=["\[{])')  # of JSON, or a comma between values
-KIND, SETTINGS = r"[\w.+-]{1,80}+/[\w.+-]{1,80}+", r"(?:;[\w.=+%*-]{1,40}+){0,4}"
-CLEAR = rf"(?=(?:image|audio|video|font|model|application)/)(?P<clear>{KIND}){SETTINGS}(?<!;base64)"
-DATA = re.compile(  # lines of base64 after the first are long; between quotes there may be blanks
-    r"""data:(?:(?<=(["'`])data:))?"""  # the search is quick, as its beginning is no choice
-    rf"""(?:(?P<kind>{KIND})?{SETTINGS};base64,(?P<bits>[A-Za-z0-9+/=_%-]{{20,}}+"""
-    rf"""(?:\n[ \t>]*+[A-Za-z0-9+/=_-]{{40,}}+)*+)|{CLEAR},"""
-    r"""(?P<signs>(?(1)(?:(?!\1)[^\n])++|[^\s"'`<>()\\]++)))""",
+DATA = re.compile(  # in JSON, slashes and line ends may be escaped; lines after the first are long
+    r"data:(?P<kind>[\w.+/\\-]{0,160}+)(?:;[\w.=+%*-]{1,40}+){0,4};base64,"
+    r"(?P<bits>(?:[\w+/=%-]|\\[/nr]){20,}+(?:\n[\w+/=-]{40,}+)*+)",
     re.ASCII,
 )
-BASE64 = re.compile(r"(?=[^a-z]*+[a-z])(?=[^A-Z]*+[A-Z])(?=[^0-9]*+[0-9])[\w+/=\r\n-]++", re.ASCII)
-SHORTEST = 1000  # characters of base64 that is not said to be such: longer than hashes and keys
-PICTURES = ("iVBOR", "/9j/", "R0lGOD", "UklGR")  # PNG, JPEG, GIF and WebP begin so in base64
+# a value of JSON that is not said to be base64: longer than keys, with signs of all kinds
+BASE64 = re.compile(
+    r'"(?=[^"a-z]*+[a-z])(?=[^"A-Z]*+[A-Z])(?=[^"0-9]*+[0-9])(?P<bits>[\w+/=\r\n-]{1000,}+)"',
+    re.ASCII,
+)
+ESCAPES = re.compile(r"(?:\\(?:u\w{4}|.))+")  # together, as a letter may be two of them
+ESCAPED = re.compile('["\\\\\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ud800-\udfff]')  # these stay escapes
 COLOURS = re.compile(r"\x1b\[[0-?]*+[ -/]*+[@-~]")  # of terminals
-UNSHOWN = re.compile("[\0-\x08\x0b\x0e-\x1f\x7f\ud800-\udfff]")  # no text, or half a letter
 
 
 def readable(text: str, name: str) -> tuple[str, str]:
@@ -39,7 +37,9 @@ def readable(text: str, name: str) -> tuple[str, str]:
     name: the file's, as it begins the remark.
     """
     left_out = LeftOut()
-    shown = _notebook(text, left_out) or left_out.without(_json(text, left_out))
+    text = left_out.without(text)
+    shown = _notebook(text, left_out) or _json(text, left_out)
+    shown = COLOURS.sub("", shown.replace("\r\n", "\n").replace("\r", "\n"))
     return shown, f"{name}: left out: {left_out}." if left_out.sizes else ""
 
 
@@ -47,60 +47,46 @@ class LeftOut:
     """Takes pictures and other data out of texts, and counts them."""
 
     def __init__(self):
-        self.sizes: dict[str, list[int]] = {}  # bytes of each, by the kind of thing
+        self.sizes: dict[str, list[float]] = {}  # KB of each, by the kind of thing
 
     def __str__(self) -> str:
-        """Say what was left out: "2 pictures (2.1 MB)"; "" = nothing."""
-        kinds = []
-        for what, sizes in self.sizes.items():
-            n, kb = len(sizes), sum(sizes) / 1000
-            size = f"{kb / 1000:,.1f} MB" if kb >= 1000 else f"{kb:.1f} KB"
-            kinds.append(f"{n:,} {what}{'s' * (n > 1)} ({size})")
-        return " and ".join(kinds)
+        """Say what was left out: "2 pictures (120.0 KB)"; "" = nothing."""
+        return " and ".join(
+            f"{len(sizes):,} {what}{'s' * (len(sizes) > 1)} ({sum(sizes):,.1f} KB)"
+            for what, sizes in self.sizes.items()
+        )
 
-    def add(self, picture: bool, size: int) -> str:
-        """Count a thing of so many bytes, and return what stands in its place."""
-        what = "picture" if picture else "data block"
-        self.sizes.setdefault(what, []).append(size)
+    def add(self, what: str, bits: str) -> str:
+        """Count something that is written in base64; return what stands in its place."""
+        self.sizes.setdefault(what, []).append(0.75 * len(bits) / 1000)
         return f"{what} left out"
 
     def without(self, text: str) -> str:
-        """Return a text without the data: URLs in it; those that are text in clear stay."""
-        return DATA.sub(self._url, text) if "data:" in text else text
+        """Return a text without the data: URLs in it that are in base64."""
 
-    def _url(self, match: re.Match) -> str:
-        kind, bits, signs = match["kind"] or match["clear"] or "", match["bits"], match["signs"]
-        size = 3 * len(bits) // 4 if bits else len(signs)
-        return self.add(kind.startswith("image/"), size)
+        def place(match: re.Match) -> str:
+            picture = match["kind"].startswith("image")
+            return self.add("picture" if picture else "data block", match["bits"])
+
+        return DATA.sub(place, text)
 
 
 # ---------------------------------------------------------------- JSON
 
 
 def _json(text: str, left_out: LeftOut) -> str:
-    """Return JSON, or lines of which the first is JSON, with decoded strings; else the text."""
-
-    def decoded(match: re.Match) -> str:
-        if match[0][0] == ",":
-            return ",\n" if of_one_line else match[0]
-        string = match[0][1:-1]
-        if escaped := "\\" in string:
-            string = COLOURS.sub("", _lines(json.loads(match[0])))
-        if len(string) >= SHORTEST and BASE64.fullmatch(string):
-            return f'"{left_out.add(string.startswith(PICTURES), 3 * len(string) // 4)}"'
-        if "data:" in string:
-            string = left_out.without(f"`{string}`")[1:-1]  # a URL that is all of it has blanks
-        if escaped:
-            string = string.replace("\\", r"\\").replace('"', r"\"")
-            string = UNSHOWN.sub(lambda sign: f"\\u{ord(sign[0]):04x}", string)
-        return f'"{string}"'
-
-    of_one_line = "\n" not in text.strip()
-    if _is_json(text):
-        return STRING.sub(decoded, text)
-    if not _is_json(text.lstrip().partition("\n")[0]):
+    """Return JSON, or lines of JSON, with decoded strings and without base64; else the text."""
+    if not text.lstrip().startswith(("{", "[")):
         return text
-    return "\n".join(STRING.sub(decoded, e) if _is_json(e) else e for e in text.split("\n"))
+    lines = [text] if _is_json(text) else text.split("\n")
+    shown = "\n".join(ESCAPES.sub(_letters, line) if _is_json(line) else line for line in lines)
+    return BASE64.sub(lambda match: f'"{left_out.add("data block", match["bits"])}"', shown)
+
+
+def _letters(escapes: re.Match) -> str:
+    """Return what escapes stand for, but for those that neither JSON nor a text can do without."""
+    letters = json.loads(f'"{escapes[0]}"')
+    return ESCAPED.sub(lambda letter: json.dumps(letter[0])[1:-1], letters)
 
 
 def _is_json(text: str) -> bool:
@@ -115,31 +101,32 @@ def _is_json(text: str) -> bool:
 # ---------------------------------------------------------------- notebooks
 
 
+class Output(BaseModel):
+    """What a cell prints, shows or fails with."""
+
+    text: str | list[str] = ""
+    data: dict[str, Any] = {}  # by its kind
+    ename: str = ""
+    evalue: str = ""
+    traceback: list[str] = []
+
+
 class Cell(BaseModel):
-    """A cell of a notebook; code has outputs, and in nbformat 3 it is an `input`."""
+    """A cell of a notebook."""
 
     cell_type: str
-    source: str | list[str] = Field("", validation_alias=AliasChoices("source", "input"))
-    attachments: dict[str, dict] = {}
-    outputs: list[dict] = []
+    source: str | list[str] = ""
+    attachments: dict[str, dict[str, Any]] = {}  # by name and kind
+    outputs: list[Output] = []
 
 
-class Sheet(BaseModel):
-    """The cells of a notebook, or of one of its sheets in nbformat 3."""
-
-    cells: list[Cell] = []
-
-
-class Notebook(Sheet):
-    """A notebook of any format."""
+class Notebook(BaseModel):
+    """A notebook, nbformat 4."""
 
     nbformat: int
-    worksheets: list[Sheet] = []
+    cells: list[Cell]
 
 
-OLD = {"text": "text/plain", "html": "text/html", "latex": "text/latex", "png": "image/png",
-       "jpeg": "image/jpeg", "svg": "image/svg+xml"}  # fmt: skip
-"""Names of kinds in nbformat 3; what is printed is a text in both."""
 SHOWN = ("text/markdown", "text/html", "text/latex", "application/json")
 
 
@@ -152,17 +139,15 @@ def _notebook(text: str, left_out: LeftOut) -> str:
     except ValidationError:
         return ""
     pieces = []
-    for cell in chain(notebook.cells, *(sheet.cells for sheet in notebook.worksheets)):
+    for cell in notebook.cells:
         source = _joined(cell.source)
         pieces.append(f"```\n{source}\n```" if cell.cell_type == "code" and source else source)
-        pieces += [_output(attached, left_out) for attached in cell.attachments.values()]
-        pieces += [_output(_kinds(output), left_out) for output in cell.outputs]
-    shown = "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())
-    return left_out.without(COLOURS.sub("", _lines(shown)))
-
-
-def _lines(text: str) -> str:
-    return text.replace("\r\n", "\n").replace("\r", "\n")
+        pieces += [_seen(attached, left_out) for attached in cell.attachments.values()]
+        for output in cell.outputs:
+            error = "\n".join(output.traceback) or f"{output.ename}: {output.evalue}"
+            printed = error if output.ename else output.text
+            pieces.append(_seen(output.data or {"text/plain": printed}, left_out))
+    return "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())
 
 
 def _joined(value: object) -> str:
@@ -171,29 +156,22 @@ def _joined(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _kinds(output: dict) -> dict:
-    """Return what a cell shows, by its kind."""
-    if "ename" in output:
-        lines = output.get("traceback") or [f"{output['ename']}: {output.get('evalue')}"]
-        return {"text/plain": "\n".join(map(_joined, lines)) if isinstance(lines, list) else lines}
-    if isinstance(data := output.get("data"), dict):
-        return data
-    return {OLD[key]: value for key, value in output.items() if key in OLD}
-
-
-def _output(kinds: dict, left_out: LeftOut) -> str:
+def _seen(kinds: dict[str, Any], left_out: LeftOut) -> str:
     """Return an output as text: plain, unless that only names an object that is shown otherwise."""
     from tasks.markup import of_html
 
     texts = {kind: _joined(value) for kind, value in kinds.items()}
     plain = texts.pop("text/plain", "")
-    named = "" if re.fullmatch(r"<[^\n]*>", plain) else plain
+    if texts and re.fullmatch(r"<[^\n]*>", plain):
+        plain = ""
     if pictures := [text for kind, text in texts.items() if kind.startswith("image/")]:
-        return f"{named}\n[{left_out.add(True, 3 * max(map(len, pictures)) // 4)}]"
-    for kind in () if named else SHOWN:
+        return f"{plain}\n[{left_out.add('picture', max(pictures, key=len))}]"
+    if plain or not texts:
+        return plain
+    for kind in SHOWN:
         text = texts.get(kind, "")
-        if text := of_html(text, "")[1] if kind == "text/html" else text:
+        if kind == "text/html":
+            text = of_html(text, "")[1]
+        if text:
             return text
-    if texts and not named:
-        plain += f"\n[{left_out.add(False, sum(map(len, texts.values())))}]"
-    return plain
+    return f"[{left_out.add('data block', ''.join(texts.values()))}]"

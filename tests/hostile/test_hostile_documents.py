@@ -58,18 +58,15 @@ PASSES: dict[str, Callable[[str], object]] = {
     "markup.SELECTOR": markup.SELECTOR.fullmatch,
     "markup.LOOK": markup.LOOK.findall,
     "markup.SIMPLE": markup.SIMPLE.fullmatch,
-    "chats.STYLES[0]": chats.STYLES[0].match,
-    "chats.STYLES[1]": chats.STYLES[1].match,
+    "chats.ENTRY": chats.ENTRY.match,
     "chats.DIRECTIONS": chats.DIRECTIONS.search,
     "chats.SPEAKER": chats.SPEAKER.match,
     "chats.PLACEHOLDER": chats.PLACEHOLDER.fullmatch,
-    "chats.EDITED": chats.EDITED.search,
-    "chats.TELEGRAM": chats.TELEGRAM.search,
-    "notebooks.STRING": notebooks.STRING.findall,
     "notebooks.DATA": notebooks.DATA.findall,
-    "notebooks.BASE64": notebooks.BASE64.fullmatch,
+    "notebooks.BASE64": notebooks.BASE64.findall,
     "notebooks.COLOURS": notebooks.COLOURS.findall,
-    "notebooks.UNSHOWN": notebooks.UNSHOWN.findall,
+    "notebooks.ESCAPES": notebooks.ESCAPES.findall,
+    "notebooks.ESCAPED": notebooks.ESCAPED.findall,
     **{
         f"{module.__name__}.{name}": getattr(module, name).findall
         for module, names in (
