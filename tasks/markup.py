@@ -189,20 +189,20 @@ class _Page:
             self.left_out[COUNTED[tag]] += 1
             return []
         if tag in ("img", "input", "select"):
-            return [Part(f" {_shown(node)} ", inside)]
+            words = _shown(node)
+            return [Part(f" {words} ", inside)] if words else []
         before, after = AROUND.get(tag, ("", ""))
         if tag == "li" and node.parent.tag == "ol":
             before += self._number(node)
         if "line-through" in " ".join(look.values()) and before != STRUCK[0]:
             before, after = before + STRUCK[0], STRUCK[1] + after
-        inner = inside
+        inner, children = inside, [*node.iter(include_text=True)]
         mark = part.mark or RAISED.get(tag, "")
         if "raised" not in inside:  # else a style says the same again
             mark = mark or RAISED.get(look.get("vertical-align"), "")
         if mark:
             opening, closing = _raised(mark, node, inside)
             before, after, inner = opening + before, after + closing, inside | {"raised"}
-        children = [*node.iter(include_text=True)]
         if tag in KEPT:
             inner = inner - {"row"} | {"pre"}
         elif tag == "math":
