@@ -76,24 +76,24 @@ def contents(content: bytes, name: str) -> Contents:
 
         return of_pdf(content, name)
     check_form(content[:SNIFFED], name)
-    (text, remark), title, more = decoded(content, name), "", ""
-    if html := _is_html(text, name):
+    text, remark = decoded(content, name)
+    title = ""
+    if _is_html(text, name):
         from tasks.markup import of_html
 
         with damage(name, "HTML"):
             title, text, more = of_html(text, name)
-    remarks = [remark, more]
-    if not text.strip():
-        raise UserError(f"{name} is empty: there is no text in it. {joined(remarks)}".strip())
-    chat = read_chat(text, name)
-    remarks.append(chat.remark)
-    if chat.sessions:
-        pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
-        return Contents("session", pieces, chat.title, joined(remarks), chat.sessions)
-    if not html:
+    else:
+        chat = read_chat(text, name)
+        remark = joined([remark, chat.remark])
+        if chat.sessions:
+            pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
+            return Contents("session", pieces, chat.title, remark, chat.sessions)
         text, more = readable(text, name)
-        remarks.append(more)
-    return Contents("file", [(text, 0, "")], title, joined(remarks))
+    remark = joined([remark, more])
+    if not text.strip():
+        raise UserError(f"{name} is empty: there is no text in it. {remark}".strip())
+    return Contents("file", [(text, 0, "")], title, remark)
 
 
 def joined(remarks: Sequence[str]) -> str:
@@ -132,11 +132,9 @@ MARKS = {
 }  # fmt: skip
 MARKUP = re.compile(
     r"<!--(?:[^-]|-(?!->))*+|"
-    r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([-\w.:]+)", re.I
+    r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([-\w.:]{1,50})", re.I
 )  # fmt: skip
-DECLARATION = re.compile(
-    r"coding[:=]\s*+[\"']?([-\w.]+)|@charset \"([-\w.]+)|\\usepackage\[([-\w]+)\]\{inputenc\}"
-)
+CODING = re.compile(r"coding[:=]\s*+([-\w.]{1,50})")  # of programs and their settings
 CONTROL = re.compile(r"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 LONE = re.compile(r"(?<!\0)\0(?!\0|\Z)")
 
@@ -154,19 +152,18 @@ def decoded(content: bytes, name: str, markup: bool = False) -> tuple[str, str]:
         remark = f"{name} has no mark of its encoding: it is read as {encoding.upper()}."
     elif not encoding:
         markup = markup or _is_html(head, name) or head.startswith("<?xml")
-        found = (MARKUP if markup else DECLARATION).finditer(head)
-        label = next((match[match.lastindex] for match in found if match.lastindex), "")
+        found = (MARKUP if markup else CODING).finditer(head)
+        label = next((match[1] for match in found if match[1]), "")
         encoding = _codec(label, name) if markup and label else "utf-8"
     try:
         text = content.decode(encoding)
     except UnicodeError as error:
         if encoding == "utf-8":
             _check_text(content[:SNIFFED].decode("latin-1"), name)
-        written = label if label and label.lower() not in ("utf-8", "utf8") else "WINDOWS-1252"
+        written = "WINDOWS-1252" if label.lower() in ("", "utf-8", "utf8") else label
         raise UserError(
-            f"{name} is no {encoding.removesuffix('-sig').upper()} text "
-            f"(byte {getattr(error, 'start', 0) + 1:,}): save it as UTF-8, "
-            f"for example by iconv -f {clip(written, 50)} -t UTF-8."
+            f"{name} is no {encoding.upper()} text (byte {getattr(error, 'start', 0) + 1:,}): "
+            f"save it as UTF-8, for example by iconv -f {written} -t UTF-8."
         ) from None
     _check_text(text, name)
     if n := text.count("\0"):
@@ -182,22 +179,22 @@ def _codec(label: str, name: str) -> str:
     found = webencodings.lookup(label) or webencodings.lookup(label.replace("-", ""))
     if not found or found.name in ("replacement", "x-user-defined"):
         raise UserError(
-            f"{name} says that it is written in {clip(label, 50)}, which is unknown: save it as "
-            f"UTF-8, for example by iconv -f {clip(label, 50)} -t UTF-8."
+            f"{name} says that it is written in {label}, which is unknown: save it as UTF-8, "
+            f"for example by iconv -f {label} -t UTF-8."
         )
-    # what could be read up to there has one byte a letter, whatever it says
-    wider = {"gbk": "gb18030", "euc-jp": "euc_jis_2004", "utf-16le": "utf-8", "utf-16be": "utf-8"}
-    return wider.get(found.name, found.codec_info.name)
+    if found.name.startswith("utf-16"):  # what could be read up to there has one byte a letter
+        return "utf-8"
+    return "gb18030" if found.name == "gbk" else found.codec_info.name
 
 
 def _wide(head: bytes) -> str:
-    """Return the encoding of two or four bytes a letter in which all of a beginning is text."""
-    for encoding in ("utf-16-le", "utf-16-be", "utf-32-le", "utf-32-be"):
+    """Return the UTF-16 in which all of a beginning is text."""
+    for encoding in ("utf-16-le", "utf-16-be"):
         with suppress(UnicodeError):
-            text = codecs.getincrementaldecoder(encoding)().decode(head)
-            kinds = {unicodedata.category(letter) for letter in {*text} - {*"\t\n\f\r\x1b"}}
+            letters = {*codecs.getincrementaldecoder(encoding)().decode(head)}
+            kinds = {unicodedata.category(letter) for letter in letters - {*"\t\n\f\r"}}
             # in the wrong order no blank is a blank and no line ends
-            if not kinds & {"Cc", "Cn", "Co", "Cs"} and {*" \n"} & {*text}:
+            if not kinds & {"Cc", "Cn", "Co"} and letters & {" ", "\n"}:
                 return encoding
     return ""
 
@@ -251,15 +248,14 @@ def _of_zip(content: bytes, name: str) -> Contents:
             from tasks.docx import of_docx
 
             return of_docx(members, main, name)
-        if any(each == "META-INF/container.xml" or each.endswith(".opf") for each in members.names):
+        if "META-INF/container.xml" in members.names:
             from tasks.markup import of_epub
 
             return of_epub(members, name)
-        if any(member.startswith(("word/", "xl/", "ppt/")) for member in members.names) or (
-            "mimetype" in members.names and b".opendocument." in members.read("mimetype")
-        ):
-            raise NotText(f"{name} is an office file other than docx: save it as docx or PDF.")
-    raise NotText(f"{name} is a zip file, neither docx nor epub: unpack it, and name its folder.")
+    raise NotText(
+        f"{name} is packed, and neither docx nor epub: save another office file as docx or PDF, "
+        f"unpack a zip file and name its folder."
+    )
 
 
 class Members:
@@ -283,10 +279,10 @@ class Members:
 
 def main_part(members: Members) -> str:
     """Return the member that holds a Word document's text, as its package names it; "" if none."""
-    from tasks.markup import xml_tree
+    from tasks.markup import parsed
 
     relations, _ = decoded(members.read("_rels/.rels"), members.name, markup=True)
-    for each in xml_tree(relations).css('[type$="/officeDocument"][target]'):
+    for each in parsed(relations).css('[type$="/officeDocument"][target]'):
         target = posixpath.normpath(each.attributes["target"].replace("\\", "/")).lstrip("/")
         if target in members.names and b"wordprocessingml" in members.read(target)[:8192]:
             return target

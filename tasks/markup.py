@@ -1,6 +1,6 @@
 """HTML and books made of it (epub) as the text that a person sees.
 
-Holds: `of_html`, `of_epub`, `xml_tree`. Leaves out: what scripts, style sheets beyond simple
+Holds: `of_html`, `of_epub`, `parsed`. Leaves out: what scripts, style sheets beyond simple
 selectors and pictures show; nothing is fetched. No torch.
 Exercise it: `pytest tests/tasks/test_html.py`. Read next: tasks/forms.py.
 
@@ -11,86 +11,78 @@ from __future__ import annotations
 
 import posixpath
 import re
-import unicodedata
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from itertools import islice
+from collections.abc import Sequence
+from itertools import permutations
+from typing import NamedTuple
 from urllib.parse import unquote
 
 from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
-from tasks.forms import Contents, Members, Piece, check_size, decoded, few
+from tasks.docx import written
+from tasks.forms import Contents, Members, Piece, check_size, decoded, few, joined
 
 LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
-LEFT_OUT = frozenset(  # no person sees these, but for navigation
-    "script style noscript noframes template nav title datalist rp "
+UNSEEN = frozenset(
+    "script style noscript noframes template title datalist rp "
     "desc defs metadata annotation annotation-xml".split()
 )
-NAMED = {"navigation", "katex-html"}  # by their role or class; the latter says its MathML again
 COUNTED = {
+    "nav": "navigation",
     **dict.fromkeys(("canvas", "image", "img"), "pictures without words"),
     **dict.fromkeys(("iframe", "frame", "object", "embed"), "frames and objects"),
     **dict.fromkeys(("audio", "video"), "recordings"),
 }
-HIDDEN, SHOWN = "hidden passages", "what is hidden until a script shows it is read"
 KEPT = frozenset(("pre", "textarea", "xmp", "listing", "plaintext"))  # with their blanks and lines
-LAYOUT = "table, h1, h2, h3, h4, h5, h6, pre, article, section"  # cells with these keep their lines
+STRUCK = ("[struck out: ", "]")
 AROUND = dict.fromkeys(
     "address article aside blockquote caption center dd details dialog div dl dt fieldset "
     "figcaption figure footer form h1 h2 h3 h4 h5 h6 header hgroup hr legend main menu mtable ol "
     "p pre search section summary table text textarea ul".split(),
     ("\n", "\n"),
 ) | {
+    **dict.fromkeys(("del", "s", "strike"), STRUCK),
     "li": ("\n", ""), "tr": ("\n", ""), "mtr": ("\n", ""),
     "br": ("\n", ""), "td": ("", "\t"), "th": ("", "\t"), "button": (" ", " "), "q": ("“", "”"),
     "rt": ("(", ")"), "mtext": (" ", " "), "mtd": ("", " "), "msqrt": ("√(", ")"),
-    "mroot": ("root(", ")"),
 }  # fmt: skip
 """What stands before and after an element: of SVG `text` is a block."""
-RAISED = {  # elements of MathML -> the marks of their children; . is none
+RAISED = {"sup": "^", "super": "^", "sub": "_"}  # by elements, and by styles
+MATH_RAISED = {  # elements of MathML -> what stands before each of their children
     "msup": ("", "^"), "mover": ("", "^"), "msub": ("", "_"), "munder": ("", "_"),
-    "msubsup": ("", "_", "^"), "munderover": ("", "_", "^"), "mroot": ("", ","),
-    "mfrac": (".", "/"),
+    "msubsup": ("", "_", "^"), "munderover": ("", "_", "^"), "mfrac": (" ", "/"),
 }  # fmt: skip
 SIMPLE = re.compile(r"[-+−]?\w*|\W|\[.*\]|\(.*\)", re.S)  # what needs no brackets behind a mark
-ORDINALS = frozenset(("", *"st nd rd th er ère ème".split()))  # raised without a mark
+ORDINALS = frozenset(("", *"st nd rd th er e".split()))  # raised without a mark
 INVISIBLE = dict.fromkeys((0xAD, 0x200B, *range(0x2060, 0x2065), 0xFEFF))  # where a line may end
-LIFTED = {"sup": "^", "super": "^", "sub": "_"}
-STRUCK = frozenset(("del", "s", "strike"))
-ALWAYS = ("-document", "html")  # what stands in these is read, hidden or not
-Looks = dict[int, dict[str, str]]  # what style sheets say of an element, by its address
-LOOK = re.compile(
-    r"\b(display|visibility|vertical-align|text-decoration)(?:-line)?\s*:\s*([\w -]{1,40})"
-)
-COMMENT = re.compile(r"/\*(?:[^*]|\*(?!/))*+(?:\*/|\Z)")
-RULE = re.compile(  # of a style sheet, but for those of media
-    r"@[^{};]*+(?:;|\{(?:[^{}]*+\{[^{}]*+\})*+[^{}]*+\})|([^{}@]*+)\{([^{}]*+)\}|[^{}@]++|[{}@]"
-)
-SELECTOR = re.compile(r"\s*+(?=[a-z.#])\w*+(?:[.#]-?+[^\W\d][\w-]*+)*+\s*+", re.I)
+LISTS = {"a": "lowerLetter", "A": "upperLetter", "i": "lowerRoman", "I": "upperRoman"}
+STYLES = ("display", "visibility", "vertical-align", "text-decoration", "text-decoration-line")
+COMMENT = re.compile(r"/\*.*?(?:\*/|\Z)", re.S)  # of a style sheet
 EMPTY = re.compile(r"<(?!br\b)([a-z][\w:.-]*+)([^<>]*+)(?<=/)>", re.I)  # an element of XML
+Rules = dict[str, dict[str, str]]  # selector -> its styles
+
+
+class Part(NamedTuple):
+    """A node, or a string beside one; what it stands in; what raises or lowers it."""
+
+    node: LexborNode | str
+    inside: frozenset[str] = frozenset()
+    mark: str = ""
 
 
 def of_html(markup: str, name: str) -> tuple[str, str, str]:
     """Return the title and the text of a page, one line a paragraph or row, and a remark."""
-    xml = markup.startswith("<?xml") or name.lower().endswith(".xhtml")
-    tree = xml_tree(markup) if xml else _parsed(markup)
-    looks, left_out = _looks(tree, len(markup)), Counter()
-    text = _text(tree.root, left_out, looks)
-    if not text and left_out[HIDDEN]:
-        text = _text(tree.root, left_out := Counter(), looks, (*ALWAYS, "body"))
-    title = tree.css_first("head title")
-    return " ".join(title.text().split()) if title else "", text, _remark(name, left_out)
+    tree = parsed(markup, markup.startswith("<?xml") or name.lower().endswith(".xhtml"))
+    page, title = _Page(tree.root), tree.css_first("head title")
+    text = page.text(tree.root)
+    return " ".join(title.text().split()) if title else "", text, _remark(name, page.left_out)
 
 
-def xml_tree(markup: str) -> LexborHTMLParser:
-    """Parse XML as if it were HTML, which forgives a bare & and knows &nbsp;."""
-    markup = markup.replace("<![CDATA[", "").replace("]]>", "")
-    return _parsed(EMPTY.sub(r"<\1\2></\1>", markup))
-
-
-def _parsed(markup: str) -> LexborHTMLParser:
+def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
+    """Parse HTML, and XML as if it were HTML, which forgives a bare & and knows &nbsp;."""
+    if xml:
+        markup = EMPTY.sub(r"<\1\2></\1>", markup.replace("<![CDATA[", "").replace("]]>", ""))
     try:
         return LexborHTMLParser(markup)
     except SelectolaxError:  # there is no other reason: what is no HTML is text
@@ -98,166 +90,175 @@ def _parsed(markup: str) -> LexborHTMLParser:
 
 
 def _remark(name: str, left_out: Counter[str]) -> str:
-    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if n and what != SHOWN)
-    said = [f"left out are {counts}"] * bool(counts) + [SHOWN] * left_out[SHOWN]
-    return f"{name}: {'; '.join(said)}." if said else ""
+    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if n)
+    return f"{name}: left out are {counts}." if counts else ""
 
 
-def _looks(tree: LexborHTMLParser, size: int) -> Looks:
-    """Return what style sheets say of elements, of the rules whose selectors are of one element.
-
-    The larger the page, the fewer rules are looked at.
-    """
-    looks: Looks = {}
-    rules = [
-        (selector, found)
-        for sheet in tree.css("style:not([media*=print])")
-        for selectors, declared in RULE.findall(COMMENT.sub(" ", sheet.text()))
-        if (found := LOOK.findall(declared.lower()))
-        for selector in selectors.split(",")
-        if SELECTOR.fullmatch(selector)
-    ]
-    hits = (
-        (n, found) for each, found in rules[: 300_000_000 // (size + 1)] for n in tree.css(each)
-    )
-    with suppress(SelectolaxError):
-        for node, found in islice(hits, 1_000_000):
-            looks.setdefault(node.mem_id, {}).update(found)
-    return looks
+# ---------------------------------------------------------------- styles
 
 
-def _text(
-    root: LexborNode, left_out: Counter[str], looks: Looks, shown: Sequence[str] = ALWAYS
-) -> str:
-    """Join the text of a tree, with one blank for all that stand between two words.
-
-    left_out: counts what is not read. shown: the parents of elements that are read though hidden.
-    """
-    out = ["\n"]
-    for text, kept in _strings(root, left_out, looks, shown):
-        if not kept and (out[-1][-1].isspace() or out[-1] in ("^", "_", "^(", "_(")):
-            text = text.removeprefix(" ")
-        if text:
-            out.append(text)
-    lines = "".join(out).translate(INVISIBLE).split("\n")
-    text = "\n".join("\t".join(map(str.rstrip, line.rstrip().split("\t"))) for line in lines)
-    return re.sub(r"\n{3,}", "\n\n", text).strip("\n")
+def _declared(styles: str) -> dict[str, str]:
+    pairs = [each.partition(":") for each in styles.lower().split(";")]
+    values = {key.strip(): value.partition("!")[0].strip() for key, _, value in pairs}
+    return {key: values[key] for key in STYLES if key in values}
 
 
-def _strings(
-    root: LexborNode, left_out: Counter[str], looks: Looks, shown: Sequence[str]
-) -> Iterator[tuple[str, bool]]:
-    """Yield the text of a tree and what stands between, each with whether its blanks are kept."""
-    numbers: dict[int, int] = {}
-    waiting: list[tuple[LexborNode | str, frozenset[str], str]] = [(root, frozenset(), "")]
-    while waiting:
-        node, inside, mark = waiting.pop()
-        if isinstance(node, str):
-            row = "row" in inside
-            yield (node.replace("\n", " ") if row else node), not row or node == "\t"
-            continue
-        if node.is_text_node:
-            text = node.text_content or ""
-            if "pre" not in inside:
-                text = text.strip() if "math" in inside else re.sub(r"\s+", " ", text)
-            yield text, "pre" in inside
-            continue
-        if not node.is_element_node:
-            continue
-        tag, given = node.tag, node.attributes
-        if tag in LEFT_OUT or {given.get("role"), given.get("class")} & NAMED:
-            continue
-        look = {
-            **looks.get(node.mem_id, {}),
-            **dict(LOOK.findall((given.get("style") or "").lower())),
-        }
-        if _is_hidden(tag, given, look):
-            if node.parent.tag not in shown:
-                left_out[HIDDEN] += bool(node.text(strip=True))
+def _rules(root: LexborNode) -> Rules:
+    """Return what style sheets declare, without @media, which may be paper."""
+    rules: Rules = {}
+    for sheet in root.css("style:not([media*=print])"):
+        depth = 0
+        for part in COMMENT.sub("", sheet.text()).split("}"):
+            *_, selectors, styles = ["", *part.split("{")]
+            depth += part.count("{")
+            if depth == 1 and (declared := _declared(styles)):
+                for selector in selectors.rpartition(";")[2].split(","):
+                    rules.setdefault(selector.strip(), {}).update(declared)
+            depth = max(0, depth - 1)
+    return rules
+
+
+def _look(tag: str, given: dict, rules: Rules) -> dict[str, str]:
+    """Return the styles of an element, of selectors that name its tag, class or id, or two."""
+    look: dict[str, str] = {}
+    if rules:
+        classes = [f".{each}" for each in (given.get("class") or "").split()[:9]]
+        pairs = [first + second for first, second in permutations(classes, 2)]
+        id_ = f"#{given.get('id')}"
+        for name in (tag, *classes, *(tag + each for each in classes), *pairs, id_, tag + id_):
+            look |= rules.get(name, {})
+    return look | _declared(given.get("style") or "")
+
+
+def _is_hidden(tag: str, given: dict, look: dict[str, str]) -> bool:
+    if tag in ("html", "body"):  # a script shows it
+        return False
+    closed = (tag == "dialog" and "open" not in given) or "popover" in given or "hidden" in given
+    unseen = look.get("visibility") in ("hidden", "collapse") or look.get("display") == "none"
+    return closed or unseen
+
+
+# ---------------------------------------------------------------- text
+
+
+class _Page:
+    """What is known of a page while it is read; `left_out` counts what is not read."""
+
+    def __init__(self, root: LexborNode):
+        self.rules = _rules(root)
+        self.numbers: dict[int, int] = {}  # of the last item, by list
+        self.left_out: Counter[str] = Counter()
+
+    def text(self, root: LexborNode) -> str:
+        """Join the text of a tree, with one blank for all that stand between two words."""
+        out, waiting = ["\n"], [Part(root)]
+        while waiting:
+            part = waiting.pop()
+            node, inside = part.node, part.inside
+            if isinstance(node, str):
+                text = node.replace("\n", " ") if "row" in inside else node
+            elif node.is_text_node:
+                text = node.text_content or ""
+                if "pre" not in inside:
+                    text = text.strip() if "math" in inside else re.sub(r"\s+", " ", text)
+            else:
+                if node.is_element_node:
+                    waiting += reversed(self._parts(part))
                 continue
-            left_out[SHOWN] = 1
-        if (words := _instead(node, tag, given, left_out)) is not None:
-            yield f" {words} " if words else "", False
-            continue
+            if "pre" not in inside and out[-1][-1] in " \n\t^_(":
+                text = text.removeprefix(" ")
+            if text:
+                out.append(text)
+        lines = []
+        for line in "".join(out).translate(INVISIBLE).split("\n"):
+            cells = [cell.rstrip() for cell in line.rstrip().split("\t")]
+            lines.append("\t".join(cells))
+        return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+
+    def _parts(self, part: Part) -> list[Part]:
+        """Return what an element consists of: what stands before it, its children, what follows."""
+        node, inside = part.node, part.inside
+        tag, given = node.tag, node.attributes
+        if tag in UNSEEN or given.get("class") == "katex-html":  # its MathML stands beside it
+            return []
+        look = _look(tag, given, self.rules)
+        if _is_hidden(tag, given, look):
+            self.left_out["hidden passages"] += bool(node.text(strip=True))
+            return []
+        if tag in COUNTED and not (tag == "img" and given.get("alt")):
+            self.left_out[COUNTED[tag]] += 1
+            return []
+        if tag in ("img", "input", "select"):
+            words = _shown(node)
+            return [Part(f" {words} ", inside)] if words else []
         before, after = AROUND.get(tag, ("", ""))
         if tag == "li" and node.parent.tag == "ol":
-            before += _number(node, numbers)
-        lifted = "lifted" in inside
-        mark = mark or LIFTED.get(tag) or LIFTED.get(look.get("vertical-align", "").strip(), "")
-        if mark and "math" in inside:
-            simple = tag in ("mi", "mn", "mo")
-        else:  # what is raised within it is not asked for its words again: n times n steps
-            words = "" if lifted or not mark else node.text().strip()
-            simple = lifted or SIMPLE.fullmatch(words)
-            mark = "" if words in ORDINALS and not (lifted and tag in LIFTED) else mark
-        before, after = before + mark.strip(".") + "(" * (not simple), ")" * (not simple) + after
-        children = [*node.iter(include_text=True)]
-        inner = inside | {"lifted"} if mark else inside
-        if tag in STRUCK or "line-through" in look.get("text-decoration", ""):
-            if "struck" not in inside:
-                before, after = f"{before}[struck out: ", f"]{after}"
-            inner |= {"struck"}
+            before += self._number(node)
+        if "line-through" in " ".join(look.values()) and before != STRUCK[0]:
+            before, after = before + STRUCK[0], STRUCK[1] + after
+        inner, children = inside, [*node.iter(include_text=True)]
+        mark = part.mark or RAISED.get(tag, "")
+        if "raised" not in inside:  # else a style says the same again
+            mark = mark or RAISED.get(look.get("vertical-align"), "")
+        if mark:
+            opening, closing = _raised(mark, node, inside)
+            before, after, inner = opening + before, after + closing, inside | {"raised"}
         if tag in KEPT:
             inner = inner - {"row"} | {"pre"}
         elif tag == "math":
             inner |= {"math"}
-        elif tag == "tr" and sum(child.tag in ("td", "th") for child in children) > 1:
-            inner |= {"row"}
-        elif tag in ("td", "th") and node.css_first(LAYOUT):
+        elif tag == "table":
             inner -= {"row"}
-        marks = iter(RAISED.get(tag, ()))
-        waiting.append((after, inside, ""))
-        waiting += reversed(
-            [(each, inner, next(marks, "") if each.is_element_node else "") for each in children]
-        )
-        waiting.append((before, inside, ""))
+        elif tag == "tr" and sum(child.tag in ("td", "th") for child in children) > 1:
+            inner |= {"row"}  # the lines of its cells are joined
+        marks = iter(MATH_RAISED.get(tag, ()))
+        parts = [Part(before, inside)]
+        for child in children:
+            parts.append(Part(child, inner, next(marks, "") if child.is_element_node else ""))
+        return [*parts, Part(after, inside)]
+
+    def _number(self, item: LexborNode) -> str:
+        """Return what stands before an item of a list in order."""
+        ordered, given = item.parent.mem_id, item.parent.attributes
+        if "reversed" in given:  # no number rather than a wrong one
+            return ""
+        number = self.numbers[ordered] + 1 if ordered in self.numbers else _int(given.get("start"))
+        self.numbers[ordered] = _int(item.attributes.get("value"), number)
+        return f"{written(self.numbers[ordered], LISTS.get(given.get('type'), 'decimal'))}. "
 
 
-def _is_hidden(tag: str, given: dict, look: dict[str, str]) -> bool:
-    closed = (tag == "dialog" and "open" not in given) or "popover" in given or "hidden" in given
-    gone = look.get("visibility", "").startswith(("hidden", "collapse"))
-    return closed or gone or look.get("display", "").startswith("none")
+def _int(text: str | None, otherwise: int = 1) -> int:
+    return int(text) if text and re.fullmatch("-?[0-9]{1,9}", text) else otherwise
 
 
-def _instead(node: LexborNode, tag: str, given: dict, left_out: Counter[str]) -> str | None:
-    """Return the words that a picture or field shows; None of what shows its own content."""
+def _raised(mark: str, node: LexborNode, inside: frozenset[str]) -> tuple[str, str]:
+    """Return what stands before and after a raised or lowered element."""
+    if "math" in inside:
+        simple = node.tag in ("mi", "mn", "mo")
+    elif "raised" in inside:  # to look at the words of each would take n times n steps
+        simple = True
+    else:
+        words = node.text().strip()
+        if words in ORDINALS:
+            return "", ""
+        simple = SIMPLE.fullmatch(words)
+    return (mark, "") if simple else (f"{mark}(", ")")
+
+
+def _shown(field: LexborNode) -> str:
+    """Return the words that a picture or a field shows."""
+    given = field.attributes
     kind = (given.get("type") or "").lower()
-    if tag == "select":
-        options = node.css("option[selected]") or node.css("option:first-of-type")[:1]
-        return ", ".join(" ".join(option.text().split()) for option in options)
-    if tag == "input" and kind in ("checkbox", "radio"):
-        return "[x]" if "checked" in given else "[ ]"
-    if tag == "input" and kind != "image":
-        return "" if kind in ("hidden", "password") else given.get("value") or ""
-    if tag in ("img", "input") and (words := " ".join((given.get("alt") or "").split())):
-        return f"[picture: {words}]"
-    if tag in COUNTED:
-        left_out[COUNTED[tag]] += 1
-        return ""
-    return None
-
-
-def _number(item: LexborNode, numbers: dict[int, int]) -> str:
-    """Return what stands before an item of a list in order; numbers: of the next one, by list."""
-    ordered, given = item.parent, item.parent.attributes
-    step = -1 if "reversed" in given else 1
-    if (number := numbers.get(ordered.mem_id)) is None:
-        items = sum(each.tag == "li" for each in ordered.iter()) if step < 0 else 1
-        number = _integer(given.get("start"), items)
-    number = _integer(item.attributes.get("value"), number)
-    numbers[ordered.mem_id] = number + step
-    kind, shown = given.get("type") or "1", str(number)
-    if kind in "aA" and 0 < number < 27:
-        shown = chr(96 + number)
-    elif kind in "iI" and 0 < number < 40:  # Unicode has the numerals from 1 to 12
-        ones = chr(0x216F + number % 10) if number % 10 else ""
-        shown = "x" * (number // 10) + unicodedata.normalize("NFKC", ones).lower()
-    return f"{shown.upper() if kind in 'AI' else shown}. "
-
-
-def _integer(text: str | None, otherwise: int) -> int:
-    found = re.fullmatch(r"\s*(-?[0-9]{1,9})\s*", text or "")
-    return int(found[1]) if found else otherwise
+    if field.tag == "img":
+        words = f"[picture: {given['alt']}]"
+    elif field.tag == "select":
+        options = field.css("option[selected]") or field.css("option")[:1]
+        words = ", ".join(option.text() for option in options)
+    elif kind in ("checkbox", "radio"):
+        words = "[x]" if "checked" in given else "[ ]"
+    else:
+        words = "" if kind in ("hidden", "password") else given.get("value") or ""
+    return " ".join(words.split())
 
 
 # ---------------------------------------------------------------- books
@@ -266,10 +267,9 @@ def _integer(text: str | None, otherwise: int) -> int:
 def of_epub(members: Members, name: str) -> Contents:
     """Read a book chapter by chapter, in the order of its package's spine."""
     title, spine = _package(members)
-    bought = {"META-INF/encryption.xml", "META-INF/rights.xml"} <= {*members.names}
-    if bought or _locked(members) & {*spine}:
-        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
     chapters, remark = _chapters(members, spine, name)
+    if not chapters and "META-INF/encryption.xml" in members.names:
+        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
     if not chapters:
         reason = f"none of its {len(spine):,} chapters has text. {remark}".strip()
         raise UserError(f"{name} is empty or damaged: {reason}")
@@ -278,44 +278,27 @@ def of_epub(members: Members, name: str) -> Contents:
 
 def _package(members: Members) -> tuple[str, list[str]]:
     """Return a book's title and the members that are its chapters, in reading order."""
-    package = ""
-    if "META-INF/container.xml" in members.names:
-        named = _tree(members, "META-INF/container.xml")[0].css_first("[full-path]")
-        package = named.attributes["full-path"] if named else ""
-    if package not in members.names:
-        package = next((each for each in members.names if each.endswith(".opf")), "")
-    book, folder = _tree(members, package)[0], posixpath.dirname(package)
-    titles = (each.text() for each in book.css("*") if each.tag.rpartition(":")[2] == "title")
-    files = {each.attributes["id"]: each.attributes for each in book.css("[id][href]")}
-    cases = {each.lower(): each for each in members.names}
+    container = _tree(members, "META-INF/container.xml")[0]
+    package = container.css_first("[full-path]").attributes["full-path"]
+    book = _tree(members, package)[0]
+    titles = [each.text() for each in book.css("*") if each.tag in ("title", "dc:title")]
+    files = {each.attributes["id"]: each.attributes["href"] for each in book.css("[id][href]")}
     spine = []
     for each in book.css("[idref]"):
-        item = files.get(each.attributes["idref"], {"href": each.attributes["idref"]})
-        path, _, _ = (item["href"] or "").replace("\\", "/").partition("#")
-        path = posixpath.normpath(posixpath.join(folder, unquote(path)))
-        contents = "nav" in (item.get("properties") or "").split()
-        if not contents and item.get("media-type") != "application/x-dtbncx+xml":
-            spine.append(path if path in members.names else cases.get(path.lower(), path))
-    return " ".join(next(titles, "").split()), spine
+        item = each.attributes["idref"]
+        path = unquote((files.get(item) or item or "").partition("#")[0])
+        spine.append(posixpath.normpath(posixpath.join(posixpath.dirname(package), path)))
+    return " ".join(titles[0].split()) if titles else "", spine
 
 
 def _tree(members: Members, member: str) -> tuple[LexborHTMLParser, str]:
     markup, remark = decoded(members.read(member), f"{members.name}: {member}", markup=True)
-    return xml_tree(markup), remark
-
-
-def _locked(members: Members) -> set[str]:
-    """Return the members that are encrypted; fonts often are, in books that anyone can read."""
-    if "META-INF/encryption.xml" not in members.names:
-        return set()
-    listed = _tree(members, "META-INF/encryption.xml")[0].css("[uri]")
-    return {posixpath.normpath(unquote(each.attributes["uri"] or "")) for each in listed}
+    return parsed(markup), remark
 
 
 def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[Piece], str]:
     """Return the chapters that hold text, and a remark on what is left out."""
-    sizes = [members.names[path].file_size for path in spine if path in members.names]
-    check_size(sum(sizes), name)
+    check_size(sum(members.names[path].file_size for path in spine if path in members.names), name)
     chapters: list[Piece] = []
     unread, remarks, left_out = [], [], Counter()
     for path in spine:
@@ -327,14 +310,15 @@ def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[P
             unread.append(path)
             continue
         remarks.append(remark)
-        if text := _text(tree.root, left_out, _looks(tree, members.names[path].file_size)):
+        page = _Page(tree.root)
+        if text := page.text(tree.root):
             heading = tree.css_first("h1, h2, h3")
-            words = " ".join(_text(heading, Counter(), {}).split()) if heading else ""
+            words = " ".join(_Page(heading).text(heading).split()) if heading else ""
             chapters.append((text, len(chapters) + 1, words[:LONGEST_NAME]))
+        left_out += page.left_out
     if unread:
-        are = "is" if len(unread) == 1 else "are"
         remarks.append(
-            f"{name}: of {len(spine):,} chapters {len(unread):,} {are} missing, damaged or in no "
-            f"known encoding, and left out: {few(unread)}."
+            f"{name}: of {len(spine):,} chapters {len(unread):,} missing, damaged or in no known "
+            f"encoding, and left out: {few(unread)}."
         )
-    return chapters, " ".join(filter(None, (*remarks, _remark(name, left_out))))
+    return chapters, joined([*remarks, _remark(name, left_out)])

@@ -49,14 +49,11 @@ UNITS = (
 PASSES: dict[str, Callable[[str], object]] = {
     "forms.HTML": forms.HTML.match,
     "forms.MARKUP": forms.MARKUP.findall,
-    "forms.DECLARATION": forms.DECLARATION.findall,
+    "forms.CODING": forms.CODING.findall,
     "forms.CONTROL": forms.CONTROL.findall,
     "forms.LONE": forms.LONE.findall,
     "markup.EMPTY": markup.EMPTY.findall,
     "markup.COMMENT": markup.COMMENT.findall,
-    "markup.RULE": markup.RULE.findall,
-    "markup.SELECTOR": markup.SELECTOR.fullmatch,
-    "markup.LOOK": markup.LOOK.findall,
     "markup.SIMPLE": markup.SIMPLE.fullmatch,
     "chats.ENTRY": chats.ENTRY.match,
     "chats.DIRECTIONS": chats.DIRECTIONS.search,
@@ -82,7 +79,7 @@ PASSES: dict[str, Callable[[str], object]] = {
 # patterns that are written where they are used: `contents` goes through them
 IN_PLACE = {
     "forms": {"\0+"},
-    "markup": {r"\n{3,}", r"\s+", r"\s*(-?[0-9]{1,9})\s*"},
+    "markup": {r"\n{3,}", r"\s+", "-?[0-9]{1,9}"},
     "chats": {r"\s*(\[\s*)?(?=\{)"},
     "documents": {r"(\d+)"},  # of a file's name
     "notebooks": {r"<[^\n]*>"},  # the whole of a text

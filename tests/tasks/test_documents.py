@@ -182,8 +182,7 @@ def test_an_epub_is_its_chapters_in_the_order_of_its_spine():
     assert found.title == "A Book" and found.kind == "chapter"
     assert [(number, name) for _, number, name in found.pieces] == [(1, "One & all"), (2, "Two")]
     assert "Anna reached Lima." in found.pieces[1][0]
-    rights = {"META-INF__encryption___xml": "", "META-INF__rights___xml": ""}
-    for bad in (epub("<html></html>"), epub("x", O__b___opf="<package"), epub("x", **rights)):
+    for bad in (epub("<html></html>"), epub("x", O__b___opf="<package")):
         said(bad)
 
 
