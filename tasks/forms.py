@@ -184,7 +184,8 @@ def _codec(label: str, name: str) -> str:
         )
     if found.name.startswith("utf-16"):  # what could be read up to there has one byte a letter
         return "utf-8"
-    return "gb18030" if found.name == "gbk" else found.codec_info.name
+    wider = {"gbk": "gb18030", "euc-jp": "euc_jis_2004"}
+    return wider.get(found.name, found.codec_info.name)
 
 
 def _wide(head: bytes) -> str:

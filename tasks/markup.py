@@ -46,12 +46,14 @@ AROUND = dict.fromkeys(
     "li": ("\n", ""), "tr": ("\n", ""), "mtr": ("\n", ""),
     "br": ("\n", ""), "td": ("", "\t"), "th": ("", "\t"), "button": (" ", " "), "q": ("“", "”"),
     "rt": ("(", ")"), "mtext": (" ", " "), "mtd": ("", " "), "msqrt": ("√(", ")"),
+    "mroot": ("root(", ")"),
 }  # fmt: skip
 """What stands before and after an element: of SVG `text` is a block."""
 RAISED = {"sup": "^", "super": "^", "sub": "_"}  # by elements, and by styles
 MATH_RAISED = {  # elements of MathML -> what stands before each of their children
     "msup": ("", "^"), "mover": ("", "^"), "msub": ("", "_"), "munder": ("", "_"),
     "msubsup": ("", "_", "^"), "munderover": ("", "_", "^"), "mfrac": (" ", "/"),
+    "mroot": ("", ","),
 }  # fmt: skip
 SIMPLE = re.compile(r"[-+−]?\w*|\W|\[.*\]|\(.*\)", re.S)  # what needs no brackets behind a mark
 ORDINALS = frozenset(("", *"st nd rd th er e".split()))  # raised without a mark

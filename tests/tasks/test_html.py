@@ -72,6 +72,7 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
          "(a+b)/2 x^(2/3)"),
         ("<math><msubsup><mi>x</mi><mi>i</mi><mn>2</mn></msubsup></math> <math><mi>y</mi>"
          "<annotation>no</annotation></math>", "x_i^2 y"),
+        ("<math><mroot><mn>8</mn><mn>3</mn></mroot></math>", "root(8,3)"),
         ("<span class='katex'><math><msqrt><mi>x</mi><mn>2</mn></msqrt></math><span class="
          "katex-html aria-hidden=true>no</span></span>", "√(x2)"),
         ("<ruby>漢<rp>(</rp><rt>kan</rt><rp>)</rp></ruby> <q>a</q>", "漢(kan) “a”"),
@@ -135,7 +136,7 @@ def test_elements_of_xml_that_end_at_once_swallow_nothing():
         ("x-sjis", "cp932", "㈱日本①"),
         ("ks_c_5601-1987", "cp949", "똠방각하"),
         ("euc-kr", "cp949", "똠방각하"),
-        ("euc-jp", "euc-jp", "日本"),
+        ("euc-jp", "euc_jis_2004", "㈱日本①"),
         ("big5", "big5hkscs", "香港"),
         ("koi8-r", "koi8-r", "Анна"),
         ("windows-1251", "cp1251", "Анна"),
