@@ -23,22 +23,34 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import typer
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from agents import find
 from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made, remarks_on
+from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
+from engines.service import LONG, Begun, Busy, Ended, Job, Service, Stopped
 from memagent import Agent, Finish, Turn
 from report.reading import begins
+from report.records import record_turn
+from rollout import Sampling
 from tasks import served
 from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
 from tasks.limited import OverLimit, Readers
@@ -72,8 +84,6 @@ class Terms:
 
 def run(config: ServeConfig, how: How) -> None:
     """Open the engine and answer until the process is told to stop. UserError: it cannot."""
-    from commands.door import LOOPBACK, Server, check_origins
-
     key = key_of(config)
     check_origins(config.cors, bool(key))
     if not key and config.host not in LOOPBACK:
@@ -82,7 +92,6 @@ def run(config: ServeConfig, how: How) -> None:
             f"key that they must send, or set {API_KEY}."
         )
     from engines.open import open_reader
-    from engines.service import Service
 
     listening = _listen(config)
     who = answerer(config)
@@ -141,8 +150,7 @@ def key_of(config: ServeConfig) -> str:
         try:
             key = Path(config.api_key).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or "no text"
-            raise UserError(f"{where} cannot be read: {why}.") from None
+            raise UserError(f"{where} cannot be read: {error}.") from None
     key = key.strip()
     if not re.fullmatch(r"[!-~]*", key) or (config.api_key and not key):
         raise UserError(f"{where} holds no API key, which is one word of ASCII.")
@@ -170,9 +178,6 @@ class Exchange:
     def __init__(
         self, request: ChatRequest, inquiry: Inquiry, agent: Agent, terms: Terms, began: float
     ):
-        from engines.service import Job
-        from rollout import Sampling
-
         self.request, self.document, self.terms = request, inquiry.document, terms
         self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
         self.source = inquiry.source
@@ -182,7 +187,7 @@ class Exchange:
         self.events: asyncio.Queue = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         task = Task("asked", inquiry.question, (), self.document.text, kind="asked")
-        if most := request.most_tokens:
+        if most := request.max_completion_tokens or request.max_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
         warm = terms.config.temperature if request.temperature is None else request.temperature
         sampling = Sampling(warm, request.top_p or 1.0)
@@ -193,23 +198,20 @@ class Exchange:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
     async def next(self, most_s: float) -> object | None:
-        """Return what happened next, None after `most_s` seconds. Failure: time, or an error."""
-        from commands.door import Failure, over_time
-        from engines.service import Begun, Ended
-
+        """Return what happened next, None after `most_s` seconds. Refused: time, or an error."""
         left = self.until - time.monotonic()
         try:
             event = await asyncio.wait_for(self.events.get(), max(0.0, min(most_s, left)))
         except TimeoutError:
             if left <= most_s:
-                raise over_time(self.terms.config.timeout_s) from None
+                raise over_time(self.terms.config) from None
             return None
         if isinstance(event, Begun):
             self.sections = event.sections
         elif isinstance(event, Ended) and event.error:
             status = 413 if event.too_long else 503 if event.ours else 400
             code = "context_length_exceeded" if event.too_long else None
-            raise Failure(status, event.error, code=code)
+            raise Refused(event.error, code=code, status=status)
         elif isinstance(event, Turn):
             self._count(event)
         return event
@@ -225,8 +227,6 @@ class Exchange:
 
     def thought(self, turn: Turn) -> str:
         """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
-        from report.records import record_turn
-
         if turn.prompt.final or turn.prompt.frozen or turn.prompt.aside:
             return ""
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
@@ -258,27 +258,31 @@ class Exchange:
         """Say in which sections the words of the answer stand, which were found in the document; as
         in OpenAI's, all are strings."""
         document, agent = self.document, self.reading.agent
-        facts = {"agent": agent.label, "sections_read": str(self.n_read)}
-        remarks = [*document.remarks, *remarks_on(agent, self.last)]
-        facts |= {"remarks": " ".join(remarks)} if remarks else {}
-        facts |= {"question": self.source} if self.source else {}
-        if found is None:
-            return facts
-        ranges, phrase = found
-        stands = "as a phrase" if phrase else "its words near each other"
-        facts["answer_stands"] = stands if ranges else "nowhere"
+        facts = {
+            "agent": agent.label,
+            "sections_read": str(self.n_read),
+            "remarks": " ".join([*document.remarks, *remarks_on(agent, self.last)]),
+            "question": self.source,
+        }
+        if found is not None:
+            ranges, phrase = found
+            stands = "as a phrase" if phrase else "its words near each other"
+            facts["answer_stands"] = stands if ranges else "nowhere"
+            facts["sections"] = ", ".join(map(str, self._sections_with(ranges)))
+            facts["where"] = document.where(ranges) if ranges else ""
+        return {name: fact for name, fact in facts.items() if fact}
+
+    def _sections_with(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the numbers of the sections that stretches of the document touch."""
+        agent, found = self.reading.agent, self.sections
         # a copy: the service's thread reads the other one
-        ids, n, left_out = self.sections.ids, self.sections.n_tokens, self.sections.left_out
-        sections = type(self.sections)(ids, n, left_out, agent.codec.decode)
-        places = Places(document.text, sections, agent.codec.decode, agent.config.over)
-        at = [
-            str(k)
-            for k, stretches in enumerate(places.ranges, 1)
+        sections = type(found)(found.ids, found.n_tokens, found.left_out, agent.codec.decode)
+        places = Places(self.document.text, sections, agent.codec.decode, agent.config.over)
+        return [
+            number
+            for number, stretches in enumerate(places.ranges, 1)
             if any(a < end and start < b for a, b in stretches for start, end in ranges)
         ]
-        where = document.where(ranges) if ranges else ""
-        facts |= {"sections": ", ".join(at)} if at else {}
-        return facts | ({"where": where} if where else {})
 
     def line(self, status: int, why: str = "") -> str:
         """Return a line of the log: what was read, in what time; nothing of what was asked."""
@@ -294,20 +298,13 @@ class Exchange:
 # ---------------------------------------------------------------- HTTP
 
 
+def over_time(config: ServeConfig) -> Refused:
+    """Return what is said of a request that has taken longer than it may."""
+    return Refused(f"The time limit of {config.timeout_s:g} s is over.", code="timeout", status=503)
+
+
 def app(service, agent: Agent, terms: Terms):
     """Make the ASGI application that answers by a service."""
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
-
-    from commands.door import Failure, InFlight, Memory, Visitors, over_time
-    from engines.service import LONG, Busy, Ended, Stopped
-
     config = terms.config
     memory, body_bytes = Memory(config.bodies_mib << 20), config.body_mib << 20
     lanes = [
@@ -317,25 +314,28 @@ def app(service, agent: Agent, terms: Terms):
     card = {"id": terms.model, "object": "model", "created": int(time.time())}
     card |= {"owned_by": "memagent"}
 
-    def failed(failure: Failure, scope: dict | None = None) -> Response:
+    def failed(error: Refused, scope: dict | None = None) -> Response:
         """Answer with a failure; a request that was not begun has its line of the log here."""
+        plain, status = error.plain(), error.status
         if scope:  # nothing of the message, which may quote what was sent
-            why = failure.param or failure.code or failure.plain()["error"]["type"]
+            why = error.param or error.code or plain["error"]["type"]
             path = clip(" ".join(clean(scope["path"]).split()), 100)
-            terms.log(f"refused {failure.status} at {path}: {why}")
-        headers = {"Retry-After": "5"} if failure.status in (429, 503) else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if failure.status == 401 else {}
-        return JSONResponse(failure.plain(), failure.status, headers)
+            terms.log(f"refused {status} at {path}: {why}")
+        headers = {"Retry-After": "5"} if status in (429, 503) else {}
+        headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        return JSONResponse(plain, status, headers)
 
     def check_key(request: Request) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         sent = sent.strip() if scheme.lower() == "bearer" else ""
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
-            raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
+            wrong = "The API key is missing or wrong."
+            raise Refused(wrong, code="invalid_api_key", status=401)
 
     async def body_of(request: Request) -> bytes:
         found = bytearray()
-        too_large = Failure(413, f"The body is larger than {config.body_mib} MiB.", "too_large")
+        large = f"The body is larger than {config.body_mib} MiB."
+        too_large = Refused(large, code="too_large", status=413)
         if int(request.headers.get("content-length", 0)) > body_bytes:
             raise too_large
         try:
@@ -347,7 +347,7 @@ def app(service, agent: Agent, terms: Terms):
                         raise too_large
         except TimeoutError:
             late = f"The body has not come within {config.body_s:g} s."
-            raise Failure(408, late, "timeout") from None
+            raise Refused(late, code="timeout", status=408) from None
         return bytes(found)
 
     async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Inquiry]:
@@ -359,15 +359,10 @@ def app(service, agent: Agent, terms: Terms):
                 try:
                     return await run_in_threadpool(job.result)
                 except OverLimit as over:
-                    failure = Failure(413, str(over), "too_large")
-                except Refused as refused:
-                    status = 404 if refused.code == "model_not_found" else 400
-                    raise Failure(status, str(refused), refused.code, refused.param) from None
-                except UserError as error:
-                    raise Failure(400, str(error)) from None
+                    error = Refused(str(over), code="too_large", status=413)
                 except futures.CancelledError:
                     raise ClientDisconnect from None
-        raise failure
+        raise error
 
     async def health(request: Request) -> Response:
         in_flight, waiting = service.load
@@ -380,7 +375,7 @@ def app(service, agent: Agent, terms: Terms):
         if (name := request.path_params.get("name", "")) in ("", terms.model):
             return JSONResponse(card if name else {"object": "list", "data": [card]})
         known = f"The model {clip(name, 100)!r} is not served: {terms.model} is."
-        raise Failure(404, known, "model_not_found", "model")
+        raise Refused(known, "model", "model_not_found", 404)
 
     async def completions(request: Request) -> Response:
         check_key(request)
@@ -394,9 +389,9 @@ def app(service, agent: Agent, terms: Terms):
         except ClientDisconnect:
             return Response(status_code=499)
         except TimeoutError:
-            raise over_time(config.timeout_s) from None
+            raise over_time(config) from None
         except asyncio.CancelledError:  # by the server, which ends
-            raise Failure(503, "The server is shutting down.") from None
+            raise Refused("The server is shutting down.", status=503) from None
         memory.hold(request, sys.getsizeof(inquiry.document.text))
         exchange = Exchange(parsed, inquiry, agent, terms, began)
         service.submit(exchange.reading)
@@ -411,9 +406,9 @@ def app(service, agent: Agent, terms: Terms):
         except ClientDisconnect:
             terms.log(exchange.line(499, "the client is gone"))
             return Response(status_code=499)
-        except Failure as failure:
-            terms.log(exchange.line(failure.status, str(failure)))
-            return failed(failure)
+        except Refused as error:
+            terms.log(exchange.line(error.status, str(error)))
+            return failed(error)
 
     async def while_there(request: Request, work: Coroutine):
         """Return what work returns; ClientDisconnect if the client is gone before."""
@@ -485,9 +480,9 @@ def app(service, agent: Agent, terms: Terms):
             if options and options.include_usage:
                 yield data(choices=[], usage=exchange.usage())
             yield "data: [DONE]\n\n"
-        except Failure as failure:
-            terms.log(exchange.line(failure.status, str(failure)))
-            yield f"data: {json.dumps(failure.plain())}\n\n"
+        except Refused as error:
+            terms.log(exchange.line(error.status, str(error)))
+            yield f"data: {json.dumps(error.plain())}\n\n"
         except asyncio.CancelledError:
             terms.log(exchange.line(499, "the client is gone"))
             raise
@@ -497,16 +492,19 @@ def app(service, agent: Agent, terms: Terms):
         if isinstance(error, Busy):
             most = service.in_flight + service.waiting
             busy = f"{most:,} requests are read or wait: try again later."
-            error = Failure(429, busy, "queue_full")
+            error = Refused(busy, code="queue_full", status=429)
         elif isinstance(error, Stopped):
-            error = Failure(503, str(error))
+            error = Refused(str(error), status=503)
+        elif isinstance(error, UserError):
+            error = Refused(str(error))
         elif isinstance(error, HTTPException):
             paths = "/v1/chat/completions, /v1/models and /health"
             what = {404: f"There is nothing at this path: {paths} are served."}
             what |= {405: "This path takes another method; web pages need --cors ORIGIN."}
-            error = Failure(error.status_code, what.get(error.status_code, error.detail))
-        elif not isinstance(error, Failure):
-            error = Failure(500, f"The server has failed: {type(error).__name__}.")
+            status = error.status_code
+            error = Refused(what.get(status, error.detail), status=status)
+        elif not isinstance(error, Refused):
+            error = Refused(f"The server has failed: {type(error).__name__}.", status=500)
         return failed(error, request.scope)
 
     @contextlib.asynccontextmanager
@@ -521,21 +519,11 @@ def app(service, agent: Agent, terms: Terms):
         local = {"allow_private_network": True}
         doors.insert(0, Middleware(CORSMiddleware, config.cors, **headers, **local))
     counted = [Middleware(InFlight, service.place)]
-    return Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", models),
-            *(
-                Route(
-                    f"/v1/chat/completions{end}", completions, methods=["POST"], middleware=counted
-                )
-                for end in ("", "/")
-            ),
-        ],
-        middleware=doors,
-        exception_handlers=dict.fromkeys(
-            (Failure, Busy, Stopped, HTTPException, Exception), refused
-        ),
-        lifespan=lifespan,
-    )
+    routes = [
+        Route("/health", health),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", models),
+        Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
+    ]
+    ends = dict.fromkeys((Refused, UserError, Busy, Stopped, HTTPException, Exception), refused)
+    return Starlette(routes=routes, middleware=doors, exception_handlers=ends, lifespan=lifespan)
