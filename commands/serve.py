@@ -136,8 +136,7 @@ def _example(url: str, config: ServeConfig, keyed: bool) -> str:
     file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
     key = f"$(cat {file})" if file else f"${API_KEY}"
     bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    chat = [{"role": "user", "content": "Anna lives in Oslo. Where does Anna live?"}]
-    body = json.dumps({"messages": chat})
+    body = '{"messages": [{"role": "user", "content": "Anna is in Oslo. Where is Anna?"}]}'
     url = shlex.quote(f"{url}/chat/completions")
     return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
 
@@ -150,7 +149,8 @@ def key_of(config: ServeConfig) -> str:
         try:
             key = Path(config.api_key).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
-            raise UserError(f"{where} cannot be read: {error}.") from None
+            why = getattr(error, "strerror", None) or "no text"
+            raise UserError(f"{where} cannot be read: {why}.") from None
     key = key.strip()
     if not re.fullmatch(r"[!-~]*", key) or (config.api_key and not key):
         raise UserError(f"{where} holds no API key, which is one word of ASCII.")
@@ -179,8 +179,8 @@ class Exchange:
         self, request: ChatRequest, inquiry: Inquiry, agent: Agent, terms: Terms, began: float
     ):
         self.request, self.document, self.terms = request, inquiry.document, terms
-        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.source = inquiry.source
+        self.id, self.source = f"chatcmpl-{secrets.token_hex(12)}", inquiry.source
+        self.head = {"id": self.id, "created": int(time.time()), "model": terms.model}
         self.began, self.until = began, began + terms.config.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
@@ -232,15 +232,6 @@ class Exchange:
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
         return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"
 
-    def head(self, kind: str) -> dict:
-        """Return what every object of the answer begins with."""
-        known = {"id": self.id, "object": kind, "created": self.created}
-        return known | {"model": self.terms.model}
-
-    def answer(self) -> str:
-        response = clean(self.last.response).strip()
-        return self.request.cut(extract_answer(response, self.reading.agent.config.form)[0])
-
     def finish(self) -> str:
         return "length" if self.last.finish is Finish.LENGTH else "stop"
 
@@ -287,7 +278,7 @@ class Exchange:
     def line(self, status: int, why: str = "") -> str:
         """Return a line of the log: what was read, in what time; nothing of what was asked."""
         seconds = f"{time.monotonic() - self.began:.1f} s"
-        n = len(self.sections) if self.sections is not None else 0
+        n = len(self.sections or ())
         counts = (
             f"{n:,} sections, {self.n_prompt:,} tokens read ({self.n_reused:,} of them cached), "
             f"{self.n_written:,} written, {seconds}"
@@ -311,8 +302,8 @@ def app(service, agent: Agent, terms: Terms):
         (Readers(seconds, config.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
         for seconds in (min(SWIFT_S, config.document_s), config.document_s)
     ]
-    card = {"id": terms.model, "object": "model", "created": int(time.time())}
-    card |= {"owned_by": "memagent"}
+    created = int(time.time())
+    card = {"id": terms.model, "object": "model", "created": created, "owned_by": "memagent"}
 
     def failed(error: Refused, scope: dict | None = None) -> Response:
         """Answer with a failure; a request that was not begun has its line of the log here."""
@@ -437,14 +428,17 @@ def app(service, agent: Agent, terms: Terms):
         if reasoning := "".join(thoughts):
             message["reasoning_content"] = reasoning
         choice = {"index": 0, "message": message, "finish_reason": exchange.finish()}
-        return exchange.head("chat.completion") | {
+        return exchange.head | {
+            "object": "chat.completion",
             "choices": [choice | {"logprobs": None}],
             "usage": exchange.usage(),
             "metadata": metadata,
         }
 
     async def ended(exchange: Exchange) -> tuple[str, dict]:
-        answer, document, found = exchange.answer(), exchange.document, None
+        document, found = exchange.document, None
+        response, form = clean(exchange.last.response).strip(), agent.config.form
+        answer = exchange.request.cut(extract_answer(response, form)[0])
         if answer and len(document.text) < LONG:
             found = document.find(answer)
         elif answer:  # beside the event loop, for which a thread would leave no time
@@ -458,8 +452,10 @@ def app(service, agent: Agent, terms: Terms):
         return answer, metadata
 
     async def chunks(exchange: Exchange, event: object) -> AsyncIterator[str]:
+        head = exchange.head | {"object": "chat.completion.chunk"}
+
         def data(**fields) -> str:
-            return f"data: {json.dumps(exchange.head('chat.completion.chunk') | fields)}\n\n"
+            return f"data: {json.dumps(head | fields)}\n\n"
 
         def chunk(delta: dict, finish: str | None = None, **more: object) -> str:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
@@ -490,19 +486,15 @@ def app(service, agent: Agent, terms: Terms):
     async def refused(request: Request, error: Exception) -> Response:
         """Answer what ended otherwise than it should."""
         if isinstance(error, Busy):
-            most = service.in_flight + service.waiting
-            busy = f"{most:,} requests are read or wait: try again later."
-            error = Refused(busy, code="queue_full", status=429)
+            error = Refused(str(error), code="queue_full", status=429)
         elif isinstance(error, Stopped):
             error = Refused(str(error), status=503)
         elif isinstance(error, UserError):
             error = Refused(str(error))
         elif isinstance(error, HTTPException):
-            paths = "/v1/chat/completions, /v1/models and /health"
-            what = {404: f"There is nothing at this path: {paths} are served."}
-            what |= {405: "This path takes another method; web pages need --cors ORIGIN."}
-            status = error.status_code
-            error = Refused(what.get(status, error.detail), status=status)
+            paths = "POST /v1/chat/completions, GET /v1/models and GET /health are served"
+            why = f"{paths}, to web pages if --cors ORIGIN names them."
+            error = Refused(why, status=error.status_code)
         elif not isinstance(error, Refused):
             error = Refused(f"The server has failed: {type(error).__name__}.", status=500)
         return failed(error, request.scope)
