@@ -510,7 +510,7 @@ class ServeConfig(AnsweringConfig):
     api_key: str = ""
     """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
     cors: tuple[str, ...] = ()
-    """origin of web pages that may ask, such as http://localhost:3000; a comma between several"""
+    """origin of web pages that may ask, such as http://localhost:3000; as often as needed"""
     called: str = ""
     """name of the model for clients; empty = the model's own and the agent's"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
