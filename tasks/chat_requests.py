@@ -262,7 +262,8 @@ def _question(asking: Sequence[Piece], last: Sequence[Piece], at: str) -> tuple[
             at,
         )
     text = piece.text.strip()
-    piece.text = text.removesuffix(question) if where == LAST else text.removeprefix(question)
+    rest = text.removesuffix(question) if where == LAST else text.removeprefix(question)
+    piece.text = rest.strip()
     return question, where
 
 
