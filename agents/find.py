@@ -350,7 +350,7 @@ def trained_agent(
 def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
     """Return the model whose folder gives defaults: the one named, else the embedded one; None for
     an endpoint. UserError as of `check_model`."""
-    check_model(model, weights=not endpoint)
+    check_model(model, weights=not endpoint, tokenizer=True)
     return model or (None if endpoint else EMBEDDED)
 
 
@@ -358,7 +358,7 @@ def starting_point(run: dict) -> str | Path:
     """Return the model or, where they say how they read, the adapters that a training goes on from:
     agents take their settings from there. UserError as of `check_model`."""
     for model in (run.get("model", ""), run.get("adapter", "")):
-        check_model(model)
+        check_model(model, tokenizer=True)
     adapter = run.get("adapter", "")
     return adapter if adapter and _of_folder(adapter)[1] else run.get("model") or EMBEDDED
 
@@ -398,17 +398,12 @@ def beginning(run: RunConfig, resume: bool) -> RunConfig:
     """Return the settings of a training that can begin. UserError, before torch is loaded: its
     folder is another run's, or its data is not there."""
     from tasks.episodes import is_conversations
-    from tasks.hub import is_hub
-    from tasks.readers import existing, is_function
-    from tasks.sources import GENERATED, parts_of
+    from tasks.sources import check_sources, parts_of
 
     if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
         files.check_folder(files.run_path(run.runs, run.name), resume)
     parts = [] if is_conversations(run.data) else parts_of(run.data)
-    for source in (*(source for source, _ in parts), run.validation):
-        elsewhere = is_hub(source) or is_function(source) or is_conversations(source)
-        if source not in GENERATED and not elsewhere:
-            existing(source)
+    check_sources([*(source for source, _ in parts), run.validation])
     return run
 
 

@@ -10,6 +10,7 @@ Exercise it: `pytest tests/hostile/test_requests.py`. Read next: commands/serve.
 from __future__ import annotations
 
 import asyncio
+import re
 import resource
 import sys
 import time
@@ -17,14 +18,14 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 import h11
 import uvicorn
 from starlette.datastructures import Headers
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clip
+from tasks.chat_requests import Refused
 
 LOOPBACK = ("127.0.0.1", "::1", "localhost")
 HEADERS_S = 10.0
@@ -40,26 +41,6 @@ LAST_S = 1.0
 """What is left for sentences of farewell when the time of grace is over."""
 QUIET_S = 10.0
 """Seconds for which the event loop's complaints are not repeated."""
-
-
-class Failure(Exception):
-    """A request that is not answered, with its HTTP status."""
-
-    def __init__(self, status: int, message: str, code=None, param=None):
-        super().__init__(message)
-        self.status, self.code, self.param = status, code, param
-
-    def plain(self) -> dict:
-        """Return it in OpenAI's form."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
-        return {"error": error | {"param": self.param, "code": self.code}}
-
-
-def over_time(seconds: float) -> Failure:
-    """Return what is said of a request that has taken longer than it may."""
-    return Failure(503, f"The time limit of {seconds:g} s is over.", "timeout")
 
 
 # ---------------------------------------------------------------- connections
@@ -187,9 +168,7 @@ def check_origins(origins: Sequence[str], keyed: bool) -> None:
                 raise UserError(
                     f"--cors {origin} lets every web page ask: name the origins, or give --api-key."
                 )
-            continue
-        scheme, _, rest = origin.partition("://")
-        if not scheme or not rest or urlsplit(origin).netloc != rest or "@" in rest:
+        elif not re.fullmatch(r"[\w.+-]+://[^\s/?#@]+", origin):
             raise UserError(f"--cors: {origin!r} is no origin such as http://localhost:3000.")
 
 
@@ -203,42 +182,31 @@ class Visitors:
 
     app: Callable
     origins: Sequence[str]
-    failed: Callable  # makes an answer of a Failure
+    refused: Callable  # makes an answer of a Refused
 
     async def __call__(self, scope, receive, send) -> None:
         app = self.app
         try:
             if scope["type"] == "http":
                 self._check(Headers(scope=scope), scope["method"])
-        except Failure as failure:
-            app = self.failed(failure, scope)
+        except Refused as error:
+            app = self.refused(error, scope)
         await app(scope, receive, send)
 
     def _check(self, headers: Headers, method: str) -> None:
         host = headers.get("host", "")  # HTTP/1.0 has none, and no browser speaks it
-        if host and _name(host) not in LOOPBACK:
-            raise Failure(
-                403, f"The host {clip(host, 100)!r} is not served: ask for localhost.", param="Host"
-            )
+        name = re.sub(r":\d*$", "", host).strip("[]").lower()
+        if host and name not in LOOPBACK:
+            wrong = f"The host {clip(host, 100)!r} is not served: ask for localhost."
+            raise Refused(wrong, "Host", status=403)
         origin = headers.get("origin")
         if origin is not None and origin not in (*self.origins, f"http://{host}"):
-            raise Failure(
-                403,
-                f"Web pages of {clip(origin, 100)!r} may not ask: --cors ORIGIN lets them.",
-                param="Origin",
-            )
+            wrong = f"Web pages of {clip(origin, 100)!r} may not ask: --cors ORIGIN lets them."
+            raise Refused(wrong, "Origin", status=403)
         kind = headers.get("content-type", "").partition(";")[0].strip().lower()
         if method == "POST" and kind != "application/json":
-            kind = "Content-Type"
-            raise Failure(415, f"Send the body with {kind}: application/json.", param=kind)
-
-
-def _name(host: str) -> str:
-    """Return a Host header's name without its port, "" for what is no host."""
-    try:
-        return urlsplit(f"//{host}").hostname or ""
-    except ValueError:
-        return ""
+            wrong = "Send the body with Content-Type: application/json."
+            raise Refused(wrong, "Content-Type", status=415)
 
 
 class Memory:
@@ -248,11 +216,11 @@ class Memory:
         self.most, self.held = most, Counter[object]()
 
     def hold(self, request: object, n: int) -> None:
-        """Let a request hold so many bytes from now on. Failure: that is more than is left."""
+        """Let a request hold so many bytes from now on. Refused: that is more than is left."""
         more = n - self.held[request]
         if more > 0 and self.held.total() + more > self.most:
             full = f"The requests in flight hold {self.most >> 20:,} MiB: try again."
-            raise Failure(503, full, "memory_full")
+            raise Refused(full, code="memory_full", status=503)
         self.held[request] = n
 
     def free(self, request: object) -> None:

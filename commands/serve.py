@@ -23,22 +23,34 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import typer
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
 
 from agents import find
 from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made, remarks_on
+from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
+from engines.service import LONG, Begun, Busy, Ended, Job, Service, Stopped
 from memagent import Agent, Finish, Turn
 from report.reading import begins
+from report.records import record_turn
+from rollout import Sampling
 from tasks import served
 from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
 from tasks.limited import OverLimit, Readers
@@ -72,8 +84,6 @@ class Terms:
 
 def run(config: ServeConfig, how: How) -> None:
     """Open the engine and answer until the process is told to stop. UserError: it cannot."""
-    from commands.door import LOOPBACK, Server, check_origins
-
     key = key_of(config)
     check_origins(config.cors, bool(key))
     if not key and config.host not in LOOPBACK:
@@ -82,7 +92,6 @@ def run(config: ServeConfig, how: How) -> None:
             f"key that they must send, or set {API_KEY}."
         )
     from engines.open import open_reader
-    from engines.service import Service
 
     listening = _listen(config)
     who = answerer(config)
@@ -127,8 +136,7 @@ def _example(url: str, config: ServeConfig, keyed: bool) -> str:
     file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
     key = f"$(cat {file})" if file else f"${API_KEY}"
     bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    chat = [{"role": "user", "content": "Anna lives in Oslo. Where does Anna live?"}]
-    body = json.dumps({"messages": chat})
+    body = '{"messages": [{"role": "user", "content": "Anna is in Oslo. Where is Anna?"}]}'
     url = shlex.quote(f"{url}/chat/completions")
     return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
 
@@ -170,19 +178,16 @@ class Exchange:
     def __init__(
         self, request: ChatRequest, inquiry: Inquiry, agent: Agent, terms: Terms, began: float
     ):
-        from engines.service import Job
-        from rollout import Sampling
-
         self.request, self.document, self.terms = request, inquiry.document, terms
-        self.id, self.created = f"chatcmpl-{secrets.token_hex(12)}", int(time.time())
-        self.source = inquiry.source
+        self.id, self.source = f"chatcmpl-{secrets.token_hex(12)}", inquiry.source
+        self.head = {"id": self.id, "created": int(time.time()), "model": terms.model}
         self.began, self.until = began, began + terms.config.timeout_s
         self.sections = self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
         self.events: asyncio.Queue = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         task = Task("asked", inquiry.question, (), self.document.text, kind="asked")
-        if most := request.most_tokens:
+        if most := request.max_completion_tokens or request.max_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
         warm = terms.config.temperature if request.temperature is None else request.temperature
         sampling = Sampling(warm, request.top_p or 1.0)
@@ -193,23 +198,20 @@ class Exchange:
             self._loop.call_soon_threadsafe(self.events.put_nowait, event)
 
     async def next(self, most_s: float) -> object | None:
-        """Return what happened next, None after `most_s` seconds. Failure: time, or an error."""
-        from commands.door import Failure, over_time
-        from engines.service import Begun, Ended
-
+        """Return what happened next, None after `most_s` seconds. Refused: time, or an error."""
         left = self.until - time.monotonic()
         try:
             event = await asyncio.wait_for(self.events.get(), max(0.0, min(most_s, left)))
         except TimeoutError:
             if left <= most_s:
-                raise over_time(self.terms.config.timeout_s) from None
+                raise over_time(self.terms.config) from None
             return None
         if isinstance(event, Begun):
             self.sections = event.sections
         elif isinstance(event, Ended) and event.error:
             status = 413 if event.too_long else 503 if event.ours else 400
             code = "context_length_exceeded" if event.too_long else None
-            raise Failure(status, event.error, code=code)
+            raise Refused(event.error, code=code, status=status)
         elif isinstance(event, Turn):
             self._count(event)
         return event
@@ -225,21 +227,10 @@ class Exchange:
 
     def thought(self, turn: Turn) -> str:
         """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
-        from report.records import record_turn
-
         if turn.prompt.final or turn.prompt.frozen or turn.prompt.aside:
             return ""
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
         return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"
-
-    def head(self, kind: str) -> dict:
-        """Return what every object of the answer begins with."""
-        known = {"id": self.id, "object": kind, "created": self.created}
-        return known | {"model": self.terms.model}
-
-    def answer(self) -> str:
-        response = clean(self.last.response).strip()
-        return self.request.cut(extract_answer(response, self.reading.agent.config.form)[0])
 
     def finish(self) -> str:
         return "length" if self.last.finish is Finish.LENGTH else "stop"
@@ -258,32 +249,36 @@ class Exchange:
         """Say in which sections the words of the answer stand, which were found in the document; as
         in OpenAI's, all are strings."""
         document, agent = self.document, self.reading.agent
-        facts = {"agent": agent.label, "sections_read": str(self.n_read)}
-        remarks = [*document.remarks, *remarks_on(agent, self.last)]
-        facts |= {"remarks": " ".join(remarks)} if remarks else {}
-        facts |= {"question": self.source} if self.source else {}
-        if found is None:
-            return facts
-        ranges, phrase = found
-        stands = "as a phrase" if phrase else "its words near each other"
-        facts["answer_stands"] = stands if ranges else "nowhere"
+        facts = {
+            "agent": agent.label,
+            "sections_read": str(self.n_read),
+            "remarks": " ".join([*document.remarks, *remarks_on(agent, self.last)]),
+            "question": self.source,
+        }
+        if found is not None:
+            ranges, phrase = found
+            stands = "as a phrase" if phrase else "its words near each other"
+            facts["answer_stands"] = stands if ranges else "nowhere"
+            facts["sections"] = ", ".join(map(str, self._sections_with(ranges)))
+            facts["where"] = document.where(ranges) if ranges else ""
+        return {name: fact for name, fact in facts.items() if fact}
+
+    def _sections_with(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
+        """Return the numbers of the sections that stretches of the document touch."""
+        agent, found = self.reading.agent, self.sections
         # a copy: the service's thread reads the other one
-        ids, n, left_out = self.sections.ids, self.sections.n_tokens, self.sections.left_out
-        sections = type(self.sections)(ids, n, left_out, agent.codec.decode)
-        places = Places(document.text, sections, agent.codec.decode, agent.config.over)
-        at = [
-            str(k)
-            for k, stretches in enumerate(places.ranges, 1)
+        sections = type(found)(found.ids, found.n_tokens, found.left_out, agent.codec.decode)
+        places = Places(self.document.text, sections, agent.codec.decode, agent.config.over)
+        return [
+            number
+            for number, stretches in enumerate(places.ranges, 1)
             if any(a < end and start < b for a, b in stretches for start, end in ranges)
         ]
-        where = document.where(ranges) if ranges else ""
-        facts |= {"sections": ", ".join(at)} if at else {}
-        return facts | ({"where": where} if where else {})
 
     def line(self, status: int, why: str = "") -> str:
         """Return a line of the log: what was read, in what time; nothing of what was asked."""
         seconds = f"{time.monotonic() - self.began:.1f} s"
-        n = len(self.sections) if self.sections is not None else 0
+        n = len(self.sections or ())
         counts = (
             f"{n:,} sections, {self.n_prompt:,} tokens read ({self.n_reused:,} of them cached), "
             f"{self.n_written:,} written, {seconds}"
@@ -294,48 +289,44 @@ class Exchange:
 # ---------------------------------------------------------------- HTTP
 
 
+def over_time(config: ServeConfig) -> Refused:
+    """Return what is said of a request that has taken longer than it may."""
+    return Refused(f"The time limit of {config.timeout_s:g} s is over.", code="timeout", status=503)
+
+
 def app(service, agent: Agent, terms: Terms):
     """Make the ASGI application that answers by a service."""
-    from starlette.applications import Starlette
-    from starlette.concurrency import run_in_threadpool
-    from starlette.exceptions import HTTPException
-    from starlette.middleware import Middleware
-    from starlette.middleware.cors import CORSMiddleware
-    from starlette.requests import ClientDisconnect, Request
-    from starlette.responses import JSONResponse, Response, StreamingResponse
-    from starlette.routing import Route
-
-    from commands.door import Failure, InFlight, Memory, Visitors, over_time
-    from engines.service import LONG, Busy, Ended, Stopped
-
     config = terms.config
     memory, body_bytes = Memory(config.bodies_mib << 20), config.body_mib << 20
     lanes = [
         (Readers(seconds, config.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
         for seconds in (min(SWIFT_S, config.document_s), config.document_s)
     ]
-    card = {"id": terms.model, "object": "model", "created": int(time.time())}
-    card |= {"owned_by": "memagent"}
+    created = int(time.time())
+    card = {"id": terms.model, "object": "model", "created": created, "owned_by": "memagent"}
 
-    def failed(failure: Failure, scope: dict | None = None) -> Response:
+    def failed(error: Refused, scope: dict | None = None) -> Response:
         """Answer with a failure; a request that was not begun has its line of the log here."""
+        plain, status = error.plain(), error.status
         if scope:  # nothing of the message, which may quote what was sent
-            why = failure.param or failure.code or failure.plain()["error"]["type"]
+            why = error.param or error.code or plain["error"]["type"]
             path = clip(" ".join(clean(scope["path"]).split()), 100)
-            terms.log(f"refused {failure.status} at {path}: {why}")
-        headers = {"Retry-After": "5"} if failure.status in (429, 503) else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if failure.status == 401 else {}
-        return JSONResponse(failure.plain(), failure.status, headers)
+            terms.log(f"refused {status} at {path}: {why}")
+        headers = {"Retry-After": "5"} if status in (429, 503) else {}
+        headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
+        return JSONResponse(plain, status, headers)
 
     def check_key(request: Request) -> None:
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         sent = sent.strip() if scheme.lower() == "bearer" else ""
         if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
-            raise Failure(401, "The API key is missing or wrong.", code="invalid_api_key")
+            wrong = "The API key is missing or wrong."
+            raise Refused(wrong, code="invalid_api_key", status=401)
 
     async def body_of(request: Request) -> bytes:
         found = bytearray()
-        too_large = Failure(413, f"The body is larger than {config.body_mib} MiB.", "too_large")
+        large = f"The body is larger than {config.body_mib} MiB."
+        too_large = Refused(large, code="too_large", status=413)
         if int(request.headers.get("content-length", 0)) > body_bytes:
             raise too_large
         try:
@@ -347,7 +338,7 @@ def app(service, agent: Agent, terms: Terms):
                         raise too_large
         except TimeoutError:
             late = f"The body has not come within {config.body_s:g} s."
-            raise Failure(408, late, "timeout") from None
+            raise Refused(late, code="timeout", status=408) from None
         return bytes(found)
 
     async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Inquiry]:
@@ -359,15 +350,10 @@ def app(service, agent: Agent, terms: Terms):
                 try:
                     return await run_in_threadpool(job.result)
                 except OverLimit as over:
-                    failure = Failure(413, str(over), "too_large")
-                except Refused as refused:
-                    status = 404 if refused.code == "model_not_found" else 400
-                    raise Failure(status, str(refused), refused.code, refused.param) from None
-                except UserError as error:
-                    raise Failure(400, str(error)) from None
+                    error = Refused(str(over), code="too_large", status=413)
                 except futures.CancelledError:
                     raise ClientDisconnect from None
-        raise failure
+        raise error
 
     async def health(request: Request) -> Response:
         in_flight, waiting = service.load
@@ -380,7 +366,7 @@ def app(service, agent: Agent, terms: Terms):
         if (name := request.path_params.get("name", "")) in ("", terms.model):
             return JSONResponse(card if name else {"object": "list", "data": [card]})
         known = f"The model {clip(name, 100)!r} is not served: {terms.model} is."
-        raise Failure(404, known, "model_not_found", "model")
+        raise Refused(known, "model", "model_not_found", 404)
 
     async def completions(request: Request) -> Response:
         check_key(request)
@@ -394,9 +380,9 @@ def app(service, agent: Agent, terms: Terms):
         except ClientDisconnect:
             return Response(status_code=499)
         except TimeoutError:
-            raise over_time(config.timeout_s) from None
+            raise over_time(config) from None
         except asyncio.CancelledError:  # by the server, which ends
-            raise Failure(503, "The server is shutting down.") from None
+            raise Refused("The server is shutting down.", status=503) from None
         memory.hold(request, sys.getsizeof(inquiry.document.text))
         exchange = Exchange(parsed, inquiry, agent, terms, began)
         service.submit(exchange.reading)
@@ -411,9 +397,9 @@ def app(service, agent: Agent, terms: Terms):
         except ClientDisconnect:
             terms.log(exchange.line(499, "the client is gone"))
             return Response(status_code=499)
-        except Failure as failure:
-            terms.log(exchange.line(failure.status, str(failure)))
-            return failed(failure)
+        except Refused as error:
+            terms.log(exchange.line(error.status, str(error)))
+            return failed(error)
 
     async def while_there(request: Request, work: Coroutine):
         """Return what work returns; ClientDisconnect if the client is gone before."""
@@ -442,14 +428,17 @@ def app(service, agent: Agent, terms: Terms):
         if reasoning := "".join(thoughts):
             message["reasoning_content"] = reasoning
         choice = {"index": 0, "message": message, "finish_reason": exchange.finish()}
-        return exchange.head("chat.completion") | {
+        return exchange.head | {
+            "object": "chat.completion",
             "choices": [choice | {"logprobs": None}],
             "usage": exchange.usage(),
             "metadata": metadata,
         }
 
     async def ended(exchange: Exchange) -> tuple[str, dict]:
-        answer, document, found = exchange.answer(), exchange.document, None
+        document, found = exchange.document, None
+        response, form = clean(exchange.last.response).strip(), agent.config.form
+        answer = exchange.request.cut(extract_answer(response, form)[0])
         if answer and len(document.text) < LONG:
             found = document.find(answer)
         elif answer:  # beside the event loop, for which a thread would leave no time
@@ -463,8 +452,10 @@ def app(service, agent: Agent, terms: Terms):
         return answer, metadata
 
     async def chunks(exchange: Exchange, event: object) -> AsyncIterator[str]:
+        head = exchange.head | {"object": "chat.completion.chunk"}
+
         def data(**fields) -> str:
-            return f"data: {json.dumps(exchange.head('chat.completion.chunk') | fields)}\n\n"
+            return f"data: {json.dumps(head | fields)}\n\n"
 
         def chunk(delta: dict, finish: str | None = None, **more: object) -> str:
             choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
@@ -485,9 +476,9 @@ def app(service, agent: Agent, terms: Terms):
             if options and options.include_usage:
                 yield data(choices=[], usage=exchange.usage())
             yield "data: [DONE]\n\n"
-        except Failure as failure:
-            terms.log(exchange.line(failure.status, str(failure)))
-            yield f"data: {json.dumps(failure.plain())}\n\n"
+        except Refused as error:
+            terms.log(exchange.line(error.status, str(error)))
+            yield f"data: {json.dumps(error.plain())}\n\n"
         except asyncio.CancelledError:
             terms.log(exchange.line(499, "the client is gone"))
             raise
@@ -495,18 +486,17 @@ def app(service, agent: Agent, terms: Terms):
     async def refused(request: Request, error: Exception) -> Response:
         """Answer what ended otherwise than it should."""
         if isinstance(error, Busy):
-            most = service.in_flight + service.waiting
-            busy = f"{most:,} requests are read or wait: try again later."
-            error = Failure(429, busy, "queue_full")
+            error = Refused(str(error), code="queue_full", status=429)
         elif isinstance(error, Stopped):
-            error = Failure(503, str(error))
+            error = Refused(str(error), status=503)
+        elif isinstance(error, UserError):
+            error = Refused(str(error))
         elif isinstance(error, HTTPException):
-            paths = "/v1/chat/completions, /v1/models and /health"
-            what = {404: f"There is nothing at this path: {paths} are served."}
-            what |= {405: "This path takes another method; web pages need --cors ORIGIN."}
-            error = Failure(error.status_code, what.get(error.status_code, error.detail))
-        elif not isinstance(error, Failure):
-            error = Failure(500, f"The server has failed: {type(error).__name__}.")
+            paths = "POST /v1/chat/completions, GET /v1/models and GET /health are served"
+            why = f"{paths}, to web pages if --cors ORIGIN names them."
+            error = Refused(why, status=error.status_code)
+        elif not isinstance(error, Refused):
+            error = Refused(f"The server has failed: {type(error).__name__}.", status=500)
         return failed(error, request.scope)
 
     @contextlib.asynccontextmanager
@@ -521,21 +511,11 @@ def app(service, agent: Agent, terms: Terms):
         local = {"allow_private_network": True}
         doors.insert(0, Middleware(CORSMiddleware, config.cors, **headers, **local))
     counted = [Middleware(InFlight, service.place)]
-    return Starlette(
-        routes=[
-            Route("/health", health),
-            Route("/v1/models", models),
-            Route("/v1/models/{name:path}", models),
-            *(
-                Route(
-                    f"/v1/chat/completions{end}", completions, methods=["POST"], middleware=counted
-                )
-                for end in ("", "/")
-            ),
-        ],
-        middleware=doors,
-        exception_handlers=dict.fromkeys(
-            (Failure, Busy, Stopped, HTTPException, Exception), refused
-        ),
-        lifespan=lifespan,
-    )
+    routes = [
+        Route("/health", health),
+        Route("/v1/models", models),
+        Route("/v1/models/{name:path}", models),
+        Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
+    ]
+    ends = dict.fromkeys((Refused, UserError, Busy, Stopped, HTTPException, Exception), refused)
+    return Starlette(routes=routes, middleware=doors, exception_handlers=ends, lifespan=lifespan)

@@ -243,7 +243,8 @@ def _flag(
     """Make one field an optional flag; several values are given as one comma-separated text."""
     several = typing.get_origin(kind) is tuple
     optional = typing.get_origin(kind) is not typing.Literal and typing.get_args(kind)
-    plain = str if several else next((t for t in optional or () if t is not type(None)), kind)
+    plain = next((t for t in optional or () if t is not type(None)), kind)
+    plain = list[str] if several else plain  # also one flag for each
     text = ",".join(map(str, default)) if isinstance(default, tuple) else default
     choices = typing.get_args(plain) if typing.get_origin(plain) is typing.Literal else ()
     if any(choice not in doc for choice in choices):
@@ -252,7 +253,7 @@ def _flag(
     flag = f"--{name.replace('_', '-')}"
     if plain is bool:
         flag += f"/--no-{name.replace('_', '-')}"
-    metavar = CHOICE if choices else None
+    metavar = CHOICE if choices else "<str>" if several else None
     option = typer.Option(
         flag, help=help_text, metavar=metavar, rich_help_panel=panel, show_default=False
     )
@@ -268,6 +269,7 @@ def value_of(name: str, kind: object, value: object) -> object:
     """Convert the text of a flag with several values: 4,8,16, or 50,...,6400 for doubled ones."""
     if typing.get_origin(kind) is not tuple:
         return value
+    value = ",".join(value) if isinstance(value, list) else value
     item = typing.get_args(kind)[0]
     try:
         return tuple(_doubled([v if v == "..." else item(v) for v in str(value).split(",") if v]))

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
 from config.errors import UserError, first_line
 from config.files import is_file
-from config.foreign import PART, check_parts, from_json
+from config.foreign import check_parts, from_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,51 +65,49 @@ def is_gguf(model: str | Path) -> bool:
 # ---------------------------------------------------------------- what is no model
 
 POINTER = b"version https://git-lfs.github.com/spec/"
-READ = (".safetensors", ".json", ".model", ".jinja", ".txt", ".gguf")
-"""Endings of the files of a model that are read."""
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")
+HUB = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")  # all else is a path
+FILES = (".safetensors", ".json", ".model", ".jinja", ".txt", ".gguf", ".bin", ".pth", ".zip")
 TOKENIZER = re.compile(
     r"(tokenizer\.|vocab|merges|spiece|sentencepiece|tekken|tokenization_)|.*\.(model|tiktoken)$"
 )
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
-PICKLED = re.compile(r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$")
-OTHERS = {".h5": "TensorFlow", ".msgpack": "Flax", ".onnx": "ONNX", ".npz": "MLX"}
-PACKED = (".zip", ".tar", ".gz", ".tgz", ".xz", ".bz2", ".zst", ".7z", ".rar")
-WANTED = "config.json, tokenizer and safetensors"
+WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+LISTED = 1 << 26  # bytes of an index that are looked at
+WANTED = "give a folder with config.json, tokenizer and safetensors"
+INSTEAD = {
+    r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$":
+        "{path} has pickled weights ({name}), which can run code when they are read: get the "
+        "model's safetensors, or if you trust them write these by python -c \"from transformers "
+        "import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('{path}')\".",
+    r".*\.(h5|msgpack|onnx|npz)$":
+        "{path} has weights that are not read ({name}): get the model's safetensors.",
+    r".*\.gguf$": "{path} has a GGUF file: give {path}/{name}.",
+    r"([^/]+|snapshots/[^/]+)/(adapter_)?config\.json$":
+        "{path} holds no model itself: give {path}/{folder}.",
+    r"": "{path} has no {missing}, only {name}: " + WANTED + ".",
+}  # fmt: skip
+"""What lies in a folder that lacks a file of a model, by a pattern of its name, and what is said of
+it: the first that fits."""
 
 
-def check_model(model: str | Path, tokenizer: bool = True, weights: bool = True) -> None:
+def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False) -> None:
     """Raise a UserError that names what a --model is, if it is none, and the way out.
 
-    Neither is anything of it loaded nor is the hub asked. tokenizer, weights: of a folder, what is
-    needed beside its config.json. What looks like a path and is none is never taken for a hub name.
+    Neither is anything of it loaded nor is the hub asked. weights, tokenizer: whether a folder needs
+    them.
     """
     name, path = str(model), named_folder(model)
     if not name or name in PACKAGED:
         return
     if path.is_dir():
-        _check_folder(path, tokenizer, weights)
+        _check_folder(path, weights, tokenizer)
     elif is_file(path):
         _check_pointers([path])
-        part = re.search(r"-(\d+)-of-(\d+)\.gguf$", path.name, re.I)
-        if part and int(part[2]) > 1:
+        if part := re.search(r"-(\d+)-of-(\d+)\.gguf$", path.name, re.I):
             raise split_file(path, int(part[1]), int(part[2]))
-        if path.suffix.lower() in PACKED:
-            raise UserError(f"{path} is packed: unpack it, and give the folder with {WANTED}.")
         if not is_gguf(path):
-            raise UserError(
-                f"{path} is one file: give the folder that it lies in, with {WANTED}, or a GGUF "
-                "file."
-            )
-    elif (
-        name.startswith((".", "/", "~"))
-        or name.count("/") > 1
-        or name.endswith("/")
-        or "\\" in name
-        or path.suffix.lower() in (*READ, *PACKED, *OTHERS)
-        or ("/" in name and path.parent.is_dir())
-    ):
-        raise UserError(f"No model folder at {name}: give a folder with {WANTED}, or a hub name.")
+            raise UserError(f"{path} is a file, and no GGUF file: {WANTED}.")
+    elif not HUB.fullmatch(name) or path.suffix in FILES or ("/" in name and path.parent.is_dir()):
+        raise UserError(f"No model folder at {name}: {WANTED}, or a hub name.")
 
 
 def split_file(path: Path, number: int, of: int) -> UserError:
@@ -121,86 +119,50 @@ def split_file(path: Path, number: int, of: int) -> UserError:
 
 
 def _check_pointers(paths: Iterable[Path]) -> None:
-    """Raise a UserError for files of which git has fetched the names alone."""
-    found = []
+    """Raise a UserError for a file of which git has fetched the name alone."""
     for path in sorted(paths):
-        if path.suffix in READ and path.stat().st_size < 1024:
-            found += [path] if path.read_bytes().startswith(POINTER) else []
-    if found:
-        more = f", and {len(found) - 1} beside it" if found[1:] else ""
-        raise UserError(
-            f"{found[0]} is a git-LFS pointer, not the file{more}: `git lfs pull` in its folder "
-            "fetches it."
-        )
+        if path.stat().st_size < 1024 and path.read_bytes().startswith(POINTER):
+            raise UserError(f"{path} is a git-LFS pointer: `git lfs pull` there fetches the file.")
 
 
-def _check_folder(path: Path, tokenizer: bool, weights: bool) -> None:
+def _check_folder(path: Path, weights: bool, tokenizer: bool) -> None:
     files = {each.name: each for each in path.iterdir() if is_file(each)}
-    _check_pointers(each for each in files.values() if weights or each.suffix != ".safetensors")
-    adapters = ADAPTER in files and CONFIG not in files
+    _check_pointers(files[n] for n in files if n.endswith(FILES) and (weights or n != WEIGHTS))
+    adapters = is_adapter(path)
     has_tokenizer = any(map(TOKENIZER.match, files))
-    alone = has_tokenizer and tokenizer and not weights  # a server's, whose model is elsewhere
-    if not adapters and CONFIG not in files and not alone:
-        raise UserError(_without_config(path, files))
-    wanted = ("adapter_model.safetensors",) if adapters else WEIGHTS
-    if weights and not any(name in files for name in wanted):
-        raise UserError(_without_weights(path, files, wanted[0]))
-    if weights and not adapters and WEIGHTS[0] not in files:
-        with files[WEIGHTS[1]].open("rb") as file:
-            listed = re.findall(
-                r'"([^"/]+\.safetensors)"', file.read(PART).decode(errors="replace")
-            )
-        if missing := sorted({*listed} - files.keys()):
-            few = f"{missing[0]}, {len(missing)} in all"
-            raise UserError(f"{path} lacks files with its weights ({few}): get the model anew.")
+    # a server's tokenizer may lie alone: its model is elsewhere
+    needed = [] if adapters or (has_tokenizer and not weights) else ["config.json"]
+    if weights and (adapters or INDEX not in files):
+        needed.append("adapter_model.safetensors" if adapters else WEIGHTS)
+    elif weights and WEIGHTS not in files:
+        with files[INDEX].open("rb") as file:
+            listed = re.findall(rb'"([^"/]+\.safetensors)"', file.read(LISTED))
+        needed += sorted(name.decode(errors="replace") for name in {*listed})
+    if tokenizer and not adapters and not has_tokenizer:
+        needed.append("tokenizer.json")
+    if missing := [name for name in needed if name not in files]:
+        raise UserError(_instead(path, missing[0]))
     if adapters:
-        _check_base(path, tokenizer, weights)
-    elif tokenizer and not has_tokenizer:
-        raise UserError(
-            f"{path} has no tokenizer: get the model's tokenizer.json, or tokenizer.model, too."
-        )
+        base = adapter_config(path)["base_model_name_or_path"]
+        try:
+            if base == "None" or is_adapter(base):
+                raise UserError("That is no model.")
+            check_model(base, weights, tokenizer)
+        except UserError as error:
+            named = f"The adapters in {path} name {base} as their base in adapter_config.json"
+            raise UserError(f"{named}, which can name another place. {error}") from error
 
 
-def _check_base(path: Path, tokenizer: bool, weights: bool) -> None:
-    """Raise a UserError for adapters whose base is no model, or lacks something."""
-    base = adapter_config(path)["base_model_name_or_path"]
-    named = f"The adapters in {path} name {base} as their base"
-    if base == "None" or is_adapter(base):
-        raise UserError(f"{named}, which is no model: name one in their {ADAPTER}.")
-    try:
-        check_model(base, tokenizer, weights)
-    except UserError as error:
-        another = f"another place of it can be written into their {ADAPTER}"
-        raise UserError(f"{named} ({another}). {error}") from error
-
-
-def _without_config(path: Path, files: Mapping[str, Path]) -> str:
-    """Say what a folder without config.json holds."""
-    inner = [each.parent for at in ("*", "snapshots/*") for each in path.glob(f"{at}/{CONFIG}")]
-    inner += [each.parent for each in path.glob(f"*/{ADAPTER}")]
-    inner += [each for name, each in files.items() if is_gguf(name)]
-    if inner:
-        return f"{path} holds no model itself: give {' or '.join(map(str, sorted(inner)[:3]))}."
-    names = sorted(each.name for each in path.iterdir())
-    what = f"has no {CONFIG}, only {', '.join(names[:4])}" if names else "is an empty folder"
-    return f"{path} {what}: give a folder with {WANTED}."
-
-
-def _without_weights(path: Path, files: Mapping[str, Path], wanted: str) -> str:
-    """Say what a folder holds in the place of weights in safetensors."""
-    if name := next(filter(PICKLED.match, files), ""):
-        convert = "from transformers import AutoModelForCausalLM as M"
-        return (
-            f"The weights of {path} are pickled ({name}), and to read such a file can run code of "
-            "whoever wrote it: get the model's safetensors or, if you trust it, write them by "
-            f"python -c \"{convert}; M.from_pretrained('{path}').save_pretrained('{path}')\"."
-        )
-    for name, each in files.items():
-        if kind := OTHERS.get(each.suffix):
-            return f"{path} holds weights of {kind} ({name}), which are not read: get {wanted}."
-    others = [name for name in files if name.endswith((".safetensors", ".gguf"))]
-    what = f"has no {wanted}, only {', '.join(others[:4])}" if others else f"lacks {wanted}"
-    return f"{path} {what}: give a folder with {WANTED}, or a GGUF file."
+def _instead(path: Path, missing: str) -> str:
+    """Say what a folder holds that lacks a file of a model."""
+    below = [each for at in ("*", "*/*", "snapshots/*/*config.json") for each in path.glob(at)]
+    names = sorted(each.relative_to(path).as_posix() for each in below)
+    for pattern, sentence in INSTEAD.items():
+        for name in names:
+            if re.match(pattern, name):
+                found = {"name": name, "folder": Path(name).parent}
+                return sentence.format(path=path, missing=missing, **found)
+    return f"{path} is an empty folder: {WANTED}."
 
 
 def named_folder(model: str | Path) -> Path:

@@ -62,7 +62,7 @@ class Ended:
 
 
 class Busy(Exception):
-    """As many are read and wait as may."""
+    """As many are read and wait as may; the message says so."""
 
 
 class TooLong(Exception):
@@ -138,7 +138,7 @@ class Service:
             if self._why:
                 raise Stopped(self._why)
             if self._places >= self.in_flight + self.waiting:
-                raise Busy
+                raise Busy(f"{self._places:,} requests are read or wait: try again later.")
             self._places += 1
         try:
             yield
@@ -207,13 +207,12 @@ class Service:
 
     # ------------------------------------------------------------ in the service's thread
 
-    def _stop(self, why: str) -> list[Job]:
+    def _stop(self, why: str) -> None:
         with self._lock:
             self._why = self._why or why
             left, self._known = [*self._known], set()
         for reading in left:
             reading.tell(Ended(why, ours=True))
-        return left
 
     def _work(self) -> None:
         try:

@@ -100,7 +100,7 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     from transformers.utils import logging as hf_logging
 
     hf_logging.disable_progress_bar()
-    check_model(path, tokenizer=False)
+    check_model(path)
     config_of(path, settings["trust_remote_code"])  # checked before anything is built
     with loading(f"The model {path}"):
         try:

@@ -122,7 +122,7 @@ def geometry(model: str, download: bool = True) -> Geometry:
     """
     if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
-    check_model(model, tokenizer=False, weights=False)
+    check_model(model, weights=False)
     logging.getLogger("huggingface_hub").setLevel(logging.CRITICAL)  # it reports every retry
     try:
         return _counted(model or str(EMBEDDED), download)

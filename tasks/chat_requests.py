@@ -14,27 +14,28 @@ from __future__ import annotations
 import base64
 import codecs
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from config.errors import UserError, clip
+from config.errors import UserError, clean, clip
 from tasks.documents import Document, Part, together
 from tasks.forms import Contents, contents
 
-LONGEST_QUESTION, LINE = 2000, 300
-"""Characters of a question, and of a short one. Of a longer message a part is the question."""
-BREAK = re.compile(r"\n\s*\n|\n(?=[ \t]*(?:</?\w|```|\"{3}|---|===))")
+LONGEST_QUESTION, SHORT = 2000, 300
+"""Characters of a question, and of one that is likelier than a paragraph of a text."""
+BREAK = r"\n\s*\n|\n(?=</?\w|```)"
 """Where a paragraph ends: at a blank line, or before a mark around a text, as in `<document>`."""
 ASKS = re.compile(r"\?(?!\w)|[？؟]")
+LAST, FIRST = "the last paragraph", "the first paragraph"
 CHAT = "the conversation"  # what messages are part of, beside files by name
-GZIP = b"\x1f\x8b"
 MOST = 100_000
 """Most messages, and most parts of one."""
+ASKING = ("system", "developer", "user")  # roles of messages that may hold the question
 MOST_STOPS = 64
 MOST_VALUES = 10 * MOST
 """Most values of a body: what is none of them takes memory too, 300 bytes each."""
@@ -42,11 +43,18 @@ STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one that does 
 
 
 class Refused(Exception):
-    """A request that is not answered, as OpenAI's protocol says it: param names the field."""
+    """A request that is not answered: its HTTP status, OpenAI's code, and the field in question."""
 
-    def __init__(self, message: str, param: str | None = None, code: str | None = None):
+    def __init__(self, message: str, param: str | None = None, code=None, status: int = 400):
         super().__init__(message)
-        self.param, self.code = param, code
+        self.param, self.code, self.status = param, code, status
+
+    def plain(self) -> dict:
+        """Return it in OpenAI's form."""
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        kind = "server_error" if self.status >= 500 else "invalid_request_error"
+        error = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
+        return {"error": error | {"param": self.param, "code": self.code}}
 
 
 class _Model(BaseModel):
@@ -79,15 +87,11 @@ class StreamOptions(_Model):
     include_usage: bool | None = None
 
 
-UNSUPPORTED = {
-    "one answer is given": ("n",),
-    "the answer is text": ("tools", "functions", "response_format", "modalities", "audio"),
-    "log-probs are not returned": ("logprobs", "top_logprobs"),
-    "tokens are weighed by the model alone": (
-        "presence_penalty", "frequency_penalty", "logit_bias",
-    ),
-}  # fmt: skip
-"""Why some fields, which would change the answer, may hold nothing but `USUAL`, or what is 0."""
+UNSUPPORTED = (
+    "n", "tools", "functions", "response_format", "modalities", "logprobs", "top_logprobs",
+    "presence_penalty", "frequency_penalty", "logit_bias",
+)  # fmt: skip
+"""Fields that would change the answer: they may hold nothing but `USUAL`, or what is 0 or empty."""
 USUAL = {"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}
 Tokens = Annotated[int, Field(ge=1, le=10**6)]
 
@@ -112,12 +116,10 @@ class ChatRequest(_Model):
     tools: list | None = None
     tool_choice: object = None
     functions: list | None = None
-    function_call: object = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
     logit_bias: dict | None = None
     modalities: list | None = None
-    audio: dict | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
@@ -136,32 +138,19 @@ class ChatRequest(_Model):
             raise Refused(f"{what}.", where or None) from None
         except RecursionError:
             raise Refused("The body is nested too deep.") from None
-        request._check()
+        for name in UNSUPPORTED:
+            value = getattr(request, name)
+            idle = name == "tools" and request.tool_choice == "none"
+            if value and value != USUAL.get(name) and not idle:
+                why = "one answer is given, a text without log-probs, by the model alone"
+                raise Refused(f"{name} is not supported: {why}.", name, "unsupported_parameter")
         return request
-
-    def _check(self) -> None:
-        """Refuse what would have to be done and is not."""
-        idle = {"tools": self.tool_choice == "none", "functions": self.function_call == "none"}
-        for why, param in ((why, name) for why, names in UNSUPPORTED.items() for name in names):
-            value = getattr(self, param)
-            if value and value != USUAL.get(param) and not idle.get(param):
-                raise Refused(f"{param} is not supported: {why}.", param, "unsupported_parameter")
-
-    @property
-    def most_tokens(self) -> int | None:
-        """Return the most tokens of the answer that the client wants."""
-        return self.max_completion_tokens or self.max_tokens
-
-    @property
-    def stops(self) -> list[str]:
-        """Return the strings at which the answer ends."""
-        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
-        return [stop for stop in stops if stop]
 
     def cut(self, answer: str) -> str:
         """Return an answer up to the first of the strings at which it ends."""
-        found = [at for stop in self.stops if (at := answer.find(stop)) >= 0]
-        return answer[: min(found)] if found else answer
+        stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        found = [answer.find(stop) for stop in stops if stop]
+        return answer[: min((at for at in found if at >= 0), default=None)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,12 +166,11 @@ class Inquiry:
         """Take a chat apart; Refused for what cannot be read, in the reader's own words."""
         messages = request.messages
         at = f"messages.{len(messages) - 1}"
-        if messages[-1].role != "user":
-            raise Refused(
-                f"The last message is the {messages[-1].role}'s: it must be a question.", at
-            )
-        pieces = [_parts(message, f"messages.{i}") for i, message in enumerate(messages)]
-        question, source = _question(messages, pieces, at)
+        if (role := messages[-1].role) != "user":
+            raise Refused(f"The last message is the {role}'s: it must be a question.", at)
+        pieces = [_pieces(message, f"messages.{i}") for i, message in enumerate(messages)]
+        asking = pieces[-2] if messages[1:] and messages[-2].role in ASKING else []
+        question, source = _question(asking, pieces[-1], at)
         return cls(_document(messages, pieces), question, source)
 
 
@@ -195,148 +183,127 @@ def taken(body: bytes, model: str) -> tuple[ChatRequest, Inquiry]:
     request = ChatRequest.parse(body)
     if request.model and request.model != model:
         known = f"The model {clip(request.model, 100)!r} is not served: {model} is."
-        raise Refused(known, "model", "model_not_found")
+        raise Refused(known, "model", "model_not_found", 404)
     inquiry = Inquiry.from_chat(request)
     return request.model_copy(update={"messages": []}), inquiry
 
 
-def _parts(message: Message, at: str) -> list[tuple[Contents | None, str]]:
-    """Return the texts of a message, and its files as they were read."""
-    if message.content is None:
-        return []
+@dataclass(slots=True)
+class Piece:
+    """A text of a message, or a file as it was read; the question is taken out of the text."""
+
+    text: str
+    file: Contents | None = None
+    name: str = ""
+
+
+def _pieces(message: Message, at: str) -> list[Piece]:
     if isinstance(message.content, str):
-        return [(None, message.content)]
-    return [_part(part, f"{at}.content.{k}") for k, part in enumerate(message.content)]
+        return [Piece(message.content)]
+    return [_piece(part, f"{at}.content.{k}") for k, part in enumerate(message.content or ())]
 
 
-def _part(part: ContentPart, at: str) -> tuple[Contents | None, str]:
-    words = part.refusal if part.type == "refusal" else part.text
+def _piece(part: ContentPart, at: str) -> Piece:
+    words = part.refusal if part.text is None else part.text
     if part.type in ("text", "input_text", "output_text", "refusal") and words is not None:
-        return None, words
-    if part.type in ("file", "input_file"):
-        file, at = (part.file, f"{at}.file") if part.file else (part, at)
-        name = file.filename or "file"
-        return _file(file, name, at), name
-    raise Refused(
-        f"A part of the type {clip(part.type, 50)!r} is not read: give text or a file with "
-        "file_data.",
-        at,
-    )
-
-
-def _file(file: File, name: str, at: str) -> Contents:
+        return Piece(words)
+    if part.type not in ("file", "input_file"):
+        kind = clip(part.type, 50)
+        raise Refused(
+            f"A part of the type {kind!r} is not read: give text or a file with file_data.", at
+        )
+    file, at = (part.file, f"{at}.file") if part.file else (part, at)
     if file.file_data is None:
         raise Refused("This server keeps and fetches no files: send their file_data.", at)
+    name = file.filename or "file"
     try:
-        content = _decoded(file.file_data)
-        if content.startswith(GZIP):
-            raise UserError(f"{name} is compressed: send it as it is.")
-        return contents(content, name)
+        return Piece("", contents(_decoded(file.file_data), name), Path(name).name or "file")
     except UserError as error:
         raise Refused(str(error), f"{at}.file_data") from None
 
 
 def _decoded(data: str) -> bytes:
-    """Return the bytes of a data URL or of base64, broken into lines, url-safe or unpadded as it
-    may be. A text in the charset that a URL names becomes UTF-8. UserError: it is none of these."""
-    from webencodings import decode
-
-    head, comma, rest = data.partition(",")
-    kind, *how = head.lower().split(";") if comma else [""]
-    in_url = kind.startswith("data:")
+    """Return the bytes of a data URL or of base64, in lines, url-safe or unpadded as it may be.
+    UserError: it is neither."""
+    head, _, content = data.partition(",")
+    if head[:5].lower() == "data:":
+        if not head.lower().endswith(";base64"):
+            return unquote_to_bytes(content)
+        data = unquote(content)
+    data = "".join(data.split()).rstrip("=").replace("-", "+").replace("_", "/")
     try:
-        if in_url and "base64" not in how:
-            content = unquote_to_bytes(rest)
-        else:
-            data = unquote_to_bytes(rest).decode() if in_url else data
-            plain = re.sub(r"[\s=]+", "", data).translate({ord("-"): "+", ord("_"): "/"})
-            content = base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
+        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
     except ValueError:
         raise UserError("file_data is not in base64.") from None
-    named = [word.partition("=")[2].strip("\"' ") for word in how if "charset=" in word]
-    if not kind.startswith("data:text/") or not named:
-        return content
-    try:  # with a mark, which outdoes what a page says of itself
-        return codecs.BOM_UTF8 + decode(content, named[0], "strict")[0].encode()
-    except (LookupError, UnicodeError):
-        raise UserError(f"file_data is no text in the charset {clip(named[0], 50)!r}.") from None
 
 
-def _question(messages: Sequence[Message], pieces: Sequence[list], at: str) -> tuple[str, str]:
+def _question(asking: Sequence[Piece], last: Sequence[Piece], at: str) -> tuple[str, str]:
     """Take the question out of the pieces; return it, and where it stood if that was chosen.
 
-    It is the last message's last text. If that is long: its last paragraph, the message's first,
-    or the message before, whichever has a question mark (the first also a colon at its end), else
-    whichever is short, and of those alike the one that is named first here.
+    asking, last: of the message before, if that may hold it, and of the last message.
     """
-    last = pieces[-1]
-    texts = [k for k, (file, text) in enumerate(last) if file is None and text.strip()]
+    texts = [piece for piece in last if piece.text.strip()]
     if not texts:
         raise Refused("The last message holds no question.", at)
-    first, final = last[texts[0]][1], last[texts[-1]][1]
-    if len(final.strip()) <= LONGEST_QUESTION:
-        last[texts[-1]] = None, ""
-        return final.strip(), ""
-    found = [  # where it stands, its message's pieces, which of them, the question, what is left
-        ("the last paragraph", last, texts[-1], *_cut(final, -1)),
-        ("the first paragraph", last, texts[0], *_cut(first, 0)),
+    first, final = texts[0], texts[-1]
+    if len(question := final.text.strip()) <= LONGEST_QUESTION:
+        final.text = ""
+        return question, ""
+    places = [
+        (LAST, final, _paragraph(final.text, -1)),
+        (FIRST, first, _paragraph(first.text, 0)),
+        *(("the message before", p, p.text.strip()) for p in asking if ASKS.search(p.text)),
     ]
-    if messages[:-1] and messages[-2].role in ("system", "developer", "user"):
-        texts = [(k, text) for k, (file, text) in enumerate(pieces[-2]) if not file]
-        found += [("the message before", pieces[-2], *t, "") for t in texts if ASKS.search(t[1])]
-    ranked = {}
-    for where, among, k, words, rest in found:
-        if len(words) <= LONGEST_QUESTION and re.search(r"\w", re.sub(r"<[^>]*>", "", words)):
-            colon = where == "the first paragraph" and words.endswith((":", "："))
-            rank = bool(ASKS.search(words) or colon), len(words) <= LINE
-            ranked.setdefault(rank, []).append((where, among, k, words, rest))
-    if not ranked:
+    where, piece, question = max(places, key=_likeliness)  # of those alike the first
+    if not _likeliness((where, piece, question)):
         raise Refused(
-            f"The last message has {len(final):,} characters and no short paragraph at either end: "
-            "put the question into a paragraph, a part or a message of its own.",
+            f"The last message has {len(final.text):,} characters and no short paragraph at either "
+            "end: put the question into a paragraph, a part or a message of its own.",
             at,
         )
-    (where, among, k, words, rest), *alike = ranked[max(ranked)]
-    among[k] = None, rest
-    return words, where + "".join(f", though {other[0]} could be it" for other in alike)
+    text = piece.text.strip()
+    rest = text.removesuffix(question) if where == LAST else text.removeprefix(question)
+    piece.text = rest.strip()
+    return question, where
 
 
-def _cut(text: str, at: int) -> tuple[str, str]:
-    """Take off a text's first (at = 0) or last (-1) paragraph, or line; return it and the rest."""
+def _likeliness(place: tuple[str, Piece, str]) -> int:
+    """Return how likely a place holds the question: 0 where it is too long, or but a mark."""
+    where, _, words = place
+    if len(words) > LONGEST_QUESTION or not re.search(r"\w", re.sub("<[^>]*>", "", words)):
+        return 0
+    if ASKS.search(words) or (where == FIRST and words.endswith((":", "："))):
+        return 3
+    return 2 if len(words) <= SHORT else 1
+
+
+def _paragraph(text: str, at: int) -> str:
+    """Return a text's first (at = 0) or last (-1) paragraph, where there is none its line."""
     text = text.strip()
-    near = text[:LONGEST_QUESTION] if at == 0 else text[-LONGEST_QUESTION:]
-    cuts = [*BREAK.finditer(near)] or [*re.finditer("\n", near)]
-    if len(text) <= LONGEST_QUESTION or not cuts:
-        return text, ""
-    start, end = cuts[at].span()
-    if at == 0:
-        return text[:start].rstrip(), text[end:]
-    return near[end:].lstrip(), text[: start - len(near)]
+    if len(text) > LONGEST_QUESTION:  # no more is looked at: what is longer is no question
+        text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
+        parts = re.split(BREAK, text)
+        text = (parts if len(parts) > 1 else text.split("\n"))[at]
+    return text.strip()
 
 
-def _document(messages: Sequence[Message], pieces: Sequence[list]) -> Document:
-    """Put together what stands beside the question: texts by message, files by name."""
-    speakers = any(message.role in ("assistant", "tool", "function") for message in messages)
+def _document(messages: Sequence[Message], pieces: Sequence[Sequence[Piece]]) -> Document:
+    """Put together what stands beside the question: texts by message, files by name; a text with
+    its speaker where there are several."""
+    speakers = any(message.role not in ASKING for message in messages)
     found: list[tuple[Path, int, Contents]] = []
-    for path, content in _contents(messages, pieces, speakers):
-        last = found[-1] if found else None
-        if last and last[0] == path and content.kind == last[2].kind == "message":
-            last[2].pieces.extend(content.pieces)
-        else:
-            found.append((path, 1, content))
+    texts: list | None = None  # of messages without a file between them
+    for number, message in enumerate(messages, 1):
+        for piece in pieces[number - 1]:
+            if piece.file:
+                found.append((Path(piece.name), 1, piece.file))
+                texts = None
+            elif piece.text.strip():
+                if texts is None:
+                    texts = []
+                    found.append((Path(CHAT), 1, Contents("message", texts)))
+                who = f"{message.role.capitalize()}: " if speakers else ""
+                texts.append((f"{who}{piece.text}", number, ""))
     if not found:
         return Document("", (Part(0, CHAT, "message", 1),), CHAT)
     return together(found, [content.remark for _, _, content in found if content.remark])
-
-
-def _contents(
-    messages: Sequence[Message], pieces: Sequence[list], speakers: bool
-) -> Iterator[tuple[Path, Contents]]:
-    """Yield files and texts in order, a text with its speaker where there are several."""
-    for number, (message, parts) in enumerate(zip(messages, pieces, strict=True), 1):
-        for file, text in parts:
-            if file is not None:
-                yield Path(Path(text).name or "file"), file
-            elif text.strip():
-                who = f"{message.role.capitalize()}: " if speakers else ""
-                yield Path(CHAT), Contents("message", [(f"{who}{text}", number, "")])

@@ -8,7 +8,7 @@ Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/tr
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -16,6 +16,7 @@ from config.errors import UserError
 from config.options import RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
 from tasks import episodes, ledger, readers, worlds
+from tasks.hub import is_hub
 
 GENERATED = ("", "world", ledger.KIND)  # sources that are no file
 
@@ -149,6 +150,14 @@ def parts_of(data: str) -> list[tuple[str, float]]:
         if not 0 < parts[-1][1] < float("inf"):
             raise UserError(f"--data: the weight of {source} must be a positive number.")
     return parts
+
+
+def check_sources(sources: Iterable[str]) -> None:
+    """Raise a UserError for a source that names a file which is not there."""
+    for source in sources:
+        elsewhere = is_hub(source) or readers.is_function(source)
+        if not (source in GENERATED or elsewhere or episodes.is_conversations(source)):
+            readers.existing(source)
 
 
 def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:

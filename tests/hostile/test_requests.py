@@ -214,7 +214,7 @@ def test_what_is_held_is_counted_by_the_byte():
     memory = Memory(100)
     memory.hold("a", 60)
     memory.hold("b", 40)
-    with pytest.raises(door.Failure):
+    with pytest.raises(Refused):
         memory.hold("b", 41)
     memory.hold("a", 10)
     memory.hold("b", 90)

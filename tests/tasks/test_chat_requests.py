@@ -73,7 +73,7 @@ def test_files_and_all_but_the_last_text_belong_to_the_document():
 LONG = "Anna joined Boris. Boris toured Oslo.\n\n" * 60
 LINES = "Anna joined Boris. Boris toured Oslo.\n" * 60
 WHERE, TELL = "Where is Anna?", "Tell me where Anna is."
-DOUBT = "the last paragraph, though the first paragraph could be it"
+LAST = "the last paragraph"
 
 
 @pytest.mark.parametrize(
@@ -87,15 +87,15 @@ DOUBT = "the last paragraph, though the first paragraph could be it"
         ([said(f"{LINES}{WHERE} Briefly.")], f"{WHERE} Briefly.", "the last paragraph"),
         ([said(f"{TELL}\n<document>\n{LINES}</document>")], TELL, "the first paragraph"),
         ([said(f"{TELL}\n```\n{LINES}```")], TELL, "the first paragraph"),
-        ([said(f"<d>\n{LONG}</d>\n\n{TELL}")], TELL, DOUBT),
+        ([said(f"<d>\n{LONG}</d>\n\n{TELL}")], TELL, LAST),
         ([said(f"Summarise:\n\n{LONG}")], "Summarise:", "the first paragraph"),
         ([said(f"安娜在哪里？\n\n{LONG}")], "安娜在哪里？", "the first paragraph"),
         ([said([text(WHERE), text(LONG)])], WHERE, "the first paragraph"),
         ([said([text(LONG), text(f"{LONG}{WHERE}")])], WHERE, "the last paragraph"),
         ([said(WHERE, "system"), said(LONG)], WHERE, "the message before"),
         ([said(f"{TELL}\n\n{'a ' * 1100}\n\n{'b ' * 500}")], TELL, "the first paragraph"),
-        ([said(f"Who?\n\n{LONG}{WHERE}")], WHERE, DOUBT),
-        ([said(f"Report\n\n{LONG}{TELL}")], TELL, DOUBT),
+        ([said(f"Who?\n\n{LONG}{WHERE}")], WHERE, LAST),
+        ([said(f"Report\n\n{LONG}{TELL}")], TELL, LAST),
     ],
 )  # fmt: skip
 def test_the_question_of_a_long_message_is_found_first_or_last(messages, question, source):
@@ -118,11 +118,9 @@ DATA = "Grüße aus Oslo? ÿþ. " * 9
         base64.urlsafe_b64encode(DATA.encode()).decode(),
         base64.encodebytes(DATA.encode()).decode().replace("\n", "\r\n "),
         "data:text/plain;charset=utf-8;base64," + base64.encodebytes(DATA.encode()).decode(),
-        "DATA:text/plain;Charset=ISO-8859-1;Base64," + base64.b64encode(
-            DATA.encode("latin-1")).decode(),
+        "DATA:text/plain;Base64," + base64.b64encode(DATA.encode()).decode(),
         "data:;base64," + quote(base64.b64encode(DATA.encode()).decode()),
         "data:text/plain," + quote(DATA),
-        "data:text/plain;charset=latin1," + quote(DATA, encoding="latin-1"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("nested", [True, False])
@@ -152,7 +150,6 @@ def test_a_file_comes_in_any_base64_and_in_either_form(data, nested):
                 file(b"\x7fELF\0\0"),
                 file(b"\x1f\x8bxx"),
                 file(b""),
-                file(b"x", head="data:text/plain;charset=none;base64,"),
                 file(b"\xff", head="data:text/plain;charset=utf-8;base64,"),
                 *({"type": "file", "file": {"file_data": data}} for data in ("%%%", "A", "ü", "=")),
             )
@@ -174,7 +171,7 @@ def test_what_is_no_chat_is_refused_with_its_place(messages, param):
         {"tools": [{}], "tool_choice": "auto"}, {"functions": [{}]}, {"stop": 5},
         {"response_format": {"type": "json_object"}}, {"stream_options": 1},
         {"presence_penalty": 0.5}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
-        {"modalities": ["text", "audio"]}, {"audio": {"voice": "a"}},
+        {"modalities": ["text", "audio"]},
     ],
 )  # fmt: skip
 def test_fields_that_are_no_good_are_refused_by_name(fields):
@@ -183,7 +180,7 @@ def test_fields_that_are_no_good_are_refused_by_name(fields):
 
 @pytest.mark.parametrize("fields", [
     {"user": "me", "n": 1, "tools": [], "logprobs": False, "top_logprobs": 0, "logit_bias": {}},
-    {"tools": [{}], "tool_choice": "none", "functions": [{}], "function_call": "none"},
+    {"tools": [{}], "tool_choice": "none", "functions": []},
     {"tools": None, "tool_choice": "auto", "parallel_tool_calls": True, "store": False},
     {"response_format": {"type": "text"}, "modalities": ["text"], "presence_penalty": 0},
     {"response_format": None, "audio": None, "stream_options": {"include_usage": None}},
