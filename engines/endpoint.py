@@ -79,7 +79,7 @@ class EndpointEngine(Engine):
         try:
             for replica, url in enumerate(self.client.urls):
                 self._connect(replica, url)
-        except BaseException:
+        except BaseException:  # Ctrl-C too: the thread of the client would live on
             self.client.close()
             raise
         if self.window and not codec.exact:

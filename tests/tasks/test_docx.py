@@ -200,6 +200,8 @@ def test_notes_and_comments_stand_beside_what_they_are_about():
         "Fee.[Note 1]\n[Note 1: A month.]\n\n"
         "Term.[End note 1]\n[End note 1: Two years.]\n[Comment by Ann: Longer! Please.]"
     )
+    twice = p("Fee.", inside='<w:r><w:commentReference w:id="0"/></w:r>' * 2)
+    assert text(twice, **parts) == "Fee.\n[Comment by Ann: Longer! Please.]"
 
 
 def level(k: int, form: str, written: str, more: str = "") -> str:
