@@ -104,7 +104,21 @@ def test_the_question_of_a_long_message_is_found_first_or_last(messages, questio
     assert question not in chat.document.text
     sent = "".join(str(message["content"]) for message in messages)
     assert chat.document.text.count("Oslo") == sent.count("Oslo")  # nothing of it is lost
-    refusal(said("Anna joined Boris. " * 200))
+
+
+REST = f"Report of {WHERE}\n\n  - {LONG}\n\n\t{TELL} Now.\n```\ncode\n```"
+
+
+@pytest.mark.parametrize(
+    "message", [f"{WHERE}\n\n{REST}", f"{REST}\n\n{WHERE}\n", f"{REST}\r\n \n {WHERE}"]
+)
+def test_the_rest_of_a_long_message_is_kept_as_it_is(message):
+    chat = asked(said(message))
+    assert (chat.question, chat.document.text) == (WHERE, REST)
+
+
+def test_a_long_message_without_a_short_paragraph_is_refused():
+    assert "no short paragraph" in str(refusal(said("Anna joined Boris. " * 200)))
 
 
 DATA = "Grüße aus Oslo? ÿþ. " * 9
