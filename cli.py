@@ -191,13 +191,13 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
-    stopped."""
+    """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
     from eval import run_suite
-    from tasks import hub
+    from tasks import hub, sources
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
+    sources.check_sources(eval_config.data)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
