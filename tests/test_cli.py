@@ -407,7 +407,7 @@ TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
 SMALL = {
     "data look": "--n 1",
     "data get": "",
-    "data build": "--lengths 50,200 --n 2",
+    "data build": "--lengths 200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
     "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
