@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,7 +21,8 @@ from agents import find
 from commands.groups import add_groups
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, AgentName, command
+from config.files import run_path
+from config.flags import HELP, AgentName, CommandGroup, command
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -29,6 +31,7 @@ from config.options import (
     RunConfig,
     SFTConfig,
 )
+from config.realmodels import check_here, titled
 from memagent import ReadConfig
 
 # Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
@@ -37,11 +40,29 @@ if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are 
     sys.stdout.reconfigure(errors="replace")
 
 app = typer.Typer(
-    cls=AgentGroup,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
     help="Language models that read more than they can hold.",
 )
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        from commands.doctor import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _main(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="print the commit")
+    ] = False,
+):
+    pass
 
 
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
@@ -80,9 +101,9 @@ DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an exp
     RunConfig,
     GRPOConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["train"],
     more=find.own_flags,
     unused=find.unused_in_training,
+    in_force=partial(find.in_force, training=True),
 )
 def train(
     config: Config = None,
@@ -94,7 +115,7 @@ def train(
     grpo: dict = {},
     agent: dict = {},
 ):
-    """Train a policy with GRPO; results lie in RUNS/NAME."""
+    """Train a policy with GRPO; results go to RUNS/NAME."""
     run, *_ = _merged(config, {}, run=run, grpo=grpo, agent=agent)
     name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
     theirs = find.compat_of(compat, [name], training=True)
@@ -104,7 +125,7 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = find.beginning(RunConfig(**run), resume)
+    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
     if axes := find.axes(reader, grpo_config, compat):
         typer.echo(axes)
     if dry_run:
@@ -121,9 +142,9 @@ def train(
     RunConfig,
     SFTConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["sft"],
     more=find.own_flags,
     unused=options.UNUSED["sft"],
+    in_force=find.in_force,
 )
 def sft(
     config: Config = None,
@@ -132,14 +153,15 @@ def sft(
     sft: dict = {},
     agent: dict = {},
 ):
-    """Warm a policy up on what a careful reader would write; results lie in RUNS/NAME."""
+    """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config = find.beginning(RunConfig(**run | {"agent": reader.name}), resume)
+    run = RunConfig(**run | {"agent": reader.name})
+    run_config = find.beginning(run, reader, resume, typer.echo)
     from commands.train import run_and_report
 
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
@@ -166,6 +188,8 @@ def export(
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
+    find.check_trained(run)
+    typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export
 
     folder = run_export(run, step, out, dtype, best, gguf, trust)
@@ -180,9 +204,9 @@ def export(
     app,
     EvalConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["eval"],
     more=find.flags_of_evaluation,
     unused=find.unused_in_evaluation,
+    in_force=partial(find.in_force, flag="agents"),
 )
 def _eval(
     config: Config = None,
@@ -214,12 +238,22 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
+    by = titled(eval_config.served_as or eval_config.model)
+    where = run_path(eval_config.runs, eval_config.name)
+    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}; results go to {where}.")
+    check_here(eval_config)
     suite = suites.pinned(suite, typer.echo)
     folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
-@command(app, AskConfig, ReadConfig, everyday=options.EVERYDAY["ask"], more=find.own_flags)
+@command(
+    app,
+    AskConfig,
+    ReadConfig,
+    more=find.own_flags,
+    in_force=partial(find.in_force, usual=options.READER),
+)
 def ask(
     words: Annotated[
         list[str] | None,
@@ -243,8 +277,14 @@ def ask(
     from commands.ask import How
     from commands.ask import ask as run_ask
 
-    how = How(reader, preset, compat, agent)
-    run_ask(words or [], AskConfig(**settings), how, resume, also or ())
+    config, how = AskConfig(**settings), How(reader, preset, compat, agent)
+    if words and not resume:
+        by = config.model or "the model that is found (--model)"
+        where = Path(config.runs, config.name or "ask-DATE")
+        line = f"Reading {' '.join(words[:-1])} by {by}; results go to {where}."
+        typer.echo(line, err=config.json)
+    check_here(config)
+    run_ask(words or [], config, how, resume, also or ())
 
 
 @command(app)
@@ -265,7 +305,12 @@ def show(
 
 
 @command(
-    app, PlanConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["plan"], more=find.own_flags
+    app,
+    PlanConfig,
+    GRPOConfig,
+    ReadConfig,
+    more=find.own_flags,
+    in_force=partial(find.in_force, training=True),
 )
 def plan(
     name: AgentName = "",
@@ -321,6 +366,8 @@ def demo(
         raise UserError(f"There is no demo of {agent!r}: it does not read section by section.")
     if name is None:
         name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
+    line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
+    typer.echo(f"{line} {Path(runs, name)}.")
     run_demo("long" if long else "short" if short else "default", seed, name, runs, kind.name)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import suites
 from config import files, options
-from config.errors import UserError
+from config.errors import UserError, meant
 from config.flags import Panels, given_in
 from config.foreign import from_json
 from config.options import (
@@ -34,7 +34,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import check_model, settings_folder
+from config.realmodels import check_here, check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -117,11 +117,12 @@ def presets() -> dict[str, dict[str, dict]]:
 
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
-    choices = presets()
+    choices = PRESETS if name in PRESETS else presets()
     if agent and is_path(agent):
-        choices |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
+        choices = choices | {preset: dict(sections) for preset, sections in find(agent).presets.items()}
     if name not in choices:
-        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(choices)}.")
+        near = meant(name, choices)
+        raise UserError(f"Unknown preset {name!r}.{near} Choose one of {', '.join(choices)}.")
     return {"run": {}, "grpo": {}, "agent": {}} | choices[name]
 
 
@@ -134,7 +135,10 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
         return {}
     choices = next((find(agent).compat for agent in agents if find(agent).compat), {})
     if name not in choices:
-        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(choices) or 'none'}.")
+        near = meant(name, choices)
+        raise UserError(
+            f"Unknown compat {name!r}.{near} Choose one of {', '.join(choices) or 'none'}."
+        )
     compat = choices[name]
     reading = {} if training else compat.reading
     return {"grpo": compat.grpo, "agent": compat.agent | reading}
@@ -394,17 +398,37 @@ def resumed(
     return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
 
 
-def beginning(run: RunConfig, resume: bool) -> RunConfig:
-    """Return the settings of a training that can begin. UserError, before torch is loaded: its
-    folder is another run's, or its data is not there."""
+def beginning(
+    run: RunConfig, agent: Agent, resume: bool, say: Callable[[str], object], dry: bool = False
+) -> RunConfig:
+    """Return the settings of a training that can begin, after saying what it will do.
+
+    UserError, before torch is loaded: its folder is another run's, its data is not there, or this
+    machine lacks the device or the model (unless it is a `dry` run).
+    """
     from tasks.episodes import is_conversations
     from tasks.sources import check_sources, parts_of
 
-    if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
+    first = os.environ.get("RANK", "0") == "0"  # torchrun's others may come later
+    if run.name and first:
         files.check_folder(files.run_path(run.runs, run.name), resume)
     parts = [] if is_conversations(run.data) else parts_of(run.data)
     check_sources([*(source for source, _ in parts), run.validation])
+    if first:
+        where = Path(run.runs, run.name or "DATE-TIME")
+        begins = f"goes on in {where}" if resume else f"results go to {where}"
+        begins = "a dry run, which leaves nothing" if dry else begins
+        say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}; {begins}.")
+    if not dry:
+        check_here(run)
     return run
+
+
+def check_trained(folder: Path) -> None:
+    """Raise a UserError for a folder that is no run with a checkpoint."""
+    if not any((folder / "checkpoints").glob("step-*")) or "run" not in begun(folder, None):
+        near = meant(folder.name, os.listdir(folder.parent) if folder.parent.is_dir() else ())
+        raise UserError(f"{folder} is no run with a checkpoint.{near}")
 
 
 def resolve(
@@ -513,6 +537,32 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
         found = [agent_of(given.get("preset", "default"), model, given, flag)]
     return [plain for name in found if (plain := name.partition("@")[0])]
+
+
+def in_force(
+    arguments: Sequence[str],
+    flag: str = "agent",
+    usual: str | Path = EMBEDDED,
+    training: bool = False,
+) -> dict[str, object]:
+    """Return the values that the settings of a command line have where no flag says otherwise.
+
+    flag: the one that names agents. usual: the model that answers where none is named. training:
+    whether those of GRPO are among them.
+    """
+    given = given_in(arguments)
+    _, stored = _begun_by(given)
+    run = stored.get("run", {}) | stored.get("eval", {}) | given
+    model = run.get("model") or (None if run.get("endpoint") else usual)
+    agents = agents_of(arguments, flag)
+    preset = preset_of(given.get("preset", "default"), agents[0])
+    fields = preset["run"] | {flag: agents[0]}
+    if flag == "agents" and flag not in run:
+        fields[flag] = tuple(dict.fromkeys((*agents, *EvalConfig().agents[1:])))
+    if training:
+        fields |= asdict(GRPOConfig(**preset["grpo"] | find(agents[0]).training))
+    fields |= asdict(_config(find(agents[0]), of_model(model) | preset["agent"]))
+    return fields | {name: value for values in stored.values() for name, value in values.items()}
 
 
 def _panel(name: str) -> tuple[str, type, int]:

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -183,12 +184,22 @@ def findings() -> list[Finding]:
     return checked
 
 
+def version() -> str:
+    """Return the commit of this checkout, with Python and torch."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
+    commit = found.stdout.strip() if found else ""
+    torch = _version("torch") or "not installed"
+    return f"memagent {commit or 'of no commit'}, Python {platform.python_version()}, torch {torch}"
+
+
 def show() -> bool:
     """Print the findings; returns whether everything that the default needs is installed."""
     from rich.table import Table
 
     from config.terminal import console
 
+    console.print("Looking at this machine, the packages, engines and models.")
     marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
     table = Table("", "found", "", "what to do")
     checked = findings()

@@ -7,12 +7,16 @@ Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
 
 from __future__ import annotations
 
+from functools import partial
+
 import typer
 
 import suites
 from agents import find
+from config.files import run_path
 from config.flags import AgentName, Panels, command, lazy
-from config.options import EVERYDAY, ServeConfig, StreamConfig
+from config.options import READER, ServeConfig, StreamConfig
+from config.realmodels import check_here
 from memagent import ReadConfig
 
 
@@ -40,22 +44,32 @@ def stream_command(app: typer.Typer) -> None:
         panels = suites.flags(StreamConfig().suite)(arguments)
         return [*panels, (None, find.learner().Config, -1)]
 
-    @command(app, StreamConfig, ReadConfig, everyday=EVERYDAY["stream"], name="stream", more=more)
+    @command(app, StreamConfig, ReadConfig, name="stream", more=more)
     def stream(given: dict = {}, agent: dict = {}):
         """Work on a suite's tasks again and again, and compare ways of remembering them."""
+        config, suite = suites.chosen(StreamConfig, given)
+        by = config.served_as or config.model or config.engine
+        where = run_path(config.runs, config.name)
+        typer.echo(f"Working on {suite.label} by {by}; results go to {where}.")
+        check_here(config)
         from commands.stream import run_stream
 
-        config, suite = suites.chosen(StreamConfig, given)
         run_stream(config, agent, suite)
 
 
 def serve_command(app: typer.Typer) -> None:
     """Register the command with its flags."""
 
-    @command(app, ServeConfig, ReadConfig, everyday=EVERYDAY["serve"], more=find.own_flags)
+    in_force = partial(find.in_force, usual=READER)
+
+    @command(app, ServeConfig, ReadConfig, more=find.own_flags, in_force=in_force)
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
         from commands.ask import How
         from commands.serve import run
 
-        run(ServeConfig(**given), How(agent_name, settings=agent))
+        config = ServeConfig(**given)
+        by = config.served_as or config.model or "the model that is found (--model)"
+        typer.echo(f"Opening {by}, to serve it at http://{config.host}:{config.port}.")
+        check_here(config)
+        run(config, How(agent_name, settings=agent))

@@ -1,7 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
 Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`,
-`first_line`, `loading`.
+`first_line`, `meant`, `loading`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
 
 
 class UserError(Exception):
@@ -89,6 +90,16 @@ def clip(text: str, characters: int) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without its final full stop."""
     return str(error).partition("\n")[0].rstrip(". ")
+
+
+def meant(word: str, choices: Iterable[str]) -> str:
+    """Ask whether the nearest of the choices is meant, in a sentence behind others; "" of none.
+
+    >>> meant("memagnt", ["full", "memagent"])
+    ' Did you mean memagent?'
+    """
+    near = get_close_matches(word, [*choices], n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 @contextmanager

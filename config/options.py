@@ -660,26 +660,21 @@ class FilterConfig(Settings):
     """what answers"""
 
 
-EVERYDAY = {  # command -> the flags of the first panel
-    "stream": (
-        "name runs suite path judge held_out frozen arms constants epochs batch n model engine "
-        "endpoint temperature seed"
-    ).split(),
-    "ask": [field.name for field in fields(AskConfig)],
-    "plan": [field.name for field in fields(PlanConfig)],
-    "serve": ["agent_name", *(field.name for field in fields(ServeConfig))],
-    "train": (
-        "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
-        "temperature lora_rank devices engine validation save_every seed"
-    ).split(),
-    "sft": (
-        "config resume name model adapter data agent steps tasks_per_step lr lora_rank also others "
-        "mistakes first_token validation save_every seed"
-    ).split(),
-    "eval": (
-        "config preset name model untrained agents data suite lengths n samples temperatures "
-        "engine endpoint seed"
-    ).split(),
+EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help
+    "train": "name model data agent steps tasks_per_step group_size lr lora_rank devices preset "
+    "config resume dry_run",
+    "sft": "name model data agent steps tasks_per_step lr lora_rank adapter also validation config "
+    "resume",
+    "eval": "name model agents data suite lengths n samples temperatures untrained engine endpoint "
+    "preset config",
+    "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
+    "preset",
+    "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
+    "chunk_tokens memory_tokens",
+    "plan": " ".join(field.name for field in fields(PlanConfig))
+    + " agent preset lora_rank tasks_per_step group_size chunk_tokens",
+    "stream": "name suite path held_out frozen arms epochs batch n model engine endpoint judge "
+    "seed",
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
@@ -701,14 +696,16 @@ REMOVED = {
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints transcripts logger",
-    "What it is trained on": "data shuffle lengths kinds validation_n",
-    "What is learnt": "outcome reward credit normalisation aggregation alpha turns_per_trajectory "
+    "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
+    "What it is trained on": "data shuffle lengths kinds validation validation_n",
+    "What is learnt": "outcome also others mistakes first_token reward credit normalisation aggregation alpha turns_per_trajectory "
     "clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
-    "How it is sampled": "top_p in_flight grammar redo_failed part",
-    "What it runs on": "answerer dtype quantise device micro_tokens recompute "
-    "trust_remote_code served_as chat",
+    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
+    "redo_failed part constants fixed_order retries seed",
+    "What it runs on": "engine answerer dtype quantise device micro_tokens recompute "
+    "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
+    "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
     "thinking templates",
 }
