@@ -31,7 +31,7 @@ from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 from config import options, settings
-from config.errors import UserError, clean, clip, meant, no_room
+from config.errors import UserError, clean, clip, no_room
 from config.files import read_yaml
 from config.plugins import told
 from config.stops import Stopped
@@ -85,14 +85,14 @@ class Command(TyperCommand):
     def format_help(self, ctx, formatter):
         name = ctx.command_path.partition(" ")[2]
         lines = [f"python cli.py {words}" for words in help_data()["examples"].get(name, ())]
-        parts = ["\n\n".join(["Examples:", *map(escape, lines)])] if lines else []
+        parts = ["\n".join(["Examples:", *map(escape, lines)])] if lines else []
         more = [p for p in self.params if getattr(p, "rich_help_panel", None)]
         if more and not ANYWHERE["--help-all"]:
             for parameter in self.params:
                 parameter.hidden = parameter in more
                 parameter.help = _brief(parameter.help or "")
             parts.append(f"--help-all lists {len(more)} more flags.")
-        self.epilog = "\n\n \n\n".join(parts)
+        self.epilog = "\n\n".join(parts)
         super().format_help(ctx, formatter)
 
 
@@ -113,14 +113,17 @@ class CommandGroup(TyperGroup):
     def parse_args(self, ctx, args):
         if ctx.parent is None:
             ANYWHERE.update((flag, flag in args) for flag in ANYWHERE)
-            args = ["--help" if word == "--help-all" else word for word in args if word != "--debug"]
+            args = [
+                "--help" if word == "--help-all" else word for word in args if word != "--debug"
+            ]
         return super().parse_args(ctx, args)
 
     def resolve_command(self, ctx, args):
         name, resolved, rest = super().resolve_command(ctx, args)
         if resolved is not None and name in BUILDERS:
+            asks = ["--help"] if ctx.resilient_parsing else []  # a shell shows helps, too
             with errors_shown():
-                resolved = BUILDERS[name](rest)
+                resolved = BUILDERS[name]([*rest, *asks])
         return name, resolved, rest
 
 
@@ -143,16 +146,20 @@ def command(
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        everyday = options.EVERYDAY[label].split() if label in options.EVERYDAY and classes else None
-        if not more:
-            runner = _runner(function, classes, everyday, (), unused, {})
-            return parent.command(name=label, cls=Command)(runner)
+        everyday = (
+            options.EVERYDAY[label].split() if label in options.EVERYDAY and classes else None
+        )
+        if not classes:
+            return parent.command(name=label, cls=Command)(
+                _runner(function, (), None, (), (), None)
+            )
 
         def build(arguments: list[str]) -> TyperCommand:
             app = typer.Typer(add_completion=False)
             without = unused(arguments) if callable(unused) else unused
-            values = in_force(arguments) if {"-h", "--help"} & {*arguments} else {}
-            runner = _runner(function, classes, everyday, more(arguments), without, values)
+            values = in_force(arguments) if {"-h", "--help"} & {*arguments} else None
+            panels = more(arguments) if more else ()
+            runner = _runner(function, classes, everyday, panels, without, values)
             app.command(name=label, cls=Command)(runner)
             return typer.main.get_command(app)
 
@@ -200,9 +207,10 @@ def _runner(
     everyday: Sequence[str] | None,
     more: Panels,
     unused: Sequence[str],
-    in_force: dict,
+    in_force: dict | None,
 ) -> Callable:
-    """Wrap the function in one whose signature has a flag for each field."""
+    """Wrap the function in one whose signature has a flag for each field. in_force: None: nobody
+    asks for help."""
     declared = list(inspect.signature(function).parameters.values())
     named, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
     named = [p for p in named if p.name not in unused]
@@ -211,7 +219,8 @@ def _runner(
     names = {p.name for p in named}  # of all flags; a field that comes again adds none
     sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
-        help_texts, kinds = settings.docs(cls), typing.get_type_hints(cls)
+        help_texts = {} if in_force is None else settings.docs(cls)  # which takes time
+        kinds = typing.get_type_hints(cls)
         without = settings.unflagged(cls)
         for field in fields(cls):
             kind = kinds[field.name]
@@ -227,7 +236,7 @@ def _runner(
             first = everyday is None or field.name in everyday
             panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
-            default = in_force.get(field.name, default)
+            default = (in_force or {}).get(field.name, default)
             parameters.append(
                 _flag(field.name, kind, default, help_texts.get(field.name, ""), panel)
             )

@@ -135,7 +135,9 @@ def place_in_loaded(error: BaseException) -> str:
     """Return the last line of the user's files that an exception has passed, as "FILE, line 14, in
     run"; "" of none."""
     places = [
-        f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}".replace(", in <module>", "")
+        f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}".replace(
+            ", in <module>", ""
+        )
         for frame in traceback.extract_tb(error.__traceback__)
         if frame.filename in LOADED
     ]

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies
 
 from config.errors import UserError, first_line
 from config.files import is_file
@@ -233,6 +232,8 @@ def check_hub(model: str | Path) -> None:
 
 def _answers(url: str) -> bool:
     """Tell whether a server takes a connection, or a proxy stands before it."""
+    from urllib.request import getproxies
+
     place, found = urlsplit(url), threading.Event()
 
     def connect() -> None:
