@@ -465,7 +465,7 @@ def beginning(
 def check_trained(folder: Path) -> None:
     """Raise a UserError for a folder that is no run with a checkpoint."""
     if not any((folder / "checkpoints").glob("step-*")) or "run" not in begun(folder, None):
-        near = meant(folder.name, os.listdir(folder.parent) if folder.parent.is_dir() else ())
+        near = meant(folder.name, {path.name for path in folder.parent.glob("*")} - {folder.name})
         raise UserError(f"{folder} is no run with a checkpoint.{near}")
 
 

@@ -138,9 +138,9 @@ def command(
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    more: returns further settings classes from the arguments. unused: parameters and fields that are no
-    flags here, or what returns them from the arguments. in_force: returns from the arguments the
-    values that the help shows, of those that are not the classes' own. A UserError becomes one
+    more: returns further settings classes from the arguments. unused: parameters and fields that
+    are no flags here, or what returns them from the arguments. in_force: returns from the arguments
+    the values that the help shows, of those that are not the classes' own. A UserError becomes one
     sentence and exit code 2.
     """
 

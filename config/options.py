@@ -393,7 +393,7 @@ class EvalConfig(ModelConfig):
     server; empty = the model itself"""
     suite: str = ""
     """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
-    a file (my_suite.py); each has settings of its own (--suite NAME --help); empty = the files of
+    a file (my_suite.py); each has settings of its own (--suite NAME --help-all); empty = files of
     --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, or what the suite makes tasks of; splits of the hub
@@ -544,7 +544,7 @@ class StreamConfig(ModelConfig):
     suite: str = "bandit"
     """whose tasks are worked on, a suite whose tasks answer back (docs/streams.md): bandit =
     generated, needs nothing; others by name, such as llb-db, or as a file (my_suite.py); each has
-    settings of its own (--suite NAME --help)"""
+    settings of its own (--suite NAME --help-all)"""
     path: str = ""
     """file of the tasks, a folder for alfworld; empty = the suite's own few, where it has some"""
     held_out: str = ""
@@ -618,7 +618,7 @@ class BuildConfig(Settings):
     """The sets of `data build`."""
 
     suite: str = "ruler-hqa"
-    """whose tasks are written, each with settings of its own (--suite NAME --help): ruler-hqa =
+    """whose tasks are written, each with settings of its own (--suite NAME --help-all): ruler-hqa =
     questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
     one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions; ruler = RULER's
     tasks; or a file (my_suite.py)"""

@@ -152,14 +152,17 @@ def _shown(path: str) -> str:
 
 
 @contextmanager
-def told(kind: type[UserError] = UserError) -> Iterator[None]:
-    """Turn an exception out of a file of the user's into one sentence, with file and line."""
+def told(kind: type[UserError] = UserError, file: str = "") -> Iterator[None]:
+    """Turn an exception out of a file of the user's into one sentence, with file and line.
+
+    file: one whose values are at fault where the exception is none of its own.
+    """
     try:
         yield
     except (UserError, StopIteration):
         raise
     except Exception as error:
-        if not (place := place_in_loaded(error)):
+        if not (place := place_in_loaded(error) or file):
             raise
         raise kind(f"{place}: {one_line(error)} (--debug shows the traceback).") from error
 

@@ -23,6 +23,7 @@ from urllib.parse import urlsplit
 from config.errors import UserError, first_line
 from config.files import is_file
 from config.foreign import check_parts, from_json
+from config.options import TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +211,8 @@ def check_hub(model: str | Path) -> None:
     Where the hub does not answer, what is in the cache is taken from there without asking it again:
     each file would otherwise be tried for, five times over.
     """
-    if not HUB.fullmatch(str(model)) or str(model) in PACKAGED or named_folder(model).exists():
+    known = str(model) in (*PACKAGED, TINY) or named_folder(model).exists()
+    if known or not HUB.fullmatch(str(model)):
         return
     from huggingface_hub import constants
 

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from config.errors import UserError
 from config.files import is_file, read_yaml
 from config.flags import given_in
-from config.plugins import Finder, told
+from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
 from config.terminal import say
 from data import Task
@@ -297,7 +297,7 @@ def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
 def columns(suite: Suite, scope: Scope) -> list[Column]:
     """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
     code of a file of the user's fails."""
-    with told():
+    with told(file=suite.name if is_path(suite.name) else ""):
         found = [*suite.columns(scope)]
         places = Counter((column.question, column.length) for column in found)
     if not found or max(places.values()) > 1:
@@ -309,7 +309,7 @@ def columns(suite: Suite, scope: Scope) -> list[Column]:
 
 
 def _made(suite: Suite, column: Column) -> list[Task]:
-    with told():
+    with told(file=suite.name if is_path(suite.name) else ""):
         tasks = [*column.make()]  # which may be a generator
     if others := [type(task).__name__ for task in tasks if not isinstance(task, Task)]:
         raise UserError(f"The suite {suite.label} makes {others[0]}s, which are no tasks.")
