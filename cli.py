@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -22,7 +21,18 @@ from commands.groups import add_groups
 from config import options
 from config.errors import UserError
 from config.files import run_path
-from config.flags import HELP, AgentName, CommandGroup, command
+from config.flags import (
+    DRY_RUN,
+    HELP,
+    RESUME,
+    AgentName,
+    CommandGroup,
+    Compat,
+    Config,
+    Preset,
+    command,
+)
+from config.machine import check_here
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -31,7 +41,7 @@ from config.options import (
     RunConfig,
     SFTConfig,
 )
-from config.realmodels import check_here, titled
+from config.realmodels import titled
 from memagent import ReadConfig
 
 # Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
@@ -48,23 +58,6 @@ app = typer.Typer(
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
-        from commands.doctor import version
-
-        typer.echo(version())
-        raise typer.Exit
-
-
-@app.callback()
-def _main(
-    version: Annotated[
-        bool, typer.Option("--version", is_eager=True, callback=_version, help="print the commit")
-    ] = False,
-):
-    pass
-
-
 def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
     """Merge fields by section: of a config file, over them those of --compat, then flags."""
     flags = {name: value for fields in given.values() for name, value in fields.items()}
@@ -75,27 +68,6 @@ def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list
     ]
 
 
-Config = Annotated[
-    Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")
-]
-Preset = Annotated[
-    str,
-    typer.Option(
-        help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
-    ),
-]
-Compat = Annotated[
-    str,
-    typer.Option(
-        help="imitate a published system wherever the agent's settings can: paper or upstream; "
-        "prints what it sets and what it cannot imitate",
-        rich_help_panel="How the agent reads",
-    ),
-]
-RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
-
-
 @command(
     app,
     RunConfig,
@@ -103,7 +75,7 @@ DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an exp
     ReadConfig,
     more=find.own_flags,
     unused=find.unused_in_training,
-    in_force=partial(find.in_force, training=True),
+    in_force=find.in_training,
 )
 def train(
     config: Config = None,
@@ -188,7 +160,7 @@ def export(
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
-    find.check_trained(run)
+    find.check_trained(run, step, out)
     typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export
 
@@ -206,7 +178,7 @@ def export(
     ReadConfig,
     more=find.flags_of_evaluation,
     unused=find.unused_in_evaluation,
-    in_force=partial(find.in_force, flag="agents"),
+    in_force=find.in_evaluation,
 )
 def _eval(
     config: Config = None,
@@ -215,8 +187,7 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
-    stopped."""
+    """Evaluate agents: accuracy by length with n and a 95 % interval; a second call goes on."""
     from eval import run_suite
     from tasks import hub
 
@@ -247,13 +218,7 @@ def _eval(
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
-@command(
-    app,
-    AskConfig,
-    ReadConfig,
-    more=find.own_flags,
-    in_force=partial(find.in_force, usual=options.READER),
-)
+@command(app, AskConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
 def ask(
     words: Annotated[
         list[str] | None,
@@ -278,11 +243,6 @@ def ask(
     from commands.ask import ask as run_ask
 
     config, how = AskConfig(**settings), How(reader, preset, compat, agent)
-    if words and not resume:
-        by = config.model or "the model that is found (--model)"
-        where = Path(config.runs, config.name or "ask-DATE")
-        line = f"Reading {' '.join(words[:-1])} by {by}; results go to {where}."
-        typer.echo(line, err=config.json)
     check_here(config)
     run_ask(words or [], config, how, resume, also or ())
 
@@ -304,14 +264,7 @@ def show(
     run_show(path, step, task, wrong, n, agent)
 
 
-@command(
-    app,
-    PlanConfig,
-    GRPOConfig,
-    ReadConfig,
-    more=find.own_flags,
-    in_force=partial(find.in_force, training=True),
-)
+@command(app, PlanConfig, GRPOConfig, ReadConfig, more=find.own_flags, in_force=find.in_training)
 def plan(
     name: AgentName = "",
     preset: Preset = "default",

@@ -14,7 +14,7 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import suites
@@ -34,7 +34,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import check_here, check_model, settings_folder, titled
+from config.realmodels import check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -439,6 +439,7 @@ def beginning(
     UserError, before torch is loaded: its folder is another run's, its data is not there, or this
     machine lacks the device or the model (unless it is a `dry` run).
     """
+    from config.machine import check_here
     from tasks import readers
     from tasks.episodes import is_conversations
     from tasks.sources import check_sources, parts_of
@@ -462,11 +463,19 @@ def beginning(
     return run
 
 
-def check_trained(folder: Path) -> None:
-    """Raise a UserError for a folder that is no run with a checkpoint."""
-    if not any((folder / "checkpoints").glob("step-*")) or "run" not in begun(folder, None):
-        near = meant(folder.name, {path.name for path in folder.parent.glob("*")} - {folder.name})
-        raise UserError(f"{folder} is no run with a checkpoint.{near}")
+def check_trained(folder: Path, step: int | None = None, out: Path | None = None) -> None:
+    """Raise a UserError for a folder that is no run with a checkpoint (of this step), and for
+    places of an export that are taken."""
+    names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    steps = sorted(int(name) for name in names if name.isdigit())
+    if not steps or "run" not in begun(folder, None):
+        raise UserError(f"{folder} is no run with a checkpoint.{files.near_run(folder)}")
+    if step is not None and step not in steps:
+        kept = ", ".join(map(str, steps))
+        raise UserError(f"{folder} has no checkpoint of step {step}; there are {kept}.")
+    places = (out, out.absolute().with_name(f"{out.absolute().name}-adapter")) if out else ()
+    if taken := next((place for place in places if place.exists()), None):
+        raise UserError(f"{taken} is there already: give another --out.")
 
 
 def resolve(
@@ -601,6 +610,11 @@ def in_force(
         fields |= asdict(GRPOConfig(**preset["grpo"] | find(agents[0]).training))
     fields |= asdict(_config(find(agents[0]), of_model(model) | preset["agent"]))
     return fields | {name: value for values in stored.values() for name, value in values.items()}
+
+
+in_training = partial(in_force, training=True)
+in_evaluation = partial(in_force, flag="agents")
+in_reading = partial(in_force, usual=options.READER)
 
 
 def _panel(name: str) -> tuple[str, type, int]:

@@ -7,7 +7,7 @@ Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Annotated
 
 import typer
 
@@ -15,13 +15,29 @@ import suites
 from agents import find
 from config.files import run_path
 from config.flags import AgentName, Panels, command, lazy
-from config.options import READER, ServeConfig, StreamConfig
-from config.realmodels import check_here
+from config.machine import check_here
+from config.options import ServeConfig, StreamConfig
 from memagent import ReadConfig
 
 
+def _print_version(asked: bool) -> None:
+    if asked:
+        from commands.doctor import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+Version = typer.Option("--version", is_eager=True, callback=_print_version, help="print the commit")
+
+
+def _flags(version: Annotated[bool, Version] = False):
+    """Have the flags of no command."""
+
+
 def add_groups(app: typer.Typer) -> None:
-    """Add the commands to an app."""
+    """Add the commands to an app, and its own flags."""
+    app.callback()(_flags)
     about = "Look at, convert and build tasks."
     lazy(app, "data", about, "commands.datasets:data_app")
     about = "Show and compare memory stores, and their history."
@@ -60,9 +76,7 @@ def stream_command(app: typer.Typer) -> None:
 def serve_command(app: typer.Typer) -> None:
     """Register the command with its flags."""
 
-    in_force = partial(find.in_force, usual=READER)
-
-    @command(app, ServeConfig, ReadConfig, more=find.own_flags, in_force=in_force)
+    @command(app, ServeConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
         from commands.ask import How

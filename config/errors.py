@@ -10,9 +10,20 @@ from __future__ import annotations
 
 import errno
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
+
+debugging = False
+"""Whether the command line has --debug."""
+
+
+def show_traceback() -> None:
+    """Print the traceback of the exception at hand, if the user asks for such."""
+    if debugging:
+        traceback.print_exc(file=sys.stderr)
 
 
 class UserError(Exception):

@@ -17,11 +17,11 @@ import functools
 import importlib
 import inspect
 import re
-import traceback
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
@@ -30,7 +30,7 @@ from rich.markup import escape
 from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
-from config import options, settings
+from config import errors, options, settings
 from config.errors import UserError, clean, clip, no_room
 from config.files import read_yaml
 from config.plugins import told
@@ -53,19 +53,46 @@ AgentName = Annotated[
         "model's",
     ),
 ]
+Config = Annotated[
+    Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")
+]
+Preset = Annotated[
+    str,
+    typer.Option(
+        help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
+    ),
+]
+Compat = Annotated[
+    str,
+    typer.Option(
+        help="imitate a published system wherever the agent's settings can: paper or upstream; "
+        "prints what it sets and what it cannot imitate",
+        rich_help_panel="How the agent reads",
+    ),
+]
+RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
+DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
 
 HELP = {"help_option_names": ["-h", "--help"]}
-ANYWHERE = {"--help-all": False, "--debug": False}
-"""Flags of every command, wherever they stand, and whether this command line has them."""
+NEAR = 0.75  # likeness of a flag that is offered for another, of 1
+everything = {"shown": False}  # whether this command line has --help-all
 
 
 @functools.cache
 def help_data() -> dict:
     """Return the examples of commands, and what others call our flags."""
     return read_yaml(Path(__file__).with_name("help.yaml"))
+
+
+def _examples(ctx: typer.Context) -> str:
+    """Return what stands below a command's help: lines that can be pasted."""
+    lines = help_data()["examples"].get(ctx.command_path.partition(" ")[2], ())
+    return "\n".join(
+        ["Examples:", *(f"python cli.py {escape(line)}" for line in lines)] * bool(lines)
+    )
 
 
 class Command(TyperCommand):
@@ -77,22 +104,21 @@ class Command(TyperCommand):
         except NoSuchOption as error:
             ours = {name for p in self.params for name in p.opts if name.startswith("--")}
             other = help_data()["names"].get(error.option_name, "").split()
-            guess = [name for name in other if name in ours] or [*(error.possibilities or ())]
+            guess = [name for name in other if name in ours]
+            guess = guess or get_close_matches(error.option_name, ours, n=2, cutoff=NEAR)
             error.possibilities = None
-            error.message += f". Did you mean {' or '.join(guess[:3])}?" if guess else "."
+            error.message += f". Did you mean {' or '.join(guess)}?" if guess else "."
             raise
 
     def format_help(self, ctx, formatter):
-        name = ctx.command_path.partition(" ")[2]
-        lines = [f"python cli.py {words}" for words in help_data()["examples"].get(name, ())]
-        parts = ["\n".join(["Examples:", *map(escape, lines)])] if lines else []
+        parts = [_examples(ctx)]
         more = [p for p in self.params if getattr(p, "rich_help_panel", None)]
-        if more and not ANYWHERE["--help-all"]:
+        if more and not everything["shown"]:
             for parameter in self.params:
                 parameter.hidden = parameter in more
                 parameter.help = _brief(parameter.help or "")
             parts.append(f"--help-all lists {len(more)} more flags.")
-        self.epilog = "\n\n".join(parts)
+        self.epilog = "\n\n".join(filter(None, parts))
         super().format_help(ctx, formatter)
 
 
@@ -112,11 +138,22 @@ class CommandGroup(TyperGroup):
 
     def parse_args(self, ctx, args):
         if ctx.parent is None:
-            ANYWHERE.update((flag, flag in args) for flag in ANYWHERE)
-            args = [
-                "--help" if word == "--help-all" else word for word in args if word != "--debug"
-            ]
+            errors.debugging, everything["shown"] = "--debug" in args, "--help-all" in args
+            args = [{"--help-all": "--help"}.get(word, word) for word in args if word != "--debug"]
         return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx):
+        """List commands by panels, of the list of all commands."""
+        panels = help_data()["panels"] if ctx.parent is None else {}
+        for title, words in panels.items():
+            for name in words.split():
+                self.commands[name].rich_help_panel = title
+        ordered = [name for words in panels.values() for name in words.split()]
+        return [*ordered, *(name for name in super().list_commands(ctx) if name not in ordered)]
+
+    def format_help(self, ctx, formatter):
+        self.epilog = _examples(ctx) + "\n\nCOMMAND --help explains one." * (ctx.parent is None)
+        super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx, args):
         name, resolved, rest = super().resolve_command(ctx, args)
@@ -284,8 +321,7 @@ def errors_shown() -> Iterator[None]:
         with told():
             yield
     except UserError as error:
-        if ANYWHERE["--debug"]:
-            traceback.print_exc()
+        errors.show_traceback()
         typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
         raise typer.Exit(error.status) from None
     except Stopped as stop:

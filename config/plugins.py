@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from config.errors import UserError, meant
+from config.errors import UserError, meant, show_traceback
 from config.files import is_file
 
 ROOT = Path(__file__).parent.parent
@@ -165,6 +165,20 @@ def told(kind: type[UserError] = UserError, file: str = "") -> Iterator[None]:
         if not (place := place_in_loaded(error) or file):
             raise
         raise kind(f"{place}: {one_line(error)} (--debug shows the traceback).") from error
+
+
+SAID: set[str] = set()
+
+
+def failure(error: Exception) -> UserError:
+    """Return the failure of one reading by an exception of its agent, which is counted; of a file
+    of the user's its place is said, once."""
+    if (place := place_in_loaded(error)) and place not in SAID:
+        SAID.add(place)
+        show_traceback()
+        said = f"{place}: {one_line(error)}; such readings count as failed"
+        print(f"{said} (--debug shows the traceback).", file=sys.stderr, flush=True)
+    return UserError(one_line(error))
 
 
 def load_function(place: str, flag: str) -> Callable:

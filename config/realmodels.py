@@ -1,29 +1,23 @@
 """What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `titled`, `is_gguf`, `check_model`, `check_here`, `check_hub`,
-`named_folder`, `is_adapter`, `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves
-out: fetching and converting (models/packaged.py, models/convert.py). No torch.
+Holds: `Packaged`, `PACKAGED`, `titled`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
+`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is here of it
+(config/machine.py), fetching and converting (models/packaged.py, models/convert.py). No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
-import socket
-import sys
-import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from config.errors import UserError, first_line
 from config.files import is_file
 from config.foreign import check_parts, from_json
-from config.options import TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,83 +168,6 @@ def _instead(path: Path, missing: str) -> str:
                 found = {"name": name, "folder": Path(name).parent}
                 return sentence.format(path=path, missing=missing, **found)
     return f"{path} is an empty folder: {WANTED}."
-
-
-# ---------------------------------------------------------------- what this machine lacks
-
-HUB_S = 3.0
-"""Longest time in which the hub must take a connection."""
-
-
-def check_here(config: object) -> None:
-    """Raise a UserError for what the settings of a command name and this machine lacks: a device,
-    or a model of the hub (`check_hub`). torch is not loaded for it."""
-    if _lacks(config.device):
-        raise UserError(f"No device {config.device} was found; use --device cpu.")
-    answerer = getattr(config, "answerer", "").removeprefix("hf:")
-    for name in (config.model, getattr(config, "untrained", ""), answerer):
-        if name and name != "base" and not getattr(config, "endpoint", ()):
-            check_hub(base_of(name))
-
-
-def _lacks(device: str) -> bool:
-    """Tell whether a device is certainly none of this machine's, or of the installed torch."""
-    if device == "mps":
-        return sys.platform != "darwin"
-    found = importlib.util.find_spec("torch") if device == "cuda" else None
-    if found is None or not found.origin:
-        return False
-    version = Path(found.origin).with_name("version.py")
-    built = version.read_text(encoding="utf-8") if version.is_file() else "cuda = '"
-    return not re.search(r"^(cuda|hip)\b.*= '", built, re.M)
-
-
-def check_hub(model: str | Path) -> None:
-    """Raise a UserError for a model of the hub that is not in its cache and cannot be fetched now.
-
-    Where the hub does not answer, what is in the cache is taken from there without asking it again:
-    each file would otherwise be tried for, five times over.
-    """
-    known = str(model) in (*PACKAGED, TINY) or named_folder(model).exists()
-    if known or not HUB.fullmatch(str(model)):
-        return
-    from huggingface_hub import constants
-
-    cached = Path(constants.HF_HUB_CACHE, f"models--{str(model).replace('/', '--')}", "snapshots")
-    if not constants.HF_HUB_OFFLINE:
-        if _answers(constants.ENDPOINT):
-            return
-        constants.HF_HUB_OFFLINE = True
-        os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that begin from here
-        why = f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached"
-    else:
-        why = "HF_HUB_OFFLINE is set"
-    if not any(cached.glob("*/config.json")):
-        raise UserError(
-            f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder or "
-            "--model smollm2-reader."
-        )
-
-
-def _answers(url: str) -> bool:
-    """Tell whether a server takes a connection, or a proxy stands before it."""
-    from urllib.request import getproxies
-
-    place, found = urlsplit(url), threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
-        except OSError:
-            return
-        found.set()
-
-    if place.scheme in getproxies():
-        return True
-    trial = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no time limit
-    trial.start()
-    trial.join(HUB_S)
-    return found.is_set()
 
 
 def named_folder(model: str | Path) -> Path:

@@ -20,7 +20,6 @@ from config.files import is_file, read_yaml
 from config.flags import given_in
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
-from config.terminal import say
 from data import Task
 
 if TYPE_CHECKING:
@@ -164,6 +163,8 @@ class Suite(Settings):
 
         UserError: there is none, or what it needs is missing.
         """
+        from config.terminal import say
+
         environment = self.environment(scope)
         if environment is None:
             raise UserError(
