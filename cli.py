@@ -249,16 +249,16 @@ def ask(
 
 @command(app)
 def show(
-    path: Annotated[Path, typer.Argument(help="a run's folder, or a file of trajectories")],
+    path: Annotated[Path, typer.Argument(help="a run's folder, or a file of readings")],
     step: Annotated[int | None, typer.Option(help="only this training step")] = None,
     task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
-    wrong: Annotated[bool, typer.Option(help="only trajectories with reward 0")] = False,
+    wrong: Annotated[bool, typer.Option(help="only readings with reward 0")] = False,
     n: Annotated[int, typer.Option("--n", help="how many")] = 3,
     agent: Annotated[
         str, typer.Option(help="the file of an agent of your own, which then shows its turns")
     ] = "",
 ):
-    """Print trajectories: each section, the memory before and after, the answer, the reward."""
+    """Print readings: each section, the memory before and after, the answer, the reward."""
     from commands.show import show as run_show
 
     run_show(path, step, task, wrong, n, agent)

@@ -601,6 +601,7 @@ def in_force(
     _, stored = _begun_by(given)
     run = stored.get("run", {}) | stored.get("eval", {}) | given
     model = run.get("model") or (None if run.get("endpoint") else usual)
+    model = EMBEDDED if model == options.TINY else model
     agents = agents_of(arguments, flag)
     preset = preset_of(given.get("preset", "default"), agents[0])
     fields = preset["run"] | {flag: agents[0]}

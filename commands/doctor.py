@@ -143,7 +143,7 @@ def numbers() -> Iterator[Finding]:
 
 
 def models() -> Iterator[Finding]:
-    """List the real models at hand: packaged, converted, in the hub's cache."""
+    """List the real models that are here: packaged, converted, in the hub's cache."""
     from config.errors import UserError
     from models.packaged import at_hand
 
@@ -201,11 +201,17 @@ def show() -> bool:
 
     console.print("Looking at this machine, the packages, engines and models.")
     marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
-    table = Table("", "found", "", "what to do")
+    table = Table("", "found", "")
     checked = findings()
+    pinned = {f.item for f in packages() if f.state == "ok"}
+    table.add_row("packages", f"{len(pinned)} as tested", "ok")
     for f in checked:
-        table.add_row(f.item, f.value, marks[f.state], f.advice)
+        if f.item not in pinned:  # what is to be done stands alone, to be copied whole
+            table.add_row(f.item, f.value, marks[f.state])
     console.print(table)
+    for f in checked:
+        if f.advice:
+            console.print(f"{f.item}: {f.advice}", markup=False, soft_wrap=True)
     missing = ", ".join(f.item for f in checked if f.state == "missing")
     console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
     return not missing

@@ -35,7 +35,7 @@ from config.settings import (
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
 TINY = "tiny"  # its name as a --model of `ask`
-# the real model that reads where nothing else is at hand, as a --model and for a person
+# the real model that reads where nothing else is found, as a --model and for a person
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
 
@@ -124,7 +124,7 @@ class TrainConfig(Settings):
     """tasks (groups) per step; a list has one number per task length, the last one for all further
     lengths"""
     outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
-    """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
+    """reward of a reading: exact = 1 for an accepted answer in the required form, ignoring case,
     blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
     punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
@@ -162,7 +162,7 @@ class TrainConfig(Settings):
     """gradient checkpointing: recompute activations in the backward pass instead of storing them;
     saves memory, takes about a third longer"""
     in_flight: Count = 256
-    """maximum number of trajectories in flight"""
+    """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0
     """seed of everything random"""
 
@@ -179,17 +179,17 @@ class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
     group_size: Count = 16
-    """G, trajectories of one task"""
+    """G, readings of one task"""
     updates_per_rollout: Count = 1
-    """optimizer steps per rollout, each on its own share of the trajectories"""
+    """optimizer steps per rollout, each on its own share of the readings"""
     rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
     """approximate number of turns per optimizer step, instead of updates_per_rollout: longer
-    documents then give more steps, each on whole trajectories; 0 = use updates_per_rollout"""
+    documents then give more steps, each on whole readings; 0 = use updates_per_rollout"""
     without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
     credit: Literal["share", "split"] = "share"
-    """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
+    """advantage of a turn: share = the advantage of its reading; split = that advantage divided
     by the number of turns"""
     normalisation: Literal["mean", "std"] = "std"
     """advantages within a group: mean = rewards minus their mean; std = also divided by their
@@ -198,8 +198,8 @@ class GRPOConfig(TrainConfig):
         "token_mean"
     )
     """average of the token losses: token_mean = over all tokens of an optimizer step on all
-    ranks; row_mean = over trajectories, of the sum over turns of their token means; turn_mean =
-    over turns, of their token means; trajectory_mean = over trajectories, of the mean over turns of
+    ranks; row_mean = over readings, of the sum over turns of their token means; turn_mean =
+    over turns, of their token means; trajectory_mean = over readings, of the mean over turns of
     their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
     out by without_signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
@@ -224,7 +224,7 @@ class GRPOConfig(TrainConfig):
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
     Not checked with --top-p below 1, where they differ anyway"""
     turns_per_trajectory: Annotated[int, NOT_NEGATIVE] = 0
-    """train on this many update turns of a trajectory, drawn at random and weighted up to stay
+    """train on this many update turns of a reading, drawn at random and weighted up to stay
     unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
     the reverse) is always trained whole"""
     temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
@@ -299,7 +299,7 @@ class RunConfig(Settings):
     """folder of LoRA adapters to go on from, as a run leaves them in RUNS/NAME/adapter; --lora-rank
     is theirs"""
     reward: str = ""
-    """path.py:function that scores a finished trajectory, instead of the agent's own reward"""
+    """path.py:function that scores a finished reading, instead of the agent's own reward"""
     save_every: Count = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: Annotated[int, NOT_NEGATIVE] = 1
@@ -316,7 +316,7 @@ class RunConfig(Settings):
     num_nodes: Annotated[Count, UNFLAGGED] = 1
     """machines with --devices devices each; start the command on all of them with torchrun"""
     keep_trajectories: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
+    """write all readings of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
     lightning.pytorch.loggers.WandbLogger, or path.py:Class; each is told every step
@@ -415,13 +415,13 @@ class EvalConfig(ModelConfig):
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
-    """whole trajectories to keep per agent, length and temperature; the report shows some of
+    """whole readings to keep per agent, length and temperature; the report shows some of
     them"""
     in_flight: Count = 256
-    """maximum number of trajectories in flight; fewer where their documents would fill the
+    """maximum number of readings in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""
     retries: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
+    """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
     part: Annotated[str, AfterValidator(_part)] = ""
@@ -470,7 +470,7 @@ class AnsweringConfig(ModelConfig):
 
     model: str = ""
     """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
-    = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
+    = what is found: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     quantise: bool = False
@@ -698,8 +698,8 @@ REMOVED = {
 PANELS: dict[str, str] = {
     "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
     "What it is trained on": "data shuffle lengths kinds validation validation_n",
-    "What is learnt": "outcome also others mistakes first_token reward credit normalisation aggregation alpha turns_per_trajectory "
-    "clip_low clip_high kl importance",
+    "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
+    "aggregation alpha turns_per_trajectory clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
     "redo_failed part constants fixed_order retries seed",
