@@ -69,8 +69,8 @@ def check_hub(model: str | Path) -> None:
         why = "HF_HUB_OFFLINE is set"
     if not any(cached.glob("*/config.json")):
         raise UserError(
-            f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder or "
-            "--model smollm2-reader."
+            f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder, "
+            "or a name that needs no hub, such as smollm2."
         )
 
 
