@@ -21,17 +21,7 @@ from commands.groups import add_groups
 from config import options
 from config.errors import UserError
 from config.files import run_path
-from config.flags import (
-    DRY_RUN,
-    HELP,
-    RESUME,
-    AgentName,
-    CommandGroup,
-    Compat,
-    Config,
-    Preset,
-    command,
-)
+from config.flags import DRY_RUN, RESUME, AgentName, CommandGroup, Compat, Config, Preset, command
 from config.machine import check_here
 from config.options import (
     AskConfig,
@@ -53,7 +43,6 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    context_settings=HELP,
     help="Language models that read more than they can hold.",
 )
 
@@ -187,12 +176,12 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents: accuracy by length with n and a 95 % interval; a second call goes on."""
-    from eval import run_suite
-    from tasks import hub
+    """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
+    from tasks import hub, sources
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
+    sources.check_sources(eval_config.data)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -206,13 +195,16 @@ def _eval(
         name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
         for name in names
     }
-    for reader in agents.values():
-        if axes := find.axes(reader, compat=compat if reader.compat else ""):
-            typer.echo(axes)
-    by = titled(eval_config.served_as or eval_config.model)
+    engine = "extractive" if eval_config.engine == "extractive" else ""
+    by = titled(eval_config.served_as or eval_config.model or engine)
     where = run_path(eval_config.runs, eval_config.name)
     typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}; results go to {where}.")
     check_here(eval_config)
+    for reader in agents.values():
+        if axes := find.axes(reader, compat=compat if reader.compat else ""):
+            typer.echo(axes)
+    from eval import run_suite
+
     suite = suites.pinned(suite, typer.echo)
     folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")

@@ -76,7 +76,6 @@ DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an exp
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
 
-HELP = {"help_option_names": ["-h", "--help"]}
 NEAR = 0.75  # likeness of a flag that is offered for another, of 1
 everything = {"shown": False}  # whether this command line has --help-all
 
@@ -138,6 +137,7 @@ class CommandGroup(TyperGroup):
 
     def parse_args(self, ctx, args):
         if ctx.parent is None:
+            ctx.help_option_names = ["-h", "--help"]
             errors.debugging, everything["shown"] = "--debug" in args, "--help-all" in args
             args = [{"--help-all": "--help"}.get(word, word) for word in args if word != "--debug"]
         return super().parse_args(ctx, args)

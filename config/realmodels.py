@@ -59,7 +59,7 @@ ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
 
 def titled(model: str | Path) -> str:
     """Return what a --model is called in a sentence."""
-    return str(model) or "the embedded policy"
+    return str(model) or "the embedded policy (it knows generated English alone)"
 
 
 def is_gguf(model: str | Path) -> bool:
@@ -82,7 +82,8 @@ INSTEAD = {
     r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$":
         "{path} has pickled weights ({name}), which can run code when they are read: get the "
         "model's safetensors, or if you trust them write these by python -c \"from transformers "
-        "import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('{path}')\".",
+        "import AutoModelForCausalLM as M; "
+        "M.from_pretrained('{path}').save_pretrained('{path}')\".",
     r".*\.(h5|msgpack|onnx|npz)$":
         "{path} has weights that are not read ({name}): get the model's safetensors.",
     r".*\.gguf$": "{path} has a GGUF file: give {path}/{name}.",
@@ -97,7 +98,7 @@ it: the first that fits."""
 def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False) -> None:
     """Raise a UserError that names what a --model is, if it is none, and the way out.
 
-    Neither is anything of it loaded nor is the hub asked. weights, tokenizer: whether a folder needs
+    Nothing of it is loaded and the hub is not asked. weights, tokenizer: whether a folder needs
     them.
     """
     name, path = str(model), named_folder(model)

@@ -245,10 +245,7 @@ def from_config(config: object, settings: Mapping[str, object] = {}) -> Suite:
 
 def chosen(cls: type[Config], settings: Mapping[str, object]) -> tuple[Config, Suite]:
     """Divide the settings of a command: those of its class `cls`, and the suite with all others."""
-    from tasks.sources import check_sources
-
     config = cls(**{name: value for name, value in settings.items() if name in hints_of(cls)})
-    check_sources(getattr(config, "data", ()))
     suite = from_config(
         config, {n: value for n, value in settings.items() if n not in hints_of(cls)}
     )

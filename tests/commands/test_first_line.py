@@ -154,10 +154,15 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
     (tmp_path / "old" / "config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     begins = {
         ("train", "--name", "a", *runs): f"memagent learns from world, beginning with the embedded "
-        f"policy; results go to {tmp_path}/a.",
+        f"policy (it knows generated English alone); results go to {tmp_path}/a.",
         ("train", "--resume", "--name", "old", *runs): f"goes on in {tmp_path}/old.",
         ("sft", "--name", "a", *runs): "memagent learns from world",
-        ("eval", "--name", "e", *runs): "memagent, full, bm25 by the embedded policy: world",
+        (
+            "eval",
+            "--name",
+            "e",
+            *runs,
+        ): "memagent, full, bm25 by the embedded policy (it knows generated English alone): world",
         ("serve", "--model", "tiny", "--port", "0"): "Opening tiny",
         ("demo", "--short", *runs): "The demo trains memagent",
         ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",

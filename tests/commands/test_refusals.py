@@ -278,7 +278,7 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "adapters without weights": ({ADAPTERS[0]: adapters("a/b")}, "", "adapter_model.safetensors"),
     "adapters of a base that is gone": (
         {ADAPTERS[0]: adapters("/nowhere/base"), ADAPTERS[1]: ""}, "",
-        "name /nowhere/base as their base in adapter_config.json, which can name another place. No"),
+        "name /nowhere/base as their base in adapter_config.json, which can name another place."),
     "adapters of no base": ({ADAPTERS[0]: adapters(None), ADAPTERS[1]: ""}, "", "That is no model"),
     "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
     "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
