@@ -22,7 +22,6 @@ from config import options
 from config.errors import UserError
 from config.files import run_path
 from config.flags import DRY_RUN, RESUME, AgentName, CommandGroup, Compat, Config, Preset, command
-from config.machine import check_here
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -177,6 +176,7 @@ def _eval(
     agent: dict = {},
 ):
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
+    from config.machine import check_here
     from tasks import hub, sources
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
@@ -233,6 +233,7 @@ def ask(
     """Answer a question about documents, showing the memory as it changes and its pages."""
     from commands.ask import How
     from commands.ask import ask as run_ask
+    from config.machine import check_here
 
     config, how = AskConfig(**settings), How(reader, preset, compat, agent)
     check_here(config)

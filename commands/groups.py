@@ -15,7 +15,6 @@ import suites
 from agents import find
 from config.files import run_path
 from config.flags import AgentName, Panels, command, lazy
-from config.machine import check_here
 from config.options import ServeConfig, StreamConfig
 from memagent import ReadConfig
 
@@ -63,6 +62,8 @@ def stream_command(app: typer.Typer) -> None:
     @command(app, StreamConfig, ReadConfig, name="stream", more=more)
     def stream(given: dict = {}, agent: dict = {}):
         """Work on a suite's tasks again and again, and compare ways of remembering them."""
+        from config.machine import check_here
+
         config, suite = suites.chosen(StreamConfig, given)
         by = config.served_as or config.model or config.engine
         where = run_path(config.runs, config.name)
@@ -81,6 +82,7 @@ def serve_command(app: typer.Typer) -> None:
         """Answer chats of any length, as a server of OpenAI's protocol."""
         from commands.ask import How
         from commands.serve import run
+        from config.machine import check_here
 
         config = ServeConfig(**given)
         by = config.served_as or config.model or "the model that is found (--model)"

@@ -1,7 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`,
-`first_line`, `meant`, `loading`.
+Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `no_room`, `kept`, `clean`,
+`clip`, `first_line`, `meant`, `loading`, `show_traceback`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -47,6 +47,14 @@ class AgentError(UserError):
 
 class Unreachable(UserError):
     """A server that gave no answer, also after some tries: what needed it may be begun anew."""
+
+
+class Stopped(BaseException):
+    """A signal has ended the work (config/stops.py); advice: what is kept, and how to go on."""
+
+    def __init__(self, number: int, advice: str = "stopped."):
+        super().__init__(advice)
+        self.number = number
 
 
 NO_ROOM = {

@@ -31,10 +31,9 @@ from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 from config import errors, options, settings
-from config.errors import UserError, clean, clip, no_room
+from config.errors import Stopped, UserError, clean, clip, no_room
 from config.files import read_yaml
 from config.plugins import told
-from config.stops import Stopped
 
 # errors by which the operating system rejects a path, wherever in the program it is first used
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,

@@ -1,5 +1,5 @@
-"""What a command says first, its short help, near misses, a hub that does not answer, and the user's
-own code that fails."""
+"""What a command says first, its short help, near misses, a hub that does not answer, and code of
+the user's that fails."""
 
 import json
 import re
