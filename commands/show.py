@@ -1,4 +1,4 @@
-"""Print recorded trajectories.
+"""Print recorded readings.
 
 Holds: `show`. Leaves out: how one is rendered (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
@@ -15,7 +15,7 @@ from report.records import read_records
 
 
 def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: str = "") -> None:
-    """Print the first n of the trajectories that are meant.
+    """Print the first n of the readings that match.
 
     agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
     """
@@ -36,9 +36,9 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
             known = f"kept are those of {kept}"
             if not steps:
                 known = "they are of an evaluation, which has no steps"
-            raise UserError(f"{path} has no trajectories of step {step}; {known}.")
+            raise UserError(f"{path} has no readings of step {step}; {known}.")
     if not chosen:
-        raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
+        raise UserError(f"None of the {len(records)} readings in {path} matches.")
     for record in chosen[:n]:
         console.print(render_trajectory(record, agent=kind))
-    console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")
+    console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")

@@ -1,8 +1,8 @@
 """What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
-`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: fetching and converting
-(models/packaged.py, models/convert.py). No torch.
+Holds: `Packaged`, `PACKAGED`, `titled`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
+`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is here of it
+(config/machine.py), fetching and converting (models/packaged.py, models/convert.py). No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """
 
@@ -55,6 +55,11 @@ PACKAGED = {
 _SETTINGS = Path(__file__).parent.parent / "models" / "packages"
 ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
 """Adapters that come with the repository, by the name that stands for them as --model."""
+
+
+def titled(model: str | Path) -> str:
+    """Return what a --model is called in a sentence."""
+    return str(model) or "the embedded policy (it knows generated English alone)"
 
 
 def is_gguf(model: str | Path) -> bool:

@@ -99,10 +99,10 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_settings_are_flags_with_their_docstrings():
-    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help")))
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help-all")))
     for flag in ("group-size", "clip-high", "chunk-tokens", "lora-rank", "updates-per-rollout"):
         assert f"--{flag}" in text
-    assert "G, trajectories of one task (default: 16)" in text
+    assert "G, readings of one task (default: 16)" in text
     # what presets and files set, and what means nothing to the agent
     assert "--grad-clip" not in text and "--compat" not in text
     for words in ("train --grad-clip 1", "train --compat paper"):
@@ -196,7 +196,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, line
 
 @pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
 def test_no_flag_is_cut_in_80_columns(words):
-    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
+    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help-all"))
     assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
 
 

@@ -369,6 +369,7 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
     (tmp_path / "notes.txt").write_text("Anna reached Oslo.")
     ask, runs = ["ask", str(tmp_path / "notes.txt"), "Where?"], ["--runs", str(tmp_path)]
     (tmp_path / "t" / "config.yaml").write_text("")
+    (tmp_path / "damaged.jsonl").write_text('{"question": "Wh')
     wrong = {
         (*kind, *flags): words
         for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
@@ -387,6 +388,8 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         ("sft", "--validation", "no.json"): "No file at no.json",
         ("train", "--data", "world=1,no.json=2"): "No file at no.json",
         ("train", "--resume", *runs, "--name", "none"): "There is no run",
+        ("train", "--data", f"{tmp_path}/damaged.jsonl"): "line 1: this is not JSON",
+        ("export", f"{tmp_path}/t"): "is no run with a checkpoint",
         ("ask", "no.txt", "Where?"): "No file at no.txt", ("plan", "--model", "a/b/c"): "No model",
     }  # fmt: skip
     done = python("-c", CHILD, json.dumps([*wrong]), text=True)
