@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from data import Task
-from memagent import Agent, Prompt, ReadConfig, Trajectory, Turn
+from memagent import MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
 
 
 @dataclass(frozen=True)
-class Config(ReadConfig):
+class Config(MemAgentConfig):
     """Each field is a flag of `ask`, `train` and `eval`; the docstring below it is the help."""
 
     focus: str = "names and places"
@@ -29,7 +29,7 @@ class Config(ReadConfig):
     """most tokens of a response that earns the reward for being short"""
 
 
-class Notes(Agent):
+class Notes(MemAgent):
     """Keep one line of notes, rewritten after every section."""
 
     Config = Config
