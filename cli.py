@@ -268,18 +268,18 @@ def show(
     app, PlanConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["plan"], more=find.own_flags
 )
 def plan(
+    config: Config = None,
     name: AgentName = "",
     preset: Preset = "default",
     machine: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
-    """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
+    """Say what fits on a GPU, how long it takes and how to train it, before any download."""
     from commands.plan import show as show_plan
 
-    config = PlanConfig(**machine)
-    grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
-    show_plan(config, grpo_config, reader)
+    stored = find.stored_settings(config, grpo | agent | machine) if config else {}
+    show_plan(name, preset, stored, (machine, grpo, agent), config)
 
 
 @command(app)

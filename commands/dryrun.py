@@ -25,7 +25,7 @@ from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from memagent import Agent, Trajectory
 from models.packaged import if_here
-from models.plan import SIZES, SIZES_GIB, geometry, plan
+from models.plan import SIZES, SIZES_GIB, geometry, plan, smallest
 from models.setup import mode_of
 from tasks.episodes import is_conversations
 from tasks.sources import GENERATED, training_tasks
@@ -144,15 +144,8 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
         return
     devices, mode = run.devices * run.num_nodes, mode_of(config)
     what = f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights"
-    for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent, beside)
-        if p.fits:
-            say(
-                f"{what} fits {devices} GPU(s) of {gib} GiB, at most {p.rollout:.0f} GiB in the "
-                f"rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, sleep "
-                f"{p.sleep}."
-            )
-            return
+    if gib := smallest(lambda gib: plan(sizes, mode, gib, devices, config, agent, beside)):
+        return say(f"{what} fits {devices} GPU(s) of {gib} GiB.")
     say(f"{what} does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB.")
 
 

@@ -145,11 +145,14 @@ def say(text: str | Text, style: str = "", to: Console = console) -> None:
 
 def command_line(*words: object) -> str:
     """Return one of our commands as a shell takes it: with this Python, quoted where needed."""
-    here, named = Path(sys.executable), shutil.which("python")
-    known = named and Path(named).parent == here.parent  # the environment is active
+    python, named = Path(sys.executable), shutil.which("python")
+    if named and Path(named).parent == python.parent:  # the environment is active
+        python = "python"
+    elif python.is_relative_to(Path.cwd()):
+        python = python.relative_to(Path.cwd())
     script = Path(sys.argv[0])
     script = script if script.name == "cli.py" else "cli.py"  # else of a test or a launcher
-    return shlex.join(map(str, ("python" if known else here, script, *words)))
+    return shlex.join(map(str, (python, script, *words)))
 
 
 def next_step(why: str, *words: object, runs: str = "runs") -> None:

@@ -1,7 +1,7 @@
 """What is shown of a training: its reward and what else metrics.csv says of each step.
 
-Holds: `Training`, `read_training`, `amiss`, `steps_section`; `whole_rows`. Leaves out: who writes
-these files (report/runlog.py), plots (report/plots.py). No torch.
+Holds: `Training`, `read_training`, `amiss`, `troubles`, `steps_section`; `whole_rows`. Leaves out:
+who writes these files (report/runlog.py), plots (report/plots.py). No torch.
 Exercise it: `python cli.py train --steps 3`. Read next: report/page.py.
 """
 
@@ -17,7 +17,10 @@ from report import plots
 from report.markup import Markup, Section, figures
 
 # title of a plot -> line -> column of metrics.csv
-SIGNAL, MISMATCH = "Share of groups with signal", "Sampler and trainer, difference of log-probs"
+SIGNAL, MISMATCH = (
+    "Groups neither all right nor all wrong",
+    "Sampler and trainer, difference of log-probs",
+)
 PLOTS = {
     SIGNAL: {"with signal": "groups_without_signal"},
     MISMATCH: {"at most": "mismatch", "on average": "mismatch_mean"},
@@ -57,7 +60,7 @@ class Training:
     @property
     def note(self) -> str:
         """How to read what is drawn."""
-        parts = []
+        parts = [*troubles(self.rows).values()]
         if any(map(isfinite, self.errors)):
             parts.append("Band: the 95 % interval of a step's mean, by the spread of its groups.")
         if len(self.lengths) > 1:
@@ -78,6 +81,49 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
     return [sentence for sentence, n in sentences.items() if n]
 
 
+WATCHED = 5  # last steps: what holds in all of them is no accident
+
+
+def troubles(rows: Sequence[Mapping[str, object]]) -> dict[str, str]:
+    """Say what goes wrong in all of the last `WATCHED` steps (skipped updates: in any of them), and
+    the remedy: kind -> sentences. rows: of metrics.csv, or metrics as they come."""
+    last = rows[-WATCHED:]
+
+    def least(column: str) -> float:
+        values = [float(row.get(column) or 0) for row in last]
+        return min(values) if len(values) == WATCHED else 0.0
+
+    found = {}
+    if least("groups_without_signal") == 1:
+        rewards = [float(row["reward"]) for row in last]
+        if max(rewards) < 0.05:
+            why = "all answers are wrong. Warm the policy up by `sft` first and train what that leaves"
+            why += " (--model), or begin with shorter documents (--lengths)."
+        elif min(rewards) > 0.95:
+            why = "all answers are right. Ask for more: longer documents (--lengths), or stop here."
+        else:
+            why = (
+                "the answers to one question are all alike. Sample hotter (--temperature), or more"
+            )
+            why += " of each (--group-size)."
+        found["signal"] = f"Nothing is learnt of the last {WATCHED} steps' answers: {why}"
+    if least("memory_cut") > 0.95:
+        found["cut"] = (
+            "Nearly all memories are cut at their limit and lose their ends: raise --memory-tokens."
+        )
+    if least("answer_empty") > 0.95:
+        found["empty"] = (
+            "Nearly all answers are empty: raise --final-tokens, switch thinking off "
+            "(--no-thinking), or warm the policy up by `sft` first."
+        )
+    if any(float(row.get("skipped_updates") or 0) for row in last):
+        found["skipped"] = (
+            "Updates are skipped since their gradients are not finite: lower --lr, or compute in "
+            "--dtype float32."
+        )
+    return found
+
+
 def steps_section(training: Training) -> Section:
     """Show what else is known of each step; a line that is 0 everywhere or unknown is left out."""
     panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
@@ -91,7 +137,7 @@ def steps_section(training: Training) -> Section:
     return Section(
         "Training, step by step",
         figures(plots.curves(panels, "training step", "", [SIGNAL], LOGARITHMIC)),
-        "A group without signal, whose trajectories all have the same reward, teaches nothing. "
+        "A group whose readings are all right or all wrong teaches nothing. "
         "Sampler and trainer: by how much the log-probs of sampled tokens differ between the two.",
     )
 
