@@ -340,15 +340,19 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
 
 
 @pytest.mark.parametrize("words", PLANS)
-def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatch):
+def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatch, tmp_path):
     said, trained = PLANS[words]
+    monkeypatch.chdir(tmp_path)
+    for folder in ("hqa", "hqa-dev"):  # of the recipes, whose files `train` looks for
+        Path(folder).mkdir()
+        Path(folder, "hqa_20.jsonl.gz").touch()
+        Path(folder, "hqa_50.jsonl.gz").touch()
     words = words.replace("R/", f"{Path(cli.__file__).parent}/recipes/")
     out = run(f"plan {words}")
     assert said in " ".join(out.split())
     given = []
     monkeypatch.setattr(train, "run_and_report", lambda *settings: given.extend(settings[:3]))
-    python, script, *rest = shlex.split(out.splitlines()[-1])
-    run(*rest)
+    run(*shlex.split(out.splitlines()[-1])[2:])
     settings = {k: v for part in (*given[:2], given[2].config) for k, v in asdict(part).items()}
     assert {name: settings[name] for name in trained} == trained
     assert settings["engine"] == "vllm" and settings["model"].startswith("Qwen/")
