@@ -167,13 +167,9 @@ def export(
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
+    from commands.export import finish
 
-    folder = run_export(run, step, out, dtype, best, gguf, trust)
-    typer.echo(f"The policy is in {folder}.")
-    if push:
-        from commands.push import push as run_push
-
-        typer.echo(f"It is at {run_push(folder, push)}.")
+    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
 
 
 @command(

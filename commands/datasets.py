@@ -16,6 +16,7 @@ from commands.fewshot import few_shot_command
 from config.errors import UserError
 from config.flags import AgentGroup, command
 from config.options import BuildConfig, FilterConfig
+from config.terminal import next_step
 
 data_app = typer.Typer(
     cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
@@ -63,6 +64,7 @@ def convert(
     tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
     writers.write(out, tasks, to)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
+    next_step("look at them", "data", "look", out)
 
 
 @command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
@@ -109,14 +111,22 @@ def get(
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
+        place = f"hf:{fetch_embedder(out)}"
+        typer.echo(f"The embedder: --embedder {place}")
+        return next_step("find experiences by it", "stream", "--embedder", place)
     if name == "os-root":
         from tasks.sandbox import make_system
 
-        return make_system(typer.echo)
+        make_system(typer.echo)
+        return next_step("work in it", "stream", "--suite", "llb-os")
     from tasks.downloads import get as run_get
 
-    run_get(name, out, revision, typer.echo)
+    found = run_get(name, out, revision, typer.echo)
+    if name != "ruler-assets":
+        return next_step("look at it", "data", "look", found[0])
+    squad, questions, essays = found
+    words = questions, "ruler", "--suite", "ruler", "--squad", squad, "--haystack", essays
+    next_step("make sets of it", "data", "build", *words)
 
 
 few_shot_command(data_app)

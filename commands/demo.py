@@ -32,7 +32,7 @@ from config import files, stops
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig, StreamConfig
-from config.terminal import bar, console
+from config.terminal import bar, console, next_step
 from data import Task
 from tasks import ledger, worlds
 
@@ -300,6 +300,12 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     if plan.alone:
         facts["training_seconds"] = round(training_s, 1)
     _report(folder, plan, rows, facts)
+    if plan.alone:
+        words = "ask", "-", "Where is Anna?", "--model", folder / "model"
+        text = "Anna joined Boris. Clara met Felix. Boris toured Oslo."
+        next_step("ask it about a text of yours", *words, runs=runs, given=text)
+    else:
+        next_step("see what was wrong", "show", folder, "--wrong")
     return folder
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from pathlib import Path
 from config import files, stops
 from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import if_here
 from models.plan import SIZES, SIZES_GIB, geometry, plan, smallest
@@ -109,6 +111,8 @@ def dry_run(
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
     once = f" once {' and '.join(missing)} can be read" if missing else ""
     say(f"The run can begin{once}.")
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    next_step(f"begin it{once}", *words)
 
 
 def _brief(agent: Agent) -> Agent:
@@ -150,7 +154,7 @@ def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
 
 
 def _stand_in(run: RunConfig, folder: Path, say) -> Path:
-    """Make a model of the same architecture, with its tokenizer where that is at hand."""
+    """Make a model of the same architecture, with its tokenizer where that is found."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -219,6 +223,6 @@ def _outcome(folder: Path) -> str:
             raise RuntimeError("The export computes no numbers.")
     written = sum(int(float(row["written_tokens"])) for row in rows)
     return (
-        f"{len(rows)} steps, {written} tokens written, sampler and trainer "
-        f"{float(rows[-1]['mismatch_mean']):.1g} apart, the export loads."
+        f"{len(rows)} steps, {written} tokens written, sampler and trainer agree to "
+        f"{float(rows[-1]['mismatch_mean']):.1g}, the export loads."
     )

@@ -17,6 +17,7 @@ import typer
 from config.errors import UserError
 from config.files import replacing_output
 from config.flags import command
+from config.terminal import next_step
 
 
 def few_shot_command(app: typer.Typer) -> None:
@@ -52,3 +53,5 @@ def few_shot_command(app: typer.Typer) -> None:
                 typer.echo(
                     f"{kind}: {counts[kind]} of {per_kind}; there are no more games to take."
                 )
+        words = "--suite", "alfworld", "--path", games, "--few-shot", out
+        next_step("work on games with them", "stream", *words)

@@ -213,7 +213,7 @@ def _opening(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
     each = "demonstrated once" if warm else f"read {config.group_size} times"
     return (
         f"{'Warming up' if warm else 'Training'} {run.model or 'the embedded policy'} as "
-        f"{agent.label} on {data}: {config.steps} steps, each of {tasks} documents, {each}."
+        f"{agent.label} on {data}: {config.steps} {'step' if config.steps == 1 else 'steps'} of {tasks} documents, {each}."
     )
 
 
@@ -230,8 +230,9 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
     elif isinstance(config, SFTConfig):
         next_step("train it with rewards", "train", *model, *named, *data, runs=run.runs)
     elif "signal" in troubles(rows) and float(rows[-1]["reward"]) < 0.5:
+        # on generated English, which says where the evidence is
         model = ("--model", run.model) if run.model else ()
-        next_step("warm it up, for it is never right", "sft", *model, *named, *data, runs=run.runs)
+        next_step("warm it up, for it is never right", "sft", *model, *named, runs=run.runs)
     elif unseen or usual:
         words = ("--name", f"{run.name}-eval", *model)
         words += () if usual else ("--data", unseen)

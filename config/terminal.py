@@ -145,23 +145,26 @@ def say(text: str | Text, style: str = "", to: Console = console) -> None:
 
 def command_line(*words: object) -> str:
     """Return one of our commands as a shell takes it: with this Python, quoted where needed."""
-    python, named = Path(sys.executable), shutil.which("python")
+    python, script, named = Path(sys.executable), Path(sys.argv[0]), shutil.which("python")
     if named and Path(named).parent == python.parent:  # the environment is active
         python = "python"
-    elif python.is_relative_to(Path.cwd()):
-        python = python.relative_to(Path.cwd())
-    script = Path(sys.argv[0])
     script = script if script.name == "cli.py" else "cli.py"  # else of a test or a launcher
-    return shlex.join(map(str, (python, script, *words)))
+    here, line = Path.cwd(), []
+    for word in (python, script, *words):
+        inside = isinstance(word, Path) and word.is_relative_to(here)
+        line.append(str(word.relative_to(here) if inside else word))
+    return shlex.join(line)
 
 
-def next_step(why: str, *words: object, runs: str = "runs") -> None:
+def next_step(why: str, *words: object, runs: str = "runs", given: str = "") -> None:
     """End a command with another one that makes sense now, on a line that can be pasted.
 
     It goes to stderr, since other programs may read what a command prints. why: what it is for, a
-    few words. runs: the folder of all runs, which is named where it is not the usual one.
+    few words. runs: the folder of all runs, which is named where it is not the usual one. given: a
+    text on standard input.
     """
     line = command_line(*words, *(() if runs == "runs" else ("--runs", runs)))
+    line = f"echo {shlex.quote(given)} | {line}" if given else line
     Console(stderr=True).print(
         f"Next, {why}:\n{line}", highlight=False, markup=False, soft_wrap=True
     )

@@ -24,7 +24,7 @@ def path(tmp_path):
 def printed(*words, code=0):
     result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
     assert result.exit_code == code, result.output
-    return result.output
+    return result.output if code else result.stdout
 
 
 def test_show_prints_utility_and_provenance_the_most_useful_first(path):
