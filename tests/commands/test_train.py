@@ -198,7 +198,9 @@ def test_stopped_at_every_step_boundary_and_resumed_ends_as_if_never_stopped(
         folder = trained(model, tmp_path, STEPS, resume=True)
         assert_same(outcome(folder), outcome(whole))
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("reward")] == [*range(STEPS)]
+    groups = {tag.partition("/")[0] for tag in events.Tags()["scalars"]}
+    assert groups == {"train", "time", "tokens", "memory"}
+    assert [event.step for event in events.Scalars("train/reward")] == [*range(STEPS)]
     assert set(checkpoints.checkpoints(folder)) == {4} and (places / "step-9-copy").exists()
 
 
