@@ -167,7 +167,7 @@ def merge(
 
 @command(bank_app, Which)
 def forget(file: File, namespace: Namespace = "default", which: dict = {}):
-    """Let go of the entries that all given conditions hold for."""
+    """Delete the entries that all given conditions hold for."""
     if not (where := Which(**which).conditions):
         raise UserError("Say which entries: --q-below, --outcome or another condition.")
     bank = _opened(file, namespace, upkeep=True)
@@ -184,7 +184,7 @@ def calibrate(
     quantile: Annotated[float, typer.Option(help="of the similarities of all pairs")] = 0.8,
     namespace: Namespace = "default",
 ):
-    """Print the delta that the bank's own intents suggest; the bank is left as it is."""
+    """Suggest how alike two tasks must be for `stream --delta`, by the tasks of the bank."""
     if not 0 <= quantile <= 1:
         raise UserError("--quantile must lie between 0 and 1.")
     bank = _opened(file, namespace, embedder, frozen=True)

@@ -71,11 +71,13 @@ def convert(
 def build(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="[FILE]... OUT", help="questions of which sets are made; a folder"),
+        typer.Argument(
+            metavar="[FILE]... OUT", help="questions that the suite asks for; last the folder"
+        ),
     ],
     sets: dict = {},
 ):
-    """Write the tasks of a suite as files: OUT/NAME_LENGTH.jsonl.gz, the same questions in each."""
+    """Write the tasks of a suite as files OUT/NAME_LENGTH.json or .jsonl.gz, one a length."""
     from commands.taskfiles import build_sets
 
     build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))

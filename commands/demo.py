@@ -294,7 +294,9 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
         if kind.demo
         else usual(agent, size, seed, folder)
     )
-    console.print(plan.about)
+    console.print(f"{plan.about}\nResults go to {folder}.")
+    if size == "short":
+        console.print("A short demo shows that everything runs: its figures say nothing more.")
     rows, training_s = _work(plan)
     facts: dict = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
     if plan.alone:
@@ -442,7 +444,7 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
             )
     training = f", {facts['training_seconds']:.0f} s of them training" if plan.alone else ""
     console.print(
-        f"{facts['seconds']:.0f} s in all{training}. Numbers: {folder / 'summary.json'}; report: "
+        f"{facts['seconds']:.0f} s in all{training}. Figures: {folder / 'summary.json'}; report: "
         f"{folder / 'report.html'}."
     )
 

@@ -33,7 +33,7 @@ def few_shot_command(app: typer.Typer) -> None:
         per_kind: Annotated[int, typer.Option(min=1, help="dialogues of each kind of task")] = 1,
         seed: Annotated[int, typer.Option(help="which games are chosen")] = 0,
     ):
-        """Have the package's planner solve games of each kind, and keep the dialogues."""
+        """Have ALFWorld's own planner solve games of each kind, and keep the dialogues."""
         from tasks.alf import ALFWorld
         from tasks.alf_examples import KINDS, make_examples
 

@@ -205,9 +205,9 @@ class SFT(GRPO):
         }
         if not rows:
             raise UserError(
-                f"None of the tasks of step {self.done_steps} can be demonstrated: the agent "
-                f"{self.agent.label} shows nothing, or the tasks do not say where their evidence "
-                "stands."
+                f"None of the tasks of step {self.done_steps} can be demonstrated: give the agent "
+                f"{self.agent.label} a `demonstrate`, as a subclass of MemAgent has one, or tasks "
+                "that say where their evidence is."
             )
         lr = self.learning_rate(self.done_steps)
         self.metrics = {"step": self.done_steps, "level": level, "lr": lr} | n

@@ -36,7 +36,7 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
             known = f"kept are those of {kept}"
             if not steps:
                 known = "they are of an evaluation, which has no steps"
-            raise UserError(f"{path} has no trajectories of step {step}; {known}.")
+            raise UserError(f"{path} has no readings of step {step}; {known}.")
     if not chosen:
         raise UserError(f"None of the {len(records)} readings in {path} matches.")
     for record in chosen[:n]:

@@ -52,7 +52,7 @@ def store_of(source: Path, task: str = "", step: int | None = None) -> Store:
     if source.is_dir() or is_record(first):
         return _recorded(source, task, step)
     if task or step is not None:
-        raise UserError(f"{source} holds no trajectories: leave out --task and --step.")
+        raise UserError(f"{source} holds no readings: leave out --task and --step.")
     if isinstance(first, dict) and first.get("format") == FORMAT:
         return Store.from_jsonl(source)
     return Store(read_entries(source))
@@ -189,10 +189,10 @@ def _head(store: Store, n: int) -> str:
 
 Source = Annotated[
     Path,
-    typer.Argument(help="a store's file, own data, a file of trajectories, or a run's folder"),
+    typer.Argument(help="a store's file, own data, a file of readings, or a run's folder"),
 ]
-Task = Annotated[str, typer.Option(help="trajectories: of a task whose id contains this")]
-Step = Annotated[int | None, typer.Option(help="trajectories: of this step; default: the last")]
+Task = Annotated[str, typer.Option(help="of readings: of a task whose id contains this")]
+Step = Annotated[int | None, typer.Option(help="of readings: of this step; default: the last")]
 Until = Annotated[int | None, typer.Option(help="after this operation; default: the last")]
 
 

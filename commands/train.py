@@ -210,10 +210,10 @@ def _opening(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
     warm = isinstance(config, SFTConfig)
     data = {"world": "generated English", "ledger": "generated sessions"}.get(run.data, run.data)
     tasks = " to ".join(map(str, sorted({min(config.tasks_per_step), max(config.tasks_per_step)})))
-    each = "demonstrated once" if warm else f"read {config.group_size} times"
+    each = "demonstrated once" if warm else f"each read {config.group_size} times"
     return (
         f"{'Warming up' if warm else 'Training'} {run.model or 'the embedded policy'} as "
-        f"{agent.label} on {data}: {config.steps} {'step' if config.steps == 1 else 'steps'} of {tasks} documents, {each}."
+        f"{agent.label} on {data}. Steps: {config.steps}; documents a step: {tasks}, {each}."
     )
 
 

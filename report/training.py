@@ -69,14 +69,13 @@ class Training:
 
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
-    """Say what of a step, or of all, was not learnt from: updates skipped, trajectories without a
-    reward."""
+    """Say what of a step, or of all, was not learnt from: updates skipped, readings without a reward."""
     skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
     updates = "update" if skipped == 1 else "updates"
-    trajectories = "trajectory" if unrewarded == 1 else "trajectories"
+    readings = "reading" if unrewarded == 1 else "readings"
     sentences = {
         f"{skipped} {updates} skipped: the gradient is not finite": skipped,
-        f"{unrewarded} {trajectories} left out, without a reward": unrewarded,
+        f"{unrewarded} {readings} left out, without a reward": unrewarded,
     }
     return [sentence for sentence, n in sentences.items() if n]
 
