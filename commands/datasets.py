@@ -121,13 +121,15 @@ def get(
 
         make_system(typer.echo)
         return next_step("work in it", "stream", "--suite", "llb-os")
+    from tasks.downloads import SOURCES
     from tasks.downloads import get as run_get
 
-    found = run_get(name, out, revision, typer.echo)
+    run_get(name, out, revision, typer.echo)
+    first, *more = (out / name / file.name for file in SOURCES[name][2])
     if name != "ruler-assets":
-        return next_step("look at it", "data", "look", found[0])
-    squad, questions, essays = found
-    words = questions, "ruler", "--suite", "ruler", "--squad", squad, "--haystack", essays
+        return next_step("look at it", "data", "look", first)
+    questions, essays = more
+    words = questions, "ruler", "--suite", "ruler", "--squad", first, "--haystack", essays
     next_step("make sets of it", "data", "build", *words)
 
 

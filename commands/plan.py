@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from itertools import chain
 
@@ -37,45 +36,23 @@ from models.plan import (
 )
 from models.setup import mode_of
 
+# lines of the table, of a plan p: those shown of plans that do not fit, too, and the others
+MEMORY = {
+    "trainer's weights": lambda p: f"{p.weights:.1f}",
+    "its gradients": lambda p: f"{p.gradients:.1f}",
+    "its optimizer": lambda p: f"{p.optimizer:.1f}",
+    "a pass": lambda p: f"{p.activations:.1f}",
+    "sampler's weights": lambda p: f"{p.sampler:.1f}",
+}
+PHASES = {
+    "its cache": lambda p: f"{p.cache:.1f}",
+    "peak of the rollout": lambda p: f"{p.rollout:.1f}",
+    "peak of the update": lambda p: f"{p.update:.1f}",
+    "sleep": lambda p: p.sleep,
+    "--micro-tokens": lambda p: f"{p.micro_tokens:,}",
+    "turns in the cache": lambda p: f"{p.turns:,}",
+}
 IN_WORDS = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """What is planned of a mode."""
-
-    plan: Plan
-    fits: bool
-    seconds: tuple[float, float] = (0.0, 0.0)  # of a step: rollout, update; of a plan that fits
-    longest: int = 0  # section, in tokens
-
-    @property
-    def hours(self) -> str:
-        """Of 100 steps."""
-        hours = sum(self.seconds) / 36
-        return f"{hours:.0f}" if hours >= 10 else f"{hours:.1f}"
-
-
-# lines of the table: those of plans that do not fit, too, and the others
-ALWAYS = {
-    "fits": lambda c: "yes" if c.fits else "no",
-    "trainer's weights": lambda c: f"{c.plan.weights:.1f}",
-    "its gradients": lambda c: f"{c.plan.gradients:.1f}",
-    "its optimizer": lambda c: f"{c.plan.optimizer:.1f}",
-    "a pass": lambda c: f"{c.plan.activations:.1f}",
-    "sampler's weights": lambda c: f"{c.plan.sampler:.1f}",
-    "longest section, tokens": lambda c: f"{c.longest:,}" if c.longest else "",
-}
-FITTING = {
-    "its cache": lambda c: f"{c.plan.cache:.1f}",
-    "peak of the rollout": lambda c: f"{c.plan.rollout:.1f}",
-    "peak of the update": lambda c: f"{c.plan.update:.1f}",
-    "sleep": lambda c: c.plan.sleep,
-    "--micro-tokens": lambda c: f"{c.plan.micro_tokens:,}",
-    "turns in the cache": lambda c: f"{c.plan.turns:,}",
-    "seconds a step": lambda c: "{:.0f} + {:.0f}".format(*c.seconds),
-    "hours for 100 steps": lambda c: c.hours,
-}
 
 
 def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
@@ -121,8 +98,6 @@ def show(
     run, (machine, grpo, agent) = stored.get("run", {}), given
     known = {field: run[field] for field in ("model", "answerer") if field in run}
     c = PlanConfig(**known | {"devices": run.get("devices", 1) * run.get("num_nodes", 1)} | machine)
-    if not (c.model or file):
-        raise UserError("Name the model to plan for, such as --model Qwen/Qwen3-4B, or a --config.")
     fields = stored.get("grpo", {}) | grpo, stored.get("agent", {}) | agent
     reads = name or run.get("agent", "")
     training, reader = find.resolve(preset, c.model or EMBEDDED, *fields, reads)
@@ -133,39 +108,24 @@ def show(
         )
     if refused := refusal_of_answerer(c.answerer, reader, one_set=False):
         raise UserError(refused)
+    if not (c.model or file):
+        raise UserError("Name the model to plan for, such as --model Qwen/Qwen3-4B, or a --config.")
     # full training leaves vLLM no weights from before; adapters leave it the base's
     lost = refusal_of_answerer(c.answerer, reader, one_set=True)
     (gpu_gib, card), beside = card_of(c.gpu_gib, c.card), gib_of_answerer(c.answerer)
     g = geometry(c.model)
 
-    def planned(mode: str, gib: float = gpu_gib, n: int = c.devices, reader: Agent = reader):
-        return plan(g, mode, gib, n, training, reader, beside)
+    def planned(mode: str, gib: float = gpu_gib, reader: Agent = reader) -> Plan:
+        return plan(g, mode, gib, c.devices, training, reader, beside)
 
-    def column(mode: str) -> Column:
-        p = planned(mode)
-        if lost and mode == "full":
-            return Column(p, False)
-        longest = longest_section(reader, lambda other: planned(mode, reader=other))
-        if not p.fits:
-            return Column(p, False, longest=longest)
-        each = step_seconds(g, p, c.devices, training, reader, c.sections, card)
-        return Column(p, True, each, longest)
-
-    def wish(mode: str) -> str:
-        """Say what a mode that does not fit would fit."""
-        if lost and mode == "full":
-            return "is refused as it stands"
-        most = c.devices if training.optimizer == "adamw8bit" else min(training.tasks_per_step)
-        for n in sorted({c.devices, *(n for n in (2, 4, 8) if c.devices < n <= most)}):
-            if gib := smallest(lambda gib, n=n, mode=mode: planned(mode, gib, n)):
-                return f"wants {gib} GiB" if n == c.devices else f"wants {n} GPUs of {gib} GiB"
-        return f"wants more than {n} GPUs of {SIZES_GIB[-1]} GiB"
-
-    columns = {mode: column(mode) for mode in MODES}
+    plans = {mode: planned(mode) for mode in MODES}
+    seconds = {
+        mode: step_seconds(g, p, c.devices, training, reader, c.sections, card)
+        for mode, p in plans.items()
+        if p.fits and not (lost and mode == "full")
+    }
     where = f"{c.devices} x {card}" if c.devices > 1 else f"one {card}"
-    where += f" of {gpu_gib:g} GiB"
-    if not (c.card or c.gpu_gib):
-        where += " (give yours by --card)"
+    where += f" of {gpu_gib:g} GiB" + " (give yours by --card)" * (not (c.card or c.gpu_gib))
     if c.explain:
         passed = f"of which a token passes {g.passed / 1e9:.3g} in the layers, " * bool(g.experts)
         console.print(
@@ -174,69 +134,92 @@ def show(
             f"{reader.label}, memories of {reader.config.memory_tokens}, layout "
             f"{reader.config.layout}."
         )
-        _explain(columns, training.lora_rank or 32, card, beside)
+        longest = {
+            mode: longest_section(reader, lambda other, mode=mode: planned(mode, reader=other))
+            for mode in MODES
+            if not (lost and mode == "full")
+        }
+        _explain(plans, seconds, longest, training.lora_rank or 32, card, beside)
     if lost:
         console.print(f"Full training is refused as it stands. {lost}", markup=False)
 
-    order = [*dict.fromkeys((mode_of(training), "full", "lora", "qlora"))]
-    order.sort(key=lambda mode: (not columns[mode].fits, not columns[mode].longest))
-    mode, best = order[0], columns[order[0]]
-    sections = f"{c.sections} sections of {reader.config.chunk_tokens:,} tokens"
-    step = f"{max(training.tasks_per_step)} x {training.group_size} readings of {sections}"
-    parts = [f"fits {where}: about {best.hours} h for 100 steps of {step}"]
-    if not best.fits:
-        parts = [f"does not fit {where} and {wish(mode)}"]
-    if not best.fits and best.longest:
-        parts = [f"fits {where} in sections of {best.longest:,} tokens only, not in {sections}"]
-        agent = agent | {"chunk_tokens": best.longest}
-    parts[0] = f"{IN_WORDS[mode][0].upper()}{IN_WORDS[mode][1:]} {parts[0]}"
-    for other in order[1:]:
-        fits = f"fits, too ({columns[other].hours} h)"
-        parts.append(f"{IN_WORDS[other]} {fits if columns[other].fits else wish(other)}")
-    say("; ".join(parts) + ".")
+    order = sorted(
+        dict.fromkeys((mode_of(training), "full", "lora", "qlora")), key=lambda m: m not in seconds
+    )
+    parts = []
+    for mode in order:
+        hours = sum(seconds.get(mode, ())) / 36
+        about = f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h"
+        if mode in seconds and not parts:
+            steps = f"{max(training.tasks_per_step)} x {training.group_size} readings of "
+            steps += f"{c.sections} sections of {reader.config.chunk_tokens:,} tokens"
+            does = f"fits {where}: about {about} for 100 steps of {steps}"
+        elif mode in seconds:
+            does = f"fits, too ({about})"
+        elif lost and mode == "full":
+            does = "is refused as it stands"
+        else:
+            gib = smallest(lambda gib, mode=mode: planned(mode, gib))
+            does = f"wants {gib} GiB" if gib else f"wants more than {SIZES_GIB[-1]} GiB a GPU"
+            does = does if parts else f"does not fit {where} and {does}"
+        parts.append(f"{IN_WORDS[mode]} {does}")
+    said = "; ".join(parts)
+    say(f"{said[0].upper()}{said[1:]}.")
 
+    mode = order[0]
     needed = {
         "lora_rank": 0 if mode == "full" else training.lora_rank or 32,
         "quantise": mode == "qlora",
         "recompute": True,
-        "micro_tokens": min(best.plan.micro_tokens or 1 << 20, training.micro_tokens),
+        "micro_tokens": min(plans[mode].micro_tokens or 1 << 20, training.micro_tokens),
     }
-    changed = {name: value for name, value in needed.items() if getattr(training, name) != value}
-    flags = {"config": file, "preset": preset} if file else {"preset": preset}
-    flags |= {n: machine[n] for n in ("model", "devices", "answerer") if n in machine}
-    flags |= {"agent": name, "engine": "vllm" if c.model else ""} | grpo | changed | agent
-    usual = {"preset": "default", "agent": "", "engine": run.get("engine", "") if c.model else ""}
-    words = chain.from_iterable(
-        flag(name, value) for name, value in flags.items() if value != usual.get(name)
+    flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if c.model else ""}
+    flags |= {
+        field: machine[field] for field in ("model", "devices", "answerer") if field in machine
+    }
+    flags |= (
+        grpo | {n: value for n, value in needed.items() if getattr(training, n) != value} | agent
     )
-    next_step("train (--dry-run tries it here, on a CPU)", "train", *words)
+    usual = {"config": None, "preset": "default", "agent": "", "engine": run.get("engine", "")}
+    words = [_flag(n, value) for n, value in flags.items() if value not in ("", usual.get(n))]
+    next_step("train (--dry-run tries it here, on a CPU)", "train", *chain.from_iterable(words))
 
 
-def flag(name: str, value: object) -> tuple[str, ...]:
+def _flag(name: str, value: object) -> tuple[str, ...]:
     """Return a setting as words of a command."""
     dashed = name.replace("_", "-")
     if isinstance(value, bool):
         return (f"--{dashed}" if value else f"--no-{dashed}",)
-    several = isinstance(value, tuple | list)
-    return f"--{dashed}", ",".join(map(str, value)) if several else str(value)
+    return f"--{dashed}", ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _explain(columns: Mapping[str, Column], rank: int, card: str, beside: float) -> None:
-    """Print what each mode takes, a column a mode."""
+def _explain(
+    plans: Mapping[str, Plan],
+    seconds: Mapping[str, tuple[float, float]],
+    longest: Mapping[str, int],
+    rank: int,
+    card: str,
+    beside: float,
+) -> None:
+    """Print what each mode takes, a column a mode; what does not fit has no seconds."""
     from rich.table import Table
 
     table = Table("GiB a GPU", "QLoRA", f"LoRA, rank {rank}", "full")
-    for title, cell in ALWAYS.items():
-        table.add_row(title, *(cell(columns[mode]) for mode in MODES))
+    table.add_row("fits", *("yes" if mode in seconds else "no" for mode in MODES))
+    for title, cell in MEMORY.items():
+        table.add_row(title, *(cell(plans[mode]) for mode in MODES))
     if beside:
         table.add_row("answerer", *[f"{beside:.1f}"] * len(MODES))
-    for title, cell in FITTING.items():
-        cells = (cell(columns[mode]) if columns[mode].fits else "" for mode in MODES)
-        table.add_row(title, *cells)
+    for title, cell in PHASES.items():
+        table.add_row(title, *(cell(plans[mode]) if mode in seconds else "" for mode in MODES))
+    times = [seconds.get(mode, (0, 0)) for mode in MODES]
+    table.add_row("seconds a step", *(f"{a:.0f} + {b:.0f}" if a else "" for a, b in times))
+    table.add_row("hours for 100 steps", *(f"{(a + b) / 36:.1f}" if a else "" for a, b in times))
+    sections = (longest.get(mode) for mode in MODES)
+    table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in sections))
     console.print(table)
     console.print(
-        "With --recompute, for turns that share nothing; where the cache holds fewer turns than a "
-        f"step has, the others wait. Seconds are an estimate for the {card}: rollout + update, at "
-        f"{PREFILL:.0%}, {DECODE:.0%} and {UPDATE:.0%} of its peak for prefill, decode and update. "
-        "The formulas are in docs/engines.md."
+        "With --recompute; no two turns share anything, and those that the cache does not hold wait. "
+        f"Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} "
+        f"and {UPDATE:.0%} of its peak for prefill, decode and update."
     )

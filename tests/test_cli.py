@@ -321,17 +321,14 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
         {"quantise": True, "lora_rank": 16, "rows_per_update": 64, "chunk_tokens": 700},
     ),
     "--model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8": (
-        "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants 2 GPUs "
-        "of 141 GiB; QLoRA wants 48 GiB.",
+        "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
+        "than 141 GiB a GPU; QLoRA wants 48 GiB.",
         {"lora_rank": 8, "quantise": False},
     ),
-    "--model Qwen/Qwen3-4B --gpu-gib 24 --chunk-tokens 16384": (
-        "in sections of 4,096 tokens only, not in 15 sections of 16,384 tokens",
-        {"lora_rank": 32, "quantise": False, "chunk_tokens": 4096},
-    ),
-    "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96": (
-        "LoRA fits one L4 of 24 GiB",
-        {"data": "hqa/hqa_20.jsonl.gz", "lora_rank": 32, "lr": 4e-5, "memory_tokens": 96},
+    "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96 --lora-rank 0 --thinking": (
+        "Full fine-tuning fits one L4 of 24 GiB",
+        {"data": "hqa/hqa_20.jsonl.gz", "lora_rank": 0, "lr": 4e-5, "memory_tokens": 96,
+         "thinking": True},
     ),
     "--config R/qwen3-4b-8x80gb-full.yaml": (
         "Full fine-tuning fits 8 x H100 of 80 GiB", {"devices": 8, "lora_rank": 0},
@@ -575,7 +572,7 @@ def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkey
     evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
     assert evaluated["eval"]["agents"][0] == "rememr1"
     assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
-    assert "agent rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1")
+    assert "agent rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1 --explain")
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
