@@ -1,8 +1,8 @@
 """A dry run: a training with everything but the weights, in a minute on a CPU and before anything
 is downloaded.
 
-Holds: `dry_run`. Leaves out: the training itself (commands/train.py), the arithmetic of memory
-(models/plan.py).
+Holds: `dry_run`. Leaves out: the training itself (commands/train.py), what fits
+(commands/plan.py).
 Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next:
 commands/train.py.
 
@@ -27,8 +27,7 @@ from config.options import EMBEDDED, GRPOConfig, RunConfig
 from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import if_here
-from models.plan import SIZES, SIZES_GIB, geometry, plan, smallest
-from models.setup import mode_of
+from models.plan import SIZES
 from tasks.episodes import is_conversations
 from tasks.sources import GENERATED, training_tasks
 from tokens.codec import Codec
@@ -56,8 +55,6 @@ def dry_run(
         check_folder(files.run_path(run.runs, run.name), resume)
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if run.device != "cpu":
-        _say_plan(run, config, agent, say)
     changes: dict = {}
     if run.adapter:
         changes["adapter"] = ""
@@ -134,23 +131,6 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
     if run.dtype != "auto" or run.device == "cpu" or not run.model:
         return run.dtype
     return "bfloat16" if config.lora_rank else "mixed"
-
-
-def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
-    """Say on which GPU the run fits, as far as the sizes of its models are known here."""
-    from engines.open import gib_of_answerer
-
-    try:
-        sizes = geometry(run.model, download=False)
-        beside = gib_of_answerer(run.answerer, download=False)
-    except UserError:
-        say(f"The sizes of {run.model}, or of what answers, are not known here: no plan.")
-        return
-    devices, mode = run.devices * run.num_nodes, mode_of(config)
-    what = f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights"
-    if gib := smallest(lambda gib: plan(sizes, mode, gib, devices, config, agent, beside)):
-        return say(f"{what} fits {devices} GPU(s) of {gib} GiB.")
-    say(f"{what} does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB.")
 
 
 def _stand_in(run: RunConfig, folder: Path, say) -> Path:

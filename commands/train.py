@@ -49,7 +49,7 @@ from models.setup import Setup, adapted, base_and_adapter, check_device, check_s
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
-from report.training import WATCHED, amiss, troubles, whole_rows
+from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
 from rollout import start as begin
 from tasks import hub
@@ -229,7 +229,7 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
         next_step("see what it read", "show", folder)
     elif isinstance(config, SFTConfig):
         next_step("train it with rewards", "train", *model, *named, *data, runs=run.runs)
-    elif "signal" in troubles(rows) and float(rows[-1]["reward"]) < 0.5:
+    elif "wrong" in troubles(rows):
         # on generated English, which says where the evidence is
         model = ("--model", run.model) if run.model else ()
         next_step("warm it up, for it is never right", "sft", *model, *named, runs=run.runs)
@@ -518,7 +518,7 @@ class TrainingProgress(lightning.Callback):
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
         self.last = deque[dict[str, float]](maxlen=WATCHED)  # metrics of steps
-        self.known: dict[str, str] = {}  # the troubles of the last step
+        self.known: list[str] = []  # the troubles of the last step
         self.validated: dict[str, float] = {}
         self.progress = None  # until training starts: an error before that has no bar to stop
 
@@ -541,13 +541,13 @@ class TrainingProgress(lightning.Callback):
         if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
             self.say(done, *wrong, module.progress, *times)  # what fits, from the left
-        if len(self.last) == 0 and (left := self.steps - done):
+        if not self.last and (left := self.steps - done):
             took = timedelta(seconds=round(left * m["step_s"]))
             self.say(done, f"It took {m['step_s']:.1f} s; {left} like it take {took}.")
         self.last.append(m)
         found = troubles([*self.last])
-        for sentence in [found[kind] for kind in found if kind not in self.known]:
-            say(f"step {done:>4}  {sentence}", "yellow", self.progress.console)
+        for kind in [kind for kind in found if kind not in self.known]:
+            say(f"step {done:>4}  {TROUBLES[kind]}", "yellow", self.progress.console)
         self.known = found
         self.progress.update(self.task, completed=done, note=note)
 

@@ -60,7 +60,7 @@ class Training:
     @property
     def note(self) -> str:
         """How to read what is drawn."""
-        parts = [*troubles(self.rows).values()]
+        parts = [TROUBLES[kind] for kind in troubles(self.rows)]
         if any(map(isfinite, self.errors)):
             parts.append("Band: the 95 % interval of a step's mean, by the spread of its groups.")
         if len(self.lengths) > 1:
@@ -69,7 +69,7 @@ class Training:
 
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
-    """Say what of a step, or of all, was not learnt from: updates skipped, readings without a reward."""
+    """Say what of a step, or of all, was not learnt from: updates skipped, no reward."""
     skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
     updates = "update" if skipped == 1 else "updates"
     readings = "reading" if unrewarded == 1 else "readings"
@@ -81,46 +81,44 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
 
 
 WATCHED = 5  # last steps: what holds in all of them is no accident
+TROUBLES = {
+    "wrong": "No answer of the last steps was right, so nothing is learnt: warm the policy up by "
+    "`sft` first and train what that leaves (--model), or begin with shorter documents (--lengths).",
+    "right": "All answers of the last steps were right, so nothing is left to learn: go on with "
+    "longer documents (--lengths), or stop here.",
+    "alike": "The answers to a question were all alike in the last steps, so nothing is learnt: "
+    "sample hotter (--temperature), or more of each (--group-size).",
+    "cut": "Nearly all memories are cut at their limit and lose their ends: raise --memory-tokens.",
+    "empty": "Nearly all answers are empty: raise --final-tokens, switch thinking off "
+    "(--no-thinking), or warm the policy up by `sft` first.",
+    "skipped": "Updates are skipped since their gradients are not finite: lower --lr, or compute "
+    "in --dtype float32.",
+}
+"""What may go wrong, and the remedy."""
 
 
-def troubles(rows: Sequence[Mapping[str, object]]) -> dict[str, str]:
-    """Say what goes wrong in all of the last `WATCHED` steps (skipped updates: in any of them), and
-    the remedy: kind -> sentences. rows: of metrics.csv, or metrics as they come."""
-    last = rows[-WATCHED:]
+def troubles(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return which of `TROUBLES` all of the last `WATCHED` steps have (skipped updates: any).
+
+    rows: of metrics.csv, or metrics as they come.
+    """
+
+    def last(column: str) -> list[float]:
+        return [value for _, value in numbers(rows[-WATCHED:], column)]
 
     def least(column: str) -> float:
-        values = [float(row.get(column) or 0) for row in last]
-        return min(values) if len(values) == WATCHED else 0.0
+        return min(values) if len(values := last(column)) == WATCHED else 0.0
 
-    found = {}
-    if least("groups_without_signal") == 1:
-        rewards = [float(row["reward"]) for row in last]
-        if max(rewards) < 0.05:
-            why = "all answers are wrong. Warm the policy up by `sft` first and train what that leaves"
-            why += " (--model), or begin with shorter documents (--lengths)."
-        elif min(rewards) > 0.95:
-            why = "all answers are right. Ask for more: longer documents (--lengths), or stop here."
-        else:
-            why = (
-                "the answers to one question are all alike. Sample hotter (--temperature), or more"
-            )
-            why += " of each (--group-size)."
-        found["signal"] = f"Nothing is learnt of the last {WATCHED} steps' answers: {why}"
-    if least("memory_cut") > 0.95:
-        found["cut"] = (
-            "Nearly all memories are cut at their limit and lose their ends: raise --memory-tokens."
-        )
-    if least("answer_empty") > 0.95:
-        found["empty"] = (
-            "Nearly all answers are empty: raise --final-tokens, switch thinking off "
-            "(--no-thinking), or warm the policy up by `sft` first."
-        )
-    if any(float(row.get("skipped_updates") or 0) for row in last):
-        found["skipped"] = (
-            "Updates are skipped since their gradients are not finite: lower --lr, or compute in "
-            "--dtype float32."
-        )
-    return found
+    dead, rewards = least("groups_without_signal") == 1, last("reward") or [0.0]
+    holds = {
+        "wrong": dead and max(rewards) < 0.05,
+        "right": dead and min(rewards) > 0.95,
+        "alike": dead and max(rewards) >= 0.05 and min(rewards) <= 0.95,
+        "cut": least("memory_cut") > 0.95,
+        "empty": least("answer_empty") > 0.95,
+        "skipped": any(last("skipped_updates")),
+    }
+    return [kind for kind, is_so in holds.items() if is_so]
 
 
 def steps_section(training: Training) -> Section:

@@ -10,18 +10,21 @@ from rich.console import Console
 from commands import train
 from config import terminal
 from report.page import write_report
-from report.training import WATCHED, troubles
+from report.training import TROUBLES, WATCHED, troubles
 
 FINE = {
-    "reward": 0.4, "groups_without_signal": 0.5, "memory_cut": 0.1, "answer_empty": 0.0,
+    "step": 1, "reward": 0.4, "groups_without_signal": 0.5, "memory_cut": 0.1, "answer_empty": 0.0,
     "skipped_updates": 0, "read_tokens": 10, "written_tokens": 5, "step_s": 2.0, "rollout_s": 1.0,
     "update_s": 1.0,
 }  # fmt: skip
 ALIKE = {"groups_without_signal": 1.0}
 WRONG = {  # what all of the last steps have -> what is said, and the remedy
-    "all wrong": (ALIKE | {"reward": 0.0}, "all answers are wrong. Warm the policy up by `sft`"),
-    "all right": (ALIKE | {"reward": 1.0}, "all answers are right. Ask for more: longer"),
-    "all alike": (ALIKE, "are all alike. Sample hotter (--temperature)"),
+    "all wrong": (
+        ALIKE | {"reward": 0.0},
+        "No answer of the last steps was right, so nothing is learnt: warm",
+    ),
+    "all right": (ALIKE | {"reward": 1.0}, "nothing is left to learn: go on with longer documents"),
+    "all alike": (ALIKE, "so nothing is learnt: sample hotter (--temperature)"),
     "cut": ({"memory_cut": 1.0}, "Nearly all memories are cut at their limit and lose"),
     "empty": ({"answer_empty": 1.0}, "Nearly all answers are empty: raise --final-tokens"),
     "skipped": ({"skipped_updates": 1}, "Updates are skipped since their gradients are not finite"),
@@ -32,11 +35,11 @@ WRONG = {  # what all of the last steps have -> what is said, and the remedy
 def test_what_goes_wrong_in_all_of_the_last_steps_is_said_with_the_remedy(kind):
     changed, said = WRONG[kind]
     rows = [FINE] * 3 + [FINE | changed] * WATCHED
-    (sentence,) = troubles(rows).values()
-    assert said in sentence
+    (found,) = troubles(rows)
+    assert said in TROUBLES[found]
     # as metrics.csv has it, of earlier versions without the column too
-    assert troubles([{k: str(v) for k, v in row.items()} for row in rows])
-    assert not troubles([{"step": "1"}] * 9) and not troubles([])
+    assert troubles([{k: str(v) for k, v in row.items()} for row in rows]) == [found]
+    assert not troubles([{"step": "1", "memory_cut": "x"}] * 9) and not troubles([])
     one = [FINE | changed] * (WATCHED - 1) + [FINE]
     assert bool(troubles(one)) is (kind == "skipped")  # one of which is one too many
 
@@ -52,7 +55,7 @@ def test_it_is_said_once_and_again_when_it_returns(monkeypatch):
         module.done_steps, module.metrics = module.done_steps + 1, metrics
         progress.on_train_batch_end(None, module, None, None, 0)
     lines = shown.file.getvalue().splitlines()
-    said = [line.split()[1] for line in lines if "all answers are wrong" in line]
+    said = [line.split()[1] for line in lines if "No answer of the last" in line]
     assert said == ["5", "15"]
     assert lines[1] == "step    1  It took 2.0 s; 39 like it take 0:01:18."
 
