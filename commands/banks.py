@@ -78,7 +78,8 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
     from models.embedder import embedder_of
 
     if not is_file(path):
-        raise UserError(f"There is no bank at {path}.")
+        known = ", ".join(sorted(map(str, path.glob("*.db"))))
+        raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
     config = BankConfig(retrieve="dense", embedder=embedder) if embedder else BankConfig()
     embed = embedder_of(embedder) if embedder else None
     return Bank(path, config, embed, namespace=namespace, **how)

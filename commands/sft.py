@@ -255,8 +255,10 @@ class SFT(GRPO):
     @property
     def progress(self) -> str:
         m = self.metrics
-        return f"loss {m['loss']:.3f}  first tokens " + " ".join(
-            f"{kind} {m[f'first_{kind}']:.2f}" for kind in KINDS if m[f"n_{kind}"]
+        return f"loss {m['loss']:.3f}  sure of a memory " + ", ".join(
+            f"{kind} {m[f'first_{kind}']:.0%}".replace("answer", "an answer")
+            for kind in KINDS
+            if m[f"n_{kind}"]
         )
 
 

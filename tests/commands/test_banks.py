@@ -54,6 +54,12 @@ def test_a_condition_chooses_among_entries(path, tmp_path, condition, task):
     assert "1 of 1 entries" in printed("show", path)
 
 
+def test_a_folder_of_banks_is_none_and_they_are_named(path):
+    assert f"There is no bank at {path.parent}; there are {path}." in printed(
+        "show", path.parent, code=2
+    )
+
+
 def test_merge_calibrate_and_check(path, tmp_path):
     Bank(tmp_path / "o.db", BankConfig(delta=0.0)).close()
     assert "2 entries" in printed("merge", tmp_path / "o.db", path)
