@@ -316,14 +316,18 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
         {"lora_rank": 32, "recompute": True},
     ),
     "--model Qwen/Qwen3-0.6B": ("fits one H100 of 80 GiB (give yours by --card)", {"lora_rank": 0}),
-    "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16 --chunk-tokens 700": (
+    "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16": (
         "QLoRA fits one A100 of 40 GiB",
-        {"quantise": True, "lora_rank": 16, "rows_per_update": 64, "chunk_tokens": 700},
+        {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
     ),
     "--model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8": (
         "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
         "than 141 GiB a GPU; QLoRA wants 48 GiB.",
         {"lora_rank": 8, "quantise": False},
+    ),
+    "--model Qwen/Qwen2.5-14B-Instruct --card l40s --chunk-tokens 700": (
+        "QLoRA fits one L40S of 48 GiB",
+        {"quantise": True, "lora_rank": 32, "chunk_tokens": 700},
     ),
     "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96 --lora-rank 0 --thinking": (
         "Full fine-tuning fits one L4 of 24 GiB",
