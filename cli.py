@@ -151,13 +151,9 @@ def export(
     find.check_trained(run, step, out)
     typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export
+    from commands.export import finish
 
-    folder = run_export(run, step, out, dtype, best, gguf, trust)
-    typer.echo(f"The policy is in {folder}.")
-    if push:
-        from commands.push import push as run_push
-
-        typer.echo(f"It is at {run_push(folder, push)}.")
+    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
 
 
 @command(
@@ -259,18 +255,18 @@ def show(
 
 @command(app, PlanConfig, GRPOConfig, ReadConfig, more=find.own_flags, in_force=find.in_training)
 def plan(
+    config: Config = None,
     name: AgentName = "",
     preset: Preset = "default",
     machine: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
-    """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
+    """Say what fits on a GPU, how long it takes and how to train it, before any download."""
     from commands.plan import show as show_plan
 
-    config = PlanConfig(**machine)
-    grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
-    show_plan(config, grpo_config, reader)
+    stored = find.stored_settings(config, grpo | agent | machine) if config else {}
+    show_plan(name, preset, stored, (machine, grpo, agent), config)
 
 
 @command(app)

@@ -197,7 +197,7 @@ def show() -> bool:
     """Print the findings; returns whether everything that the default needs is installed."""
     from rich.table import Table
 
-    from config.terminal import console
+    from config.terminal import console, next_step
 
     console.print("Looking at this machine, the packages, engines and models.")
     marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
@@ -214,4 +214,6 @@ def show() -> bool:
             console.print(f"{f.item}: {f.advice}", markup=False, soft_wrap=True)
     missing = ", ".join(f.item for f in checked if f.state == "missing")
     console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
+    if not missing:
+        next_step("train and evaluate something small", "demo", "--short")
     return not missing

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from agents import find
 from config.errors import UserError
-from config.terminal import console
+from config.terminal import console, next_step
 from report.records import read_records
 
 
@@ -42,3 +42,10 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
     for record in chosen[:n]:
         console.print(render_trajectory(record, agent=kind))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")
+    kind = ("--agent", agent) if agent else ()
+    if not wrong and any(record["reward"] == 0 for record in records):
+        next_step("see the wrong ones", "show", path, "--wrong", *kind)
+    elif path.is_dir():
+        next_step("see the numbers and the plots", "report", path)
+    else:
+        next_step("see all of them", "show", path, "--n", len(records), *kind)

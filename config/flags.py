@@ -70,7 +70,7 @@ Compat = Annotated[
     ),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
+DRY_RUN = "try the whole run on a tiny random model: two steps, an export"
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
