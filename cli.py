@@ -240,8 +240,8 @@ def ask(
     agent: dict = {},
 ):
     """Answer a question about documents, showing the memory as it changes and its pages."""
-    from commands.ask import How
-    from commands.ask import ask as run_ask
+    from commands.questions import How
+    from commands.questions import run as run_ask
 
     how = How(reader, preset, compat, agent)
     run_ask(words or [], AskConfig(**settings), how, resume, also or ())

@@ -55,7 +55,7 @@ def serve_command(app: typer.Typer) -> None:
     @command(app, ServeConfig, ReadConfig, everyday=EVERYDAY["serve"], more=find.own_flags)
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
-        from commands.ask import How
+        from commands.questions import How
         from commands.serve import run
 
         run(ServeConfig(**given), How(agent_name, settings=agent))

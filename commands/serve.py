@@ -40,8 +40,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agents import find
-from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made, remarks_on
+from commands.ask import PATIENCE_S, evaluation_of, fitted, made, remarks_on
 from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
+from commands.questions import How
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
