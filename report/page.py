@@ -53,7 +53,7 @@ from report.summary import (
     write_text,
 )
 from report.training import Training, amiss, read_training, steps_section
-from report.transcripts import trace, transcript
+from report.transcripts import n_sections, trace, transcript
 from report.viewer import viewer_section
 from tasks.ruler import KINDS as RULER
 from tasks.words import title_of
@@ -600,10 +600,12 @@ def write_reading(
     facts: label -> text, between them and the trace. status: of a reading that is not finished;
     running: it goes on.
     """
+    nodes = trace(record, most=None, characters=1 << 60)
+    note = fill("Every section, and what became of the memory: {}", CHANGES)
     read = Section(
         "What was read",
-        joined(map(html, trace(record, most=None, characters=1 << 60))),
-        fill("Every section, and what became of the memory: {}", CHANGES),
+        joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
+        note if n_sections(record) else "",
     )
     lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
     write_text(folder / "report.html", page(record["question"], lead, [read], running=running))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
-from memagent import Agent, Line
+from memagent import NO_MEMORY, Agent, Line
 from report.markup import Markup, Node, fill, html, joined, node
 from report.records import WITHOUT_RESPONSE
 from tasks.words import title_of
@@ -55,11 +55,13 @@ class _Matcher(SequenceMatcher):
 def diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
 
-    Differences of white space alone are none. Long texts of few words are compared in part.
+    Differences of white space alone are none, and the first memory says nothing. Long texts of few
+    words are compared in part.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
     """
+    before, after = ("" if text.strip() == NO_MEMORY else text for text in (before, after))
     old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
     pieces = []
     matcher = _Matcher(None, before.split(), after.split(), autojunk=False)

@@ -104,6 +104,12 @@ def text(n=1, name="a.txt"):
 # ---------------------------------------------------------------- a reading
 
 
+def within(numbers):
+    """Count from the first to the last of "3 to 5"."""
+    first, _, last = numbers.partition(" to ")
+    return range(int(first), int(last or first) + 1)
+
+
 def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     people = ["Anna left.", "Boris met Ida.", "Clara reached Lima.", "", "Emil met Otto."]
     Path("report.pdf").write_bytes(pdf(*people, title="Travels"))
@@ -126,16 +132,28 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     n = len(turns_of("r")) - 1
     assert re.fullmatch(rf"5 pages, \d+ tokens, {n} sections, about \d+ seconds?", size)
     changes = [line for line in lines if line.startswith("section ")]
-    assert changes[0] == f"section 1, page 1: [-{NO_MEMORY}-] {{+nothing+}}"
+    assert changes[0] == "section 1, page 1: {+nothing+}"
     (found,) = [line for line in changes if "Lima" in line]
     where = turns_of("r")[int(found.split(",")[0].split()[1]) - 1]["where"]
     assert "3" in where and where in found
     assert lines.index(size) < lines.index(changes[0])  # before the memory changes
     assert lines[-1] == "The whole trace: runs/r/report.html"
     page = Path("runs/r/report.html").read_text()
-    assert page.count("<h3>section ") == n and "left out" not in page
-    assert "Where is &lt;Clara&gt;?" in page and "&lt;i&gt;Lima" in page
-    assert "graded" not in page and ">wrong<" not in page and ">gold<" not in page
+    assert page.count("<h3>section ") == n and "left out" not in page and "finish" not in page
+    folded = re.findall("<details><summary>sections? (.*?) of ", page)
+    unchanged = [k for k in range(1, n + 1) if not any(f"section {k}," in c for c in changes)]
+    assert [k for words in folded for k in within(words)] == unchanged and len(unchanged) > 1
+    places = [
+        page.find(words)
+        for words in (
+            "<h1>Where is &lt;Clara&gt;?</h1>",
+            "Answer: <b>&lt;i&gt;Lima&lt;/i&gt; (not found in the document)</b>",
+            "report.pdf (5 pages): page 4 has no text",
+            "<h2>What was read</h2>",
+            "<ins>nothing </ins>",
+        )
+    ]
+    assert -1 not in places and places == sorted(places)
     shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
     assert "section 1 of" in shown and "reward" not in shown
 
@@ -230,7 +248,7 @@ def test_what_is_looked_for_and_what_comes_back_is_shown(monkeypatch, codec):
     places = [
         shown.find(words)
         for words in (
-            "section 1: [-No previous memory-] {+Otto.+}",
+            "section 1: {+Otto.+}",
             "looks for Ida",
             "recalled nothing found for 'Ida'",
             "section 2: [-Otto.-] {+Rosa.+}",
