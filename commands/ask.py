@@ -110,7 +110,7 @@ class Inquiry:
             given["embedder"] = agent.embedder
         flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         trust = " --trust-remote-code" if c.trust_remote_code else ""
-        return f"go on with: ask --resume --name {c.name}{''.join(flags)}{trust}"
+        return f"go on with: python cli.py ask --resume --name {c.name}{''.join(flags)}{trust}"
 
 
 def answered(
@@ -227,7 +227,7 @@ def resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[st
         document, question = Document.of(plain["document"]), plain["question"]
         by, window = plain["said"], plain["window"]
     except OSError as error:
-        raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
+        raise UserError(f"No reading to go on with: {path} is not there.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: ask anew under another --name.") from error
     reader = find.find(how.agent) if how.agent else None
@@ -335,9 +335,9 @@ def _choose(reading: Inquiry, how: How, engine: Engine, agents: Sequence[Agent])
     elif str(policy) not in PACKAGED and find.trained_agent(policy):  # those are as they came
         why = "the agent that the model was trained with"
     elif tokens <= window // 2:
-        agent, why = named["full"], "since it fits half a window; nothing was measured"
+        agent, why = named["full"], f"since it fits half the window of {window:,} tokens"
     else:
-        why = "since it is longer than half a window; nothing was measured"
+        why = f"since it is longer than half the window of {window:,} tokens"
     reading.agent, fits = fitted(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
     chosen = f"reading {way}with {agent.label}, {why}{fits}"
@@ -410,7 +410,8 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
                     n_read, section = n_read + 1, turn.prompt.section
                 reading.done = f", read {min(n_read, n_sections):,} of {_sections(n_sections)}"
                 if number == recorded:
-                    say(f"Read before: {_sections(n_read)}.", to=progress.console)
+                    before = f"Read before: {n_read:,} of {_sections(n_sections)}."
+                    say(before, to=progress.console)
                 if number > recorded:
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
@@ -459,10 +460,11 @@ def estimate(
     """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes"."""
     about, n = "" if agent.codec.exact else "about ", tokens
     n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
+    part = "" if agent.whole else "a part of them "
     parts = [
         document.size(),
         f"{about}{n:,} token{'s' if n != 1 else ''}",
-        _sections(n_sections) if agent.by_section else "read in one prompt",
+        _sections(n_sections) if agent.by_section else f"{part}read in one prompt",
         f"about {duration(seconds)}" if seconds is not None else "",
     ]
     return ", ".join(filter(None, parts))
@@ -550,7 +552,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
         say(f"read: {trace[-1]['where']}{rest}", "dim")
     stands, words = reading.document.stands(final, reading.question)
     aside = " (not found in the document)" if stands["found"] is False else ""
-    say(f"answer: {final}{aside}" if final else "The response is empty.", "bold")
+    nothing = "No answer: the model wrote none. Try another --agent or --model."
+    say(f"answer: {final}{aside}" if final else nothing, "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")

@@ -153,7 +153,8 @@ def _split(
     if no_question and terminal and not also:
         return words, [""]
     if not paths:
-        raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
+        lacks = f"; {clip(clean(question), 60)!r} is all that was given" * bool(question)
+        raise UserError(f'Name what to read, and ask: ask FILE... "QUESTION"{lacks}.')
     if no_question:
         raise UserError(f"{question} is a file or folder: the question comes last.")
     for each in (question, *also):
