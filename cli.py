@@ -227,8 +227,8 @@ def ask(
     agent: dict = {},
 ):
     """Answer a question about documents, showing the memory as it changes and its pages."""
-    from commands.ask import How
-    from commands.ask import ask as run_ask
+    from commands.questions import How
+    from commands.questions import run as run_ask
     from config.machine import check_here
 
     config, how = AskConfig(**settings), How(reader, preset, compat, agent)

@@ -80,7 +80,7 @@ def serve_command(app: typer.Typer) -> None:
     @command(app, ServeConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
-        from commands.ask import How
+        from commands.questions import How
         from commands.serve import run
         from config.machine import check_here
 
