@@ -1,4 +1,4 @@
-"""Evaluation: agents over tasks, one row per trajectory.
+"""Evaluation: agents over tasks, one row per reading.
 
 Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
 `run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
@@ -43,7 +43,7 @@ from report.evaluation import (
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import Cell, Rows, files_of, labels_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, read_rows
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
 
@@ -64,8 +64,9 @@ class Conditions:
     retries: int = 1  # of a trajectory that failed in the engine, before its failure is written
     redo_failed: bool = False  # make rows with an error again that the files have
     known: Sequence[Path] = ()  # files whose rows are not made again; none: the one that is written
-    record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks
-    n_records: int = 1
+    record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
+    n_records: int = 1  # that was not fully right, until the file has `record_bytes`
+    record_bytes: int = TRANSCRIPTS_MIB << 14  # of one of 64 cells
 
 
 def evaluate(
@@ -99,7 +100,7 @@ class _Place:
     """Where the row of a task and sample will stand."""
 
     task: str  # the task's digest
-    recorded: bool  # whether it has a transcript
+    recorded: bool  # whether it has a transcript, however it ends
     row: dict | None
     reading: Reading | None = None  # of its trajectory in flight
     failures: int = 0  # tries that were begun anew
@@ -209,13 +210,20 @@ class Filling:
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
         """Count a turn, and drop what a row does not need of it."""
-        place, turns = self.places[trajectory.task.id, trajectory.sample], trajectory.turns
-        place.reading.add(turn)
-        if not place.recorded:
+        self.places[trajectory.task.id, trajectory.sample].reading.add(turn)
+        if self.conditions.record_to is None:
             return slim(turn)
-        if len(turns) >= 2 * EDGE:
+        if len(turns := trajectory.turns) >= 2 * EDGE:
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
-        return turn
+        return slim(turn, whole=True, section=turn.prompt.section)
+
+    def _records(self, place: _Place, row: dict) -> bool:
+        """Tell whether a reading has a transcript; one not fully right has, while there is room."""
+        path = self.conditions.record_to
+        right = not row["error"] and min(row["sub_em"], row["reward"] or 0) >= 1
+        if path is None or place.recorded or right:
+            return place.recorded
+        return not path.exists() or path.stat().st_size < self.conditions.record_bytes
 
     def _write(self, trajectory: Trajectory, place: _Place, file: Rows) -> None:
         """Write a trajectory's transcript and row."""
@@ -231,7 +239,7 @@ class Filling:
         trajectory.reward = row["reward"]
         # the transcript goes first: killed between the two, there is one too many, which the
         # report drops
-        if place.recorded:
+        if self._records(place, row):
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
             with Rows(self.conditions.record_to) as records:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
@@ -321,6 +329,8 @@ class _Evaluation:
                     record_to=file_of_part(self.folder, "transcripts", config.part),
                     n_records=parts[: config.transcripts].count(config.part),
                 )
+                n_cells = len(self.columns) * len(self.samplings) * len(config.agents)
+                room = (TRANSCRIPTS_MIB << 20) // int(config.part.partition("/")[2] or 1)
                 for name, sampling in product(names, self.samplings):
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
@@ -328,9 +338,11 @@ class _Evaluation:
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
                     n = len(ours) * samples
                     shown = progress.add_task(escape(title), total=n, note="")
+                    # what earlier cells have left over goes to the later ones
+                    so_far = room * (len(self.places) + 1) // n_cells
                     filling = Filling(
                         *(engine, self._agent(name), sampling, cell),
-                        replace(conditions, samples=samples),
+                        replace(conditions, samples=samples, record_bytes=so_far),
                         lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
                     )
                     self.places[name, sampling.temperature, k] = {
@@ -354,7 +366,9 @@ class _Evaluation:
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
+        from report.folder import transcripts
         from report.summary import overlaps, summarise, table, write_summary
+        from report.viewer import kept
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = self.suite.measured_by([column.question for column in self.columns])
@@ -368,6 +382,7 @@ class _Evaluation:
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
         console.print(table(summary, console.width))
+        say(kept(rows, transcripts(self.folder, summary), metric))
         for sentence in overlaps(summary):
             console.print(Styled(clean(sentence), style="bold red"))
         if missing:

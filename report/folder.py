@@ -61,7 +61,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
         progress = folder / "metrics.csv"
     # absent from the summary of a training
     summary = {"metric": "reward", "paired": []} | summary
-    records = _transcripts(folder, summary)
+    records = transcripts(folder, summary)
     if not summary["cells"]:
         records += _recorded(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
@@ -177,7 +177,7 @@ def _answered(rows: Sequence[dict], settings: dict) -> str:
     return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 
 
-def _transcripts(folder: Path, summary: dict) -> list[dict]:
+def transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
     records = {}
     for path in files_of(folder, "transcripts"):
