@@ -219,11 +219,10 @@ class Filling:
 
     def _records(self, place: _Place, row: dict) -> bool:
         """Tell whether a reading has a transcript; one not fully right has, while there is room."""
-        path = self.conditions.record_to
-        right = not row["error"] and min(row["sub_em"], row["reward"] or 0) >= 1
+        path, right = self.conditions.record_to, min(row["sub_em"], row["reward"] or 0) >= 1
         if path is None or place.recorded or right:
             return place.recorded
-        return not path.exists() or path.stat().st_size < self.conditions.record_bytes
+        return (path.stat().st_size if path.exists() else 0) < self.conditions.record_bytes
 
     def _write(self, trajectory: Trajectory, place: _Place, file: Rows) -> None:
         """Write a trajectory's transcript and row."""

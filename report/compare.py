@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError
 from report import plots
 from report.folder import read_run, settings_of
-from report.markup import Section, figures, fill, joined, page, parts, percent
+from report.markup import Section, bounds, figures, fill, joined, page, parts, percent
 from report.page import comparisons, every_cell
 from report.rows import Cell
 from report.summary import compare, in_terminal, question_key, summarise
@@ -141,8 +141,8 @@ def differences(summary: dict) -> Table:
     grid: dict[tuple[str, str, str], dict[int, Text]] = {}
     for pair in summary["paired"]:
         sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-        mean, low, high = (percent(pair[name], "+") for name in ("mean", "low", "high"))
-        cell = Text.assemble((mean, sure), (f" {low} … {high}, n {pair['n']:,}", "dim"))
+        interval = f" {bounds(pair, ' … ', '+')}, n {pair['n']:,}"
+        cell = Text.assemble((percent(pair["mean"], "+"), sure), (interval, "dim"))
         names = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
         grid.setdefault(names, {})[pair["length"]] = cell
     title = f"difference in {summary['metric']} by {summary['unit']}, on the same questions"

@@ -168,6 +168,15 @@ def percent(share: float, sign: str = "") -> str:
     return f"{round(100 * share, 1) + 0.0:{sign}.1f}"  # + 0.0: no -0.0
 
 
+def bounds(record: Mapping[str, float], between: str = "–", sign: str = "") -> str:
+    """Write the interval of a record, in whole per cent.
+
+    >>> bounds({"low": 0.118, "high": 0.766}), bounds({"low": -0.1, "high": 0.004}, " … ", "+")
+    ('12–77', '-10 … +0')
+    """
+    return between.join(f"{round(100 * record[end]) + 0:{sign}d}" for end in ("low", "high"))
+
+
 # ---------------------------------------------------------------- the page
 
 

@@ -27,6 +27,7 @@ from report.markup import (
     Markup,
     Section,
     Text,
+    bounds,
     by_length,
     figures,
     fill,
@@ -112,8 +113,7 @@ def every_cell(summary: dict) -> Section:
     for cell, record in cells(with_pooled(summary)):
         label, words = labelled(summary, cell.agent), reader(cell.agent)
         names = _noted(label, words if words != cell.agent else ""), cell.temperature
-        low, high = percent(record["low"]), percent(record["high"])
-        note = f"{low}–{high}, n {record['n']:,}"
+        note = f"{bounds(record)}, n {record['n']:,}"
         shown = _noted(fill("<b>{}</b>", percent(record["mean"])), note)
         caption = f"{title_of(cell.question)}, by {summary['unit']}"
         entries.append((caption, names, cell.length, _faint(shown, record["n"])))
@@ -223,9 +223,9 @@ def _published(summary: dict) -> Section:
 
 def _difference(pair: dict) -> Markup:
     """Return the cell of a difference, bold where its interval excludes 0."""
-    mean, low, high = (percent(pair[name], "+") for name in ("mean", "low", "high"))
+    note = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
     sure = pair["low"] > 0 or pair["high"] < 0
-    return _faint(macro("difference", mean, f"{low} … {high}, n {pair['n']:,}", sure), pair["n"])
+    return _faint(macro("difference", percent(pair["mean"], "+"), note, sure), pair["n"])
 
 
 def _matters(pair: dict) -> int:

@@ -32,6 +32,7 @@ from report.markup import (
     Markup,
     Section,
     Text,
+    bounds,
     figures,
     fill,
     folded,
@@ -214,12 +215,11 @@ def _by_arm(summary: dict) -> dict[str, list[dict]]:
 
 
 def _difference(d: dict) -> str:
-    mean, low, high = (percent(d[name], "+") for name in ("mean", "low", "high"))
-    return f"{mean} ({low} to {high})"
+    return f"{percent(d['mean'], '+')} ({bounds(d, ' to ', '+')})"
 
 
 def _share(record: dict) -> str:
-    return "{} % ({}–{})".format(*(percent(record[name]) for name in ("sr", "low", "high")))
+    return f"{percent(record['sr'])} % ({bounds(record)})"
 
 
 def _sure(record: dict) -> dict[str, str]:

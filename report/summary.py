@@ -27,7 +27,7 @@ from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
 from report.counted import counted, total
-from report.markup import by_length
+from report.markup import bounds, by_length
 from report.rows import FATES, Cell, fate
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
@@ -536,7 +536,7 @@ def table(summary: dict, width: int = 80) -> Table:
     from rich.text import Text
 
     def text(record: dict) -> Text:
-        interval = f" {100 * record['low']:.0f}-{100 * record['high']:.0f}" * intervals
+        interval = f" {bounds(record, '-')}" * intervals
         return Text.assemble(f"{100 * record['mean']:.0f}", (interval, "dim"))
 
     names = [(c.question, labelled(summary, c.agent)) for c, _ in cells(with_pooled(summary))]
