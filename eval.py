@@ -26,7 +26,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
-from config.terminal import bar, console, say
+from config.terminal import bar
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -39,6 +39,7 @@ from report.evaluation import (
     file_of_part,
     joined,
     locked,
+    room,
 )
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
@@ -65,8 +66,8 @@ class Conditions:
     redo_failed: bool = False  # make rows with an error again that the files have
     known: Sequence[Path] = ()  # files whose rows are not made again; none: the one that is written
     record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
-    n_records: int = 1  # that was not fully right, until the file has `record_bytes`
-    record_bytes: int = TRANSCRIPTS_MIB << 14  # of one of 64 cells
+    n_records: int = 1  # that was not fully right, until the file has so many bytes:
+    record_bytes: int = TRANSCRIPTS_MIB << 14  # those of one of 64 cells
 
 
 def evaluate(
@@ -115,10 +116,9 @@ class Filling:
         self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
         self.cell = replace(cell, temperature=str(float(sampling.temperature)))
         self.sampling, self.conditions, self.progress = sampling, conditions, progress
-        self.settings = settings_of_row(
-            *(self.cell, self.agent, engine.codec.told_date),
-            *(sampling, conditions.seed, conditions.model),
-        )
+        c, told_date = conditions, engine.codec.told_date
+        parts = self.cell, self.agent, told_date, sampling, c.seed, c.model
+        self.settings = settings_of_row(*parts)
         self.places: dict[tuple[str, int], _Place] = {}  # (id, sample) -> place, in order
         # (source, sample) -> the id of the task that makes what the agent keeps, and what it made
         self.makers: dict[tuple[str, int], str] = {}
@@ -143,8 +143,7 @@ class Filling:
         c = self.conditions
         for number, task in enumerate(tasks):
             if (task.id, 0) in self.places:
-                two = f"Two tasks of one evaluation have the id {task.id!r}"
-                raise UserError(f"{two}; ids must be unique.")
+                raise UserError(f"Two tasks have the id {task.id!r}; ids must be unique.")
             digest = task.digest
             for sample in range(c.samples):
                 row = known.get((task.id, sample, digest))
@@ -236,8 +235,7 @@ class Filling:
             "document": task.document_digest,
         }
         trajectory.reward = row["reward"]
-        # the transcript goes first: killed between the two, there is one too many, which the
-        # report drops
+        # before the row: killed between the two, there is one too many, which the report drops
         if self._records(place, row):
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
             with Rows(self.conditions.record_to) as records:
@@ -290,8 +288,7 @@ class _Evaluation:
         self.in_flight = most_in_flight(config, setup)
         scope = suites.scope_of(suite, config.data, config, setup.codec)
         self.columns = suites.columns(suite, scope)
-        # generated English is not looked up: its splits share no fact, and all questions have the
-        # same words
+        # not of generated English: its splits share no fact, and all questions have the same words
         self.overlaps = {
             untrained: Overlap(policy_folder(config, untrained), names, suite.unit != "sections")
             for untrained, names in self.groups.items()
@@ -328,17 +325,13 @@ class _Evaluation:
                     record_to=file_of_part(self.folder, "transcripts", config.part),
                     n_records=parts[: config.transcripts].count(config.part),
                 )
-                n_cells = len(self.columns) * len(self.samplings) * len(config.agents)
-                room = (TRANSCRIPTS_MIB << 20) // int(config.part.partition("/")[2] or 1)
                 for name, sampling in product(names, self.samplings):
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
-                    n = len(ours) * samples
-                    shown = progress.add_task(escape(title), total=n, note="")
-                    # what earlier cells have left over goes to the later ones
-                    so_far = room * (len(self.places) + 1) // n_cells
+                    shown = progress.add_task(escape(title), total=len(ours) * samples, note="")
+                    so_far = room(config, len(self.columns), len(self.places) + 1)
                     filling = Filling(
                         *(engine, self._agent(name), sampling, cell),
                         replace(conditions, samples=samples, record_bytes=so_far),
@@ -365,9 +358,8 @@ class _Evaluation:
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
-        from report.folder import transcripts
-        from report.summary import overlaps, summarise, table, write_summary
-        from report.viewer import kept
+        from report.folder import tell
+        from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = self.suite.measured_by([column.question for column in self.columns])
@@ -380,12 +372,6 @@ class _Evaluation:
             summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
-        console.print(table(summary, console.width))
-        say(kept(rows, transcripts(self.folder, summary), metric))
-        for sentence in overlaps(summary):
-            console.print(Styled(clean(sentence), style="bold red"))
-        if missing:
-            those = "are not there yet: the same command with that --part makes them"
-            say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
+        tell(self.folder, summary, rows)
         self.page.finish(f"All answers are in {self.rows}, summary.json beside")
         return self.folder
