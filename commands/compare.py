@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from config.errors import UserError, clean
+from config.errors import UserError
 from config.files import replacing_output
 from config.flags import command
-from config.terminal import console
+from config.terminal import console, say
 
 
 def compare_command(app: typer.Typer) -> None:
@@ -59,10 +59,11 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
     with replacing_output(path) as temporary:
         temporary.write_text(comparison_page(summary, title), encoding="utf-8")
     console.print(table(summary, console.width))
-    console.print(differences(summary))
+    for line, style in differences(summary):
+        say(line, style)
     for sentence in remarks(summary):
-        console.print(clean(sentence), markup=False)
-    console.print(f"Page: {path}", markup=False, soft_wrap=True)
+        say(sentence)
+    say(f"Page: {path}")
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:

@@ -8,10 +8,9 @@ Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from report import plots
@@ -19,10 +18,9 @@ from report.folder import read_run, settings_of
 from report.markup import Section, bounds, figures, fill, joined, page, parts, percent
 from report.page import comparisons, every_cell
 from report.rows import Cell
-from report.summary import compare, in_terminal, question_key, summarise
+from report.summary import compare, measured, question_key, summarise
 
-if TYPE_CHECKING:
-    from rich.table import Table
+OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +34,7 @@ class Evaluation:
     suite: str | None  # None: of a run that does not say
     status: str = ""  # how far it has come, of one that is not finished
     altered: dict = field(default_factory=dict)  # agent -> settings that are not the usual ones
+    settings: dict = field(default_factory=dict)  # of eval
 
 
 def read_evaluation(folder: Path, name: str) -> Evaluation:
@@ -44,11 +43,10 @@ def read_evaluation(folder: Path, name: str) -> Evaluation:
     summary, settings = run.summary, settings_of(run.config).get("eval")
     if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
-    suite = settings.get("suite") if isinstance(settings, dict) else None
-    altered = summary.get("altered", {})
-    return Evaluation(
-        name, run.rows, summary["unit"], summary["metric"], suite, run.status, altered
-    )
+    settings = settings if isinstance(settings, dict) else {}
+    altered, suite = summary.get("altered", {}), settings.get("suite")
+    about = summary["unit"], summary["metric"], suite, run.status, altered, settings
+    return Evaluation(name, run.rows, *about)
 
 
 def side_by_side(runs: Sequence[Evaluation]) -> dict:
@@ -57,7 +55,7 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
     paired has every agent of the later runs against the agent of the first run that has its name,
     else against the first run's first agent. left_out: for each such pair {a, b, only_a, only_b},
     the questions that one of the two alone was asked; asked at two temperatures counts twice.
-    unfinished: sentences on evaluations that are partly there.
+    unfinished, settings_differ: sentences on evaluations that are partly there, and on settings.
     UserError if the runs were asked or measured otherwise, or if two have no question in common.
     """
     first, *others = runs
@@ -73,6 +71,12 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
     every = (row for agents in by_run.values() for rows in agents.values() for row in rows)
     summary = summarise(every, first.unit, first.metric, paired=False)
     summary["unfinished"] = [f"{run.name}: {run.status}" for run in runs if run.status]
+    names = dict.fromkeys(name for run in runs for name in run.settings if name not in OF_A_FOLDER)
+    summary["settings_differ"] = [
+        f"{name}: {', '.join(f'{run.name} {run.settings.get(name)}' for run in runs)}."
+        for name in names
+        if any(run.settings.get(name) != first.settings.get(name) for run in runs)
+    ]
     summary["altered"] = {
         f"{run.name}: {agent}": settings for run in runs for agent, settings in run.altered.items()
     }
@@ -125,28 +129,34 @@ def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> list[dict
 
 
 def remarks(summary: dict) -> list[str]:
-    """Say which evaluations are not finished, and which questions a comparison leaves out."""
-    return summary["unfinished"] + [
-        f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
-        f"first alone and {pair['only_b']:,} of the second alone are left out."
-        for pair in summary["left_out"]
-        if pair["only_a"] or pair["only_b"]
-    ]
+    """Say in which settings evaluations differ, which are not finished, and which questions a
+    comparison leaves out."""
+    return (
+        summary["settings_differ"]
+        + summary["unfinished"]
+        + [
+            f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
+            f"first alone and {pair['only_b']:,} of the second alone are left out."
+            for pair in summary["left_out"]
+            if pair["only_a"] or pair["only_b"]
+        ]
+    )
 
 
-def differences(summary: dict) -> Table:
-    """Build the table of differences by length for a terminal."""
-    from rich.text import Text
-
-    grid: dict[tuple[str, str, str], dict[int, Text]] = {}
+def differences(summary: dict) -> Iterator[tuple[str, str]]:
+    """Yield (line, style) of the differences, which a pipe shows whole, too: a heading for two
+    agents, below it a line for each cell, bold where the interval excludes 0."""
+    about = f"on the same questions, in percentage points of {measured(summary)}, 95 % intervals"
+    heading = ""
     for pair in summary["paired"]:
+        if heading != (heading := f"{pair['a']} − {pair['b']}"):
+            yield f"\n{heading}, {about}", ""
+        place = "{question}, {length:,} {unit}, T {temperature}".format(
+            **pair, unit=summary["unit"]
+        )
+        interval = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
         sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-        interval = f" {bounds(pair, ' … ', '+')}, n {pair['n']:,}"
-        cell = Text.assemble((percent(pair["mean"], "+"), sure), (interval, "dim"))
-        names = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
-        grid.setdefault(names, {})[pair["length"]] = cell
-    title = f"difference in {summary['metric']} by {summary['unit']}, on the same questions"
-    return in_terminal(title, grid, "percentage points with 95 % intervals")
+        yield f"  {percent(pair['mean'], '+'):>6}  ({interval})  {place}", sure
 
 
 def comparison_page(summary: dict, title: str) -> str:
