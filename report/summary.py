@@ -569,4 +569,4 @@ def table(summary: dict, width: int = 80) -> Group:
                 row = (texts.get(length, "") for length in lengths)
                 result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
     # a title or a caption of the table would be as narrow as the table
-    return Group(Text(f"\n{clean(title)}", "italic"), result, Text(clean(about), "dim italic"))
+    return Group(Text(clean(title), "italic"), result, Text(clean(about), "dim italic"))
