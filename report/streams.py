@@ -154,7 +154,7 @@ def write_stream_report(
         say(sentence)
     note_machine(folder)
     write_text(folder / "report.html", _page(summary, config, outcomes, folder))
-    say(f"Rows, banks and report.html are in {folder}.")
+    say(f"Rows, banks and report.html are in {folder}, the banks as METHOD.db.")
 
 
 def rewrite_stream_report(
