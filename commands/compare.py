@@ -47,6 +47,7 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
         remarks,
         side_by_side,
     )
+    from report.folder import show_next
     from report.summary import table
 
     names = _names([folder.resolve() for folder in folders])
@@ -64,6 +65,7 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
     for sentence in remarks(summary):
         say(sentence)
     say(f"Page: {path}")
+    show_next(folders[0])
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:

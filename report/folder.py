@@ -21,7 +21,7 @@ from agents import find
 from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
-from config.terminal import console, say
+from config.terminal import console, next_step, say
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell, files_of, labels_of, latest, read_rows
@@ -196,12 +196,22 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     from report.viewer import kept
 
     console.print(table(summary, console.width))
-    say(kept(rows, transcripts(folder, summary), summary["metric"]))
+    records = transcripts(folder, summary)
+    say(kept(rows, records, summary["metric"]))
     for sentence in overlaps(summary):
         say(sentence, "bold red")
     if missing := summary.get("missing"):
         those = "are not there yet: the same command with that --part makes them"
         say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
+    show_next(folder, any(record["reward"] == 0 for record in records))
+
+
+def show_next(folder: Path, wrong: bool = False) -> None:
+    """End a command with the one that shows what a run has read, if that was kept; wrong: some of
+    it was."""
+    if any((folder / name).exists() for name in ("trajectories.jsonl.gz", "transcripts.jsonl")):
+        why = "see what was wrong" if wrong else "see what was read"
+        next_step(why, "show", folder, *["--wrong"] * wrong)
 
 
 def _status(how_far: str, running: bool, progress: Path) -> str:
