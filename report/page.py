@@ -39,7 +39,6 @@ from report.markup import (
     table,
 )
 from report.plots import FEW
-from report.published import TABLES, TEN, Published
 from report.rows import FATES, Cell
 from report.status import hold, is_running, release
 from report.summary import (
@@ -56,10 +55,12 @@ from report.summary import (
 from report.training import Training, amiss, numbers, read_training, steps_section
 from report.transcripts import examples, transcript
 from report.viewer import viewer_section
+from suites import Published, kinds
 from tasks.ruler import KINDS as RULER
 from tasks.words import title_of
 
 FIRST = 2  # plots in the first part; those of other kinds of questions are details
+OF_TRAINING = 4  # readings of the last recorded step, beside the examples
 EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 4, 400  # sections of an example, characters of each
 
 # below the first plots
@@ -70,6 +71,11 @@ HOW_TO_READ = (
     "temperature 1 where that was asked, else at the first temperature."
 )
 CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
+
+# published numbers of other models on other questions, of all suites (suites/*.yaml)
+TABLES = tuple(table for kind in kinds() for table in kind.published())
+TEN = tuple(table.question for table in TABLES if table.source.endswith("appendix B"))
+"""The ten tasks of RULER over which MemAgent's Figure 6a takes the mean."""
 
 # (agent, temperature) -> length -> share of right answers
 Curves = dict[tuple[str, str], dict[int, float]]
@@ -494,10 +500,10 @@ def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section
     how = fill('<p class="note">{}</p>', note) if any(first) else ""
     yield Section("Result", joined([figures(joined(first)), how, tables]))
     shown = examples(run.records, lead_of(cell for cell, _ in cells(summary)))
-    rest = [r for r in run.records if r not in shown] if not summary["cells"] else []
+    rest = [r for r in run.records if r not in shown and not r["sample"] and not summary["cells"]]
     told = joined(
         transcript(record, record in shown, EXAMPLE_STEPS, EXAMPLE_CHARACTERS)
-        for record in (*shown, *rest)
+        for record in (*shown, *rest[:OF_TRAINING])
     )
     body = joined([fill('<div class="examples">{}</div>', told) if told else "", listed.body])
     about = fill("What was read, and what became of the memory: {}", CHANGES) if told else ""

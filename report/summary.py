@@ -2,8 +2,7 @@
 
 Holds: `summarise`, `bootstrap`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
 questions seen in training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how
-rows are made (eval.py), the page (report/page.py), published numbers (report/published.py). No
-torch.
+rows are made (eval.py), the page (report/page.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 """
 

@@ -27,8 +27,7 @@ from report import plots
 from report.folder import read_run
 from report.headline import headline
 from report.markup import Markup
-from report.page import write_report
-from report.published import TEN
+from report.page import TEN, write_report
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.training import read_training
