@@ -146,10 +146,6 @@ def figures(panels: Markup) -> Markup:
     return fill('<div class="plots">{}</div>', panels) if panels else Markup()
 
 
-def folded(label: Text, body: Text) -> Markup:
-    return fill("<details><summary>{}</summary>{}</details>", label, body)
-
-
 def heat(share: float, note: str = "") -> Markup:
     """Return a cell of a heat map, in per cent: the larger the share, the darker the cell."""
     small = fill("<small>{}</small>", note) if note else ""

@@ -315,7 +315,7 @@ def _page(
     rules = outcomes[0].get("judged_by", "")
     judged = f", judged by {rules}," if rules else ""
     lead = (
-        f"Most was solved with {arms}: {percent(best['sr'])} % of {best['n']} tasks of "
+        f"Most was solved with {arms}: {percent(best['sr'])}\u00a0% of {best['n']} tasks of "
         f"{config.suite}{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes if o["about"]}
@@ -326,7 +326,7 @@ def _page(
         for first, cell in epochs
         if cell["bank"].get("entries")
     ]
-    last = [([cells[-1]["arm"], ""], _ends(cells[0], cells[-1])) for cells in by_arm.values()]
+    last = [_ends(cells[0], cells[-1]) for cells in by_arm.values()]
     differences = [
         ([f"{d['arm']} − {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
         for d in summary["differences"]
@@ -334,10 +334,9 @@ def _page(
     held_out = [
         ([r["arm"], str(r["n"])], {"solved": _share(r)} | _sure(r)) for r in summary["held_out"]
     ]
-    names = [name for name in last[0][1] if name != "method"]
     result = (
         _curves(summary)
-        + table("By method", ["method", ""], last, names)
+        + table("By method", ["method", "n"], [([r.pop("method"), r.pop("n")], r) for r in last])
         + table("Solved in the last epoch, minus another method, in percentage points", ["", ""],
                 differences)
         + table("Held-out tasks, with the bank as it was", ["method", "n"], held_out)

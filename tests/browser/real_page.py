@@ -80,7 +80,9 @@ def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, widt
     lines = """[...document.querySelectorAll('td')].filter(td => FILTER).map(td => {
       const range = document.createRange(); range.selectNodeContents(td)
       return [range.getClientRects().length, td.clientWidth] })"""
-    numbers = page.run(lines.replace("FILTER", "td.offsetParent && /^-?[\\d.]+( %)?$/.test(td.textContent)"))
+    numbers = page.run(
+        lines.replace("FILTER", "td.offsetParent && /^-?[\\d.]+( %)?$/.test(td.textContent)")
+    )
     assert numbers and all(n == 1 for n, _ in numbers)
     sentences = page.run(lines.replace("FILTER", "/similarity/.test(td.textContent)"))
     assert sentences and all(wide > 200 for _, wide in sentences)

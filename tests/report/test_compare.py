@@ -1,7 +1,7 @@
 """Evaluations side by side: pairs, intervals, what is left out, what is refused."""
 
 import json
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from test_page import HOSTILE, Page, row
@@ -10,12 +10,14 @@ from typer.testing import CliRunner
 import cli
 from config.errors import UserError
 from report import compare
-from report.compare import Evaluation, side_by_side
+from report.compare import side_by_side
+from report.folder import Run
 from report.summary import difference_interval, summarise, write_summary
 
 
-def run(name, rows, unit="sections", metric="sub_em", suite=None):
-    return Evaluation(name, rows, unit, metric, suite)
+def run(name, rows, unit="sections", metric="sub_em", **settings):
+    about = {"unit": unit, "metric": metric}
+    return Run(Path(name), about, rows, config=json.dumps({"eval": settings}), title=name)
 
 
 def asked(right, ids=range(20), **other):
@@ -115,12 +117,8 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
 
 
 def test_settings_that_differ_are_said():
-    first, second = (run(name, asked(3)) for name in "ab")
-    first, second = (
-        replace(each, settings={"model": model, "seed": 0, "name": model})
-        for each, model in ((first, "m"), (second, "n"))
-    )
-    assert compare.remarks(side_by_side([first, second])) == ["model: a m, b n."]
+    first, second = (run(x, asked(3), model=x, seed=0, runs=x) for x in "mn")
+    assert compare.remarks(side_by_side([first, second])) == ["model: m m, n n."]
 
 
 def test_markup_in_names_is_shown_as_text(tmp_path):
