@@ -1,27 +1,34 @@
-"""Write examples/town.pdf, the document that README asks about, and ask the reader about it.
+"""Write examples/town.pdf, the document that README asks about, and the questions about it.
 
-Holds: the pages of dev/town.txt, the report of an invented town. examples/town.csv has questions
-with their answers, all written before the first was asked. Leaves out: reading it (tasks/pdf.py).
-Exercise it: `python -m dev.town` writes the file; `python -m dev.town ask` asks all the questions
-and says how many are right, in some ten minutes. Read next: dev/terminal.py.
+Holds: the pages of dev/town.txt, the report of an invented town; the suite of the questions of
+examples/town.csv, all of which were written before the first was asked. Leaves out: reading a PDF
+(tasks/pdf.py). Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
+
+    python cli.py eval --name town --suite dev/town.py --n 20 --model smollm2-reader \\
+        --agents memagent,bm25 --temperatures 0 --dtype bfloat16
 """
 
 from __future__ import annotations
 
 import csv
-import json
-import subprocess
-import sys
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 
-from data import sub_em
+from data import Task
+from suites import Column, Scope, Suite
+from tasks import documents
 
 ROOT = Path(__file__).resolve().parent.parent
 PDF, TEXT, QUESTIONS = ROOT / "examples/town.pdf", ROOT / "dev/town.txt", ROOT / "examples/town.csv"
 WIDTH, HEIGHT, LINES, COLUMNS = 6.9, 9.8, 42, 88  # of a page: inches, lines, characters
 # no font is embedded, and no date: the same text gives the same file
-STYLE = {"pdf.use14corefonts": True, "font.family": "Times", "font.size": 11}
+STYLE = {
+    "pdf.use14corefonts": True,
+    "font.family": "Times",
+    "font.size": 11,
+    "font.weight": "roman",
+}
 
 
 def lines() -> list[tuple[str, bool]]:
@@ -55,24 +62,23 @@ def write(path: Path) -> None:
             pages.savefig(figure)
 
 
-def ask(*flags: str) -> None:
-    """Ask every question by the command and print question, answer and whether it is right."""
-    with QUESTIONS.open(newline="", encoding="utf-8") as file:
-        asked = [(row["question"], row["answer"]) for row in csv.DictReader(file)]
-    first, *others = (question for question, _ in asked)
-    also = [word for question in others for word in ("--also", question)]
-    words = [sys.executable, "cli.py", "ask", str(PDF), first, *also, "--json", *flags]
-    found = subprocess.run(words, cwd=ROOT, check=True, stdout=subprocess.PIPE).stdout
-    right = 0
-    for (question, answer), one in zip(asked, json.loads(found), strict=True):
-        right += (good := bool(sub_em(one["answer"], [answer])))
-        print(f"{'right' if good else 'WRONG'}  {question}  {one['answer']}  ({answer})")
-    print(f"{right} of {len(asked)} right")
+@dataclass(frozen=True)
+class Town(Suite):
+    """The questions of examples/town.csv about the report, as `ask` puts them."""
+
+    unit, lengths, metric = "pages", (14,), "sub_em"
+
+    def columns(self, scope: Scope) -> list[Column]:
+        """Return the one column: all questions, whose text is what is read of the PDF."""
+        with QUESTIONS.open(newline="", encoding="utf-8") as file:
+            asked = [(row["question"], row["answer"]) for row in csv.DictReader(file)]
+        text = documents.read([PDF]).text
+        tasks = [
+            Task(f"town-{k}", question, (right,), text) for k, (question, right) in enumerate(asked)
+        ]
+        return [Column("town", self.lengths[0], lambda: tasks[: scope.n])]
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["ask"]:
-        ask(*sys.argv[2:])
-    else:
-        write(PDF)
-        print(f"{PDF.relative_to(ROOT)}: {PDF.stat().st_size / 1024:.0f} KiB")
+    write(PDF)
+    print(f"{PDF.relative_to(ROOT)}: {PDF.stat().st_size / 1024:.0f} KiB")
