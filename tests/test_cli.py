@@ -411,7 +411,8 @@ SMALL = {
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
     "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
-    "ask": "",
+    "ask": f"--model tiny {TINY}",
+    "plan": "",
 }
 
 
@@ -541,9 +542,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     """In their order, with small numbers on top, on files of the names and forms they speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(downloads, "get", download)
-    Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     shutil.copytree(ROOT / "examples", "examples")
-    shutil.copytree(EMBEDDED, "runs/demo/model")  # the demo, which has a test of its own
     engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
     text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [words for words in commands(text) if "my_agent.py" not in words]

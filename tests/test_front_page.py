@@ -2,6 +2,8 @@
 
 import contextlib
 import csv
+import io
+import json
 import re
 import shlex
 import textwrap
@@ -16,11 +18,13 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from config import flags
-from dev import picture
+from dev import passages, picture, terminal, town
 from report.summary import wilson
+from tasks import documents
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING, LOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "dev/LOG.md"
+RESULTS, TUTORIAL = ROOT / "docs/results.md", ROOT / "docs/tutorial.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, CONTRIBUTING, *DOCS]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -35,8 +39,11 @@ def commands(text: str) -> list[list[str]]:
 
     >>> commands("`python cli.py doctor`, then `cli.py train \\\\\\n  --steps 3`")
     [['doctor'], ['train', '--steps', '3']]
+    >>> commands('make ask FILE=report.pdf Q="Who?"')
+    [['ask', 'report.pdf', 'Who?']]
     """
-    lines = re.findall(r"\bcli\.py ([^`\n]+)", text.replace("\\\n", " "))
+    text = re.sub(r"\bmake ask FILE=(\S+) Q=", r"cli.py ask \1 ", text.replace("\\\n", " "))
+    lines = re.findall(r"\bcli\.py ([^`\n]+)", text)
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -64,9 +71,13 @@ def anchors(text: str) -> set[str]:
 
 
 def test_the_front_page_takes_five_minutes():
-    lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
+    text = README.read_text(encoding="utf-8")
+    lines, before = text.splitlines(), text[: text.index("\n    ")]
+    assert len(lines) <= 120 and len(text.split()) <= 851
     assert not [line for line in lines if len(line) > 100]
+    assert len(before.split()) <= 60
+    assert not re.search("policy|bounded|GRPO|reinforcement", before)
+    assert re.findall(r"\]\(docs/(\w+)\.svg\)", text) == ["ask", "passages", "accuracy"]
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
@@ -108,26 +119,49 @@ def test_the_front_page_names_the_seven_modules_in_reading_order():
     assert all(f"`{room}`" in text for room in rooms)
 
 
-def test_the_table_of_the_front_page_pools_the_three_seeds_of_the_results():
+def short(x: float) -> str:
+    return f"{x:.2f}".removeprefix("0")
+
+
+def test_the_results_begin_with_findings_whose_figures_stand_below():
+    findings, _, rest = RESULTS.read_text(encoding="utf-8").partition("\n\nEvery measured")
+    lines = findings.splitlines()[2:]
+    assert len(lines) == 6 and all(line.startswith("- ") for line in lines)
+    figures = re.findall(r"\d*\.\d\d|\b\d{2,}\b", findings)
+    assert len(figures) > 15 and not [x for x in figures if not re.search(rf"(?<!\d){x}\b", rest)]
+
+
+def test_a_table_of_results_pools_the_three_seeds_of_the_one_above():
     """Mean, and Wilson's interval over the questions of all three seeds, to two digits."""
-
-    def short(x: float) -> str:
-        return f"{x:.2f}".removeprefix("0")
-
-    front = rows(README.read_text(encoding="utf-8"), columns=4)
-    results = rows((ROOT / "docs/results.md").read_text(encoding="utf-8"), columns=6)
-    agents = ("trained", "untrained", "full context")
+    text = RESULTS.read_text(encoding="utf-8")
+    pooled, results = rows(text, columns=4), rows(text, columns=6)
+    agents = ("trained", "untrained", "whole document")
     n = [cell.split(" / ") for cell in results[f"n, {' / '.join(agents)}"]]
     lengths = [results["sections"].index(length) for length in ("4", "64", "1,024")]
     names = [f"{facts}, {agent}" for facts in ("one fact", "two facts") for agent in agents]
-    assert [*front][2:] == names
+    assert [*pooled][2:] == names
     for name in names:
-        for cell, k in zip(front[name], lengths, strict=True):
+        for cell, k in zip(pooled[name], lengths, strict=True):
             asked = int(n[k][agents.index(name.split(", ")[1])])
             means = [round(float(seed) * asked) / asked for seed in results[name][k].split()]
             mean = fmean(means)
             low, high = wilson(mean, len(means) * asked)
             assert cell == f"{short(mean)} ({short(low)}-{short(high)})", name
+
+
+def test_the_plot_of_real_text_has_the_figures_of_the_results():
+    """Drawn anew it is the same picture, and the words beside it are its first and last points."""
+    counts, points, n = passages.table(RESULTS.read_text(encoding="utf-8"))
+    assert counts == [4, 16, 64, 256] and n == 128
+    for name in ("memagent", "full"):  # of BM25 with two sections no answers are kept
+        kept = json.loads((ROOT / "bench/results/reader-256.json").read_text())[name].values()
+        assert points[name][-1][0] == round(fmean(score for _, score in kept), 2)
+    assert passages.drawn(counts, points, n) == passages.drawn(counts, points, n)
+    svg = passages.OUT.read_text(encoding="utf-8")
+    assert svg.count('<g id="LineCollection') == 2 * len(points) == 6
+    (words,) = re.findall(r"!\[([^]]*)\]\(docs/passages\.svg\)", README.read_text("utf-8"))
+    ends = [[f"{100 * values[k][0]:.0f}" for k in (0, -1)] for values in points.values()]
+    assert re.findall(r"\b\d+\b", words.replace("BM25", "")) == [x for pair in ends for x in pair]
 
 
 def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
@@ -153,6 +187,47 @@ def draw() -> str:
     return picture.picture({"cells": cells}, (2, 4))
 
 
+def test_the_terminal_shows_what_the_first_command_leaves_on_it():
+    bar = "one\r\nbar 1/2\r\n\x1b[1A\r\x1b[2Ktwo\r\nbar \x1b[1m2/2\x1b[0m\r\n\x1b[?25h"
+    assert terminal.shown(bar) == "one\ntwo\nbar \x1b[1m2/2\x1b[0m"
+    svg = terminal.OUT.read_text(encoding="utf-8")
+    assert "url(http" not in svg + terminal.drawn("ls", "a") and len(svg) < 2**16
+    words = " ".join("".join(ET.fromstring(svg).itertext()).replace("\xa0", " ").split())
+    (first,) = commands(README.read_text("utf-8").partition("\n![")[0])
+    assert shlex.split(terminal.COMMAND)[2:] == first and first[-1] in words
+    assert "answer: Clara Whitlow" in words and "page 3" in words
+
+
+# ---------------------------------------------------------------- the document and the tutorial
+
+
+def test_the_document_about_the_town_is_that_of_its_script(tmp_path):
+    """It is written by its script, and read whole, page by page."""
+    town.write(tmp_path / "town.pdf")
+    text, again = (documents.read([path]).text for path in (town.PDF, tmp_path / "town.pdf"))
+    unnumbered = re.sub(r"^\d+$", "", text, flags=re.M)
+    assert unnumbered.split() == town.TEXT.read_text().replace("# ", "").split()
+    assert text == again
+    with town.QUESTIONS.open(newline="") as file:
+        asked = list(csv.DictReader(file))
+    assert len(asked) == 20 and len({row["question"] for row in asked}) == 20
+
+
+def test_the_numbers_of_the_tutorial_are_those_of_its_code(monkeypatch):
+    """All of its code, in order; numbers may differ by a fiftieth, as processors round."""
+    monkeypatch.chdir(ROOT)
+    parts = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TUTORIAL.read_text(), re.S)
+    assert len(parts) == len(blocks(TUTORIAL.read_text(), "python")) > 6
+    number, space = re.compile(r"[-+]?\d*\.?\d+"), {}
+    for code, expected in parts:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(code, space)
+        printed = out.getvalue()
+        assert number.sub("#", printed) == number.sub("#", expected)
+        numbers = [[float(x) for x in number.findall(text)] for text in (printed, expected)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.01)
+
+
 # ---------------------------------------------------------------- agents of one's own
 
 SMALL = "--chunk-tokens 30 --memory-tokens 8 --final-tokens 8"
@@ -171,7 +246,7 @@ def own_agent() -> str:
     (block,) = [
         block
         for block in blocks(README.read_text(encoding="utf-8"), "python")
-        if block.startswith("from memagent import")
+        if block.startswith("from memagent import Agent")
     ]
     return block
 
