@@ -542,6 +542,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     """In their order, with small numbers on top, on files of the names and forms they speak of."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(downloads, "get", download)
+    Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     shutil.copytree(ROOT / "examples", "examples")
     engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
     text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
@@ -551,8 +552,9 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     for words in lines:
         words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
         name = " ".join(words[: 1 + (words[0] == "data")])
-        # a run is resumed with its own settings
-        small = [] if "--resume" in words else SMALL[name].split()
+        # a run is resumed with its own settings, and a model that was trained here is asked
+        asked = name == "ask" and "--model" in words
+        small = [] if "--resume" in words or asked else SMALL[name].split()
         assert run(*words, *small).strip(), words
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()

@@ -98,6 +98,12 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
 
 
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
+def test_what_a_page_asks_about_is_in_the_clone(name):
+    asked = [words for words in commands((ROOT / name).read_text("utf-8")) if words[0] == "ask"]
+    assert asked and all((ROOT / file).is_file() for _, file, *_ in asked)
+
+
 @pytest.mark.parametrize("page", [*PAGES, LOG], ids=lambda page: page.name)
 def test_the_links_and_files_of_a_page_are_there(page):
     text = page.read_text(encoding="utf-8")
