@@ -1,7 +1,8 @@
 """Write examples/town.pdf, the document that README asks about, and the questions about it.
 
 Holds: the pages of dev/town.txt, the report of an invented town; the suite of the questions of
-examples/town.csv, all of which were written before the first was asked. Leaves out: reading a PDF
+examples/town.csv, all of which were written before the first was asked (one answer was put into
+the document's words afterwards). Leaves out: reading a PDF
 (tasks/pdf.py). Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
 
     python cli.py eval --name town --suite dev/town.py --n 20 --model smollm2-reader \\
