@@ -59,6 +59,13 @@ MAY_CHANGE = {
 
 FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run")
 names, known = FINDER.names, FINDER.known
+# agent, or method of a stream -> its place among the colours of every picture (report/page.css);
+# any other takes what is free
+COLOURS = {
+    "memagent": 0, "trained": 0, "bm25": 1, "full": 2, "rememr1": 3, "memp": 3, "oracle": 4,
+    "reflection": 4, "infmem": 5, "memrl": 0, "mem1": 6, "rag": 1, "memupdate": 5, "memoryr1": 6,
+    "none": 7,
+}  # fmt: skip
 
 
 @cache

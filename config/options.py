@@ -415,8 +415,8 @@ class EvalConfig(ModelConfig):
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
-    """whole trajectories to keep per agent, length and temperature; the report shows some of
-    them"""
+    """readings to keep whole per agent, length and temperature, right or not; those that are not
+    fully right are kept anyway, up to a size that the report says"""
     in_flight: Count = 256
     """maximum number of trajectories in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""

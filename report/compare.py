@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError
 from report import plots
 from report.folder import read_run, settings_of
-from report.markup import Section, figures, fill, joined, page
+from report.markup import Section, bounds, figures, fill, joined, page, parts, percent
 from report.page import comparisons, every_cell
 from report.rows import Cell
 from report.summary import compare, in_terminal, question_key, summarise
@@ -141,23 +141,23 @@ def differences(summary: dict) -> Table:
     grid: dict[tuple[str, str, str], dict[int, Text]] = {}
     for pair in summary["paired"]:
         sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-        interval = f" {pair['low']:+.2f} … {pair['high']:+.2f}, n {pair['n']:,}"
-        cell = Text.assemble((f"{pair['mean']:+.3f}", sure), (interval, "dim"))
+        interval = f" {bounds(pair, ' … ', '+')}, n {pair['n']:,}"
+        cell = Text.assemble((percent(pair["mean"], "+"), sure), (interval, "dim"))
         names = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
         grid.setdefault(names, {})[pair["length"]] = cell
     title = f"difference in {summary['metric']} by {summary['unit']}, on the same questions"
-    return in_terminal(title, grid, "with 95 % intervals")
+    return in_terminal(title, grid, "percentage points with 95 % intervals")
 
 
 def comparison_page(summary: dict, title: str) -> str:
-    """Return the page of a comparison: differences first, then what each run has by itself."""
+    """Return the page of a comparison: plots and differences, then what each run has by itself."""
     pairs = comparisons(
         summary,
-        "Differences",
-        "On the questions that both were asked, with 95 % intervals by bootstrap over these "
-        "questions, or over their documents; bold where an interval leaves out 0. The samples of "
-        "a question are averaged first.",
+        "Differences in percentage points on the questions that both were asked, with 95 % "
+        "intervals by bootstrap over these questions, or over their documents; bold where an "
+        "interval excludes 0. The samples of a question are averaged first.",
     )
-    drawn = Section("Accuracy", figures(joined(plots.accuracy(summary).values())))
+    drawn = figures(joined(plots.accuracy(summary).values()))
     lead = joined(fill('<p class="note">{}</p>', sentence) for sentence in remarks(summary))
-    return page(title, lead, [pairs, drawn, every_cell(summary)])
+    result = Section("Result", joined([drawn, pairs.body]), pairs.note)
+    return page(title, lead, [result, Section("Details", parts([every_cell(summary)]))])

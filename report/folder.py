@@ -1,6 +1,6 @@
 """Read what a run's folder holds at any time: finished, going on, or killed.
 
-Holds: `Run`, `read_run`, `reading`, `settings_of`, `lines_of`. Leaves out: the page
+Holds: `Run`, `read_run`, `reading`, `settings_of`, `lines_of`, `tell`. Leaves out: the page
 (report/page.py), who writes the files (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py report RUN`. Read next: report/page.py.
 
@@ -21,10 +21,11 @@ from agents import find
 from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
+from config.terminal import console, say
 from report.reading import thin
 from report.records import CELL, is_record, newest, step_records
 from report.rows import Cell, files_of, labels_of, latest, read_rows
-from report.summary import cells, summarise
+from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
 
@@ -61,7 +62,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
         progress = folder / "metrics.csv"
     # absent from the summary of a training
     summary = {"metric": "reward", "paired": []} | summary
-    records = _transcripts(folder, summary)
+    records = transcripts(folder, summary)
     if not summary["cells"]:
         records += _recorded(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
@@ -177,7 +178,7 @@ def _answered(rows: Sequence[dict], settings: dict) -> str:
     return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 
 
-def _transcripts(folder: Path, summary: dict) -> list[dict]:
+def transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
     records = {}
     for path in files_of(folder, "transcripts"):
@@ -187,6 +188,20 @@ def _transcripts(folder: Path, summary: dict) -> list[dict]:
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
+
+
+def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
+    """Print the table of an evaluation that is over, how much of its readings was kept, and
+    warnings."""
+    from report.viewer import kept
+
+    console.print(table(summary, console.width))
+    say(kept(rows, transcripts(folder, summary), summary["metric"]))
+    for sentence in overlaps(summary):
+        say(sentence, "bold red")
+    if missing := summary.get("missing"):
+        those = "are not there yet: the same command with that --part makes them"
+        say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
 
 
 def _status(how_far: str, running: bool, progress: Path) -> str:

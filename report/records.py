@@ -114,7 +114,7 @@ def read_records(path: Path) -> list[dict]:
             for line in lines:
                 record = from_json(line)
                 if not is_record(record):
-                    raise UserError(f"{path}, line {len(records) + 1} is no trajectory.")
+                    raise UserError(f"{path}, line {len(records) + 1} is no reading.")
                 records.append(record)
     except EOFError:  # the run is in progress or was killed
         pass

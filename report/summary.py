@@ -27,7 +27,7 @@ from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
 from report.counted import counted, total
-from report.markup import by_length
+from report.markup import bounds, by_length
 from report.rows import FATES, Cell, fate
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
@@ -483,7 +483,7 @@ def markdown_of(summary: dict) -> str:
     rows = [["question", "agent", "T", *(f"{n:,}" for n in lengths)], ["---"] * (3 + len(lengths))]
     rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
-    caption = f"{summary['metric']} in percent by {summary['unit']}, 95 % interval; "
+    caption = f"{summary['metric']} in per cent by {summary['unit']}, 95 % interval; "
     caption += " ".join([f"{_about(summary)}.", *overlaps(summary)])
     return clean("\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", caption, ""]))
 
@@ -529,22 +529,22 @@ def csv_of(summary: dict) -> str:
 
 
 def table(summary: dict, width: int = 80) -> Table:
-    """Build the table of accuracy by length for a terminal of `width` columns.
+    """Build the table of accuracy in per cent by length for a terminal of `width` columns.
 
     Where intervals do not fit (five lengths in 80 columns), it shows means alone.
     """
     from rich.text import Text
 
     def text(record: dict) -> Text:
-        interval = f" {_short(record['low'])}-{_short(record['high'])}" * intervals
-        return Text.assemble(_short(record["mean"]), (interval, "dim"))
+        interval = f" {bounds(record, '-')}" * intervals
+        return Text.assemble(f"{100 * record['mean']:.0f}", (interval, "dim"))
 
     names = [(c.question, labelled(summary, c.agent)) for c, _ in cells(with_pooled(summary))]
     longest = max((max(len(kind), len(agent) + 1) for kind, agent in names), default=0)
     lengths = {record["length"] for record in summary["cells"]}
     intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    title = f"{summary['metric']} by {summary['unit']}"
+    title = f"{summary['metric']} in per cent by {summary['unit']}"
     return in_terminal(title, _grid(summary, text), f"mean{about}; {_about(summary)}")
 
 
@@ -566,8 +566,3 @@ def in_terminal(title: str, grid: Grid, caption: str = "") -> Table:
                 row = (texts.get(length, "") for length in lengths)
                 result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
     return result
-
-
-def _short(share: float) -> str:
-    """Format a share with two decimals and without the leading 0, always three wide: .97, 1.0."""
-    return "1.0" if share >= 0.995 else f"{share:.2f}"[1:]

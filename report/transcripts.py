@@ -1,9 +1,9 @@
-"""Show one trajectory to a person: in the terminal, and as a part of report.html.
+"""Show one reading to a person: in the terminal, and as a part of report.html.
 
 Holds: `trace`, what is shown of a record as a tree of nodes (report/markup.py); `transcript` and
-`render_trajectory`, which write that tree as HTML and for the terminal; `diff`, the word-level
-difference of two memories; `marked`, the same without colours. Leaves out: which trajectories are
-kept (report/runlog.py, eval.py) and shown (report/page.py). No torch.
+`render_trajectory`, which write that tree as HTML and for the terminal; `examples`, the two that a
+page begins with; `diff`, the word-level difference of two memories; `marked`, the same without
+colours. Leaves out: which readings are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py show RUN`. Read next: report/page.py.
 
 Questions, documents and answers are foreign text: `node` cleans all of it, and it is then escaped
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
 from functools import partial
-from itertools import chain, groupby, takewhile
+from itertools import chain, groupby, pairwise, takewhile
 from typing import TYPE_CHECKING
 
 from agents import find
@@ -294,7 +294,7 @@ def _facts(record: dict) -> dict[str, str]:
     if graded and final and not formed:
         facts["form"] = unformed(form)
     if graded:
-        facts["gold"] = " | ".join(record["answers"])
+        facts["right answer"] = " | ".join(record["answers"])
     facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
     if record["error"]:
         facts["error"] = record["error"]
@@ -333,6 +333,42 @@ def _origin(record: dict) -> str:
     if temperature is not None:
         parts.append(f"sampled at temperature {temperature:g}" if temperature else "greedy")
     return "; ".join(parts)
+
+
+# ---------------------------------------------------------------- examples
+
+
+def examples(records: Sequence[dict], lead: str) -> list[dict]:
+    """Return the records that show how the leading agent reads: one that was right and one that was
+    not, each the newest, of these the longest, of these the one whose memory changes most.
+
+    A right one whose memories are words of what was read goes before all others.
+    """
+    ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
+    graded = [r for r in ours if r["reward"] is not None]
+    right = [r for r in graded if r["reward"] > 0]
+    wrong = [r for r in graded if r["reward"] <= 0]
+
+    def fitness(record: dict) -> tuple:
+        memories = [turn["memory"] for turn in record["turns"]]
+        changes = sum(before != after for before, after in pairwise(memories))
+        return record["step"] or 0, n_sections(record), changes
+
+    found = [max(right, key=lambda r: (_quotes(r), *fitness(r)))] if right else []
+    return found + ([max(wrong, key=fitness)] if wrong else [])
+
+
+def _quotes(record: dict) -> bool:
+    """Whether every word of the memories stands in the sections; the first memory is none."""
+    turns = record["turns"]
+    empty = turns[0]["memory"] if turns else ""
+    read = {word for turn in turns for word in _words(turn["section"])}
+    memories = {turn["memory"] for turn in turns} - {empty}
+    return bool(memories) and all(read.issuperset(_words(memory)) for memory in memories)
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.casefold())
 
 
 # ---------------------------------------------------------------- on the page and in the terminal

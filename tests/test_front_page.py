@@ -176,8 +176,13 @@ def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
     assert f"](docs/{file.name})" in README.read_text(encoding="utf-8")
     for svg in (file.read_text(encoding="utf-8"), drawn := draw()):
         ET.fromstring(svg)
-        assert f"fill: {picture.PAGE}" in svg  # it brings its own background
-        assert all(colour in svg for _, colour, _ in picture.SERIES.values())
+        # it brings a ground of its own, light or dark, and nothing has a colour for one alone
+        style, _, drawing = svg.partition("</style>")
+        assert 'fill="var(--page)"' in drawing and "prefers-color-scheme:dark" in style
+        assert {"var(--c0)", "var(--c2)", "currentColor"} <= {
+            *re.findall(r"var\(--c\d\)|currentColor", drawing)
+        }
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", drawing)
     assert drawn == draw()
 
 
@@ -185,7 +190,7 @@ def draw() -> str:
     cells = [
         {"agent": agent, "question": question, "temperature": t, "length": length}
         | {"mean": 0.5, "low": 0.4, "high": 0.6}
-        for agent in picture.SERIES
+        for agent in picture.AGENTS
         for question in picture.PANELS
         for length in (4, 64)
         for t in ("1.0", "0.0")

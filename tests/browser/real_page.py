@@ -45,7 +45,7 @@ def stream(folder):
     config = StreamConfig(epochs=2, arms=("none", "memrl"))
     outcomes = [outcome("none", None), outcome("memrl", 0.25)]
     summary = streams.summarise_stream(config, outcomes)
-    (folder / "report.html").write_text(streams._page(summary, config, outcomes, LONG, True))
+    (folder / "report.html").write_text(streams._page(summary, config, outcomes, folder, LONG, True))
     return folder / "report.html"
 
 

@@ -100,9 +100,9 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
     assert done.exit_code == 0, done.output
     assert "run: trained − c: trained" in done.output
     words = " ".join(done.output.split())
-    assert "one_fact 1.0 +0.800 +0.60" in words and "25 questions of the first alone" in words
+    assert "one_fact 1.0 +80.0 +60 …" in words and "25 questions of the first alone" in words
     page = Page((tmp_path / "x" / "compare-run-c.html").read_text())
-    assert "run: trained minus c: trained" in page.text and "+0.800" in page.text
+    assert "run: trained minus c: trained" in page.text and "+80.0" in page.text
     assert "25 questions of the first alone" in page.text and page.tags.count("svg") == 1
     out = tmp_path / "page.html"
     assert invoke(a, b, "--out", out).exit_code == 0  # two of one name are called by their paths

@@ -103,7 +103,7 @@ def test_what_is_known_of_every_step_is_drawn(tmp_path):
     labels = {*re.findall("<text[^>]*>([^<]*)</text>", report.html)}
     assert labels >= {"one step, 95 % interval", *PLOTS}
     assert not {"with signal", "switch"} & labels  # a single line, and nothing was switched
-    first = report.html.partition('<div class="first">')[2].partition("</section>")[0]
+    first = report.html.partition("<h2>Result</h2>")[2].partition("</section>")[0]
     assert first.count("<svg") == 1 and "Band: the 95 % interval" in first
 
 
@@ -123,7 +123,7 @@ def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
         file.write(records.MEMBER + b"torn")
     assert [(r["step"], r["sample"]) for r in records.newest(folder)] == [(4, 1), (1, 1)]
     html = shown(rewrite_report(folder)).html
-    first = html.partition('<div class="first">')[2].partition("</section>")[0]
+    first = html.partition("<h2>Readings</h2>")[2].partition("</section>")[0]
     assert first.index("training step 4") < first.index("training step 1<")
     monkeypatch.setattr(records, "LOOKED_AT", 3)
     assert [r["step"] for r in records.newest(folder)] == [4]
@@ -196,7 +196,7 @@ def test_rows_are_read_once(tmp_path, monkeypatch):
     monkeypatch.setattr(
         "report.rows.json.loads", lambda text, **_: parsed.append(text) or parse(text)
     )
-    assert "Every trajectory that was graded" in shown(rewrite_report(folder)).text
+    assert "Below is every reading." in shown(rewrite_report(folder)).text
     assert len([text for text in parsed if b'"settings": "s"' in bytes(text)]) == len(rows)
 
 
