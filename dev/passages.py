@@ -8,63 +8,59 @@ Exercise it: `python -m dev.passages`. Read next: dev/picture.py.
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 
-import numpy as np
-
-from dev.picture import STANDALONE
+from report.plots import STYLE, length_axis, looks, panel, standalone
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT, RESULTS = ROOT / "docs/passages.svg", ROOT / "docs/results.md"
-SERIES = {  # row of the table -> label, colour, marker
-    "memagent": ("the reader, section by section", "#0072b2", "o"),
-    "full": ("the whole document in the prompt", "#007a5a", "s"),
-    "bm25, two sections": ("the two best sections of BM25", "#cc79a7", "D"),
+ROWS = {"memagent": "memagent", "full": "full", "bm25": "bm25, two sections"}  # agent -> its row
+LABELS = {
+    "memagent": "the reader, section by section",
+    "full": "whole document in the prompt",
+    "bm25": "the two best sections by BM25",
 }
 CELL = re.compile(r"([01]?\.\d\d) \(([01]?\.\d\d)-([01]?\.\d\d)\)")
 Points = dict[str, list[tuple[float, ...]]]
 
 
-def table(text: str) -> tuple[list[int], Points, int]:
-    """Return the passages, (mean, low, high) at each of them by row, and n of the section."""
+def table(text: str) -> tuple[Points, int]:
+    """Return (passages, mean, low, high) of each agent in the text of the results, and n."""
     section = text[text.index("### Single facts in real text") :]
     rows = [re.split(r" *\| *", line.strip("| ")) for line in section.splitlines() if "|" in line]
     by_name = {name: cells for name, *cells in reversed(rows)}  # the first of a name
+    passages = [int(cell) for cell in by_name["passages"]]
     points = {
-        name: [tuple(map(float, CELL.fullmatch(cell).groups())) for cell in by_name[name]]
-        for name in SERIES
+        agent: [
+            (count, *map(float, CELL.fullmatch(cell).groups()))
+            for count, cell in zip(passages, by_name[row], strict=True)
+        ]
+        for agent, row in ROWS.items()
     }
-    return (
-        list(map(int, by_name["passages"])),
-        points,
-        int(re.search(r"n = (\d+) a cell", section)[1]),
-    )
+    return points, int(re.search(r"n = (\d+) a cell", section)[1])
 
 
-def drawn(passages: list[int], points: Points, n: int) -> str:
+def drawn(points: Points, n: int) -> str:
     """Return the plot as an SVG file's text; the same figures give the same text."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STANDALONE):
+    beside = {  # intervals that begin at the same height stay apart
+        agent: [(x * 1.05 ** (k - 1), *rest) for x, *rest in line]
+        for k, (agent, line) in enumerate(points.items())
+    }
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "path"}):
         figure = Figure(figsize=(7.2, 3.9), layout="constrained")
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         axes = figure.add_subplot()
-        for k, (name, (label, colour, marker)) in enumerate(SERIES.items()):
-            x = [count * 1.05 ** (k - 1) for count in passages]  # bars side by side
-            mean, low, high = 100 * np.array(points[name]).T
-            spread = [mean - low, high - mean]
-            axes.errorbar(x, mean, spread, color=colour, marker=marker, label=label, capsize=3)
-        axes.set_xscale("log", base=2)
-        axes.set_xticks(passages, [f"{count:,}" for count in passages])
-        axes.minorticks_off()
-        axes.set(ylim=(0, 60), xlabel="passages of the document", ylabel="right answers, %")
-        axes.set_title(f"Questions about real articles, n = {n} a point, 95 % intervals", size=11)
-        figure.legend(loc="outside lower center", ncols=2)
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(r"[ \t]+\n", "\n", file.getvalue())
+        entries, _ = panel(axes, beside, looks(points))
+        length_axis(axes, [x for x, *_ in points["memagent"]])
+        title = f"Right answers to questions about real articles, n = {n} a point"
+        axes.set(xlabel="passages of the document", title=title)
+        handles, names = zip(*entries, strict=True)
+        figure.legend(handles, [*map(LABELS.get, names)], loc="outside lower center", ncols=3)
+        return standalone(figure, f"{title}, with 95 % intervals")
 
 
 if __name__ == "__main__":
