@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT, RESULTS = ROOT / "docs/passages.svg", ROOT / "docs/results.md"
 ROWS = {"memagent": "memagent", "full": "full", "bm25": "bm25, two sections"}  # agent -> its row
 LABELS = {
-    "memagent": "the reader, section by section",
+    "memagent": "the reader",
     "full": "whole document in the prompt",
-    "bm25": "the two best sections by BM25",
+    "bm25": "two best sections by BM25",
 }
 CELL = re.compile(r"([01]?\.\d\d) \(([01]?\.\d\d)-([01]?\.\d\d)\)")
 Points = dict[str, list[tuple[float, ...]]]

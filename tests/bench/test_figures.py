@@ -149,6 +149,10 @@ def of_the_findings() -> Iterator[str]:
     reader, untrained = load("reader-256")["memagent"], load("untrained")["256 passages"]
     yield f"{digits(fmean(scores(reader)))} among 256; untrained .03,"
     yield f"untrained .03, {digits(fmean(scores(untrained)))}."
+    town = load("town")
+    reader, bm25 = (int(sum(scores(town[agent]))) for agent in ("memagent", "bm25"))
+    yield f"memagent has {reader} right, bm25 with four sections {bm25}"
+    assert f"it has {reader} right" in words((ROOT / "README.md").read_text(encoding="utf-8"))
 
 
 @pytest.mark.parametrize("claims", [of_peers, of_agents, of_the_findings])
