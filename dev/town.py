@@ -2,8 +2,8 @@
 
 Holds: the pages of dev/town.txt, the report of an invented town; the suite of the questions of
 examples/town.csv, all of which were written before the first was asked (one answer was put into
-the document's words afterwards). Leaves out: reading a PDF
-(tasks/pdf.py). Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
+the document's words afterwards). Leaves out: reading a PDF (tasks/pdf.py).
+Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
 
     python cli.py eval --name town --suite dev/town.py --n 20 --model smollm2-reader \\
         --agents memagent,bm25 --temperatures 0 --dtype bfloat16

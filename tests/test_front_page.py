@@ -8,6 +8,7 @@ import re
 import shlex
 import textwrap
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -16,6 +17,7 @@ import typer
 from typer.testing import CliRunner
 
 import cli
+import memagent
 from agents import find
 from config import flags
 from dev import passages, picture, terminal, town
@@ -236,6 +238,17 @@ def test_the_numbers_of_the_tutorial_are_those_of_its_code(monkeypatch):
         assert number.sub("#", printed) == number.sub("#", expected)
         numbers = [[float(x) for x in number.findall(text)] for text in (printed, expected)]
         assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.01)
+
+
+def test_the_question_in_python_of_the_front_page_is_answered(tmp_path, monkeypatch, capsys):
+    """By the model of the tests, which finds nothing; another test asks the reader."""
+    (block,) = [b for b in blocks(README.read_text("utf-8"), "python") if "import ask\n" in b]
+    assert len(block.split("\n\n")) == 2 and len(block.splitlines()) == 4
+    monkeypatch.chdir(ROOT)
+    small = {"model": "tiny", "max_sections": 2, "final_tokens": 8}
+    monkeypatch.setattr(memagent, "ask", partial(memagent.ask, **small), raising=False)
+    exec(block, {})
+    assert capsys.readouterr().out.strip()
 
 
 # ---------------------------------------------------------------- agents of one's own
