@@ -92,7 +92,7 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
             name, *words = words
             command = command.commands[name]
         # which flags there are depends on the agent that is named; this one is the reader's own
-        words = [find.DEFAULT if word == "my_agent.py" else word for word in words]
+        words = [word.replace("my_agent.py", find.DEFAULT) for word in words]
         if name in flags.BUILDERS:
             command = flags.BUILDERS[name](words)
         command.make_context(name, words)  # raises at an unknown flag or a missing argument
@@ -269,24 +269,27 @@ def own_agent() -> str:
     (block,) = [
         block
         for block in blocks(README.read_text(encoding="utf-8"), "python")
-        if block.startswith("from memagent import Agent")
+        if block.startswith("from memagent import NO_MEMORY, Agent")
     ]
     return block
 
 
-def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
+def test_the_own_agent_of_the_front_page_learns_as_a_file(tmp_path):
+    """Some readings of its first step are right, so that there is something to learn."""
     assert len(own_agent().splitlines()) <= 15
     (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
     asking = f"ask notes.txt 'Where is Anna?' --model tiny --agent my_agent.py {SMALL}"
     run(tmp_path, *shlex.split(asking))
-    (words,) = [
-        words for words in commands(README.read_text(encoding="utf-8")) if "my_agent.py" in words
+    train, evaluate = [
+        words for words in commands(README.read_text("utf-8")) if "my_agent" in " ".join(words)
     ]
-    small = f"--name own --steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 {SMALL}".split()
-    run(tmp_path, *words, *small)
-    with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 1
+    run(tmp_path, *train, *"--steps 1 --tasks-per-step 4 --group-size 8".split())
+    with (tmp_path / "runs/twice/metrics.csv").open(newline="") as file:
+        (step,) = csv.DictReader(file)
+    assert float(step["reward"]) > 0
+    run(tmp_path, *evaluate, *"--lengths 2 --n 2 --temperatures 0".split())
+    assert "my_agent" in (tmp_path / "runs/twice-eval/summary.json").read_text("utf-8")
 
 
 def test_the_example_is_a_complete_agent(tmp_path):
