@@ -100,6 +100,13 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
 
 
+def test_the_hours_of_the_front_page_are_those_that_plan_says():
+    text = README.read_text(encoding="utf-8")
+    (words,) = (words for words in commands(text) if words[0] == "plan")
+    (hours,) = re.findall(r"about \d+ h for 100 steps", text)
+    assert hours in " ".join(CliRunner().invoke(cli.app, words).output.split())
+
+
 @pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
 def test_what_a_page_asks_about_is_in_the_clone(name):
     asked = [words for words in commands((ROOT / name).read_text("utf-8")) if words[0] == "ask"]
