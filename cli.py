@@ -72,7 +72,7 @@ Compat = Annotated[
     ),
 ]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-DRY_RUN = "try the whole run on a tiny random model: the plan, two steps, an export"
+DRY_RUN = "try the whole run on a tiny random model: two steps, an export"
 
 
 @command(
@@ -167,13 +167,9 @@ def export(
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
     from commands.export import export as run_export
+    from commands.export import finish
 
-    folder = run_export(run, step, out, dtype, best, gguf, trust)
-    typer.echo(f"The policy is in {folder}.")
-    if push:
-        from commands.push import push as run_push
-
-        typer.echo(f"It is at {run_push(folder, push)}.")
+    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
 
 
 @command(
@@ -268,18 +264,18 @@ def show(
     app, PlanConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["plan"], more=find.own_flags
 )
 def plan(
+    config: Config = None,
     name: AgentName = "",
     preset: Preset = "default",
     machine: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
-    """Print what fits on a GPU, and how long a step takes, before anything is downloaded."""
+    """Say what fits on a GPU, how long it takes and how to train it, before any download."""
     from commands.plan import show as show_plan
 
-    config = PlanConfig(**machine)
-    grpo_config, reader = find.resolve(preset, config.model or options.EMBEDDED, grpo, agent, name)
-    show_plan(config, grpo_config, reader)
+    stored = find.stored_settings(config, grpo | agent | machine) if config else {}
+    show_plan(name, preset, stored, (machine, grpo, agent), config)
 
 
 @command(app)

@@ -518,7 +518,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         memory = m.get("memory_length", m["memory_tokens"])
         return (
             f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  "
-            f"no signal {m['groups_without_signal']:.0%}"
+            f"{m['groups_without_signal']:.0%} of the groups all right or all wrong"
         )
 
     def next_level(self) -> None:

@@ -21,6 +21,7 @@ from config.errors import UserError, clean, clip
 from config.files import is_file, replacing_output
 from config.flags import command
 from config.settings import NOT_NEGATIVE, Settings
+from config.terminal import next_step
 
 if TYPE_CHECKING:
     from agents.bank import Bank, Entry
@@ -77,7 +78,8 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
     from models.embedder import embedder_of
 
     if not is_file(path):
-        raise UserError(f"There is no bank at {path}.")
+        known = ", ".join(sorted(map(str, path.glob("*.db"))))
+        raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
     config = BankConfig(retrieve="dense", embedder=embedder) if embedder else BankConfig()
     embed = embedder_of(embedder) if embedder else None
     return Bank(path, config, embed, namespace=namespace, **how)
@@ -85,6 +87,11 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
 
 def _say(text: str) -> None:
     typer.echo(clean(text))
+
+
+def _where(namespace: str) -> tuple[str, ...]:
+    """Return the flag for a namespace that is not the usual one."""
+    return () if namespace == "default" else ("--namespace", namespace)
 
 
 @command(bank_app, Which)
@@ -102,6 +109,7 @@ def show(
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
     _say(f"{len(entries)} of {len(bank.entries())} entries")
+    next_step("count them", "bank", "stats", file, *_where(namespace))
 
 
 def _print_entry(entry: Entry, whole: bool) -> None:
@@ -121,6 +129,7 @@ def _print_entry(entry: Entry, whole: bool) -> None:
 def stats(file: File, namespace: Namespace = "default"):
     """Print counts and the distribution of utilities, as JSON."""
     typer.echo(json.dumps(_opened(file, namespace, frozen=True).stats(), indent=2))
+    next_step("read the most useful ones", "bank", "show", file, *_where(namespace))
 
 
 @command(bank_app, Which)
@@ -136,6 +145,7 @@ def export(
     with replacing_output(out) as temporary:
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
     _say(f"{len(entries)} entries are in {out}.")
+    next_step("look for damage in what they are from", "bank", "check", file)
 
 
 @command(bank_app)
@@ -153,17 +163,19 @@ def merge(
     n = bank.merge(source)
     bank.close()
     _say(f"{n} entries of {other} are in {file} too.")
+    next_step("read the most useful ones", "bank", "show", file, *_where(namespace))
 
 
 @command(bank_app, Which)
 def forget(file: File, namespace: Namespace = "default", which: dict = {}):
-    """Let go of the entries that all given conditions hold for."""
+    """Delete the entries that all given conditions hold for."""
     if not (where := Which(**which).conditions):
         raise UserError("Say which entries: --q-below, --outcome or another condition.")
     bank = _opened(file, namespace, upkeep=True)
     n = bank.forget(**where)
     bank.close()
     _say(f"{n} entries are forgotten.")
+    next_step("count what is left", "bank", "stats", file, *_where(namespace))
 
 
 @command(bank_app)
@@ -173,13 +185,14 @@ def calibrate(
     quantile: Annotated[float, typer.Option(help="of the similarities of all pairs")] = 0.8,
     namespace: Namespace = "default",
 ):
-    """Print the delta that the bank's own intents suggest; the bank is left as it is."""
+    """Suggest how alike two tasks must be for `stream --delta`, by the tasks of the bank."""
     if not 0 <= quantile <= 1:
         raise UserError("--quantile must lie between 0 and 1.")
     bank = _opened(file, namespace, embedder, frozen=True)
     if (n := bank.stats()["intents"]) < 2:
         raise UserError(f"{file} has {n} intents: a pair of them needs two.")
     typer.echo(f"{bank.quantile(quantile):.4f}")
+    next_step("read what they are of", "bank", "show", file, *_where(namespace))
 
 
 @command(bank_app)
@@ -188,4 +201,6 @@ def check(file: File):
     wrong = _opened(file, frozen=True).check()
     for line in wrong or [f"{file} is sound."]:
         _say(line)
-    raise typer.Exit(bool(wrong))
+    if wrong:
+        raise typer.Exit(1)
+    next_step("read the most useful ones", "bank", "show", file)

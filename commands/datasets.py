@@ -16,6 +16,7 @@ from commands.fewshot import few_shot_command
 from config.errors import UserError
 from config.flags import AgentGroup, command
 from config.options import BuildConfig, FilterConfig
+from config.terminal import next_step
 
 data_app = typer.Typer(
     cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
@@ -63,17 +64,20 @@ def convert(
     tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
     writers.write(out, tasks, to)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
+    next_step("look at them", "data", "look", out)
 
 
 @command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
 def build(
     paths: Annotated[
         list[str],
-        typer.Argument(metavar="[FILE]... OUT", help="questions of which sets are made; a folder"),
+        typer.Argument(
+            metavar="[FILE]... OUT", help="questions that the suite asks for; last the folder"
+        ),
     ],
     sets: dict = {},
 ):
-    """Write the tasks of a suite as files: OUT/NAME_LENGTH.jsonl.gz, the same questions in each."""
+    """Write the tasks of a suite as files OUT/NAME_LENGTH.json or .jsonl.gz, one a length."""
     from commands.taskfiles import build_sets
 
     build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
@@ -109,14 +113,24 @@ def get(
     if name == "embedder":
         from models.embedder import fetch_embedder
 
-        return typer.echo(f"The embedder: --embedder hf:{fetch_embedder(out)}")
+        place = f"hf:{fetch_embedder(out)}"
+        typer.echo(f"The embedder: --embedder {place}")
+        return next_step("find experiences by it", "stream", "--embedder", place)
     if name == "os-root":
         from tasks.sandbox import make_system
 
-        return make_system(typer.echo)
+        make_system(typer.echo)
+        return next_step("work in it", "stream", "--suite", "llb-os")
+    from tasks.downloads import SOURCES
     from tasks.downloads import get as run_get
 
     run_get(name, out, revision, typer.echo)
+    first, *more = (out / name / file.name for file in SOURCES[name][2])
+    if name != "ruler-assets":
+        return next_step("look at it", "data", "look", first)
+    questions, essays = more
+    words = questions, "ruler", "--suite", "ruler", "--squad", first, "--haystack", essays
+    next_step("make sets of it", "data", "build", *words)
 
 
 few_shot_command(data_app)

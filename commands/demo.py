@@ -32,7 +32,7 @@ from config import files, stops
 from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig, StreamConfig
-from config.terminal import bar, console
+from config.terminal import bar, console, next_step
 from data import Task
 from tasks import ledger, worlds
 
@@ -292,12 +292,20 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
         if kind.demo
         else usual(agent, size, seed, folder)
     )
-    console.print(plan.about)
+    console.print(f"{plan.about}\nResults go to {folder}.")
+    if size == "short":
+        console.print("A short demo shows that everything runs: its figures say nothing more.")
     rows, training_s = _work(plan)
     facts: dict = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
     if plan.alone:
         facts["training_seconds"] = round(training_s, 1)
     _report(folder, plan, rows, facts)
+    if plan.alone:
+        words = "ask", "-", "Where is Anna?", "--model", folder / "model"
+        text = "Anna joined Boris. Clara met Felix. Boris toured Oslo."
+        next_step("ask it about a text of yours", *words, runs=runs, given=text)
+    else:
+        next_step("see what was wrong", "show", folder, "--wrong")
     return folder
 
 
@@ -434,7 +442,7 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
             )
     training = f", {facts['training_seconds']:.0f} s of them training" if plan.alone else ""
     console.print(
-        f"{facts['seconds']:.0f} s in all{training}. Numbers: {folder / 'summary.json'}; report: "
+        f"{facts['seconds']:.0f} s in all{training}. Figures: {folder / 'summary.json'}; report: "
         f"{folder / 'report.html'}."
     )
 

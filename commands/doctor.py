@@ -187,7 +187,7 @@ def show() -> bool:
     """Print the findings; returns whether everything that the default needs is installed."""
     from rich.table import Table
 
-    from config.terminal import console
+    from config.terminal import console, next_step
 
     marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
     table = Table("", "found", "", "what to do")
@@ -197,4 +197,6 @@ def show() -> bool:
     console.print(table)
     missing = ", ".join(f.item for f in checked if f.state == "missing")
     console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
+    if not missing:
+        next_step("train and evaluate something small", "demo", "--short")
     return not missing

@@ -1,8 +1,8 @@
 """A dry run: a training with everything but the weights, in a minute on a CPU and before anything
 is downloaded.
 
-Holds: `dry_run`. Leaves out: the training itself (commands/train.py), the arithmetic of memory
-(models/plan.py).
+Holds: `dry_run`. Leaves out: the training itself (commands/train.py), what fits
+(commands/plan.py).
 Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next:
 commands/train.py.
 
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import csv
 import importlib.util
+import sys
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -23,10 +24,10 @@ from pathlib import Path
 from config import files, stops
 from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
+from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import if_here
-from models.plan import SIZES, SIZES_GIB, geometry, plan
-from models.setup import mode_of
+from models.plan import SIZES
 from tasks.episodes import is_conversations
 from tasks.sources import GENERATED, training_tasks
 from tokens.codec import Codec
@@ -54,8 +55,6 @@ def dry_run(
         check_folder(files.run_path(run.runs, run.name), resume)
     hf_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    if run.device != "cpu":
-        _say_plan(run, config, agent, say)
     changes: dict = {}
     if run.adapter:
         changes["adapter"] = ""
@@ -109,6 +108,8 @@ def dry_run(
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
     once = f" once {' and '.join(missing)} can be read" if missing else ""
     say(f"The run can begin{once}.")
+    words = [word for word in sys.argv[1:] if word != "--dry-run"]
+    next_step(f"begin it{once}", *words)
 
 
 def _brief(agent: Agent) -> Agent:
@@ -132,32 +133,8 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
     return "bfloat16" if config.lora_rank else "mixed"
 
 
-def _say_plan(run: RunConfig, config: GRPOConfig, agent: Agent, say) -> None:
-    """Say on which GPU the run fits, as far as the sizes of its models are known here."""
-    from engines.open import gib_of_answerer
-
-    try:
-        sizes = geometry(run.model, download=False)
-        beside = gib_of_answerer(run.answerer, download=False)
-    except UserError:
-        say(f"The sizes of {run.model}, or of what answers, are not known here: no plan.")
-        return
-    devices, mode = run.devices * run.num_nodes, mode_of(config)
-    what = f"The plan: {mode} of {sizes.weights / 1e9:.3g} billion weights"
-    for gib in SIZES_GIB:
-        p = plan(sizes, mode, gib, devices, config, agent, beside)
-        if p.fits:
-            say(
-                f"{what} fits {devices} GPU(s) of {gib} GiB, at most {p.rollout:.0f} GiB in the "
-                f"rollout and {p.update:.0f} in the update; {p.turns} turns in the cache, sleep "
-                f"{p.sleep}."
-            )
-            return
-    say(f"{what} does not fit {devices} GPU(s) of {SIZES_GIB[-1]} GiB.")
-
-
 def _stand_in(run: RunConfig, folder: Path, say) -> Path:
-    """Make a model of the same architecture, with its tokenizer where that is at hand."""
+    """Make a model of the same architecture, with its tokenizer where that is found."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -226,6 +203,6 @@ def _outcome(folder: Path) -> str:
             raise RuntimeError("The export computes no numbers.")
     written = sum(int(float(row["written_tokens"])) for row in rows)
     return (
-        f"{len(rows)} steps, {written} tokens written, sampler and trainer "
-        f"{float(rows[-1]['mismatch_mean']):.1g} apart, the export loads."
+        f"{len(rows)} steps, {written} tokens written, sampler and trainer agree to "
+        f"{float(rows[-1]['mismatch_mean']):.1g}, the export loads."
     )

@@ -1,6 +1,6 @@
 """Write a checkpoint as a model folder that transformers, peft and vLLM load.
 
-Holds: `export`. Leaves out: training (commands/train.py).
+Holds: `export`, `finish`. Leaves out: training (commands/train.py).
 Exercise it: `python cli.py export RUN`. Read next: models/checkpoints.py.
 """
 
@@ -22,7 +22,7 @@ from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
-from config.terminal import say
+from config.terminal import next_step, say
 from models.checkpoints import (
     best_step,
     checkpoints,
@@ -101,6 +101,19 @@ def export(
             write_card(adapter, stored, folder, step, True, weights)
         shutil.rmtree(out, ignore_errors=True)
     return out
+
+
+def finish(run: Path, folder: Path, push: str) -> None:
+    """Say where the policy of a run is, upload it as `push` unless that is "", and what is next."""
+    say(f"The policy is in {folder}.")
+    if push:
+        from commands.push import push as upload
+
+        say(f"It is at {upload(folder, push)}.")
+    agent = find.begun(run, None)["run"].get("agent") or find.DEFAULT
+    agents = () if agent == find.DEFAULT else ("--agents", f"{agent},full")
+    words = ("--name", f"{run.name}-eval", "--model", folder, *agents)
+    next_step("evaluate it", "eval", *words, runs=str(run.parent))
 
 
 ABOUT = ("agent.yaml", find.STATE, seen.TRAINED_ON, "templates")

@@ -17,6 +17,7 @@ import typer
 from config.errors import UserError
 from config.files import replacing_output
 from config.flags import command
+from config.terminal import next_step
 
 
 def few_shot_command(app: typer.Typer) -> None:
@@ -32,7 +33,7 @@ def few_shot_command(app: typer.Typer) -> None:
         per_kind: Annotated[int, typer.Option(min=1, help="dialogues of each kind of task")] = 1,
         seed: Annotated[int, typer.Option(help="which games are chosen")] = 0,
     ):
-        """Have the package's planner solve games of each kind, and keep the dialogues."""
+        """Have ALFWorld's own planner solve games of each kind, and keep the dialogues."""
         from tasks.alf import ALFWorld
         from tasks.alf_examples import KINDS, make_examples
 
@@ -52,3 +53,5 @@ def few_shot_command(app: typer.Typer) -> None:
                 typer.echo(
                     f"{kind}: {counts[kind]} of {per_kind}; there are no more games to take."
                 )
+        words = "--suite", "alfworld", "--path", games, "--few-shot", out
+        next_step("work on games with them", "stream", *words)

@@ -205,9 +205,9 @@ class SFT(GRPO):
         }
         if not rows:
             raise UserError(
-                f"None of the tasks of step {self.done_steps} can be demonstrated: the agent "
-                f"{self.agent.label} shows nothing, or the tasks do not say where their evidence "
-                "stands."
+                f"None of the tasks of step {self.done_steps} can be demonstrated: give the agent "
+                f"{self.agent.label} a `demonstrate`, as a subclass of MemAgent has one, or tasks "
+                "that say where their evidence is."
             )
         lr = self.learning_rate(self.done_steps)
         self.metrics = {"step": self.done_steps, "level": level, "lr": lr} | n
@@ -255,8 +255,10 @@ class SFT(GRPO):
     @property
     def progress(self) -> str:
         m = self.metrics
-        return f"loss {m['loss']:.3f}  first tokens " + " ".join(
-            f"{kind} {m[f'first_{kind}']:.2f}" for kind in KINDS if m[f"n_{kind}"]
+        return f"loss {m['loss']:.3f}  sure of a memory " + ", ".join(
+            f"{kind} {m[f'first_{kind}']:.0%}".replace("answer", "an answer")
+            for kind in KINDS
+            if m[f"n_{kind}"]
         )
 
 

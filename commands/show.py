@@ -10,12 +10,12 @@ from pathlib import Path
 
 from agents import find
 from config.errors import UserError
-from config.terminal import console
+from config.terminal import console, next_step
 from report.records import read_records
 
 
 def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: str = "") -> None:
-    """Print the first n of the trajectories that are meant.
+    """Print the first n of the trajectories that match.
 
     agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
     """
@@ -36,9 +36,16 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
             known = f"kept are those of {kept}"
             if not steps:
                 known = "they are of an evaluation, which has no steps"
-            raise UserError(f"{path} has no trajectories of step {step}; {known}.")
+            raise UserError(f"{path} has no readings of step {step}; {known}.")
     if not chosen:
-        raise UserError(f"None of the {len(records)} trajectories in {path} is meant.")
+        raise UserError(f"None of the {len(records)} readings in {path} matches.")
     for record in chosen[:n]:
         console.print(render_trajectory(record, agent=kind))
-    console.print(f"{min(n, len(chosen))} of {len(chosen)} trajectories")
+    console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")
+    kind = ("--agent", agent) if agent else ()
+    if not wrong and any(record["reward"] == 0 for record in records):
+        next_step("see the wrong ones", "show", path, "--wrong", *kind)
+    elif path.is_dir():
+        next_step("see the numbers and the plots", "report", path)
+    else:
+        next_step("see all of them", "show", path, "--n", len(records), *kind)

@@ -27,6 +27,7 @@ from config.errors import UserError, clean, clip
 from config.files import is_file
 from config.flags import command
 from config.foreign import from_json, unpacked
+from config.terminal import next_step
 
 if TYPE_CHECKING:
     from agents.store import Entry, Store
@@ -51,7 +52,7 @@ def store_of(source: Path, task: str = "", step: int | None = None) -> Store:
     if source.is_dir() or is_record(first):
         return _recorded(source, task, step)
     if task or step is not None:
-        raise UserError(f"{source} holds no trajectories: leave out --task and --step.")
+        raise UserError(f"{source} holds no readings: leave out --task and --step.")
     if isinstance(first, dict) and first.get("format") == FORMAT:
         return Store.from_jsonl(source)
     return Store(read_entries(source))
@@ -85,9 +86,7 @@ def _recorded(source: Path, task: str, step: int | None) -> Store:
         if _lines(record) and task in str(record["id"]) and step in (None, record["step"])
     ]
     if not meant:
-        raise UserError(
-            f"None of the {len(records)} trajectories in {source} is meant and has a store."
-        )
+        raise UserError(f"None of the {len(records)} readings in {source} matches and has a store.")
     # the first one of those with the highest step
     record = max(meant, key=lambda record: -1 if record["step"] is None else record["step"])
     origin = clip(f"task {record['id']}, sample {record['sample']}, step {record['step']}", 200)
@@ -108,7 +107,7 @@ def _lines(record: dict) -> list[str]:
 def measure_of(source: Path) -> tuple[Callable[[str], int], str]:
     """Return how long a text is by the tokenizer of the run that a source is of, and in what unit.
 
-    Without a run, without its tokenizer at hand, or where a server's own is not known, it is in
+    Without a run, without its tokenizer found, or where a server's own is not known, it is in
     characters. Nothing is fetched, and no code of a model or an agent is run.
     """
     from config.files import read_yaml
@@ -190,10 +189,10 @@ def _head(store: Store, n: int) -> str:
 
 Source = Annotated[
     Path,
-    typer.Argument(help="a store's file, own data, a file of trajectories, or a run's folder"),
+    typer.Argument(help="a store's file, own data, a file of readings, or a run's folder"),
 ]
-Task = Annotated[str, typer.Option(help="trajectories: of a task whose id contains this")]
-Step = Annotated[int | None, typer.Option(help="trajectories: of this step; default: the last")]
+Task = Annotated[str, typer.Option(help="of readings: of a task whose id contains this")]
+Step = Annotated[int | None, typer.Option(help="of readings: of this step; default: the last")]
 Until = Annotated[int | None, typer.Option(help="after this operation; default: the last")]
 
 
@@ -212,6 +211,7 @@ def show(
     _print(_head(store, n), *map(_entry, state.entries))
     if deleted:
         _print(*map(_entry, state.deleted))
+    _next("see how it came about", "log", source, task, step)
 
 
 @command(memory_app, name="diff")
@@ -263,6 +263,7 @@ def compare(
             _print(title)
         for lines in groups:
             _print(*lines)
+    _next("see why", "log", source, task, step)
 
 
 @command(memory_app)
@@ -270,7 +271,7 @@ def log(source: Source, task: Task = "", step: Step = None):
     """Print all operations: arguments, reason, reply, outcome, and how much is stored then.
 
     Entries are measured as they are shown: in tokens of the run's model where its config.yaml lies
-    with the source and its tokenizer is at hand, else in characters.
+    with the source and its tokenizer is found, else in characters.
     """
     store = store_of(source, task, step)
     measure, unit = measure_of(source)
@@ -294,3 +295,9 @@ def log(source: Source, task: Task = "", step: Step = None):
                 sizes[entry.id] = measure(entry.line)
                 stored += sizes[entry.id]
         _print(f"     stored: {stored} {unit} in entries: {len(sizes)}")
+    _next("see what all of that has changed", "diff", source, task, step)
+
+
+def _next(why: str, command: str, source: Path, task: str, step: int | None) -> None:
+    flags = ("--task", task) * bool(task) + ("--step", step) * (step is not None)
+    next_step(why, "memory", command, source, *flags)

@@ -33,7 +33,7 @@ from config import files
 from config.errors import Unreachable, UserError, clip, kept
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
-from config.terminal import bar
+from config.terminal import bar, next_step
 from data import seed_of
 from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
@@ -99,6 +99,8 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         outcomes = [stream.outcome() | {"judged_by": suite.judged_by} for stream in streams]
         rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
         write_stream_report(folder, config, outcomes, rule)
+    learnt = config.frozen or folder / f"{streams[-1].arm}.db"
+    next_step("read what was learnt", "bank", "show", learnt)
     return folder
 
 
@@ -112,7 +114,7 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
     arms = config.arms or (tuple(known) if config.frozen else kind.usual_arms)
     if unknown := [arm for arm in arms if arm not in known]:
         frozen = " with a frozen bank" if config.frozen else ""
-        raise UserError(f"There is no arm {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
+        raise UserError(f"There is no method {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
     return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
 
 

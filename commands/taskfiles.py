@@ -21,9 +21,9 @@ import suites
 from agents import find
 from config.errors import UserError, clean
 from config.files import make_folder
-from config.options import EMBEDDED, BuildConfig, EvalConfig, FilterConfig
+from config.options import EMBEDDED, BuildConfig, EvalConfig, FilterConfig, GRPOConfig
 from config.realmodels import base_of
-from config.terminal import bar, console
+from config.terminal import bar, console, next_step
 from data import Task
 from engines.open import fingerprint, open_reader
 from models.packaged import ready
@@ -68,6 +68,10 @@ def show_tasks(
         counts = Counter(task.kind for task in tasks).most_common(8)
         kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in counts)
         console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))
+    words = () if file == "world" else ("--data", file)
+    if file not in ("world", ledger.KIND) and len(tasks) < GRPOConfig().tasks_per_step[0]:
+        words += ("--tasks-per-step", len(tasks))
+    next_step("train on them", "train", *words)
 
 
 def _print_task(task: Task) -> None:
@@ -125,6 +129,7 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
         for path, about in written:
             path.replace(out / path.name)
             console.print(f"{out / path.name}: {about}")
+    next_step("look at them", "data", "look", out / written[0][0].name)
 
 
 def _codec(config: BuildConfig) -> Codec:
@@ -186,6 +191,7 @@ def filter_questions(file: Path, out: Path, config: FilterConfig) -> None:
         f"{share} are answered without the document and dropped; "
         f"{len(unknown)} are in {out}.{failures}"
     )
+    next_step("make sets of them", "data", "build", out, out.with_suffix(""))
 
 
 def _ask_without_document(

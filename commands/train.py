@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
-import shlex
 import shutil
-import sys
 import threading
 import warnings
+from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import lightning
@@ -35,7 +34,7 @@ from config.files import check_folder
 from config.locks import writing
 from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
-from config.terminal import bar, fitting, say
+from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
 from engines.open import check_answerer, open_sampler
 from grpo import GRPO
@@ -50,7 +49,7 @@ from models.setup import Setup, adapted, base_and_adapter, check_device, check_s
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
-from report.training import amiss
+from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
 from rollout import start as begin
 from tasks import hub
@@ -184,6 +183,8 @@ def run_and_report(
     from report.summary import write_summary
 
     run = _named(hub.pinned(run, say))
+    if ranks.is_first():
+        say(_opening(run, config, agent))
     page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
     try:
         with stops.stoppable():
@@ -197,12 +198,48 @@ def run_and_report(
         with reading(folder / "metrics.csv"):
             write_summary(folder / "summary.json", summary(folder))
         page.live.finish(f"The training is over and whole in {folder}")
-    report = folder / "report.html"
     if run.keep_checkpoints:
-        say(f"The policy is in {folder / 'model'}.")
-        say(f"Its training is in {report} and the files beside it.")
+        say(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'}.")
     else:
-        say(f"Neither checkpoint nor policy was kept; see {report}.")
+        say(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
+    _next(run, config, agent, folder)
+
+
+def _opening(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
+    """Say what is trained on what, and how much that is."""
+    warm = isinstance(config, SFTConfig)
+    data = {"world": "generated English", "ledger": "generated sessions"}.get(run.data, run.data)
+    tasks = " to ".join(map(str, sorted({min(config.tasks_per_step), max(config.tasks_per_step)})))
+    each = "demonstrated once" if warm else f"each read {config.group_size} times"
+    return (
+        f"{'Warming up' if warm else 'Training'} {run.model or 'the embedded policy'} as "
+        f"{agent.label} on {data}. Steps: {config.steps}; documents a step: {tasks}, {each}."
+    )
+
+
+def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> None:
+    """Say what to do with the policy: train one that is warm or, where no group of the last steps
+    had right and wrong answers, warm it up; else evaluate it."""
+    rows, model = whole_rows(folder / "metrics.csv"), ("--model", folder / "model")
+    named = () if agent.label == find.DEFAULT else ("--agent", agent.name)
+    usual = run.data in ("", RunConfig().data)
+    data = () if usual else ("--data", run.data)
+    unseen = run.data if run.data in GENERATED else run.validation
+    if not run.keep_checkpoints:
+        next_step("see what it read", "show", folder)
+    elif isinstance(config, SFTConfig):
+        next_step("train it with rewards", "train", *model, *named, *data, runs=run.runs)
+    elif "wrong" in troubles(rows):
+        # on generated English, which says where the evidence is
+        model = ("--model", run.model) if run.model else ()
+        next_step("warm it up, for it is never right", "sft", *model, *named, runs=run.runs)
+    elif unseen or usual:
+        words = ("--name", f"{run.name}-eval", *model)
+        words += () if usual else ("--data", unseen)
+        words += ("--agents", f"{agent.name},full") if named else ()
+        next_step("evaluate it on questions that it has not seen", "eval", *words, runs=run.runs)
+    else:
+        next_step("see what it reads wrong", "show", folder, "--wrong")
 
 
 def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
@@ -215,7 +252,7 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
     runs = () if run.runs == RunConfig().runs else ("--runs", run.runs)
     settings = asdict(run) | asdict(config) | asdict(agent.config) | {"bank": ""}
     reach = " ".join(dict.fromkeys(flag for _, flag, _, _ in find.reach(settings, loaded=True)))
-    again = f"go on with: {shlex.join(('python', sys.argv[0], *words, *runs))} {reach}".rstrip()
+    again = f"go on with: {command_line(*words, *runs)} {reach}".rstrip()
     if saved := checkpoints(folder):
         step = max(saved)
         return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
@@ -476,10 +513,12 @@ class TrainingPage(lightning.Callback):
 
 class TrainingProgress(lightning.Callback):
     """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
-    and a line every step."""
+    and a line every step. What goes wrong is said once each time that it begins."""
 
     def __init__(self, steps: int, every: int = 10):
         self.steps, self.every = steps, every
+        self.last = deque[dict[str, float]](maxlen=WATCHED)  # metrics of steps
+        self.known: list[str] = []  # the troubles of the last step
         self.validated: dict[str, float] = {}
         self.progress = None  # until training starts: an error before that has no bar to stop
 
@@ -502,6 +541,14 @@ class TrainingProgress(lightning.Callback):
         if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
             self.say(done, *wrong, module.progress, *times)  # what fits, from the left
+        if not self.last and (left := self.steps - done):
+            took = timedelta(seconds=round(left * m["step_s"]))
+            self.say(done, f"It took {m['step_s']:.1f} s; {left} like it take {took}.")
+        self.last.append(m)
+        found = troubles([*self.last])
+        for kind in [kind for kind in found if kind not in self.known]:
+            say(f"step {done:>4}  {TROUBLES[kind]}", "yellow", self.progress.console)
+        self.known = found
         self.progress.update(self.task, completed=done, note=note)
 
     def say(self, step: int, *parts: str) -> None:

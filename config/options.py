@@ -604,13 +604,15 @@ class PlanConfig(Settings):
     devices: int = 1
     """GPUs"""
     card: str = ""
-    """H200, H100, A100, L40S, RTX 4090, L4 or A10; empty = by its memory an RTX 4090 (24 GiB), L40S
-    (48), H100 (80, and by default) or H200 (141)"""
+    """H200, H100, A100, L40S, RTX 4090, L4 or A10, as people write it (4090, a100-40gb); empty = by
+    its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
     answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
     which takes its part of every GPU, or openai:URL#MODEL"""
+    explain: bool = False
+    """also show what takes the memory and the time, line by line"""
 
 
 @dataclass(frozen=True, slots=True)

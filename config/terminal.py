@@ -1,15 +1,19 @@
 """Progress in the terminal: bars with rate and remaining time; plain lines where there is none.
 
-Holds: `bar`, `say`, `fitting`, the console. Leaves out: GRPO's progress
-(commands/train.py).
+Holds: `bar`, `say`, `fitting`, `command_line`, `next_step`, the console. Leaves out: GRPO's
+progress (commands/train.py).
 No torch. Exercise it: `pytest tests/config/test_terminal.py`. Read next: config/options.py.
 """
 
 from __future__ import annotations
 
+import shlex
+import shutil
+import sys
 from collections.abc import Sequence
 from datetime import timedelta
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import (
@@ -137,3 +141,30 @@ def say(text: str | Text, style: str = "", to: Console = console) -> None:
     """Print a sentence: a terminal's lines break between words, a pipe gets one line."""
     line = text if isinstance(text, Text) else Text(clean(text), style=style)
     to.print(line, soft_wrap=not to.is_terminal)
+
+
+def command_line(*words: object) -> str:
+    """Return one of our commands as a shell takes it: with this Python, quoted where needed."""
+    python, script, named = Path(sys.executable), Path(sys.argv[0]), shutil.which("python")
+    if named and Path(named).parent == python.parent:  # the environment is active
+        python = "python"
+    script = script if script.name == "cli.py" else "cli.py"  # else of a test or a launcher
+    here, line = Path.cwd(), []
+    for word in (python, script, *words):
+        inside = isinstance(word, Path) and word.is_relative_to(here)
+        line.append(str(word.relative_to(here) if inside else word))
+    return shlex.join(line)
+
+
+def next_step(why: str, *words: object, runs: str = "runs", given: str = "") -> None:
+    """End a command with another one that makes sense now, on a line that can be pasted.
+
+    It goes to stderr, since other programs may read what a command prints. why: what it is for, a
+    few words. runs: the folder of all runs, which is named where it is not the usual one. given: a
+    text on standard input.
+    """
+    line = command_line(*words, *(() if runs == "runs" else ("--runs", runs)))
+    line = f"echo {shlex.quote(given)} | {line}" if given else line
+    Console(stderr=True).print(
+        f"Next, {why}:\n{line}", highlight=False, markup=False, soft_wrap=True
+    )

@@ -1,10 +1,13 @@
 """An agent of your own, complete: its setting, its prompts, a reward of single turns and a count.
 
-Copy this file, change it, and give its path to any command:
+Copy this file, change it, and give its path to any command. The embedded policy does not know these
+prompts and never answers right: `sft` warms it up, and then rewards can teach it.
 
     python cli.py ask notes.txt "Where is Anna?" --agent examples/own_agent.py
-    python cli.py train --agent examples/own_agent.py --steps 3 --focus places
-    python cli.py eval --name own-eval --agents examples/own_agent.py,full
+    python cli.py sft --agent examples/own_agent.py --steps 60 --name notes-warm
+    python cli.py train --agent examples/own_agent.py --model runs/notes-warm/model --preset demo \
+        --steps 25 --name notes
+    python cli.py eval --agents examples/own_agent.py,full --model runs/notes/model --name notes-eval
 
 The only subclass of `Agent` in the file is the agent. No other file of the repository knows it.
 """
@@ -60,6 +63,14 @@ class Notes(Agent):
         yield self.prompt(
             "final", config.final_tokens, final=True, problem=task.question, memory=notes
         )
+
+    def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
+        """Write what a careful reader would answer, which `sft` teaches a policy that has never
+        seen these prompts; the answer to the last one is demonstrated already."""
+        if prompt.final:
+            return super().demonstrate(task, prompt)
+        read = prompt.memory + prompt.section
+        return " ".join(words for words, _ in task.notes if words in read)
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]]:
         """Return one dict per turn, by name; their sum is that turn's own reward.

@@ -2,7 +2,7 @@
 
 Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
 sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`,
-`longest_section`. Leaves out: printing (commands/plan.py), the training itself (commands/train.py).
+`longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself (commands/train.py).
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 
@@ -324,6 +324,11 @@ def longest_section(agent: Agent, planned: Callable[[Agent], Plan]) -> int:
     sizes = [1 << k for k in range(9, 16)]
     fitting = (n for n in sizes if planned(agent.with_settings(chunk_tokens=n)).fits)
     return max(fitting, default=0)
+
+
+def smallest(planned: Callable[[int], Plan]) -> int:
+    """Return the smallest of the common cards, in GiB, that a plan fits; 0 = none."""
+    return next((gib for gib in SIZES_GIB if planned(gib).fits), 0)
 
 
 # ---------------------------------------------------------------- time

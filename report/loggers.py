@@ -1,6 +1,6 @@
 """Tell a user's loggers of a training what metrics.csv says, every step once.
 
-Holds: `open_loggers`, `Guarded`, `logger_class`. Leaves out: metrics.csv itself and when it is
+Holds: `open_loggers`, `Guarded`, `logger_class`, `tagged`. Leaves out: metrics.csv itself and when it is
 written (report/runlog.py).
 Exercise it: `python cli.py train --steps 3 --logger lightning.pytorch.loggers.CSVLogger`.
 Read next: report/runlog.py.
@@ -63,6 +63,23 @@ def metrics_of(validation: Mapping[str, float]) -> dict[str, float]:
     return {"validation": validation["score"]}
 
 
+def tagged(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Name metrics by their groups, as pages of curves fold them: train/, time/, tokens/, memory/.
+
+    >>> [*tagged({"reward": 1.0, "memory_tokens": 9.0, "read_tokens": 99.0, "step_s": 2.0})]
+    ['train/reward', 'memory/memory_tokens', 'tokens/read_tokens', 'time/step_s']
+    """
+
+    def group(name: str) -> str:
+        if name.startswith("memory"):
+            return "memory"
+        if name.endswith("_s"):
+            return "time"
+        return "tokens" if "tokens" in name else "train"
+
+    return {f"{group(name)}/{name}": value for name, value in metrics.items()}
+
+
 class Guarded(Logger):
     """A logger of the user's: told every step once, and left out once it has raised."""
 
@@ -97,7 +114,7 @@ class Guarded(Logger):
             self.told[kind] = step
             with replacing(self.marks) as temporary:
                 temporary.write_text(json.dumps(self._marks() | {self.place: self.told}))
-            self._call("log_metrics", dict(metrics), step)
+            self._call("log_metrics", tagged(metrics), step)
             self._call("save")
 
     def finalize(self, status: str) -> None:

@@ -40,6 +40,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     # what a frozen policy answers is no part of the policy that is trained
     unfrozen = [turn for t in trajectories for turn in t.turns if not turn.prompt.frozen]
     updates = [turn for turn in unfrozen if not turn.prompt.final]
+    answers = [turn for turn in unfrozen if turn.prompt.final]
     sampled = [lp for turn in unfrozen for lp in turn.logprobs]
     means = [fmean(rewards) for rewards in rewarded if rewards]
     n = ranks.all_reduce_sum(
@@ -58,6 +59,8 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             "memory_tokens": sum(len(t.response_ids) for t in updates),
             "memory_cut": sum(t.finish is Finish.LENGTH for t in updates),
             "memory_empty": sum(not strip_thinking(t.response).strip() for t in updates),
+            "answers": len(answers),
+            "answer_empty": sum(not strip_thinking(t.response).strip() for t in answers),
             "read_tokens": sum(len(turn.prompt_ids) for t in trajectories for turn in t.turns),
             "written_tokens": len(sampled),
             "surprisal": -sum(sampled),
@@ -78,6 +81,7 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             "memory_tokens": n["memory_tokens"] / update,
             "memory_cut": n["memory_cut"] / update,
             "memory_empty": n["memory_empty"] / update,
+            "answer_empty": n["answer_empty"] / max(1, n["answers"]),
             "read_tokens": n["read_tokens"],
             "written_tokens": n["written_tokens"],
             # per sampled token: an estimate of the entropy

@@ -59,7 +59,7 @@ from models.checkpoints import (
 )
 from report.counted import counts_of, ends_of
 from report.folder import reading
-from report.loggers import metrics_of
+from report.loggers import Guarded, metrics_of, tagged
 from report.records import record
 from report.status import hold, release
 from report.training import whole_rows
@@ -253,7 +253,7 @@ class RunRecorder(lightning.Callback):
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         done = module.done_steps
         for logger in trainer.loggers:
-            logger.log_metrics(module.metrics, done - 1)
+            _tell(logger, module.metrics, done - 1)
         if self.keep_trajectories and (done - 1) % self.keep_trajectories == 0:
             self._write_trajectories(module)
         if self.questions:
@@ -293,7 +293,7 @@ class RunRecorder(lightning.Callback):
             write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
-                    logger.log_metrics(metrics_of(score), done - 1)
+                    _tell(logger, metrics_of(score), done - 1)
 
     def _save(self, module) -> None:
         """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""
@@ -312,6 +312,12 @@ class RunRecorder(lightning.Callback):
             keep = {*sorted(saved)[-self.keep_checkpoints :], best_step(self.folder)}
             for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
+
+
+def _tell(logger: Logger, metrics: dict[str, float], step: int) -> None:
+    """Tell a logger; TensorBoard's gets names in groups, as those of the user give them."""
+    named = isinstance(logger, StepCSV | Guarded)
+    logger.log_metrics(metrics if named else tagged(metrics), step)
 
 
 def gain(rewards: Sequence[float], each: int = 10) -> dict | None:

@@ -1,7 +1,7 @@
 """What is shown of a training: its reward and what else metrics.csv says of each step.
 
-Holds: `Training`, `read_training`, `amiss`, `steps_section`; `whole_rows`. Leaves out: who writes
-these files (report/runlog.py), plots (report/plots.py). No torch.
+Holds: `Training`, `read_training`, `amiss`, `troubles`, `steps_section`; `whole_rows`. Leaves out:
+who writes these files (report/runlog.py), plots (report/plots.py). No torch.
 Exercise it: `python cli.py train --steps 3`. Read next: report/page.py.
 """
 
@@ -17,7 +17,10 @@ from report import plots
 from report.markup import Markup, Section, figures
 
 # title of a plot -> line -> column of metrics.csv
-SIGNAL, MISMATCH = "Share of groups with signal", "Sampler and trainer, difference of log-probs"
+SIGNAL, MISMATCH = (
+    "Groups neither all right nor all wrong",
+    "Sampler and trainer, difference of log-probs",
+)
 PLOTS = {
     SIGNAL: {"with signal": "groups_without_signal"},
     MISMATCH: {"at most": "mismatch", "on average": "mismatch_mean"},
@@ -57,7 +60,7 @@ class Training:
     @property
     def note(self) -> str:
         """How to read what is drawn."""
-        parts = []
+        parts = [TROUBLES[kind] for kind in troubles(self.rows)]
         if any(map(isfinite, self.errors)):
             parts.append("Band: the 95 % interval of a step's mean, by the spread of its groups.")
         if len(self.lengths) > 1:
@@ -66,16 +69,56 @@ class Training:
 
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
-    """Say what of a step, or of all, was not learnt from: updates skipped, trajectories without a
-    reward."""
+    """Say what of a step, or of all, was not learnt from: updates skipped, no reward."""
     skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
     updates = "update" if skipped == 1 else "updates"
-    trajectories = "trajectory" if unrewarded == 1 else "trajectories"
+    readings = "reading" if unrewarded == 1 else "readings"
     sentences = {
         f"{skipped} {updates} skipped: the gradient is not finite": skipped,
-        f"{unrewarded} {trajectories} left out, without a reward": unrewarded,
+        f"{unrewarded} {readings} left out, without a reward": unrewarded,
     }
     return [sentence for sentence, n in sentences.items() if n]
+
+
+WATCHED = 5  # last steps: what holds in all of them is no accident
+TROUBLES = {
+    "wrong": "No answer of the last steps was right, so nothing is learnt: warm the policy up by "
+    "`sft` first and train what that leaves (--model), or begin with shorter documents (--lengths).",
+    "right": "All answers of the last steps were right, so nothing is left to learn: go on with "
+    "longer documents (--lengths), or stop here.",
+    "alike": "The answers to a question were all alike in the last steps, so nothing is learnt: "
+    "sample hotter (--temperature), or more of each (--group-size).",
+    "cut": "Nearly all memories are cut at their limit and lose their ends: raise --memory-tokens.",
+    "empty": "Nearly all answers are empty: raise --final-tokens, switch thinking off "
+    "(--no-thinking), or warm the policy up by `sft` first.",
+    "skipped": "Updates are skipped since their gradients are not finite: lower --lr, or compute "
+    "in --dtype float32.",
+}
+"""What may go wrong, and the remedy."""
+
+
+def troubles(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """Return which of `TROUBLES` all of the last `WATCHED` steps have (skipped updates: any).
+
+    rows: of metrics.csv, or metrics as they come.
+    """
+
+    def last(column: str) -> list[float]:
+        return [value for _, value in numbers(rows[-WATCHED:], column)]
+
+    def least(column: str) -> float:
+        return min(values) if len(values := last(column)) == WATCHED else 0.0
+
+    dead, rewards = least("groups_without_signal") == 1, last("reward") or [0.0]
+    holds = {
+        "wrong": dead and max(rewards) < 0.05,
+        "right": dead and min(rewards) > 0.95,
+        "alike": dead and max(rewards) >= 0.05 and min(rewards) <= 0.95,
+        "cut": least("memory_cut") > 0.95,
+        "empty": least("answer_empty") > 0.95,
+        "skipped": any(last("skipped_updates")),
+    }
+    return [kind for kind, is_so in holds.items() if is_so]
 
 
 def steps_section(training: Training) -> Section:
@@ -91,7 +134,7 @@ def steps_section(training: Training) -> Section:
     return Section(
         "Training, step by step",
         figures(plots.curves(panels, "training step", "", [SIGNAL], LOGARITHMIC)),
-        "A group without signal, whose trajectories all have the same reward, teaches nothing. "
+        "A group whose readings are all right or all wrong teaches nothing. "
         "Sampler and trainer: by how much the log-probs of sampled tokens differ between the two.",
     )
 

@@ -19,10 +19,12 @@ from typer.testing import CliRunner
 import cli
 import memagent
 from agents import find
+from commands.sft import demonstration
 from config import flags
+from config.options import EMBEDDED
 from dev import passages, picture, terminal, town
 from report.summary import wilson
-from tasks import documents
+from tasks import documents, worlds
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING, LOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "dev/LOG.md"
@@ -313,4 +315,15 @@ def test_the_example_is_a_complete_agent(tmp_path):
     assert "places" in (tmp_path / "runs/own/config.yaml").read_text(encoding="utf-8")
     source = (ROOT / "examples/own_agent.py").read_text(encoding="utf-8")
     about = textwrap.dedent(source[: source.index("from __future__")])
-    assert [words[0] for words in commands(about)] == ["ask", "train", "eval"]
+    assert [words[0] for words in commands(about)] == ["ask", "sft", "train", "eval"]
+
+
+@pytest.mark.parametrize("sections", [2, 16])
+def test_the_example_can_be_warmed_up(codec, sections):
+    """What it demonstrates is right, and fits its turns: of the embedded policy, which knows none
+    of its prompts, nothing else could be rewarded."""
+    example = find.make(str(ROOT / "examples/own_agent.py"), find.of_model(EMBEDDED)).on(codec)
+    for kind in ("one_fact", "two_hop"):
+        for task in worlds.make_tasks(0, 20, sections, kind, "train"):
+            shown = demonstration(example, task)
+            assert shown is not None and example.reward(shown) == 1

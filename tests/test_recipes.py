@@ -110,7 +110,6 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
     with pytest.raises(UserError, match="lora_targets 'w_q' do not fit"):
         dry_run(replace(run, devices=1), replace(config, lora_targets="w_q"), agent, said.append)
     for words in (
-        "4.02 billion weights",
         "The tokenizer of Qwen/Qwen3-4B is not here",
         "Qwen3ForCausalLM",
         "mine.jsonl is not here",

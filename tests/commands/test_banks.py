@@ -24,7 +24,7 @@ def path(tmp_path):
 def printed(*words, code=0):
     result = CliRunner().invoke(cli.app, ["bank", *map(str, words)])
     assert result.exit_code == code, result.output
-    return result.output
+    return result.output if code else result.stdout
 
 
 def test_show_prints_utility_and_provenance_the_most_useful_first(path):
@@ -52,6 +52,12 @@ def test_a_condition_chooses_among_entries(path, tmp_path, condition, task):
     assert row["task_id"] == task and row["success"] is (task == "t1")
     assert "1 entries are forgotten" in printed("forget", path, *condition.split())
     assert "1 of 1 entries" in printed("show", path)
+
+
+def test_a_folder_of_banks_is_none_and_they_are_named(path):
+    assert f"There is no bank at {path.parent}; there are {path}." in printed(
+        "show", path.parent, code=2
+    )
 
 
 def test_merge_calibrate_and_check(path, tmp_path):

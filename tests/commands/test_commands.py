@@ -310,7 +310,7 @@ def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
     with pytest.raises(UserError, match=kept):
         show.show(path, 39, "", False, 3)
     assert "training step 35" in printed(show.show, path, 35, "", False, 3)
-    with pytest.raises(UserError, match="None of the 22 trajectories"):
+    with pytest.raises(UserError, match="None of the 22 readings"):
         show.show(path, 35, "nowhere", False, 3)
     with pytest.raises(UserError, match="of an evaluation, which has no steps"):
         show.show(trajectories(tmp_path / "e.jsonl", record()), 3, "", False, 3)

@@ -108,7 +108,11 @@ def test_no_server_says_how_probable_an_answer_is(tmp_path):
 
 # ---------------------------------------------------------------- plans
 
-SMALL, MODEL, OTHER = ("plan", "--agent", "memupdate"), "Qwen/Qwen3-0.6B", "Qwen/Qwen3-4B"
+SMALL, MODEL, OTHER = (
+    ("plan", "--explain", "--agent", "memupdate"),
+    "Qwen/Qwen3-0.6B",
+    "Qwen/Qwen3-4B",
+)
 
 
 @pytest.fixture
@@ -143,7 +147,9 @@ def test_a_plan_refuses_the_answerers_that_training_refuses(wide):
     for flags in (("--answerer", DOWN), ("--answerer", f"hf:{MODEL}")):
         text = said(*SMALL, "--model", MODEL, "--gpu-gib", 80, *flags)
         assert "fits │ yes │ yes │ yes │" in text and "refused" not in text
-    usual = said("plan", "--model", MODEL, "--gpu-gib", 80)  # an agent without frozen questions
+    usual = said(
+        "plan", "--explain", "--model", MODEL, "--gpu-gib", 80
+    )  # an agent without frozen questions
     assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
     assert "leave --answerer out" in refused("plan", "--model", MODEL, "--answerer", DOWN)
     words = (*SMALL, "--model", MODEL, "--pay", "likelihood", "--answerer", DOWN)

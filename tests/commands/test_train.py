@@ -198,7 +198,9 @@ def test_stopped_at_every_step_boundary_and_resumed_ends_as_if_never_stopped(
         folder = trained(model, tmp_path, STEPS, resume=True)
         assert_same(outcome(folder), outcome(whole))
     events = EventAccumulator(str(folder / "tensorboard")).Reload()
-    assert [event.step for event in events.Scalars("reward")] == [*range(STEPS)]
+    groups = {tag.partition("/")[0] for tag in events.Tags()["scalars"]}
+    assert groups == {"train", "time", "tokens", "memory"}
+    assert [event.step for event in events.Scalars("train/reward")] == [*range(STEPS)]
     assert set(checkpoints.checkpoints(folder)) == {4} and (places / "step-9-copy").exists()
 
 
@@ -432,7 +434,7 @@ def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_p
     said = []
     train.run_and_report(run, replace(GRPO, steps=2), reader(), False, said.append)
     folder, out = tmp_path / "a", capsys.readouterr().out
-    assert out.count("2 trajectories left out, without a reward  reward 1.000") == 2
+    assert out.count("2 readings left out, without a reward  reward 1.000") == 2
     assert [row["unrewarded"] for row in rows_of(folder)] == ["2", "2"]
     assert [float(row["reward"]) for row in rows_of(folder)] == [1.0, 1.0]  # of 0 and 2
     assert json.loads((folder / "summary.json").read_text())["unrewarded"] == 4
@@ -440,7 +442,7 @@ def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_p
         rewards = [json.loads(line)["reward"] for line in file]
     assert rewards == [0.0, None, 2.0] * 4
     page = (folder / "report.html").read_text()
-    assert "4 trajectories left out" in page[: page.index("<h2")]
+    assert "4 readings left out" in page[: page.index("<h2")]
     done = CliRunner().invoke(app, ["show", str(folder), "--n", "12"])
     assert done.exit_code == 0 and "none: left out of its group" in done.output
 

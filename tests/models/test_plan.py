@@ -220,6 +220,13 @@ def test_seconds_and_memory_are_those_of_the_same_card():
     assert tuple(CARD_GIB[card] for card in CARD_OF_SIZE) == SIZES_GIB
     assert card_of() == (80, "H100")
     assert card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
+    written = {"4090": (24, "RTX 4090"), "rtx4090": (24, "RTX 4090"), "h100": (80, "H100"),
+               "a100-80": (80, "A100"), "A100 40GB": (40, "A100"), "l40s": (48, "L40S"),
+               "NVIDIA A100-SXM4-80GB": (80, "A100"), "a10": (24, "A10")}  # fmt: skip
+    assert {card: card_of(None, card) for card in written} == written
+    for wrong, near in {"3090": "RTX 4090", "L40": "L40S", "H10": "H100", "a1000": "A100"}.items():
+        with pytest.raises(UserError, match=f"did you mean {near}"):
+            card_of(None, wrong)
     cards = {16: "RTX 4090", 24: "RTX 4090", 25: "L40S", 48: "L40S", 80: "H100", 141: "H200"}
     assert {gib: card_of(gib)[1] for gib in cards} == cards and card_of(200)[1] == "H200"
 

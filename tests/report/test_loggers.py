@@ -67,7 +67,7 @@ def go(run, resume=False, steps=7, stop=0):
     return train.train(run, replace(GRPO, steps=steps), agent, resume, stops)
 
 
-def heard(folder, name="reward"):
+def heard(folder, name="train/reward"):
     """Return (step, value) of everything told under a name, in order."""
     lines = (folder / OWN / "heard.jsonl").read_text().splitlines()
     return [(m["step"], m[name]) for m in map(json.loads, lines) if name in m and "step" in m]
@@ -86,7 +86,7 @@ def test_every_step_is_told_once_though_the_run_is_killed_and_resumed(run, tmp_p
     folder = go(run, resume=True)
     assert [step for step, _ in written(folder)] == [*range(7)]
     assert heard(folder) == written(folder)
-    assert [step for step, _ in heard(folder, "validation")] == [2, 5, 6]
+    assert [step for step, _ in heard(folder, "train/validation")] == [2, 5, 6]
 
 
 def test_a_logger_that_fails_is_left_out_and_one_that_comes_later_is_told_all(
@@ -115,11 +115,11 @@ def test_lightnings_own_loggers(run, tmp_path):
     rows = []
     for file in sorted((folder / "loggers/CSVLogger/own").glob("version_*/metrics.csv")):
         rows += csv.DictReader(file.open(newline=""))
-    told = [(int(r["step"]), float(r["reward"])) for r in rows if r["reward"]]
+    told = [(int(r["step"]), float(r["train/reward"])) for r in rows if r["train/reward"]]
     assert told == written(folder)
     points = []
     for events in sorted((folder / "loggers/TensorBoardLogger/own").glob("version_*/events*")):
-        points += EventAccumulator(str(events)).Reload().Scalars("reward")
+        points += EventAccumulator(str(events)).Reload().Scalars("train/reward")
     assert [p.step for p in points] == [*range(4)]
     assert [p.value for p in points] == pytest.approx([value for _, value in told])
 

@@ -85,10 +85,10 @@ def test_steps_without_reward_and_skipped_updates_are_summed_up_and_said(tmp_pat
     page = write_report(tmp_path).read_text()
     lead = page[: page.index("<h2")]
     assert "3 updates skipped: the gradient is not finite" in lead
-    assert "11 trajectories left out, without a reward" in lead
+    assert "11 readings left out, without a reward" in lead
     row = {"skipped_updates": 1.0, "unrewarded": 1.0}
     assert amiss(row) == [
         "1 update skipped: the gradient is not finite",
-        "1 trajectory left out, without a reward",
+        "1 reading left out, without a reward",
     ]
     assert amiss({"skipped_updates": 0.0, "unrewarded": 0.0}) == amiss({}) == []

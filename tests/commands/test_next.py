@@ -1,0 +1,107 @@
+"""The line in which every command ends: it can be pasted, and what it names is there."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import cli
+from agents.bank import Bank, BankConfig
+from config import terminal
+
+TRAINED = "train --steps 2 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
+
+
+def run(words: str):
+    result = CliRunner().invoke(cli.app, shlex.split(words))
+    if result.exception and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return result
+
+
+def following(words: str) -> str:
+    """Run a command; return the words of the one in which it ends."""
+    why, line = run(words).stderr.splitlines()[-2:]
+    assert why.startswith("Next, ") and why.endswith(":")
+    python, script, *rest = shlex.split(line)
+    assert Path(python).name.startswith("python") and script == "cli.py"
+    return shlex.join(rest)
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A folder with a bank, a store and files of tasks, whose names need quotes."""
+    monkeypatch.chdir(tmp_path)
+    bank = Bank(tmp_path / "my bank.db", BankConfig(delta=0.0))
+    bank.write("count dogs", "SELECT count(*)", success=True, task_id="t1", kind="script")
+    bank.write("drop cats", "DROP", success=False, task_id="t2", kind="script")
+    bank.close()
+    Bank(tmp_path / "o.db", BankConfig(delta=0.0)).close()
+    task = {"question": "Where is Anna?", "answer": "Lima", "context": "Anna reached Lima."}
+    lines = (json.dumps(task | {"id": str(i)}) + "\n" for i in range(3))
+    Path("my tasks.jsonl").write_text("".join(lines))
+    Path("store.jsonl").write_text(json.dumps({"id": "m1", "text": "Ann has a red bike."}))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "then"),
+    [
+        ("bank show 'my bank.db'", "bank stats 'my bank.db'"),
+        ("bank stats 'my bank.db'", "bank show 'my bank.db'"),
+        ("bank export 'my bank.db' e.jsonl", "bank check 'my bank.db'"),
+        ("bank merge o.db 'my bank.db'", "bank show o.db"),
+        ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
+        ("bank calibrate 'my bank.db'", "bank show 'my bank.db'"),
+        ("bank check 'my bank.db'", "bank show 'my bank.db'"),
+        ("bank show o.db --namespace a", "bank stats o.db --namespace a"),
+        ("memory show store.jsonl", "memory log store.jsonl"),
+        ("memory log store.jsonl", "memory diff store.jsonl"),
+        ("memory diff store.jsonl", "memory log store.jsonl"),
+        ("data convert 'my tasks.jsonl' o.json --to eval", "data look o.json"),
+        ("data look 'my tasks.jsonl'", "train --data 'my tasks.jsonl' --tasks-per-step 3"),
+        ("data look world", "train"),
+    ],
+)  # fmt: skip
+def test_a_command_ends_in_one_that_works(here, words, then):
+    assert following(words) == then
+    if not then.startswith("train"):
+        run(then)
+
+
+def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch):
+    runs = "--runs 'my runs'"
+    assert following(f"{TRAINED} --name a {runs}") == (
+        f"eval --name a-eval --model 'my runs/a/model' {runs}"
+    )
+    small = "--chunk-tokens 30 --tasks-per-step 2 --lengths 1 --agent infmem"
+    assert following(f"sft --steps 1 --name w {small}") == (
+        "train --model runs/w/model --agent infmem"
+    )
+    assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c --wrong"
+    assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")
+    assert (
+        following("export 'my runs/a' --out m") == "eval --name a-eval --model m --runs 'my runs'"
+    )
+    words = f"{TRAINED} --name d --dry-run"
+    monkeypatch.setattr(sys, "argv", ["cli.py", *words.split()])
+    assert following(words) == f"{TRAINED} --name d"
+
+
+def test_a_command_is_that_of_this_python(monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / ".venv/bin/python"))
+    monkeypatch.setattr(terminal.shutil, "which", lambda name: "/usr/bin/python")
+    assert terminal.command_line("show", "a b") == ".venv/bin/python cli.py show 'a b'"
+    monkeypatch.setattr(sys, "argv", ["/opt/memagent/cli.py"])
+    monkeypatch.setattr(terminal.shutil, "which", lambda name: str(tmp_path / ".venv/bin/python"))
+    assert terminal.command_line("show") == "python /opt/memagent/cli.py show"
+    terminal.next_step("ask", "ask", "-", "Where?", given="It's here.")
+    shown = capsys.readouterr()
+    assert not shown.out  # which other programs may read
+    line = """echo 'It'"'"'s here.' | python /opt/memagent/cli.py ask - 'Where?'"""
+    assert shown.err == f"Next, ask:\n{line}\n"

@@ -1,0 +1,70 @@
+"""What a training says of itself while it goes on: what goes wrong, once, with the remedy."""
+
+import csv
+import io
+from types import SimpleNamespace
+
+import pytest
+from rich.console import Console
+
+from commands import train
+from config import terminal
+from report.page import write_report
+from report.training import TROUBLES, WATCHED, troubles
+
+FINE = {
+    "step": 1, "reward": 0.4, "groups_without_signal": 0.5, "memory_cut": 0.1, "answer_empty": 0.0,
+    "skipped_updates": 0, "read_tokens": 10, "written_tokens": 5, "step_s": 2.0, "rollout_s": 1.0,
+    "update_s": 1.0,
+}  # fmt: skip
+ALIKE = {"groups_without_signal": 1.0}
+WRONG = {  # what all of the last steps have -> what is said, and the remedy
+    "all wrong": (
+        ALIKE | {"reward": 0.0},
+        "No answer of the last steps was right, so nothing is learnt: warm",
+    ),
+    "all right": (ALIKE | {"reward": 1.0}, "nothing is left to learn: go on with longer documents"),
+    "all alike": (ALIKE, "so nothing is learnt: sample hotter (--temperature)"),
+    "cut": ({"memory_cut": 1.0}, "Nearly all memories are cut at their limit and lose"),
+    "empty": ({"answer_empty": 1.0}, "Nearly all answers are empty: raise --final-tokens"),
+    "skipped": ({"skipped_updates": 1}, "Updates are skipped since their gradients are not finite"),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_what_goes_wrong_in_all_of_the_last_steps_is_said_with_the_remedy(kind):
+    changed, said = WRONG[kind]
+    rows = [FINE] * 3 + [FINE | changed] * WATCHED
+    (found,) = troubles(rows)
+    assert said in TROUBLES[found]
+    # as metrics.csv has it, of earlier versions without the column too
+    assert troubles([{k: str(v) for k, v in row.items()} for row in rows]) == [found]
+    assert not troubles([{"step": "1", "memory_cut": "x"}] * 9) and not troubles([])
+    one = [FINE | changed] * (WATCHED - 1) + [FINE]
+    assert bool(troubles(one)) is (kind == "skipped")  # one of which is one too many
+
+
+def test_it_is_said_once_and_again_when_it_returns(monkeypatch):
+    shown = Console(file=io.StringIO(), width=200)
+    monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, shown))
+    progress = train.TrainingProgress(40)
+    module = SimpleNamespace(done_steps=0, validated={}, progress="reward 0.4")
+    progress.on_train_start(None, module)
+    dead = FINE | ALIKE | {"reward": 0.0}
+    for metrics in [dead] * 8 + [FINE] * 2 + [dead] * 6:
+        module.done_steps, module.metrics = module.done_steps + 1, metrics
+        progress.on_train_batch_end(None, module, None, None, 0)
+    lines = shown.file.getvalue().splitlines()
+    said = [line.split()[1] for line in lines if "No answer of the last" in line]
+    assert said == ["5", "15"]
+    assert lines[1] == "step    1  It took 2.0 s; 39 like it take 0:01:18."
+
+
+def test_it_stands_in_the_page_as_well(tmp_path):
+    rows = [FINE | {"step": k, "level": 0, "memory_cut": 1.0} for k in range(WATCHED)]
+    with (tmp_path / "metrics.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, [*rows[0]])
+        writer.writeheader()
+        writer.writerows(rows)
+    (tmp_path / "config.yaml").write_text("run: {}\ngrpo: {steps: 9}\n")
+    assert "raise --memory-tokens" in write_report(tmp_path, running=True).read_text()
