@@ -152,7 +152,21 @@ def of_the_findings() -> Iterator[str]:
     town = load("town")
     reader, bm25 = (int(sum(scores(town[agent]))) for agent in ("memagent", "bm25"))
     yield f"memagent has {reader} right, bm25 with four sections {bm25}"
-    assert f"it has {reader} right" in words((ROOT / "README.md").read_text(encoding="utf-8"))
+    front = words((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert f"it has {reader} right" in front
+    cells = {(c["agent"], c["question"], c["length"]): c for c in load("twice")["cells"]}
+    for kind, name, length in (
+        ("two_hop_reverse", "two facts in reverse order", 4),
+        ("two_hop_reverse", "two facts in reverse order", 16),
+        ("two_hop", "two facts", 16),
+        ("one_fact", "one fact", 16),
+    ):
+        pair = [cells[agent, kind, length] for agent in ("Twice", "memagent")]
+        shown = [f"{digits(c['mean'])} ({digits(c['low'])}-{digits(c['high'])})" for c in pair]
+        yield row(f"{name}, {length}", *shown)
+        if (kind, length) == ("two_hop_reverse", 16):
+            twice, once = (digits(c["mean"]) for c in pair)
+            assert f"`Twice` has {twice} right among 16 sections, `memagent` {once}" in front
 
 
 @pytest.mark.parametrize("claims", [of_peers, of_agents, of_the_findings])
