@@ -1,6 +1,6 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `lazy`, `CommandGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+Holds: `command`, `lazy`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
 commands (cli.py), the settings (config/options.py), examples and other names (config/help.yaml).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -131,7 +131,7 @@ def _brief(text: str) -> str:
     return first + (default[0] if default else "")
 
 
-class CommandGroup(TyperGroup):
+class AgentGroup(TyperGroup):
     """Group of commands whose flags may depend on the arguments."""
 
     def parse_args(self, ctx, args):
