@@ -21,7 +21,7 @@ from commands.groups import add_groups
 from config import options
 from config.errors import UserError
 from config.files import run_path
-from config.flags import DRY_RUN, RESUME, AgentName, CommandGroup, Compat, Config, Preset, command
+from config.flags import DRY_RUN, RESUME, AgentGroup, AgentName, Compat, Config, Preset, command
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -39,7 +39,7 @@ if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are 
     sys.stdout.reconfigure(errors="replace")
 
 app = typer.Typer(
-    cls=CommandGroup,
+    cls=AgentGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Language models that read more than they can hold.",

@@ -1,6 +1,6 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `lazy`, `CommandGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+Holds: `command`, `lazy`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
 commands (cli.py), the settings (config/options.py), examples and other names (config/help.yaml).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
@@ -131,7 +131,7 @@ def _brief(text: str) -> str:
     return first + (default[0] if default else "")
 
 
-class CommandGroup(TyperGroup):
+class AgentGroup(TyperGroup):
     """Group of commands whose flags may depend on the arguments."""
 
     def parse_args(self, ctx, args):
@@ -185,17 +185,15 @@ def command(
         everyday = (
             options.EVERYDAY[label].split() if label in options.EVERYDAY and classes else None
         )
-        if not classes:
-            return parent.command(name=label, cls=Command)(
-                _runner(function, (), None, (), (), None)
-            )
+        if not more:
+            runner = _runner(function, classes, everyday, (), unused, {})
+            return parent.command(name=label, cls=Command)(runner)
 
         def build(arguments: list[str]) -> TyperCommand:
             app = typer.Typer(add_completion=False)
             without = unused(arguments) if callable(unused) else unused
             values = in_force(arguments) if {"-h", "--help"} & {*arguments} else None
-            panels = more(arguments) if more else ()
-            runner = _runner(function, classes, everyday, panels, without, values)
+            runner = _runner(function, classes, everyday, more(arguments), without, values)
             app.command(name=label, cls=Command)(runner)
             return typer.main.get_command(app)
 

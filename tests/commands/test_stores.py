@@ -188,7 +188,7 @@ def test_the_first_trajectory_of_the_last_step_with_a_store_is_taken(tmp_path):
         result = memory("show", path, *flags)
         assert f"[m1] {entry}  v1" in result.stdout and origin in result.stderr, flags
     for flags in (["--step", 9], ["--task", "z"], ["--step", 5, "--task", "y"]):
-        assert "None of the 6 readings" in refused("show", path, *flags)
+        assert "None of the 6 trajectories" in refused("show", path, *flags)
 
 
 def test_the_last_edit_of_a_trajectory_counts(tmp_path):
