@@ -13,6 +13,8 @@ demo: .venv/ready
 	$(RUN) cli.py demo
 
 # make ask FILE=report.pdf Q="Who built the bridge?"
+FILE ?= examples/town.pdf
+Q ?= Who designed the Iron Bridge?
 ask: .venv/ready
 	.venv/bin/python cli.py ask "$(FILE)" "$(Q)"
 

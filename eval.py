@@ -1,4 +1,4 @@
-"""Evaluation: agents over tasks, one row per trajectory.
+"""Evaluation: agents over tasks, one row per reading.
 
 Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
 `run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
@@ -26,7 +26,8 @@ from agents import find
 from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
-from config.terminal import bar, console, say
+from config.plugins import failure
+from config.terminal import bar
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -39,11 +40,12 @@ from report.evaluation import (
     file_of_part,
     joined,
     locked,
+    room,
 )
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import Cell, Rows, files_of, labels_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, read_rows
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
 
@@ -64,8 +66,9 @@ class Conditions:
     retries: int = 1  # of a trajectory that failed in the engine, before its failure is written
     redo_failed: bool = False  # make rows with an error again that the files have
     known: Sequence[Path] = ()  # files whose rows are not made again; none: the one that is written
-    record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks
-    n_records: int = 1
+    record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
+    n_records: int = 1  # that was not fully right, until the file has so many bytes:
+    record_bytes: int = TRANSCRIPTS_MIB << 14  # those of one of 64 cells
 
 
 def evaluate(
@@ -99,7 +102,7 @@ class _Place:
     """Where the row of a task and sample will stand."""
 
     task: str  # the task's digest
-    recorded: bool  # whether it has a transcript
+    recorded: bool  # whether it has a transcript, however it ends
     row: dict | None
     reading: Reading | None = None  # of its trajectory in flight
     failures: int = 0  # tries that were begun anew
@@ -114,10 +117,9 @@ class Filling:
         self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
         self.cell = replace(cell, temperature=str(float(sampling.temperature)))
         self.sampling, self.conditions, self.progress = sampling, conditions, progress
-        self.settings = settings_of_row(
-            *(self.cell, self.agent, engine.codec.told_date),
-            *(sampling, conditions.seed, conditions.model),
-        )
+        c, told_date = conditions, engine.codec.told_date
+        parts = self.cell, self.agent, told_date, sampling, c.seed, c.model
+        self.settings = settings_of_row(*parts)
         self.places: dict[tuple[str, int], _Place] = {}  # (id, sample) -> place, in order
         # (source, sample) -> the id of the task that makes what the agent keeps, and what it made
         self.makers: dict[tuple[str, int], str] = {}
@@ -142,8 +144,7 @@ class Filling:
         c = self.conditions
         for number, task in enumerate(tasks):
             if (task.id, 0) in self.places:
-                two = f"Two tasks of one evaluation have the id {task.id!r}"
-                raise UserError(f"{two}; ids must be unique.")
+                raise UserError(f"Two tasks have the id {task.id!r}; ids must be unique.")
             digest = task.digest
             for sample in range(c.samples):
                 row = known.get((task.id, sample, digest))
@@ -205,17 +206,23 @@ class Filling:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+            raise failure(error) from error
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
         """Count a turn, and drop what a row does not need of it."""
-        place, turns = self.places[trajectory.task.id, trajectory.sample], trajectory.turns
-        place.reading.add(turn)
-        if not place.recorded:
+        self.places[trajectory.task.id, trajectory.sample].reading.add(turn)
+        if self.conditions.record_to is None:
             return slim(turn)
-        if len(turns) >= 2 * EDGE:
+        if len(turns := trajectory.turns) >= 2 * EDGE:
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
-        return turn
+        return slim(turn, whole=True, section=turn.prompt.section)
+
+    def _records(self, place: _Place, row: dict) -> bool:
+        """Tell whether a reading has a transcript; one not fully right has, while there is room."""
+        path, right = self.conditions.record_to, min(row["sub_em"], row["reward"] or 0) >= 1
+        if path is None or place.recorded or right:
+            return place.recorded
+        return (path.stat().st_size if path.exists() else 0) < self.conditions.record_bytes
 
     def _write(self, trajectory: Trajectory, place: _Place, file: Rows) -> None:
         """Write a trajectory's transcript and row."""
@@ -229,9 +236,8 @@ class Filling:
             "document": task.document_digest,
         }
         trajectory.reward = row["reward"]
-        # the transcript goes first: killed between the two, there is one too many, which the
-        # report drops
-        if place.recorded:
+        # before the row: killed between the two, there is one too many, which the report drops
+        if self._records(place, row):
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
             with Rows(self.conditions.record_to) as records:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
@@ -283,8 +289,7 @@ class _Evaluation:
         self.in_flight = most_in_flight(config, setup)
         scope = suites.scope_of(suite, config.data, config, setup.codec)
         self.columns = suites.columns(suite, scope)
-        # generated English is not looked up: its splits share no fact, and all questions have the
-        # same words
+        # not of generated English: its splits share no fact, and all questions have the same words
         self.overlaps = {
             untrained: Overlap(policy_folder(config, untrained), names, suite.unit != "sections")
             for untrained, names in self.groups.items()
@@ -326,11 +331,11 @@ class _Evaluation:
                     samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
-                    n = len(ours) * samples
-                    shown = progress.add_task(escape(title), total=n, note="")
+                    shown = progress.add_task(escape(title), total=len(ours) * samples, note="")
+                    so_far = room(config, len(self.columns), len(self.places) + 1)
                     filling = Filling(
                         *(engine, self._agent(name), sampling, cell),
-                        replace(conditions, samples=samples),
+                        replace(conditions, samples=samples, record_bytes=so_far),
                         lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
                     )
                     self.places[name, sampling.temperature, k] = {
@@ -354,7 +359,8 @@ class _Evaluation:
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
-        from report.summary import overlaps, summarise, table, write_summary
+        from report.folder import tell
+        from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         metric = self.suite.measured_by([column.question for column in self.columns])
@@ -367,11 +373,6 @@ class _Evaluation:
             summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
-        console.print(table(summary, console.width))
-        for sentence in overlaps(summary):
-            console.print(Styled(clean(sentence), style="bold red"))
-        if missing:
-            those = "are not there yet: the same command with that --part makes them"
-            say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
+        tell(self.folder, summary, rows)
         self.page.finish(f"All answers are in {self.rows}, summary.json beside")
         return self.folder

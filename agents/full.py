@@ -86,7 +86,7 @@ class Full(AtOnce):
     """The whole document in one prompt."""
 
     name = "full"
-    in_words = "reading everything at once"
+    in_words = "whole document in the prompt"
     whole = True
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:

@@ -126,9 +126,7 @@ class Questions:
 
         name = f"{self.label}-{'+'.join(self.kinds)}-{temperature:g}-{self.sections}"
         by_kind = [self._tasks(kind, n) for kind in self.kinds]
-        baseline = self.label.startswith(("untrained", FULL))
-        recorded = not baseline and temperature > 0 and self.sections in (4, 16, 64)
-        transcripts = self.folder / f"{name}.transcripts" if recorded else None
+        transcripts = self.folder / f"{name}.transcripts"
         return evaluate(
             engine,
             find.make(self.agent, self.settings),

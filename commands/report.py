@@ -16,6 +16,7 @@ import typer
 from config.errors import UserError, clean
 from config.flags import command
 from config.foreign import from_json
+from data import extract_answer
 
 
 def report_command(app: typer.Typer) -> None:
@@ -27,10 +28,13 @@ def report_command(app: typer.Typer) -> None:
         open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
     ):
         """Write the page of any run, also of one that goes on or was stopped: RUN/report.html."""
+        from report.folder import show_next
+
         path = report(run)
         typer.echo(f"The page is {path}.")
         if open_it:
             typer.launch(path.resolve().as_uri())
+        show_next(run)
 
 
 def report(folder: Path) -> Path:
@@ -98,4 +102,5 @@ def _reading(folder: Path, settings: dict) -> Path:
     running = is_running(folder)
     sections = f"{n_sections(record):,} sections"
     status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
-    return write_reading(folder, record, {"read": title, "by": reader}, status, running)
+    final, facts = extract_answer(answer, record["form"])[0], {"read": title, "by": reader}
+    return write_reading(folder, record, facts, status, running, clean(final))

@@ -33,6 +33,7 @@ from config import files
 from config.errors import Unreachable, UserError, clip, kept
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
+from config.plugins import failure
 from config.terminal import bar, next_step
 from data import seed_of
 from engines.open import give_embedder, open_reader
@@ -371,7 +372,7 @@ def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen, rows = bank.noted(FROZEN, dict) or {}, [*lines_in(folder / f"{arm}.jsonl")]
+    frozen = bank.noted(FROZEN, dict) or {}
     stats, known = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers], bank.stats()
     for epoch, stat in zip(numbers, stats, strict=True):
         values = stat and [stat.get(name) for name in known]
@@ -381,36 +382,17 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
-        "rows": rows,
+        "rows": [*lines_in(folder / f"{arm}.jsonl")],
         "held_out": [*lines_in(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": stats,
         "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
-        "bank": _shown(rows) if frozen else [
-            {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-             "experience": e.experience[:TOLD]}
-            for e in bank.entries() if e.visits
-        ],
-    }  # fmt: skip
-
-
-def _shown(rows: Sequence[dict]) -> list[dict]:
-    """Return the entries of a frozen bank that were shown, with the successes of these rows."""
-    found: dict[int, dict] = {}
-    for row in rows:
-        for each in row["shown"]:
-            told = {name: each[name] for name in ("id", "q", "task")}
-            told |= {"visits": 0, "wins": 0, "experience": each["experience"][:TOLD]}
-            entry = found.setdefault(each["id"], told)
-            entry["visits"] += 1
-            entry["wins"] += row["success"]
-    return [*found.values()]
+    }
 
 
 LEAK = 12  # characters of a solution that are worth looking for
 BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
-TOLD = 400  # characters of an experience on the page
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 
@@ -479,7 +461,7 @@ def _guarded(
         away |= {task.id} if isinstance(error, Unreachable) else set()
         raise
     except Exception as error:
-        raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise failure(error) from error
 
 
 # ---------------------------------------------------------------- rows

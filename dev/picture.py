@@ -1,44 +1,29 @@
 """Draw docs/accuracy.svg, the picture of the front page, from the summary of a demo.
 
-Holds: accuracy by document length of the trained policy, the untrained one and the full context,
-with 95 % bands. Leaves out: the plots of a report (report/plots.py), measuring.
+Holds: accuracy by document length of the trained policy, the untrained one and the whole document
+in the prompt, with 95 % intervals. Leaves out: colours and axes (report/plots.py), measuring.
 Exercise it: `python cli.py demo --name picture`, then `python -m dev.picture runs/picture`.
 Read next: report/plots.py.
 """
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
 from pathlib import Path
 
 import yaml
 
-from report.plots import STYLE
+from report.plots import LINE, STYLE, length_axis, looks, panel, standalone
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/accuracy.svg"
-INK, LINE, PAGE = "#1c1e21", "#c9cdd2", "#ffffff"
-SERIES = {  # agent -> label, colour, marker
-    "trained": ("trained, one bounded memory", "#0072b2", "o"),
-    "full": ("full context, untrained", "#007a5a", "s"),
-    "untrained": ("untrained, one bounded memory", "#d55e00", "^"),
+AGENTS = {  # of a demo -> label
+    "trained": "bounded memory, trained",
+    "untrained": "bounded memory, untrained",
+    "full": "whole document in the prompt",
 }
 PANELS = {"one_fact": "One fact answers the question", "two_hop": "Two facts answer it"}
-# the report's colours stand for CSS variables; here the page is white in dark mode too
-STANDALONE = STYLE | {
-    "svg.fonttype": "path",
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.edgecolor": LINE,
-    "grid.color": LINE,
-    "figure.facecolor": PAGE,
-    "axes.facecolor": PAGE,
-}
 
 
 def curve(summary: dict, agent: str, question: str) -> list[tuple[int, float, float, float]]:
@@ -50,40 +35,28 @@ def curve(summary: dict, agent: str, question: str) -> list[tuple[int, float, fl
     )
 
 
-def panel(axes, summary: dict, question: str, trained_on: tuple[int, ...]) -> None:
-    """Draw the three agents on one kind of question, the lengths of training shaded."""
-    # to the left edge: training begins below the shortest document that is asked about
-    axes.axvspan(1, max(trained_on), color=LINE, alpha=0.35, linewidth=0)
-    axes.text(
-        max(trained_on) * 0.9, 0.5, "lengths in training", rotation=90, ha="right", va="center"
-    )
-    for agent, (label, colour, marker) in SERIES.items():
-        lengths, means, low, high = zip(*curve(summary, agent, question), strict=True)
-        axes.fill_between(lengths, low, high, color=colour, alpha=0.15, linewidth=0)
-        axes.plot(lengths, means, color=colour, marker=marker, label=label, clip_on=False)
-    axes.set_xscale("log", base=2)
-    axes.set_xlim(min(lengths) / 1.3, max(lengths) * 1.3)
-    axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
-    axes.minorticks_off()
-    axes.set(ylim=(-0.02, 1.02), xlabel="sections of the document", title=PANELS[question])
-
-
 def picture(summary: dict, trained_on: tuple[int, ...]) -> str:
-    """Return the picture as an SVG file's text; the same summary gives the same text."""
+    """Return the picture as an SVG file's text, the lengths of training shaded; the same summary
+    gives the same text."""
     import matplotlib
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context(STANDALONE):
+    # the letters as curves: a file that stands alone brings its font
+    with matplotlib.rc_context(STYLE | {"svg.fonttype": "path"}):
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")
-        panels = figure.subplots(1, len(PANELS), sharey=True)
-        for axes, question in zip(panels, PANELS, strict=True):
-            panel(axes, summary, question, trained_on)
-        panels[0].set_ylabel("accuracy, with a 95 % band")
-        handles, labels = panels[0].get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(SERIES))
-        file = io.StringIO()
-        figure.savefig(file, format="svg", metadata={"Date": None, "Creator": None})
-    return re.sub(r"[ \t]+\n", "\n", file.getvalue())
+        figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
+        for axes, (question, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
+            lines = {agent: curve(summary, agent, question) for agent in AGENTS}
+            entries, points = panel(axes, lines, looks(AGENTS))
+            length_axis(axes, sorted({length for length, *_ in points}))
+            # to the left edge: training begins below the shortest document that is asked about
+            axes.axvspan(1, max(trained_on), color=LINE, alpha=0.35, linewidth=0)
+            axes.text(max(trained_on) * 0.9, 50, "lengths in training", rotation=90, ha="right",
+                      va="center")  # fmt: skip
+            axes.set(xlabel="sections of the document", title=title)
+        handles, names = zip(*entries, strict=True)
+        figure.legend(handles, [*map(AGENTS.get, names)], loc="outside lower center", ncols=3)
+        return standalone(figure, "Accuracy by document length, with 95 % intervals")
 
 
 def main() -> None:

@@ -1,7 +1,7 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `begin_evaluation`, `locked`; `dealt`, `file_of_part`, `joined` of an
-evaluation in parts. Leaves out: its rows (report/rows.py), what a folder
+Holds: `evaluation_folder`, `begin_evaluation`, `locked`; `room` for transcripts; `dealt`,
+`file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows (report/rows.py), what a folder
 holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
@@ -22,7 +22,7 @@ from config import files
 from config.errors import UserError, clean, clip
 from config.options import EvalConfig, without_url
 from data import Task
-from report.rows import files_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, files_of, read_rows
 from report.status import hold, is_running
 from suites import Suite
 
@@ -126,6 +126,14 @@ def _plain(value: object) -> object:
 
 
 # ---------------------------------------------------------------- parts
+
+
+def room(config: EvalConfig, columns: int, cells: int) -> int:
+    """Return how many bytes the transcripts of a part may have once so many of its cells are
+    filled: what earlier ones have left over goes to the later ones."""
+    cells_in_all = columns * len(config.temperatures) * len(config.agents)
+    n_parts = int(config.part.partition("/")[2] or 1)
+    return (TRANSCRIPTS_MIB << 20) * cells // cells_in_all // n_parts
 
 
 def file_of_part(folder: Path, name: str, part: str) -> Path:

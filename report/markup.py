@@ -31,7 +31,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Text = str | Markup  # a str is escaped
 REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
-LONG = 12  # rows of a table that is not folded, at most
 
 
 def _finished(value: object) -> object:
@@ -99,7 +98,7 @@ def html(tree: Node) -> Markup:
 class Section:
     """One section of the page. A section without a body is left out."""
 
-    title: Text  # "": it stands in no list of contents
+    title: Text
     body: Markup | str  # "" or HTML: a text would be escaped
     note: Text = ""  # how to read the body, above it
 
@@ -114,7 +113,7 @@ def table(
     rows: Rows,
     columns: Collection[object] | None = None,
 ) -> Markup:
-    """Return a table, "" without rows; folded away if it is long.
+    """Return a table, "" without rows.
 
     head: names of the leading columns. rows: the leading cells, and column -> cell; one that is
     missing stays empty. columns: those after the leading ones, by default all that rows have, in
@@ -125,8 +124,7 @@ def table(
     if columns is None:
         columns = dict.fromkeys(name for _, cells in rows for name in cells)
     lines = [[*first, *(cells.get(name, "") for name in columns)] for first, cells in rows]
-    made = macro("table", caption, [*head, *map(_column, columns)], lines)
-    return folded(f"{caption} ({len(rows):,} rows)", made) if len(rows) > LONG else made
+    return macro("table", caption, [*head, *map(_column, columns)], lines)
 
 
 def _column(name: object) -> Text:
@@ -138,29 +136,53 @@ def by_length(rows: Rows) -> list[int]:
     return sorted({length for _, cells in rows for length in cells})
 
 
+def parts(sections: Iterable[Section]) -> Markup:
+    """Return sections that one folds out, one below the other; those without a body are left out."""
+    return joined(macro("part", section) for section in sections if section.body)
+
+
 def figures(panels: Markup) -> Markup:
     """Set the figures of report/plots.py side by side; "" without any."""
     return fill('<div class="plots">{}</div>', panels) if panels else Markup()
 
 
-def folded(label: Text, body: Text) -> Markup:
-    return fill("<details><summary>{}</summary>{}</details>", label, body)
-
-
 def heat(share: float, note: str = "") -> Markup:
-    """Return a cell of a heat map: the larger the share, the darker the cell."""
+    """Return a cell of a heat map, in per cent: the larger the share, the darker the cell."""
     small = fill("<small>{}</small>", note) if note else ""
-    percent = f"{100 * min(1.0, max(0.0, share)):.0f}"
-    return fill('<span class="heat" style="--v:{}%">{}</span>{}', percent, f"{share:.2f}", small)
+    dark = f"{100 * min(1.0, max(0.0, share)):.0f}"
+    return fill('<span class="heat" style="--v:{}%">{}</span>{}', dark, percent(share), small)
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Write a share, or with a sign + the difference of two, on the one scale of all reports.
+
+    >>> percent(0.375), percent(-0.125, "+"), percent(-0.0)
+    ('37.5', '-12.5', '0.0')
+    """
+    return f"{round(100 * share, 1) + 0.0:{sign}.1f}"  # + 0.0: no -0.0
+
+
+def bounds(record: Mapping[str, float], between: str = "–", sign: str = "") -> str:
+    """Write the interval of a record, in whole per cent.
+
+    >>> bounds({"low": 0.118, "high": 0.766}), bounds({"low": -0.1, "high": 0.004}, " … ", "+")
+    ('12–77', '-10 … +0')
+    """
+    return between.join(f"{round(100 * record[end]) + 0:{sign}d}" for end in ("low", "high"))
 
 
 # ---------------------------------------------------------------- the page
 
 
 def page(
-    title: str, lead: Markup, sections: Iterable[Section], script: str = "", running: bool = False
+    title: str,
+    lead: Markup,
+    sections: Iterable[Section],
+    script: str = "",
+    running: bool = False,
+    foot: Text = "",
 ) -> str:
-    """Return the whole page. lead: what stands above the sections.
+    """Return the whole page. lead, foot: what stands above and below the sections.
 
     script: JavaScript of our own, the only one that the page's policy lets run. ValueError if it
     would end its element early. running: a browser loads the page anew every `REFRESH` seconds.
@@ -175,6 +197,7 @@ def page(
         "page",
         title=title,
         lead=lead,
+        foot=foot,
         sections=[(section, f"s{k}") for k, section in enumerate(kept)],
         style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
         policy=Markup(policy),

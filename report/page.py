@@ -1,21 +1,19 @@
 """Write report.html, the page on which a person looks at a run.
 
-Holds: `write_report`, the sections of the page; `write_reading`, the page of one question. Leaves
-out: the numbers (report/summary.py), the sentence above them (report/headline.py), plots
-(report/plots.py), HTML and its escaping (report/markup.py), single trajectories
-(report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
+Holds: `write_report`, the three parts of the page: Result, Readings, Details; `write_reading`, the
+page of one question. Leaves out: the numbers (report/summary.py), the sentence above them
+(report/headline.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
+readings (report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
-Each section is one small function that returns a `Section`; `_sections` lists them in the order of
-the page.
+What one folds out is one small function that returns a `Section`; `_details` lists them in the
+order of the page.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -23,22 +21,25 @@ from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
 from report.headline import headline, lead_of, reader, reads_all
+from report.machine import foot, note_machine
 from report.markup import (
     Markup,
     Section,
     Text,
+    bounds,
     by_length,
     figures,
     fill,
-    folded,
     heat,
+    html,
     joined,
     macro,
     page,
+    parts,
+    percent,
     table,
 )
 from report.plots import FEW
-from report.published import TABLES, TEN, Published
 from report.rows import FATES, Cell
 from report.status import hold, is_running, release
 from report.summary import (
@@ -47,29 +48,35 @@ from report.summary import (
     csv_of,
     labelled,
     markdown_of,
+    measured,
     overlaps,
     with_pooled,
     write_text,
 )
-from report.training import Training, amiss, read_training, steps_section
-from report.transcripts import transcript
+from report.training import Training, amiss, numbers, read_training, steps_section
+from report.transcripts import examples, n_sections, trace, transcript
 from report.viewer import viewer_section
+from suites import Published, kinds
 from tasks.ruler import KINDS as RULER
 from tasks.words import title_of
 
-TRANSCRIPTS = 10  # shown on the page, at most
-
-FIRST = 2  # plots on the first screen
-FIRST_STEPS, FIRST_CHARACTERS = 4, 400  # sections of the transcript there, characters of each
+FIRST = 2  # plots in the first part; those of other kinds of questions are details
+OF_TRAINING = 4  # readings of the last recorded step, beside the examples
+EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 4, 400  # sections of an example, characters of each
 
 # below the first plots
 HOW_TO_READ = (
     "Bars are 95 % intervals (bootstrap over questions, or over documents that several share; "
     "Wilson's where all agree). Failures, and answers that are empty or without the form that was "
-    f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Of several agents "
-    "one line each: sampled at temperature 1 where that was asked, else the first temperature."
+    f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Sampled at "
+    "temperature 1 where that was asked, else at the first temperature."
 )
-CHANGES = Markup("<ins>came in</ins>, <del>went out</del>.")  # of a memory
+CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
+
+# published numbers of other models on other questions, of all suites (suites/*.yaml)
+TABLES = tuple(table for kind in kinds() for table in kind.published())
+TEN = tuple(table.question for table in TABLES if table.source.endswith("appendix B"))
+"""The ten tasks of RULER over which MemAgent's Figure 6a takes the mean."""
 
 # (agent, temperature) -> length -> share of right answers
 Curves = dict[tuple[str, str], dict[int, float]]
@@ -108,27 +115,20 @@ def _place(cell: Cell) -> list[str]:
     return [f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature]
 
 
-def _first(panels: Sequence[Markup], shown: Sequence[dict], note: str) -> Section:
-    """Return the first screen: what was found and, beside it, a trajectory or two."""
-    readings = joined(
-        transcript(record, k == 0, FIRST_STEPS, FIRST_CHARACTERS) for k, record in enumerate(shown)
-    )
-    return Section("", macro("first", joined(panels), readings, note) if panels or shown else "")
-
-
 def every_cell(summary: dict) -> Section:
     entries = []
     for cell, record in cells(with_pooled(summary)):
         label, words = labelled(summary, cell.agent), reader(cell.agent)
         names = _noted(label, words if words != cell.agent else ""), cell.temperature
-        note = "{low:.2f}–{high:.2f}, n {n:,}".format(**record)
-        shown = _noted(fill("<b>{}</b>", f"{record['mean']:.3f}"), note)
+        note = f"{bounds(record)}, n {record['n']:,}"
+        shown = _noted(fill("<b>{}</b>", percent(record["mean"])), note)
         caption = f"{title_of(cell.question)}, by {summary['unit']}"
         entries.append((caption, names, cell.length, _faint(shown, record["n"])))
     return Section(
-        "Every cell",
+        "Accuracy in numbers",
         _tables(["agent", "temp."], entries),
-        f"Mean ({summary['metric']}), 95 % interval, number of questions; faint: fewer than {FEW}.",
+        f"{measured(summary).capitalize()} in per cent, 95 % interval, number of questions; faint: "
+        f"fewer than {FEW}.",
     )
 
 
@@ -166,7 +166,8 @@ def _ruler(summary: dict) -> Section:
     return Section(
         "RULER, task by length",
         _tables(["task", ""], entries),
-        "The share of the answers asked for that were given; questions (qa) by sub_em.",
+        "The share of the answers asked for that were given, in per cent; questions (qa) by "
+        "sub_em.",
     )
 
 
@@ -212,15 +213,15 @@ def _published(summary: dict) -> Section:
             f"grey: {published.source}{second_hand}: other model, other questions"
         )
         entries += [
-            (caption, first, n, f"{share:.3f}")
+            (caption, first, n, percent(share))
             for first, lengths in (ours | theirs).items()
             for n, share in lengths.items()
         ]
     return Section(
         "Beside published numbers",
         _tables(["", "temp."], entries),
-        "Published: other model, other questions. "
-        "Marks to look at, no lines of the same experiment.",
+        "In per cent. Published: other model, other questions: marks to look at, no lines of the "
+        "same experiment.",
     )
 
 
@@ -228,10 +229,10 @@ def _published(summary: dict) -> Section:
 
 
 def _difference(pair: dict) -> Markup:
-    """Return the cell of a difference, bold where its interval leaves out 0."""
-    interval = "{low:+.2f} … {high:+.2f}, n {n:,}".format(**pair)
+    """Return the cell of a difference, bold where its interval excludes 0."""
+    note = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
     sure = pair["low"] > 0 or pair["high"] < 0
-    return _faint(macro("difference", f"{pair['mean']:+.3f}", interval, sure), pair["n"])
+    return _faint(macro("difference", percent(pair["mean"], "+"), note, sure), pair["n"])
 
 
 def _matters(pair: dict) -> int:
@@ -243,7 +244,7 @@ def _matters(pair: dict) -> int:
     return 2 - (not weights and reads_all(name))
 
 
-def comparisons(summary: dict, title: str = "Comparisons", note: str = "") -> Section:
+def comparisons(summary: dict, note: str = "") -> Section:
     entries = []
     for pair in sorted(summary["paired"], key=_matters):
         words = reader(pair["b"])
@@ -252,12 +253,12 @@ def comparisons(summary: dict, title: str = "Comparisons", note: str = "") -> Se
         caption = f"{against}, by {summary['unit']}"
         entries.append((caption, first, pair["length"], _difference(pair)))
     return Section(
-        title,
+        "Differences between agents",
         _tables(["", "temp."], entries),
         note
         or "The trained agent, or the first, against every other one, and each against itself "
-        "before training: differences on the same questions, with 95 % intervals; bold where these "
-        "leave out 0.",
+        "before training: differences in percentage points on the same questions, with 95 % "
+        "intervals; bold where these exclude 0.",
     )
 
 
@@ -320,7 +321,7 @@ def _fates(summary: dict) -> Section:
     return Section(
         "What was lost where",
         table(
-            "trajectories that were not wholly right",
+            "readings that were not fully right",
             ["agent, question", summary["unit"], "temp."],
             rows,
         ),
@@ -343,10 +344,10 @@ def _counted(summary: dict) -> Section:
     head, tallies = ["agent, question", summary["unit"], "temp."], _tallies(summary)
     notes = (
         (rates, "Shares and means that each agent counts of its own turns (Agent.rates), over all "
-         "trajectories of a cell."),
+         "readings of a cell."),
         (tallies, "Lists of counts (Agent.tallies): how many an episode has on average, and their "
-         "share of the line, the most frequent first. An episode is a trajectory that has read "
-         "its document itself."),
+         "share of the line, the most frequent first. An episode is a reading that has read its "
+         "document itself."),
     )  # fmt: skip
     return Section(
         "What the agents did",
@@ -366,7 +367,7 @@ def _about_ends(summary: dict) -> str:
     levels = {end.get("level") for _, end in _ends(summary)}
     longer = " Training went on to longer documents between the two." * (len(levels) > 1)
     return (
-        " The first and the last step of which trajectories were recorded; those of step 0 were "
+        " The first and the last step of which readings were recorded; those of step 0 were "
         f"sampled before training.{longer}"
         if levels
         else ""
@@ -422,74 +423,33 @@ def _curves(summary: dict) -> Section:
     return Section("Along an episode", figures(plots.curves(points)), note)
 
 
-# ---------------------------------------------------------------- transcripts
-
-
-def _choose(records: Sequence[dict]) -> list[dict]:
-    """Return the last record of every agent, kind of question and outcome, in their order, at most
-    `TRANSCRIPTS`: the last ones are those of the longest documents."""
-    last: dict[tuple, dict] = {}
-    for record in records:
-        cell = record.get("cell", {"agent": "", "question": record["kind"]})
-        key = cell["agent"], cell["question"], (record["reward"] or 0) > 0
-        last.pop(key, None)  # so that what is found last stands last
-        last[key] = record
-    return [*last.values()][-TRANSCRIPTS:]
-
-
-def _shown_first(records: Sequence[dict], lead: str) -> list[dict]:
-    """Return the records beside the first plot, of the leading agent: one that was right and one
-    that was not, the newest whose memory changes most."""
-
-    def fitness(record: dict) -> tuple[int, int]:
-        memories = [turn["memory"] for turn in record["turns"]]
-        return record["step"] or 0, sum(before != after for before, after in pairwise(memories))
-
-    ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
-    right = [r for r in ours if r["reward"] is not None and r["reward"] > 0]
-    wrong = [r for r in ours if r["reward"] is not None and r["reward"] <= 0]
-    return [max(kind, key=fitness) for kind in (right, wrong) if kind]
-
-
-# ---------------------------------------------------------------- cost and growth
+# ---------------------------------------------------------------- cost
 
 # column -> (metric, its digits)
 COSTS = {
+    "n": ("n", 0),
     "tokens read": ("tokens_read", 0),
     "written": ("tokens_written", 0),
     "model calls": ("model_calls", 1),
     "seconds": ("seconds", 2),
+    "MiB at most": ("mib", 0),
 }
 
 
 def _cost(summary: dict) -> Section:
-    """Show a line for each cell."""
-    tables: dict[str, list[tuple[list[str], dict[str, str]]]] = {}
-    for cell, record in cells(summary):
-        first = [cell.agent, cell.temperature, f"{cell.length:,}", f"{record['n']:,}"]
-        costs = {
-            column: f"{record[metric]:,.{digits}f}"
-            for column, (metric, digits) in COSTS.items()
-            if metric in record  # rows of an earlier version lack some
-        }
-        tables.setdefault(cell.question, []).append((first, costs))
-    head = ["agent", "temp.", summary["unit"], "n"]
+    """Show a line for each cell; rows of an earlier version lack some costs."""
+    rows = [
+        (
+            _place(cell),
+            {name: f"{record[m]:,.{k}f}" for name, (m, k) in COSTS.items() if m in record},
+        )
+        for cell, record in cells(summary)
+    ]
     return Section(
         "Cost of one question",
-        joined(table(title_of(kind), head, rows) for kind, rows in tables.items()),
-        "Means: tokens read and written, calls of the model, and seconds from first prompt to "
-        "answer with others in flight beside it.",
-    )
-
-
-def _growth(summary: dict) -> Section:
-    known = any(tokens for _, tokens in cells(summary, "document_tokens"))
-    return Section(
-        "Growth with the document",
-        figures(plots.growth(summary)) if known else "",
-        "Means over the kinds of questions. Seconds of one question with the others in flight "
-        "beside it; memory of the process, the documents in flight among it. With --in-flight 1 it "
-        "is one document's.",
+        table("means of a question", ["agent, question", summary["unit"], "temp."], rows),
+        "Tokens read and written, calls of the model, and seconds from first prompt to answer with "
+        "others in flight beside it; the memory of the whole process.",
     )
 
 
@@ -512,41 +472,44 @@ def _warnings(summary: dict) -> Markup:
     return joined(parts)
 
 
-def _sections(run: Run, training: Training, rows: Section) -> Iterator[Section]:
-    """Yield the sections of the page in their order; one without a body is left out of it."""
+def _details(run: Run, training: Training, panels: Sequence[Markup]) -> Iterator[Section]:
+    """Yield what one folds out; what has no body is left out. panels: of the rarer questions."""
     summary = run.summary
-    panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
-    drawn = training.drawn()
-    chosen = _choose(run.records)
-    shown = _shown_first(chosen, lead_of(cell for cell, _ in cells(summary)))
-    if panels:
-        yield _first(panels[:FIRST], shown, HOW_TO_READ)
-    else:
-        yield _first([drawn] if drawn else [], shown, training.note)
-    yield comparisons(summary)
-    yield Section("Other kinds of questions", figures(joined(panels[FIRST:])))
+    yield Section("Other kinds of questions", figures(joined(panels)))
     yield _ruler(summary)
-    name = f"{training.measure.capitalize()} by training step"
-    yield Section(name, figures(drawn) if panels else "", training.note)
+    if summary["cells"]:
+        name = f"{training.measure.capitalize()} by training step"
+        yield Section(name, figures(training.drawn()), training.note)
     yield steps_section(training)
-    yield every_cell(summary)
     yield _seeds(summary)
     yield _published(summary)
     yield _depths(summary)
+    yield _fates(summary)
     yield Section("Memory along the document", figures(plots.occupancy(summary)))
     yield _curves(summary)
-    yield _fates(summary)
     yield _counted(summary)
-    yield rows
-    yield Section(
-        "Transcripts",
-        joined(transcript(record, False) for record in chosen if record not in shown),
-        fill("What was read, and what became of the memory: {}", CHANGES),
-    )
     yield _cost(summary)
-    yield _growth(summary)
-    settings = folded("config.yaml", fill("<pre>{}</pre>", run.config)) if run.config else ""
-    yield Section("Settings", settings)
+    yield Section("Settings", fill("<pre>{}</pre>", run.config) if run.config else "")
+
+
+def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section]:
+    """Yield the three parts of the page. listed: the readings of an evaluation."""
+    summary = run.summary
+    panels = [*plots.accuracy(summary).values()]
+    first, note = (panels[:FIRST], HOW_TO_READ) if panels else ([training.drawn()], training.note)
+    tables = parts([every_cell(summary), comparisons(summary)])
+    how = fill('<p class="note">{}</p>', note) if any(first) else ""
+    yield Section("Result", joined([figures(joined(first)), how, tables]))
+    shown = examples(run.records, lead_of(cell for cell, _ in cells(summary)))
+    rest = [r for r in run.records if r not in shown and not r["sample"] and not summary["cells"]]
+    told = joined(
+        transcript(record, record in shown, EXAMPLE_STEPS, EXAMPLE_CHARACTERS)
+        for record in (*shown, *rest[:OF_TRAINING])
+    )
+    body = joined([fill('<div class="examples">{}</div>', told) if told else "", listed.body])
+    about = fill("What was read, and what became of the memory: {}", CHANGES) if told else ""
+    yield Section("Readings", body, joined([about, " " * bool(told), listed.note]))
+    yield Section("Details", parts(_details(run, training, panels[FIRST:])))
 
 
 def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
@@ -558,6 +521,7 @@ def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
     UserError as `read_run`.
     """
     (hold if running else release)(folder)
+    note_machine(folder)
     return _write(folder, title, running)
 
 
@@ -573,15 +537,25 @@ def _write(folder: Path, title: str, running: bool) -> Path:
         folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
     )
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
-    rows, script = viewer_section([] if running else run.rows, summary, run.records)
+    listed, script = viewer_section([] if running else run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(summary))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
-    sections = _sections(run, training, rows)
-    write_text(folder / "report.html", page(title or run.title, lead, sections, script, running))
+    end = foot(folder, _spent(run, training), len(run.rows))
+    sections = _sections(run, training, listed)
+    html = page(title or run.title, lead, sections, script, running, end)
+    write_text(folder / "report.html", html)
     return folder / "report.html"
+
+
+def _spent(run: Run, training: Training) -> dict[str, float]:
+    """Return the tokens of all readings, else of all steps, by what was done with them."""
+    done = ("read", "written")
+    if run.rows:
+        return {name: sum(row.get(f"tokens_{name}", 0) for row in run.rows) for name in done}
+    return {name: sum(n for _, n in numbers(training.rows, f"{name}_tokens")) for name in done}
 
 
 def write_reading(
@@ -590,17 +564,22 @@ def write_reading(
     facts: Mapping[str, str],
     status: str = "",
     running: bool = False,
+    answer: str = "",
+    found: str = "",
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
-    record: of `report.records`; facts: label -> text, shown above the trace. status: of a reading
-    that is not finished; running: it goes on.
+    record: of `report.records`. answer, and found: where it is, in words; both above all else.
+    facts: label -> text, between them and the trace. status: of a reading that is not finished;
+    running: it goes on.
     """
-    trace = Section(
+    nodes = trace(record, most=None, characters=1 << 60)
+    note = fill("Every section, and what became of the memory: {}", CHANGES)
+    read = Section(
         "What was read",
-        transcript(record, True, most=None, characters=1 << 60),
-        fill("Every section, and what became of the memory: {}", CHANGES),
+        joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
+        note if n_sections(record) else "",
     )
-    lead = macro("about", status, facts)
-    write_text(folder / "report.html", page(record["question"], lead, [trace], running=running))
+    lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
+    write_text(folder / "report.html", page(record["question"], lead, [read], running=running))
     return folder / "report.html"

@@ -1,11 +1,14 @@
 """Draw plots as SVG for a page: no size, no colours and no script of their own.
 
-Holds: `accuracy`, `reward`, `occupancy`, `growth`, and `curves`, which draws all of them. Leaves
-out: the page and its tables (report/page.py), numbers (report/summary.py). No torch.
+Holds: `accuracy`, `reward`, `occupancy`, and `curves`, which draws all of them; `panel` and
+`standalone`, for a picture in a file (dev/picture.py). Leaves out: the page and its tables
+(report/page.py), numbers (report/summary.py), which agent has which colour (agents/find.py). No
+torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 
-Each returns HTML, one <figure> a panel, "" where there is nothing to draw; `accuracy` a list of
-these. A line whose points all are of fewer than `FEW` questions is faint.
+Each returns HTML, one <figure> a panel, "" where there is nothing to draw; `accuracy` a panel for
+each kind of question. Shares are drawn in per cent. A line whose points all are of fewer than `FEW`
+questions is faint.
 """
 
 from __future__ import annotations
@@ -15,23 +18,24 @@ import re
 import textwrap
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from hashlib import sha256
-from math import isfinite
+from math import isfinite, log2
 from statistics import fmean
 
+from agents import find
 from config.errors import clean
 from report.headline import reader, temperatures_of
-from report.markup import Markup, fill, joined
-from report.published import Published
+from report.markup import STYLE_SHEET, Markup, fill, joined
 from report.summary import cells
 from tasks.words import METRICS, title_of
 
 # placeholder colours, replaced by CSS variables, so that one picture serves light and dark pages
 INK, LINE, PAGE = "#0a0b0c", "#0a0b0d", "#0a0b0e"
-SERIES = [f"#0a0c{i:02x}" for i in range(6)]
+SERIES = [f"#0a0c{i:02x}" for i in range(8)]
 VARIABLES = {INK: "currentColor", LINE: "var(--line)", PAGE: "var(--page)"} | {
     c: f"var(--c{i})" for i, c in enumerate(SERIES)
 }
 MARKERS = "os^DvPX*"
+DASHES = ("-", "--", ":", "-.")  # of one agent in several states, such as before training
 FEW = 8  # questions: what fewer say is faint
 MARKED = 40  # points of a line with markers, at most
 STYLE = {
@@ -55,6 +59,39 @@ STYLE = {
 Points = Sequence[tuple[float, ...]]
 Entries = list[tuple[object, str]]  # of a legend: (handle, label)
 
+# ---------------------------------------------------------------- colours
+
+
+def looks(names: Iterable[str]) -> dict[str, dict]:
+    """Return the style of each line: a colour and a marker an agent, on every page the same ones.
+
+    names: of agents, with what they are before or after: "RUN: NAME", "NAME@untrained", "untrained
+    NAME". One agent in several states has one colour, and other dashes. What is no agent of ours,
+    and of two that share a colour the second one, takes the next colour that is free.
+    """
+    states: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        agent = name.rpartition(": ")[2].partition("@")[0]
+        agent = "trained" if agent == "untrained" else agent.removeprefix("untrained ")
+        states.setdefault(agent, []).append(name)
+    places: dict[int, str] = {}  # place of a colour -> agent
+    # those with a colour of their own choose first
+    for agent in sorted(states, key=lambda agent: agent not in find.COLOURS):
+        wanted = find.COLOURS.get(agent, 0)
+        free = (k % len(SERIES) for k in range(wanted, wanted + len(SERIES)))
+        places[next((k for k in free if k not in places), len(places))] = agent
+    return {
+        name: {
+            "color": SERIES[place % len(SERIES)],
+            "marker": MARKERS[place % len(MARKERS)],
+            "linestyle": DASHES[k % len(DASHES)],
+            "markerfacecolor": PAGE if k else SERIES[place % len(SERIES)],
+        }
+        for place, agent in places.items()
+        for k, name in enumerate(sorted(states[agent], key=lambda name: "untrained" in name))
+    }
+
+
 # ---------------------------------------------------------------- parts of a plot
 
 
@@ -67,10 +104,15 @@ def _svg(draw: Callable, label: str) -> Markup:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure = Figure(figsize=(5.6, 4.0), layout="constrained")
+        figure = Figure(figsize=(5.6, 3.5), layout="constrained")
         draw(figure.add_subplot())
-        file = io.StringIO()
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return _written(figure, label)
+
+
+def _written(figure, label: str) -> Markup:
+    """Return a figure as an <svg> element."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
     svg = re.sub(
         r"<!--.*?-->|<metadata>.*?</metadata>| xmlns(:xlink)?=\"[^\"]*\"",
@@ -89,6 +131,19 @@ def _svg(draw: Callable, label: str) -> Markup:
     return opening + Markup(content)  # matplotlib has escaped the texts
 
 
+def standalone(figure, label: str) -> str:
+    """Return a figure as the text of an SVG file, on a ground of its own, which is light or dark as
+    the reader's screen is; the same figure gives the same text."""
+    colours = Markup(STYLE_SHEET.read_text(encoding="utf-8").partition("\n\n")[0])
+    opening, _, content = _written(figure, label).partition(">")
+    svg = fill(
+        '{} xmlns="http://www.w3.org/2000/svg"><style>\n{}\nsvg {{ color: var(--ink); }}\n</style>'
+        '<rect width="100%" height="100%" rx="6" fill="var(--page)"/>{}\n',
+        *(Markup(opening), colours, Markup(content)),
+    )
+    return re.sub(r"[ \t]+\n", "\n", svg)
+
+
 def _figures(panels: Iterable[Markup]) -> Markup:
     return joined(fill("<figure>{}</figure>", panel) for panel in panels)
 
@@ -101,36 +156,36 @@ def _title(text: str) -> str:
 ROOM = 68  # characters in all columns of a legend, about six of them for each handle
 
 
-def _legend(axes, entries: Entries, columns: int = 3) -> None:
-    """Draw a legend below the axes, in fewer columns where the labels are long."""
+def _legend(axes, entries: Entries) -> None:
+    """Draw a legend below the axes, in fewer columns where the labels are long; the figure grows
+    with its lines."""
     longest = max(len(label) for _, label in entries)
-    columns = max(1, min(columns, ROOM // (longest + 6)))
+    columns = max(1, min(3, ROOM // (longest + 6)))
     handles, labels = [handle for handle, _ in entries], [label for _, label in entries]
     axes.figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def _look(k: int, greedy: bool = False) -> dict:
-    """Return the style of the k-th line: greedy ones are dashed and hollow."""
-    colour = SERIES[k % len(SERIES)]
-    return {
-        "color": colour,
-        "marker": MARKERS[k % len(MARKERS)],
-        "linestyle": "--" if greedy else "-",
-        "markerfacecolor": PAGE if greedy else colour,
-    }
+    axes.figure.set_figheight(axes.figure.get_figheight() + 0.22 * -(-len(entries) // columns))
 
 
 def _short_reader(agent: str) -> str:
     return clean(reader(agent))[:40]
 
 
-def _length_axis(axes, lengths: Sequence[float]) -> None:
-    """Make the x axis logarithmic if all lengths are positive, with at most ten ticks."""
+AXIS = 52  # characters in all labels of an axis
+
+
+def length_axis(axes, lengths: Sequence[float]) -> None:
+    """Make the x axis logarithmic if all lengths are positive, with as many ticks as have room."""
     logarithmic = lengths[0] > 0
+    place = log2 if logarithmic else float
     if logarithmic:
         axes.set_xscale("log", base=2)
-    axes.set_xlim((lengths[0] / 1.5, lengths[-1] * 1.5) if logarithmic else None)
-    ticks = lengths[:: -(-len(lengths) // 10)]
+        axes.set_xlim(lengths[0] / 1.3, lengths[-1] * 1.3)
+    whole = (place(lengths[-1]) - place(lengths[0])) or 1.0
+    ticks: list[float] = []
+    for n in reversed(lengths):  # the longest one always has its own
+        apart = (place(ticks[-1]) - place(n)) / whole if ticks else 1.0
+        if apart * AXIS >= len(f"{n:,}") + 1:
+            ticks.append(n)
     axes.set_xticks(ticks, [f"{n:,}" for n in ticks])
     axes.minorticks_off()
 
@@ -156,45 +211,63 @@ def curves(
     ylabel: str = "",
     shares: Collection[str] = (),
     logarithmic: Collection[str] = (),
-    looks: Mapping[str, dict] | None = None,
+    styles: Mapping[str, dict] | None = None,
     label: Callable[[str], str] = clean,
     finish: Callable = lambda axes, points: [],
 ) -> Markup:
     """Draw a panel per title, with a line per name.
 
     A point may be (x, y, low, high): an interval, shown as a bar, of many points as a band. A name
-    may have no points. shares: titles of panels whose values are from 0 to 1. logarithmic: titles
-    of panels whose values are drawn so; a 0 there is left out. looks: name -> style, by default by
-    the place among all names. label: of a name, in the legend. finish(axes, points): is called at
-    the end with the points of all lines; it returns further entries of the legend.
+    may have no points. shares: titles of panels whose values are from 0 to 1, drawn in per cent.
+    logarithmic: titles of panels whose values are drawn so; a 0 there is left out. styles: name ->
+    style, by default the `looks` of all names. label: of a name, in the legend. finish(axes,
+    points): is called at the end with the points of all lines; it returns further entries of the
+    legend.
     """
-    names = dict.fromkeys(name for by_name in panels.values() for name in by_name)
-    looks = looks or {name: _look(k) for k, name in enumerate(names)}
+    styles = styles or looks(name for by_name in panels.values() for name in by_name)
     made = []
     for title, by_name in panels.items():
 
         def draw(axes, title=title, by_name=by_name):
-            log, entries, drawn = title in logarithmic, [], []
             axes.xaxis.get_major_locator().set_params(integer=True)
-            for k, (name, points) in enumerate(by_name.items()):
-                points = [point for point in points if point[1] > 0 or not log]
-                if points:
-                    line = _draw_line(axes, points, looks[name], k)
-                    entries.append((line, label(name)[:40]))
-                    drawn += points
-            entries += finish(axes, drawn)
+            share, log = title in shares, title in logarithmic
+            entries, drawn = panel(axes, by_name, styles, share, log)
+            entries = [(line, label(name)[:40]) for line, name in entries] + finish(axes, drawn)
             axes.set(xlabel=clean(xlabel), ylabel=ylabel, title=_title(title))
             if log:
                 _value_axis(axes)
-            elif title in shares:
-                axes.set_ylim(-0.02, 1.02)
-            elif all(value >= 0 for _, value, *_ in drawn):
-                axes.set_ylim(0)
             if len(entries) > 1:
                 _legend(axes, entries)
 
         made.append(_svg(draw, f"{title} by {xlabel}" if xlabel else title))
     return _figures(made)
+
+
+def panel(
+    axes,
+    by_name: Mapping[str, Points],
+    styles: Mapping[str, dict],
+    share: bool = True,
+    log: bool = False,
+) -> tuple[Entries, list[tuple[float, ...]]]:
+    """Draw the lines of one panel; return (handle, name) of each, and all points as they are drawn.
+
+    share: values are from 0 to 1 and drawn in per cent, whose whole range is shown, so that panels
+    can be compared. log: what is 0 is left out.
+    """
+    entries, drawn = [], []
+    for k, (name, points) in enumerate(by_name.items()):
+        points = [(x, *(100 * y if share else y for y in values)) for x, *values in points]
+        points = [point for point in points if point[1] > 0 or not log]
+        if points:
+            entries.append((_draw_line(axes, points, styles[name], k), name))
+            drawn += points
+    if share:
+        axes.set_ylim(-4, 104)  # bars at either end, with their caps, lie inside
+        axes.set_yticks(range(0, 101, 20), [f"{n} %" for n in range(0, 101, 20)])
+    elif not log and all(value >= 0 for _, value, *_ in drawn):
+        axes.set_ylim(0)
+    return entries, drawn
 
 
 def _draw_line(axes, points: Points, look: dict, k: int) -> object:
@@ -214,59 +287,40 @@ def _draw_line(axes, points: Points, look: dict, k: int) -> object:
             [max(0, mean - end) for mean, end in zip(y, low, strict=True)],
             [max(0, end - mean) for mean, end in zip(y, high, strict=True)],
         ]
-    return axes.errorbar(x, y, bars, **look, elinewidth=1, capsize=2 + k, clip_on=False)
+    return axes.errorbar(x, y, bars, **look, elinewidth=1, capsize=2 + k % 4)
 
 
-def accuracy(
-    summary: dict, published: Callable[[str], Sequence[Published]] = lambda question: ()
-) -> dict[str, Markup]:
-    """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
-
-    A line per agent, at its `temperatures_of`; of one agent alone a second one, greedy and dashed,
-    if it has both. Published tables as thin grey lines, within the range of our lengths.
-    """
+def accuracy(summary: dict) -> dict[str, Markup]:
+    """Draw a panel per kind of question: accuracy by length, with 95 % intervals; a line per agent,
+    at its `temperatures_of`."""
     records = dict(cells(summary))
-    places = {agent: k for k, agent in enumerate(dict.fromkeys(cell.agent for cell in records))}
-    panels: dict[str, Markup] = {}
+    agents, panels = looks(cell.agent for cell in records), {}
     for question in dict.fromkeys(cell.question for cell in records):
         ours = [cell for cell in records if cell.question == question]
-        alone, at = len({cell.agent for cell in ours}) == 1, temperatures_of(ours)
-        lines: dict[str, list[tuple[float, ...]]] = {}
-        looks, labels = {}, {}
-        for cell in sorted(ours, key=lambda cell: places[cell.agent]):
-            greedy = cell.temperature == "0.0"
-            if cell.temperature == at[cell.agent, question] or (greedy and alone):
-                record, name = records[cell], f"{cell.agent} {cell.temperature}"
+        at, lines, styles = temperatures_of(ours), {}, {}
+        for cell in ours:
+            if cell.temperature == at[cell.agent, question]:
+                record = records[cell]
                 point = cell.length, record["mean"], record["low"], record["high"]
-                lines.setdefault(name, []).append(point)
-                labels[name] = _short_reader(cell.agent) + ", greedy" * greedy
-                faint = record["n"] < FEW and looks.get(name, {}).get("alpha", 0) != 1
-                looks[name] = _look(places[cell.agent], greedy) | {"alpha": 0.35 if faint else 1}
-        marks = [
-            sorted(row.items()) for table in published(question) for row in table.rows.values()
-        ]
+                lines.setdefault(cell.agent, []).append(point)
+                faint = record["n"] < FEW and styles.get(cell.agent, {}).get("alpha", 0) != 1
+                styles[cell.agent] = agents[cell.agent] | {"alpha": 0.35 if faint else 1}
 
-        def finish(axes, points: Points, marks=marks) -> Entries:
-            """Draw published numbers, as far as they lie between our lengths."""
-            lengths = sorted({point[0] for point in points})
-            entries = []
-            for row in marks:
-                if points := [(n, x) for n, x in row if lengths[0] <= n <= lengths[-1]]:
-                    style = dict(color=INK, alpha=0.22, linewidth=0.8, marker=".", markersize=3)
-                    (line,) = axes.plot(*zip(*points, strict=True), **style, zorder=0)
-                    entries = [(line, "published: other model, questions, metric")]
-            _length_axis(axes, lengths)
-            return entries
+        def finish(axes, points: Points) -> Entries:
+            length_axis(axes, sorted({length for length, *_ in points}))
+            return []
 
         title, unit = title_of(question), summary["unit"]
         measure = METRICS.get(summary["metric"], clean(summary["metric"]))
-        style = dict(shares=[title], looks=looks, label=labels.__getitem__, finish=finish)
-        panels[question] = curves({title: lines}, unit, measure, **style)
+        style = dict(shares=[title], styles=styles, label=_short_reader, finish=finish)
+        panels[question] = curves({title: {n: lines[n] for n in agents if n in lines}}, unit,
+                                  measure, **style)  # fmt: skip
     return panels
 
 
 def occupancy(summary: dict) -> Markup:
-    """Draw a panel per agent, at its `temperatures_of`: tokens of the memory along the document.
+    """Draw a panel per agent, at its `temperatures_of`: tokens of the memory along the document, on
+    one scale for all.
 
     A line per length, the mean over the kinds of question.
     """
@@ -283,47 +337,14 @@ def occupancy(summary: dict) -> Markup:
             means = [fmean(part) for part in zip(*parts, strict=False)]  # as long as the shortest
             points = [(100 * (k + 0.5) / len(means), mean) for k, mean in enumerate(means)]
             panels.setdefault(agent, {})[f"{length:,} {summary['unit']}"] = points
-    return curves(panels, "% of the document read", "tokens in the memory")
-
-
-SECONDS, MIB = "seconds a question", "MiB at most"
-
-
-def growth(summary: dict) -> Markup:
-    """Draw two logarithmic panels by the length of the document: seconds of a question and peak
-    memory.
-
-    A line per agent, at its `temperatures_of`: the mean over kinds of question, of memory the most.
-    """
-    records = dict(cells(summary))
-    at = temperatures_of(records)
-    values: dict[str, dict[str, dict[int, list[float]]]] = {SECONDS: {}, MIB: {}}
-    for cell, record in records.items():
-        for title, metric in ((SECONDS, "seconds"), (MIB, "mib")):
-            shown = cell.temperature == at[cell.agent, cell.question] and cell.length > 0
-            if shown and record.get(metric, 0) > 0:
-                by_length = values[title].setdefault(cell.agent, {})
-                by_length.setdefault(cell.length, []).append(record[metric])
-    panels = {
-        title: {
-            agent: [(n, (fmean if title == SECONDS else max)(each)) for n, each in found.items()]
-            for agent, found in by_agent.items()
-        }
-        for title, by_agent in values.items()
-        if by_agent
-    }
+    each = (y for lines in panels.values() for points in lines.values() for _, y in points)
+    most = max(each, default=0.0)
 
     def finish(axes, points: Points) -> Entries:
-        """Draw a dotted line of values proportional to the length, from the least value."""
-        lengths = sorted({length for length, _ in points})
-        start = min(value for _, value in points)
-        ends = (start, start * lengths[-1] / lengths[0])
-        (line,) = axes.plot((lengths[0], lengths[-1]), ends, color=INK, alpha=0.35, linestyle=":")
-        _length_axis(axes, lengths)
-        return [(line, "proportional")]
+        axes.set_ylim(0, 1.05 * most or 1.0)
+        return []
 
-    style = dict(logarithmic=[*panels], label=_short_reader, finish=finish)
-    return curves(panels, summary["unit"], **style)
+    return curves(panels, "% of the document read", "tokens in the memory", finish=finish)
 
 
 def reward(
@@ -354,13 +375,13 @@ def reward(
     score = {"color": SERIES[2], "marker": "D", "linestyle": "-", "linewidth": 1}
 
     def finish(axes, points: Points) -> Entries:
-        """Mark where the documents get longer."""
+        """Show all of a reward from 0 to 1, and mark where the documents get longer."""
+        if measure == "reward" and all(0 <= value <= 1 for _, value, *_ in points):
+            axes.set_ylim(-0.04, 1.04)
         for k in range(1, len(steps)):
             if lengths[k] != lengths[k - 1]:
                 axes.axvline(steps[k], color=INK, linestyle=":", linewidth=1)
         return []
 
-    looks = dict(zip(lines, (dots, mean, score), strict=True))
-    title = measure.capitalize()
-    style = dict(shares=["Reward"] * (min(rewards) >= 0), looks=looks, finish=finish)
-    return curves({title: lines}, "training step", f"mean {measure}", **style)
+    style = dict(styles=dict(zip(lines, (dots, mean, score), strict=True)), finish=finish)
+    return curves({measure.capitalize(): lines}, "training step", f"mean {measure}", **style)

@@ -28,7 +28,7 @@ from tasks.mentions import count_phrases, phrases
 
 # ---------------------------------------------------------------- while it reads
 
-EDGE = 128  # turns at either end of a trajectory whose sections a transcript keeps as text
+EDGE = 32  # turns at either end of a trajectory whose sections a transcript keeps as text
 BINS = 16  # of `occupancy`
 COUNTED = ("model_calls", "tokens_read", "tokens_written")  # costs, beside seconds
 
@@ -148,16 +148,17 @@ class Reading:
         )
 
 
-def slim(turn: Turn, whole: bool = False) -> Turn:
+def slim(turn: Turn, whole: bool = False, section: str = "") -> Turn:
     """Drop a turn's text, token ids and log-probs.
 
-    Memory, response and notes stay in the final turn and, if `whole`, in any.
+    Memory, response and notes stay in the final turn and, if `whole`, in any. section: what of its
+    section stays.
     """
     keep = whole or turn.prompt.final
     prompt = replace(
         turn.prompt,
         pieces=(),
-        section="",
+        section=str(section),  # without its token ids
         memory=turn.prompt.memory if keep else "",
         tools=(),
         after=None,

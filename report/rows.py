@@ -50,6 +50,7 @@ def labels_of(names: Sequence[str]) -> dict[str, str]:
     return short if len({*short.values()}) == len(short) else {name: name for name in names}
 
 
+TRANSCRIPTS_MIB = 32  # of the transcripts of an evaluation, beyond which no wrong reading has one
 FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
 
 

@@ -5,11 +5,13 @@ Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `wri
 Leaves out: the loop that makes the rows (commands/stream.py), plots (report/plots.py).
 Exercise it: `python cli.py stream`. Read next: report/page.py.
 
-    SR   share of the tasks solved in an epoch; what crashed or timed out was not
-    CSR  share solved in this epoch or an earlier one: without a memory this is pass@epochs
-    FR   of the failures of an epoch, the share that the epoch before had solved
+    solved         sr   share of the tasks solved in an epoch; what crashed or timed out was not
+    solved so far  csr  share solved in this epoch or an earlier one: without a memory this is
+                        pass@epochs
+    forgotten      fr   of the failures of an epoch, the share that the epoch before had solved
 
-Where responses say how sure they are, SR has the calibration error of report/summary.py beside it.
+Where responses say how sure they are, the calibration error of report/summary.py stands beside what
+was solved. A way of remembering is an arm in the files and a method wherever it is shown.
 """
 
 from __future__ import annotations
@@ -25,14 +27,25 @@ from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
 from report import plots
-from report.markup import Markup, Section, Text, figures, fill, folded, joined, macro, page, table
+from report.machine import foot, note_machine
+from report.markup import (
+    Markup,
+    Section,
+    bounds,
+    figures,
+    fill,
+    joined,
+    macro,
+    page,
+    parts,
+    percent,
+    table,
+)
 from report.summary import calibration, difference_interval, write_summary, write_text
 
-MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
-SOLVED, SO_FAR = "tasks solved in an epoch", "tasks solved so far"  # plots
-FOLDED = 120  # characters of an experience, whose rest is folded away
+SOLVED, SO_FAR = "Tasks solved", "Tasks solved so far"  # plots
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -136,11 +149,12 @@ def write_stream_report(
         shown.add_row(*(row.get(name, "") for name in columns))
     console.print(shown)
     for d in summary["differences"]:
-        say(f"{d['arm']} - {d['than']}, last epoch: {_difference(d)}, n {d['n']}")
+        say(f"{d['arm']} − {d['than']}, last epoch: {_difference(d)} points, n {d['n']}")
     for sentence in _remarks(summary):
         say(sentence)
-    write_text(folder / "report.html", _page(summary, config, outcomes))
-    say(f"Rows, banks and report.html are in {folder}.")
+    note_machine(folder)
+    write_text(folder / "report.html", _page(summary, config, outcomes, folder))
+    say(f"Rows, banks and report.html are in {folder}, the banks as METHOD.db.")
 
 
 def rewrite_stream_report(
@@ -155,7 +169,7 @@ def rewrite_stream_report(
     summary = summarise_stream(config, begun, stored.get("rule", ""))
     summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
-    write_text(path, _page(summary, config, begun, status, running))
+    write_text(path, _page(summary, config, begun, folder, status, running))
     return path
 
 
@@ -169,7 +183,7 @@ def _how_far(config: StreamConfig, begun: Sequence[dict], running: bool) -> str:
     last = begun[-1]["rows"][-1]["epoch"] + 1
     tasks = sum(row["epoch"] + 1 == last for row in begun[-1]["rows"])
     return (
-        f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, arm {len(begun)} of "
+        f"{'Running' if running else 'Stopped'}: {begun[-1]['arm']}, method {len(begun)} of "
         f"{len(config.arms)}, epoch {last} of {config.epochs}, {tasks:,} tasks of it done."
     )
 
@@ -197,37 +211,37 @@ def _by_arm(summary: dict) -> dict[str, list[dict]]:
 
 
 def _difference(d: dict) -> str:
-    return f"{d['mean']:+.2f} ({d['low']:+.2f} to {d['high']:+.2f})"
+    return f"{percent(d['mean'], '+')} ({bounds(d, ' to ', '+')})"
 
 
 def _share(record: dict) -> str:
-    return f"{record['sr']:.2f} ({record['low']:.2f}-{record['high']:.2f})"
+    return f"{percent(record['sr'])} % ({bounds(record)})"
 
 
 def _sure(record: dict) -> dict[str, str]:
     """Return the column of records whose responses say how sure they are."""
     error = record["calibration_error"]
-    return {} if error is None else {"calibration error": f"{error:.2f}"}
+    return {} if error is None else {"calibration error": f"{percent(error)} %"}
 
 
 def _ends(first: dict, last: dict) -> dict[str, str]:
     """Return the row of an arm in the terminal, of its first and its last epoch."""
     return {
-        "arm": last["arm"],
+        "method": last["arm"],
         "n": str(last["n"]),
-        "SR first epoch": _share(first),
-        "SR last epoch": _share(last),
-        "CSR": f"{last['csr']:.2f}",
-        "FR": f"{last['fr']:.2f}",
+        "solved, first epoch": _share(first),
+        "last epoch": _share(last),
+        "so far": f"{percent(last['csr'])} %",
+        "forgotten": f"{percent(last['fr'])} %",
         "entries": f"{last['bank'].get('entries', 0):,}",
     } | _sure(last)
 
 
 def _epoch(cell: dict) -> dict[str, str]:
     return {
-        "SR": _share(cell),
-        "CSR": f"{cell['csr']:.2f}",
-        "FR": f"{cell['fr']:.2f}",
+        "solved": _share(cell),
+        "solved so far": f"{percent(cell['csr'])} %",
+        "forgotten": f"{percent(cell['fr'])} %",
         "crashed": f"{cell['crashed']:,}",
         "ran out": f"{cell['ran_out']:,}",
         "steps": f"{cell['steps']:.1f}",
@@ -239,42 +253,10 @@ def _epoch(cell: dict) -> dict[str, str]:
     } | _sure(cell)
 
 
-def _long(text: str) -> Text:
-    """Return a text whose end is folded away."""
-    begin, rest = text[:FOLDED], text[FOLDED:]
-    return folded(f"{begin} ...", rest) if rest else text
-
-
 def _begin(text: str, most: int) -> str:
     """Return the beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]} ..."
-
-
-def _worth(outcome: dict) -> Markup:
-    """List the experiences that were shown most often with success, and with failure."""
-
-    def listed(title: str, sign: int, entries: Sequence[dict]) -> Markup:
-        ranked = sorted(
-            entries, key=lambda e: (sign * e["wins"] / e["visits"], -e["visits"], e["id"])
-        )
-        rows = [
-            (
-                [str(e["id"]), e["task"]],
-                {
-                    "succeeded": f"{e['wins']} of {e['visits']}",
-                    "Q": f"{e['q']:.2f}",
-                    "experience": _long(e["experience"]),
-                },
-            )
-            for e in ranked[:MOST_SHOWN]
-        ]
-        return table(title, ["entry", "of task"], rows)
-
-    bank = outcome["bank"]
-    helped = listed("Helped: the highest shares", -1, [entry for entry in bank if entry["wins"]])
-    hurt = [entry for entry in bank if entry["wins"] < entry["visits"]]
-    return helped + listed("Hurt: the lowest shares", 1, hurt)
 
 
 def _one_task(outcome: dict) -> Markup:
@@ -315,69 +297,80 @@ def _curves(summary: dict) -> Markup:
         point = cell["epoch"], cell["sr"], cell["low"], cell["high"]
         panels[SOLVED].setdefault(cell["arm"], []).append(point)
         panels[SO_FAR].setdefault(cell["arm"], []).append((cell["epoch"], cell["csr"]))
-    return figures(plots.curves(panels))
+    return figures(plots.curves(panels, "epoch", shares=[*panels]))
 
 
 def _page(
     summary: dict,
     config: StreamConfig,
     outcomes: Sequence[dict],
+    folder: Path,
     status: str = "",
     running: bool = False,
 ) -> str:
-    ends = [cells[-1] for cells in _by_arm(summary).values()]
+    by_arm = _by_arm(summary)
+    ends = [cells[-1] for cells in by_arm.values()]
     best = max(ends, key=itemgetter("sr"))
     arms = ", ".join(cell["arm"] for cell in ends if cell["sr"] == best["sr"])
     rules = outcomes[0].get("judged_by", "")
     judged = f", judged by {rules}," if rules else ""
     lead = (
-        f"Arms that solved most: {arms} ({100 * best['sr']:.0f} % of {best['n']} tasks of "
-        f"{config.suite}{judged} in epoch {best['epoch']}). {' '.join(_remarks(summary))}"
+        f"Most was solved with {arms}: {percent(best['sr'])}\u00a0% of {best['n']} tasks of "
+        f"{config.suite}{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
     )
-    about = {o["arm"]: o["about"] for o in outcomes}
-    learning = [o for o in outcomes if o["bank"]]
-    names = ["arm", "epoch"]
+    about = {o["arm"]: o["about"] for o in outcomes if o["about"]}
+    learning = [o for o in outcomes if any(row["shown"] for row in o["rows"])]
     epochs = [([cell["arm"], str(cell["epoch"])], cell) for cell in summary["cells"]]
     banks = [
         (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
         for first, cell in epochs
         if cell["bank"].get("entries")
     ]
+    last = [_ends(cells[0], cells[-1]) for cells in by_arm.values()]
     differences = [
-        ([f"{d['arm']} - {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
+        ([f"{d['arm']} − {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
         for d in summary["differences"]
     ]
     held_out = [
-        ([r["arm"], str(r["n"])], {"SR": _share(r)} | _sure(r)) for r in summary["held_out"]
+        ([r["arm"], str(r["n"])], {"solved": _share(r)} | _sure(r)) for r in summary["held_out"]
     ]
-    sections = [
-        Section("Success by epoch", _curves(summary), (
-            "Share of all tasks; what crashed or timed out was not solved. Bars are 95 % "
-            "intervals; lines that are alike lie on each other."
-        )),
-        Section("Ways of remembering", macro("facts", about) if any(about.values()) else ""),
+    result = (
+        _curves(summary)
+        + table("By method", ["method", "n"], [([r.pop("method"), r.pop("n")], r) for r in last])
+        + table("Solved in the last epoch, minus another method, in percentage points", ["", ""],
+                differences)
+        + table("Held-out tasks, with the bank as it was", ["method", "n"], held_out)
+        + (macro("facts", about) if about else "")
+    )  # fmt: skip
+    details = [
         Section("Every epoch", table(
-            "Means of a task; tokens read and written", names,
+            "Means of a task; tokens read and written", ["method", "epoch"],
             [(first, _epoch(cell)) for first, cell in epochs],
         ), (
-            "SR: share of the tasks solved, with Wilson's 95 % interval; CSR: share solved so far; "
-            "FR: of the tasks that failed, the share that the epoch before had solved; ran out: "
-            "tasks that used up their steps or the model's window; cut: tasks whose intent is "
+            "Forgotten: of the tasks that failed, the share that the epoch before had solved; ran "
+            "out: tasks that used up their steps or the model's window; cut: tasks whose intent is "
             "longer than what similarity takes in."
         )),
-        Section("Compared task by task", table(
-            "Share solved in the last epoch, minus that of another arm", ["", ""], differences,
-        ), "95 % intervals by bootstrap over the tasks."),
-        Section("Other tasks, with the bank as it was",
-                table("Held-out tasks", ["arm", "n"], held_out)),
-        Section("Utilities", table("The bank", names, banks), "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
-                  "Experiences by the share of tasks that succeeded with them.")
-          for o in learning),
-        Section("One task, epoch by epoch", _texts(joined(map(_one_task, learning)))),
+        Section("Utilities", table("The bank", ["method", "epoch"], banks),
+                "At the end of each epoch."),
     ]  # fmt: skip
+    sections = [
+        Section("Result", result, (
+            "Shares of all tasks; what crashed or timed out was not solved. 95 % intervals, of "
+            "differences by bootstrap over the tasks; lines that are alike lie on each other."
+        )),
+        Section("Readings", _texts(joined(map(_one_task, learning))), (
+            "Of each method the task whose success changed most often, and what it was shown."
+        )),
+        Section("Details", parts(details)),
+    ]  # fmt: skip
+    tokens = {
+        done: sum(row[f"{done}_tokens"] for o in outcomes for row in o["rows"])
+        for done in ("read", "written")
+    }
+    end = foot(folder, tokens, sum(len(o["rows"]) for o in outcomes))
     above = macro("lead", status, lead, "")
-    return page(f"Stream {config.name}", above, sections, running=running)
+    return page(f"Stream {config.name}", above, sections, running=running, foot=end)
 
 
 def _texts(tables: Markup) -> Markup:

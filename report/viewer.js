@@ -1,4 +1,4 @@
-// The list of rows on the page: filters, search, and the row that is open.
+// The list of readings on the page: filters, search, and the one that is open; each is a row.
 // report/viewer.py packs the rows, report/viewer.html is the frame. Whatever a row says gets into
 // the page as text, never as HTML.
 "use strict";
@@ -36,7 +36,7 @@
   }
 
   if (!window.DecompressionStream) {
-    part("off").textContent = "This browser is too old to unpack the rows.";
+    part("off").textContent = "This browser is too old to unpack the readings.";
     return;
   }
   document.getElementById("rows").hidden = false;
@@ -130,7 +130,7 @@
       "div", "",
       ...(memory ? [["p", "memory", ["b", "", "last memory"], " ", memory]] : []),
       ["dl", "", ...facts.flatMap(([name, said]) => [["dt", "", name], ["dd", "", said]])],
-      ["p", "note", "Its transcript was not kept; eval --transcripts N keeps more of them."],
+      ["p", "note", "Its sections were not kept; eval --transcripts N keeps those of more questions."],
     ];
   }
 
@@ -160,7 +160,7 @@
     }
     const right = shown.filter((row) => text("result", row) === "right").length;
     const [n, all, good] = [shown.length, total, right].map((x) => x.toLocaleString("en"));
-    count.textContent = `${n} of ${all} rows, ${good} right`;
+    count.textContent = `${n} of ${all} readings, ${good} right`;
     current = -1;
     drawn.clear();
     space.replaceChildren();

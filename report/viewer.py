@@ -1,6 +1,7 @@
-"""Put every row of an evaluation on the page: to filter, to search, to open.
+"""Put every reading of an evaluation on the page: to filter, to search, to open.
 
-Holds: `viewer_section`, which packs rows and transcripts. Leaves out: what happens in the browser
+Holds: `viewer_section`, which packs rows and transcripts; `kept`, how many of these there are.
+Leaves out: what happens in the browser
 (report/viewer.js), the frame (report/viewer.html) and its looks (report/page.css), how a transcript
 is shown (report/transcripts.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/viewer.js.
@@ -28,7 +29,7 @@ from markupsafe import Markup
 
 from config.errors import clean, clip
 from report.markup import Section, fill, joined, node
-from report.rows import Cell, fate
+from report.rows import TRANSCRIPTS_MIB, Cell, fate
 from report.transcripts import trace, unformed
 from tasks.words import in_words
 
@@ -40,19 +41,30 @@ ANSWER_CHARACTERS = 600
 def viewer_section(
     rows: Sequence[dict], summary: dict, records: Sequence[dict]
 ) -> tuple[Section, str]:
-    """Return the section of an evaluation's rows, which is empty without any, and its script.
+    """Return the section of an evaluation's readings, which is empty without any, and its script.
 
     summary: of `summarise`; records: the transcripts.
     """
-    some = _first_of_cells(rows, MOST)
-    note = "Every trajectory that was graded."
-    if len(some) < len(rows):
-        note = f"The first {len(some):,} of {len(rows):,} trajectories, as many of every cell."
     if not rows:
-        return Section("Every row", ""), ""
+        return Section("Readings", ""), ""
+    some = _first_of_cells(rows, MOST)
+    note = f"Below is every reading. {kept(rows, records, summary['metric'])}"
+    if len(some) < len(rows):
+        note += f" Listed are the first {len(some):,} of {len(rows):,}, as many of every cell."
     frame = fill(_beside("html"), summary["unit"], summary["unit"], TOGETHER)
     blocks = _blocks(some, summary["metric"], records)
-    return Section("Every row", joined([frame, *blocks]), note), _beside("js")
+    return Section("Readings", joined([frame, *blocks]), note), _beside("js")
+
+
+def kept(rows: Sequence[dict], records: Sequence[dict], metric: str) -> str:
+    """Say of how many readings that were not fully right all sections were kept."""
+    keys = {_key(record) for record in records}
+    wrong = [row for row in rows if row["error"] or row[metric] < 1]
+    n = sum(_key(row) in keys for row in wrong)
+    return (
+        f"All sections were kept of {n:,} of the {len(wrong):,} readings that were not fully right "
+        f"(up to {TRANSCRIPTS_MIB} MiB for all), and of the first questions."
+    )
 
 
 def _beside(kind: str) -> str:
@@ -63,7 +75,7 @@ def _blocks(rows: Sequence[dict], metric: str, records: Sequence[dict]) -> Itera
     """Yield the blocks of the page."""
     place = {_key(record): k for k, record in enumerate(records)}
     questions = {record["id"]: record["question"] for record in records}
-    shown = [_shown(row, metric, questions) | {"record": place.get(_key(row))} for row in rows]
+    shown = [_shown(row, metric, questions, place.get(_key(row))) for row in rows]
     yield block("list", _columns(shown))
     yield block("memories", _columns([{"memory": clean(row.get("memory", ""))} for row in rows]))
     for k in range(0, len(records), TOGETHER):
@@ -86,20 +98,27 @@ def _key(row: dict) -> tuple:
     return row.get("settings"), row["id"], row["sample"]
 
 
-def _shown(row: dict, metric: str, questions: dict[str, str]) -> dict[str, str | int]:
-    """Return what the list shows of a row. Rows of earlier versions lack the question's words."""
+def _shown(
+    row: dict, metric: str, questions: dict[str, str], record: int | None
+) -> dict[str, str | int | None]:
+    """Return what the list shows of a row. Rows of earlier versions lack the question's words.
+
+    record: the place of its transcript among all.
+    """
     return {
         "agent": clean(row["agent"]),
         "kind": clean(in_words(row["question"])),
         "length": row["length"],
         "sampling": "greedy" if row["temperature"] == "0.0" else clean(f"T {row['temperature']}"),
         "result": _result(row, metric),
+        "sections": "kept" if record is not None else "not kept",
         "kept": fate(row) if "needed" in row else "unknown",
         "question": clean(row.get("wording") or questions.get(row["id"], "") or row["id"]),
         "answer": clean(_answer(row)),
         "accepted": clean(" | ".join(row.get("answers", ()))),
         "origin": clean(f"{row['id']}, sample {row['sample']}"),
         "error": clean(row["error"]),
+        "record": record,
     }
 
 

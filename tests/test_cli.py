@@ -100,10 +100,10 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_settings_are_flags_with_their_docstrings():
-    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help")))
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help-all")))
     for flag in ("group-size", "clip-high", "chunk-tokens", "lora-rank", "updates-per-rollout"):
         assert f"--{flag}" in text
-    assert "G, trajectories of one task (default: 16)" in text
+    assert "G, readings of one task (default: 16)" in text
     # what presets and files set, and what means nothing to the agent
     assert "--grad-clip" not in text and "--compat" not in text
     for words in ("train --grad-clip 1", "train --compat paper"):
@@ -197,7 +197,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, line
 
 @pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
 def test_no_flag_is_cut_in_80_columns(words):
-    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
+    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help-all"))
     assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
 
 
@@ -444,16 +444,18 @@ def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     assert not [k for k in json.loads((EMBEDDED / "config.json").read_text()) if "auto_map" in k]
 
 
-# what makes the README's commands small; a flag that is given twice counts as given last
+# what makes the README's commands small; of a flag that is given twice
+# the last value counts, and of one with several values all of them
 TINY = "--max-sections 2 --memory-tokens 8 --final-tokens 8"
 SMALL = {
     "data look": "--n 1",
     "data get": "",
-    "data build": "--lengths 50,200 --n 2",
+    "data build": "--lengths 200 --n 2",
     "train": f"--steps 2 --tasks-per-step 2 --group-size 2 --save-every 1 {TINY}",
     "show": "--step 1",
     "eval": f"--n 2 --temperatures 0 --window 256 --lengths 12 {TINY}",
-    "ask": "",
+    "ask": f"--model tiny {TINY}",
+    "plan": "",
 }
 
 
@@ -585,17 +587,17 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     monkeypatch.setattr(downloads, "get", download)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     shutil.copytree(ROOT / "examples", "examples")
-    shutil.copytree(EMBEDDED, "runs/demo/model")  # the demo, which has a test of its own
     engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
     text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = [words for words in commands(text) if "my_agent.py" not in words]
+    lines = [words for words in commands(text) if "my_agent" not in " ".join(words)]
     used = {name for name in SMALL for words in lines if " ".join(words).startswith(name)}
     assert used == {*SMALL}
     for words in lines:
         words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
         name = " ".join(words[: 1 + (words[0] == "data")])
-        # a run is resumed with its own settings
-        small = [] if "--resume" in words else SMALL[name].split()
+        # a run is resumed with its own settings, and a model that was trained here is asked
+        asked = name == "ask" and "--model" in words
+        small = [] if "--resume" in words or asked else SMALL[name].split()
         assert run(*words, *small).strip(), words
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()

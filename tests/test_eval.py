@@ -462,13 +462,21 @@ def test_every_row_is_written_and_on_the_disk_before_it_is_reported(codec, tmp_p
     assert seen == syncs == [*range(1, 31)]
 
 
-def test_transcripts_of_the_first_tasks_are_kept_once(codec, tmp_path):
-    path = tmp_path / "transcripts.jsonl"
+@pytest.mark.parametrize(("room", "wanted"), [(1 << 20, [0, 1, 2, 3, 5]), (0, [0, 2])])
+def test_transcripts_of_the_first_tasks_and_of_what_was_wrong_are_kept_once(
+    codec, tmp_path, room, wanted
+):
+    """Two samples of four tasks, those of the second and one of the third and fourth wrong."""
+    path, asked = tmp_path / "transcripts.jsonl", [task(id=f"q{k}") for k in range(4)]
+    engine = answering(
+        codec, *(f"\\boxed{{{word}}}" for word in "Lima x x x Lima x Lima Lima".split())
+    )
     for _ in range(2):
-        rows = run(codec, tmp_path / "rows", samples=2, record_to=path, n_records=2)
-    kept = {(r["id"], r["sample"], r["reward"], r["settings"]) for r in lines(path)}
-    wanted = {(r["id"], r["sample"], r["reward"], r["settings"]) for r in (rows[0], rows[2])}
-    assert kept == wanted and len(lines(path)) == 2
+        how = dict(samples=2, in_flight=1, record_to=path, n_records=2, record_bytes=room)
+        rows = run(codec, tmp_path / "rows", asked, engine, FULL, **how)
+    names = "id", "sample", "reward", "settings"
+    kept = [tuple(map(record.get, names)) for record in lines(path)]
+    assert kept == [tuple(map(rows[k].get, names)) for k in wanted]
     cell = {"agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2}
     assert all(record["cell"] == cell for record in lines(path))
 
@@ -565,8 +573,7 @@ def test_the_fate_of_an_answer_in_the_memories_of_remembers_code(codec, tmp_path
 
 
 def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypatch):
-    """Only sample 0 of the first tasks keeps its prompts, of a long document the first and last
-    sections alone."""
+    """Where transcripts are kept, of a long document the first and last sections alone."""
     kept, n, original = {}, 3 * EDGE, eval.rollout
 
     def spy(*args):
@@ -576,15 +583,17 @@ def test_a_trajectory_does_not_hold_its_document_again(codec, tmp_path, monkeypa
 
     monkeypatch.setattr(eval, "rollout", spy)
     some = [*tasks(2, n)]
-    rows = run(codec, tmp_path / "rows", some, record_to=tmp_path / "records", n_records=1)
+    rows = run(codec, tmp_path / "rows", some[:1], record_to=tmp_path / "records")
+    rows += run(codec, tmp_path / "rows", some[1:])
     first, other = (kept[task.id] for task in some)
     assert rows[0]["sections"] == rows[1]["sections"] == n and rows[1]["document_tokens"] == n * 24
-    held = [(t.prompt.pieces, t.prompt.section, t.prompt_ids, t.logprobs) for t in other.turns]
-    assert not any(map(any, held))
-    assert other.answer and not any(t.response for t in other.turns[:-1])
+    for turns in (first.turns, other.turns):
+        assert not any(any((t.prompt.pieces, t.prompt_ids, t.logprobs)) for t in turns)
+    assert other.answer and not any(t.response or t.prompt.section for t in other.turns[:-1])
     whole = [bool(t.prompt.section) for t in first.turns[:-1]]
     assert all(whole[:EDGE]) and all(whole[-EDGE + 1 :]) and not any(whole[EDGE : 2 * EDGE])
     assert all(t.prompt.memory for t in first.turns)  # its memory can be followed all the way
+    assert not any(hasattr(t.prompt.section, "ids") for t in first.turns)
     # a transcript has no token ids, and no document of megabytes
     long, agent = task(text="word " * 20_000), tiny.agent("full", window=0)
     run(codec, tmp_path / "r", [long], agent=agent, record_to=tmp_path / "long")

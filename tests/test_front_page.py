@@ -2,10 +2,13 @@
 
 import contextlib
 import csv
+import io
+import json
 import re
 import shlex
 import textwrap
 import xml.etree.ElementTree as ET
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -14,16 +17,18 @@ import typer
 from typer.testing import CliRunner
 
 import cli
+import memagent
 from agents import find
 from commands.sft import demonstration
 from config import flags
 from config.options import EMBEDDED
-from dev import picture
+from dev import passages, picture, terminal, town
 from report.summary import wilson
-from tasks import worlds
+from tasks import documents, worlds
 
 ROOT = Path(__file__).parent.parent
 README, CONTRIBUTING, LOG = ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "dev/LOG.md"
+RESULTS, TUTORIAL = ROOT / "docs/results.md", ROOT / "docs/tutorial.md"
 DOCS = sorted((ROOT / "docs").glob("*.md"))
 PAGES = [README, CONTRIBUTING, *DOCS]
 RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
@@ -38,8 +43,11 @@ def commands(text: str) -> list[list[str]]:
 
     >>> commands("`python cli.py doctor`, then `cli.py train \\\\\\n  --steps 3`")
     [['doctor'], ['train', '--steps', '3']]
+    >>> commands('make ask FILE=report.pdf Q="Who?"')
+    [['ask', 'report.pdf', 'Who?']]
     """
-    lines = re.findall(r"\bcli\.py ([^`\n]+)", text.replace("\\\n", " "))
+    text = re.sub(r"\bmake ask FILE=(\S+) Q=", r"cli.py ask \1 ", text.replace("\\\n", " "))
+    lines = re.findall(r"\bcli\.py ([^`\n]+)", text)
     return [shlex.split(line, comments=True) for line in lines]
 
 
@@ -67,9 +75,13 @@ def anchors(text: str) -> set[str]:
 
 
 def test_the_front_page_takes_five_minutes():
-    lines = README.read_text(encoding="utf-8").splitlines()
-    assert len(lines) <= 120
+    text = README.read_text(encoding="utf-8")
+    lines, before = text.splitlines(), text[: text.index("\n    ")]
+    assert len(lines) <= 120 and len(text.split()) <= 851
     assert not [line for line in lines if len(line) > 100]
+    assert len(before.split()) <= 60
+    assert not re.search("policy|bounded|GRPO|reinforcement", before)
+    assert re.findall(r"\]\(docs/(\w+)\.svg\)", text) == ["ask", "passages", "accuracy"]
 
 
 @pytest.mark.parametrize("page", [*PAGES, *RECIPES], ids=lambda page: page.name)
@@ -82,12 +94,25 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
             name, *words = words
             command = command.commands[name]
         # which flags there are depends on the agent that is named; this one is the reader's own
-        words = [find.DEFAULT if word == "my_agent.py" else word for word in words]
+        words = [word.replace("my_agent.py", find.DEFAULT) for word in words]
         if name in flags.BUILDERS:
             command = flags.BUILDERS[name](words)
         command.make_context(name, words)  # raises at an unknown flag or a missing argument
     for target in re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"^    .*$|`.*?`", text))):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target
+
+
+def test_the_hours_of_the_front_page_are_those_that_plan_says():
+    text = README.read_text(encoding="utf-8")
+    (words,) = (words for words in commands(text) if words[0] == "plan")
+    (hours,) = re.findall(r"about \d+ h for 100 steps", text)
+    assert hours in " ".join(CliRunner().invoke(cli.app, words).output.split())
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
+def test_what_a_page_asks_about_is_in_the_clone(name):
+    asked = [words for words in commands((ROOT / name).read_text("utf-8")) if words[0] == "ask"]
+    assert asked and all((ROOT / file).is_file() for _, file, *_ in asked)
 
 
 @pytest.mark.parametrize("page", [*PAGES, LOG], ids=lambda page: page.name)
@@ -111,26 +136,48 @@ def test_the_front_page_names_the_seven_modules_in_reading_order():
     assert all(f"`{room}`" in text for room in rooms)
 
 
-def test_the_table_of_the_front_page_pools_the_three_seeds_of_the_results():
+def short(x: float) -> str:
+    return f"{x:.2f}".removeprefix("0")
+
+
+def test_the_results_begin_with_findings_whose_figures_stand_below():
+    findings, _, rest = RESULTS.read_text(encoding="utf-8").partition("\n\nEvery measured")
+    lines = findings.splitlines()[2:]
+    assert len(lines) == 6 and all(line.startswith("- ") for line in lines)
+    figures = re.findall(r"\d*\.\d\d|\b\d{2,}\b", findings)
+    assert len(figures) > 15 and not [x for x in figures if not re.search(rf"(?<!\d){x}\b", rest)]
+
+
+def test_a_table_of_results_pools_the_three_seeds_of_the_one_above():
     """Mean, and Wilson's interval over the questions of all three seeds, to two digits."""
-
-    def short(x: float) -> str:
-        return f"{x:.2f}".removeprefix("0")
-
-    front = rows(README.read_text(encoding="utf-8"), columns=4)
-    results = rows((ROOT / "docs/results.md").read_text(encoding="utf-8"), columns=6)
-    agents = ("trained", "untrained", "full context")
+    text = RESULTS.read_text(encoding="utf-8")
+    pooled, results = rows(text, columns=4), rows(text, columns=6)
+    agents = ("trained", "untrained", "whole document")
     n = [cell.split(" / ") for cell in results[f"n, {' / '.join(agents)}"]]
     lengths = [results["sections"].index(length) for length in ("4", "64", "1,024")]
     names = [f"{facts}, {agent}" for facts in ("one fact", "two facts") for agent in agents]
-    assert [*front][2:] == names
+    assert [*pooled][2:] == names
     for name in names:
-        for cell, k in zip(front[name], lengths, strict=True):
+        for cell, k in zip(pooled[name], lengths, strict=True):
             asked = int(n[k][agents.index(name.split(", ")[1])])
             means = [round(float(seed) * asked) / asked for seed in results[name][k].split()]
             mean = fmean(means)
             low, high = wilson(mean, len(means) * asked)
             assert cell == f"{short(mean)} ({short(low)}-{short(high)})", name
+
+
+def test_the_plot_of_real_text_has_the_figures_of_the_results():
+    """Drawn anew it is the same picture, and the words beside it are its first and last points."""
+    points, n = passages.table(RESULTS.read_text(encoding="utf-8"))
+    assert n == 128 and all([x for x, *_ in line] == [4, 16, 64, 256] for line in points.values())
+    for name in ("memagent", "full"):  # of BM25 with two sections no answers are kept
+        kept = json.loads((ROOT / "bench/results/reader-256.json").read_text())[name].values()
+        assert points[name][-1][1] == round(fmean(score for _, score in kept), 2)
+    svg = passages.OUT.read_text(encoding="utf-8")
+    assert svg == passages.drawn(points, n)  # draw it anew: python -m dev.passages
+    (words,) = re.findall(r"!\[([^]]*)\]\(docs/passages\.svg\)", README.read_text("utf-8"))
+    ends = [f"{100 * line[k][1]:.0f}" for line in points.values() for k in (0, -1)]
+    assert re.findall(r"\b\d+\b", words.replace("BM25", "")) == ends
 
 
 def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
@@ -139,8 +186,13 @@ def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
     assert f"](docs/{file.name})" in README.read_text(encoding="utf-8")
     for svg in (file.read_text(encoding="utf-8"), drawn := draw()):
         ET.fromstring(svg)
-        assert f"fill: {picture.PAGE}" in svg  # it brings its own background
-        assert all(colour in svg for _, colour, _ in picture.SERIES.values())
+        # it brings a ground of its own, light or dark, and nothing has a colour for one alone
+        style, _, drawing = svg.partition("</style>")
+        assert 'fill="var(--page)"' in drawing and "prefers-color-scheme:dark" in style
+        assert {"var(--c0)", "var(--c2)", "currentColor"} <= {
+            *re.findall(r"var\(--c\d\)|currentColor", drawing)
+        }
+        assert not re.search(r"#[0-9a-fA-F]{6}\b", drawing)
     assert drawn == draw()
 
 
@@ -148,12 +200,70 @@ def draw() -> str:
     cells = [
         {"agent": agent, "question": question, "temperature": t, "length": length}
         | {"mean": 0.5, "low": 0.4, "high": 0.6}
-        for agent in picture.SERIES
+        for agent in picture.AGENTS
         for question in picture.PANELS
         for length in (4, 64)
         for t in ("1.0", "0.0")
     ]
     return picture.picture({"cells": cells}, (2, 4))
+
+
+def test_the_terminal_shows_what_a_command_prints_with_its_colours():
+    small = "--model tiny --agent memagent --max-sections 2"
+    lines = terminal.printed(f"python cli.py ask examples/town.csv 'Where is Anna?' {small}")
+    assert "\x1b[1manswer: " in lines and "2/2" in lines and "\x1b[?" not in lines
+    svg = terminal.drawn("ls", lines)
+    text = "".join(ET.fromstring(svg).itertext()).replace("\xa0", " ")
+    assert "$ ls" in text and "answer: " in text and "font-face" not in svg
+
+
+def test_the_terminal_of_the_front_page_is_that_of_its_first_command():
+    svg = terminal.OUT.read_text(encoding="utf-8")
+    words = " ".join("".join(ET.fromstring(svg).itertext()).replace("\xa0", " ").split())
+    (first,) = commands(README.read_text("utf-8").partition("\n![")[0])
+    assert shlex.split(terminal.COMMAND)[2:] == first and first[-1] in words
+    assert "answer: Clara Whitlow" in words and "Found on page 3: " in words
+
+
+# ---------------------------------------------------------------- the document and the tutorial
+
+
+def test_the_document_about_the_town_is_that_of_its_script(tmp_path):
+    """It is written by its script, and read whole, page by page."""
+    town.write(tmp_path / "town.pdf")
+    text, again = (documents.read([path]).text for path in (town.PDF, tmp_path / "town.pdf"))
+    unnumbered = re.sub(r"^\d+$", "", text, flags=re.M)
+    assert unnumbered.split() == town.TEXT.read_text().replace("# ", "").split()
+    assert text == again
+    with town.QUESTIONS.open(newline="") as file:
+        asked = list(csv.DictReader(file))
+    assert len(asked) == 20 and len({row["question"] for row in asked}) == 20
+
+
+def test_the_numbers_of_the_tutorial_are_those_of_its_code(monkeypatch):
+    """All of its code, in order; numbers may differ by a fiftieth, as processors round."""
+    monkeypatch.chdir(ROOT)
+    parts = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", TUTORIAL.read_text(), re.S)
+    assert len(parts) == len(blocks(TUTORIAL.read_text(), "python")) > 6
+    number, space = re.compile(r"[-+]?\d*\.?\d+"), {}
+    for code, expected in parts:
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            exec(code, space)
+        printed = out.getvalue()
+        assert number.sub("#", printed) == number.sub("#", expected)
+        numbers = [[float(x) for x in number.findall(text)] for text in (printed, expected)]
+        assert numbers[0] == pytest.approx(numbers[1], rel=0.02, abs=0.01)
+
+
+def test_the_question_in_python_of_the_front_page_is_answered(tmp_path, monkeypatch, capsys):
+    """By the model of the tests, which finds nothing; another test asks the reader."""
+    (block,) = [b for b in blocks(README.read_text("utf-8"), "python") if "import ask\n" in b]
+    assert len(block.split("\n\n")) == 2 and len(block.splitlines()) == 4
+    monkeypatch.chdir(ROOT)
+    small = {"model": "tiny", "max_sections": 2, "final_tokens": 8}
+    monkeypatch.setattr(memagent, "ask", partial(memagent.ask, **small), raising=False)
+    exec(block, {})
+    assert capsys.readouterr().out.strip()
 
 
 # ---------------------------------------------------------------- agents of one's own
@@ -174,24 +284,27 @@ def own_agent() -> str:
     (block,) = [
         block
         for block in blocks(README.read_text(encoding="utf-8"), "python")
-        if block.startswith("from memagent import")
+        if block.startswith("from memagent import NO_MEMORY, Agent")
     ]
     return block
 
 
-def test_the_own_agent_of_the_front_page_runs_as_a_file(tmp_path):
+def test_the_own_agent_of_the_front_page_learns_as_a_file(tmp_path):
+    """Some readings of its first step are right, so that there is something to learn."""
     assert len(own_agent().splitlines()) <= 15
     (tmp_path / "my_agent.py").write_text(own_agent(), encoding="utf-8")
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.", encoding="utf-8")
     asking = f"ask notes.txt 'Where is Anna?' --model tiny --agent my_agent.py {SMALL}"
     run(tmp_path, *shlex.split(asking))
-    (words,) = [
-        words for words in commands(README.read_text(encoding="utf-8")) if "my_agent.py" in words
+    train, evaluate = [
+        words for words in commands(README.read_text("utf-8")) if "my_agent" in " ".join(words)
     ]
-    small = f"--name own --steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 {SMALL}".split()
-    run(tmp_path, *words, *small)
-    with (tmp_path / "runs/own/metrics.csv").open(newline="") as file:
-        assert len(list(csv.DictReader(file))) == 1
+    run(tmp_path, *train, *"--steps 1 --tasks-per-step 4 --group-size 8".split())
+    with (tmp_path / "runs/twice/metrics.csv").open(newline="") as file:
+        (step,) = csv.DictReader(file)
+    assert float(step["reward"]) > 0
+    run(tmp_path, *evaluate, *"--lengths 2 --n 2 --temperatures 0".split())
+    assert "my_agent" in (tmp_path / "runs/twice-eval/summary.json").read_text("utf-8")
 
 
 def test_the_example_is_a_complete_agent(tmp_path):

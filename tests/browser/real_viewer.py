@@ -128,19 +128,19 @@ def test_a_comparison_does_not_overflow(browser, tmp_path, width):
 
 
 def test_filters_let_through_what_they_say(opened):
-    count_is(opened, "160 of 160 rows, 88 right")
+    count_is(opened, "160 of 160 readings, 88 right")
     choose(opened, "agent", "trained")
-    count_is(opened, "80 of 160 rows, 72 right")
+    count_is(opened, "80 of 160 readings, 72 right")
     choose(opened, "result", "wrong")
-    count_is(opened, "8 of 160 rows, 0 right")
+    count_is(opened, "8 of 160 readings, 0 right")
     choose(opened, "length", "64")
-    count_is(opened, "4 of 160 rows")
+    count_is(opened, "4 of 160 readings")
     assert opened.run(f"{LINES}.length") == 4
     assert "wrong" in text_of(opened, ".rows-line") and "64 sections" in text_of(
         opened, ".rows-line"
     )
     choose(opened, "agent", "all")
-    count_is(opened, "36 of 160 rows")
+    count_is(opened, "36 of 160 readings")
     # a filter that has nothing to choose is not there
     assert opened.run("document.querySelector('[data-column=sampling]').offsetParent === null")
 
@@ -148,7 +148,7 @@ def test_filters_let_through_what_they_say(opened):
 def test_the_search_looks_into_questions_answers_and_memories(opened):
     for words, n in (("PERSON 7?", 4), ("town 12", 4), ("aunt 64-3.", 2), ("nowhere", 0)):
         look_for(opened, words)
-        count_is(opened, f"{n} of 160 rows")
+        count_is(opened, f"{n} of 160 readings")
         assert opened.run(f"{LINES}.length") == n
 
 

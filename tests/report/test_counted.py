@@ -107,8 +107,8 @@ def test_the_report_lists_counts_by_episode_and_share():
         "| agent, question | sessions | temp. | episodes | find | store it",
         "| clerk, one | 4 | 1.0 | 2 | 3.50 | 88 % | 0.50 | 12 %",
         "| clerk, one | 4 | 1.0 | 2 | 0.50 | 100 %",
-        "| clerk | 1.0 | 4 | 4 | 2,000 | 0 | 2.5 | 4.00",
-        "| plain | 1.0 | 4 | 1 | 70 | 0 | 4.0 | 0.00",
+        "| clerk, one | 4 | 1.0 | 4 | 2,000 | 0 | 2.5 | 4.00 | 0",
+        "| plain, one | 4 | 1.0 | 1 | 70 | 0 | 4.0 | 0.00 | 0",
     ):
         assert line in text.split("\n"), line
     assert "Nothing" not in text

@@ -1,5 +1,7 @@
 """The page of a stream: what is drawn, and that sentences can be read."""
 
+from pathlib import Path
+
 import pytest
 from test_page import check_golden
 
@@ -36,33 +38,30 @@ def outcome(arm: str, mean: float | None) -> dict:
     ]  # fmt: skip
     names = ("q_negative", "q_zero", "q_positive", "q_min", "q_10", "q_median", "q_90", "q_max")
     stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
-    entry = {"id": 1, "q": -0.5, "visits": 2, "wins": 1, "task": "a", "epoch": 0, "kind": "script",
-             "experience": text}  # fmt: skip
     return {
         "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
         "frozen": {}, "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
-        "bank": [] if mean is None else [entry],
     }  # fmt: skip
 
 
 def page(*outcomes) -> str:
     config = StreamConfig(epochs=2, arms=tuple(o["arm"] for o in outcomes))
     summary = streams.summarise_stream(config, outcomes)
-    return streams._page(summary, config, outcomes)
+    return streams._page(summary, config, outcomes, Path("of an earlier version"))
 
 
 def test_success_has_its_intervals_as_bars(drawn):
     page(outcome("none", None), outcome("memrl", 0.0))
-    solved, so_far = drawn["tasks solved in an epoch"], drawn["tasks solved so far"]
-    assert solved.get_ylim()[0] == 0
+    solved, so_far = drawn["Tasks solved by epoch"], drawn["Tasks solved so far by epoch"]
+    assert solved.get_ylim() == so_far.get_ylim() == (-4, 104)  # they are compared, and bars fit
     names = [text.get_text() for text in solved.figure.legends[0].get_texts()]
     assert names == ["none", "memrl"]
     bars = [bar for container in solved.containers for bar in container[2]]
     heights = {
         round(float(y), 6) for bar in bars for line in bar.get_segments() for y in line[:, 1]
     }
-    assert heights == {round(end, 6) for end in wilson(0.5, 2)}
+    assert heights == {round(100 * end, 6) for end in wilson(0.5, 2)}
     assert not so_far.containers[0].has_yerr
 
 

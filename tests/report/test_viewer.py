@@ -60,6 +60,9 @@ def test_every_row_is_packed_and_opens_its_own_transcript(monkeypatch):
             assert opened == ["div", "", *trace(records[at])]
         else:
             assert at is None
+    assert column(packed["list"], "sections").count("kept") == 3
+    # one of the four that were wrong
+    assert "All sections were kept of 1 of the 4 readings that were not fully right" in section.note
     # equal texts come once
     assert packed["list"]["question"]["values"] == ["Where is 0?", "Where is 2?", "Where is 1?"]
 
@@ -128,8 +131,13 @@ def test_only_the_script_of_the_rows_may_run_and_only_where_there_are_rows(tmp_p
     folder = folder_of(tmp_path / "e", rows)
     (folder / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
     text = write_report(folder).read_text()
-    assert Page(text) and "script-src" in text and 'id="rows-list"' in text and "Every row" in text
+    assert (
+        Page(text)
+        and "script-src" in text
+        and 'id="rows-list"' in text
+        and "Below is every reading." in text
+    )
     assert "<script" not in write_report(folder, running=True).read_text()  # it is loaded anew
     (folder / "rows.jsonl").unlink()
     text = write_report(folder).read_text()
-    assert "<script" not in text and "script-src" not in text and "Every row" not in text
+    assert "<script" not in text and "script-src" not in text and "Below is" not in text
