@@ -230,7 +230,7 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
         words += ("--agents", f"{agent.name},full") if named else ()
         next_step("evaluate it on questions that it has not seen", "eval", *words, runs=run.runs)
     else:
-        next_step("see what it reads wrong", "show", folder, "--wrong")
+        next_step("see what it read", "show", folder)
 
 
 def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
