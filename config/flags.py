@@ -185,17 +185,15 @@ def command(
         everyday = (
             options.EVERYDAY[label].split() if label in options.EVERYDAY and classes else None
         )
-        if not classes:
-            return parent.command(name=label, cls=Command)(
-                _runner(function, (), None, (), (), None)
-            )
+        if not more:
+            runner = _runner(function, classes, everyday, (), unused, {})
+            return parent.command(name=label, cls=Command)(runner)
 
         def build(arguments: list[str]) -> TyperCommand:
             app = typer.Typer(add_completion=False)
             without = unused(arguments) if callable(unused) else unused
             values = in_force(arguments) if {"-h", "--help"} & {*arguments} else None
-            panels = more(arguments) if more else ()
-            runner = _runner(function, classes, everyday, panels, without, values)
+            runner = _runner(function, classes, everyday, more(arguments), without, values)
             app.command(name=label, cls=Command)(runner)
             return typer.main.get_command(app)
 

@@ -191,6 +191,17 @@ def test_a_torch_without_cuda_is_told_by_its_version(tmp_path, monkeypatch, buil
     assert not machine._lacks("cpu") and not machine._lacks("auto")
 
 
+def test_a_device_that_is_not_here_is_refused_before_torch_is_asked(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_lacks", lambda device: device == "cuda")
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text(NOTES)
+    for words in (["train", "--name", "t"], ["sft"], ["eval"], ["ask", "notes.txt", "Who?"],
+                  ["serve"], ["stream", "--engine", "transformers"]):  # fmt: skip
+        sentence = refused(*words, "--device", "cuda")
+        assert sentence == "memagent: No device cuda was found; use --device cpu."
+    assert not Path("runs").exists()
+
+
 def test_the_bench_times_a_refusal():
     wall, cpu, text, status = first_line.run("trian", ROOT, whole=True)
     assert status == 2 and 0 < cpu and 0 < wall and text
