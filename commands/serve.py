@@ -125,6 +125,7 @@ def run(config: ServeConfig, how: How) -> None:
         service.close()
         engine.close()
         listening.close()
+    _log("The server has ended.")
 
 
 def _log(line: str) -> None:
