@@ -387,8 +387,9 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
     n_read, cost = 0, Counter()
     n_steps = n_sections if agent.by_section else 1
     with engine.awake(), bar("sections") as progress:
-        shown = console.is_terminal  # elsewhere every turn has lines of its own
-        steps = progress.add_task("reading", total=n_steps, note="", visible=shown)
+        shown = console.is_terminal or n_steps > 10  # elsewhere a turn has lines of its own
+        every = -(-n_steps // 10)
+        steps = progress.add_task("reading", total=n_steps, note="", every=every, visible=shown)
         try:
             trial = None
             if not (recorded or warm or (reading.config.endpoint and reading.keyed)):

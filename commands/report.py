@@ -97,7 +97,6 @@ def _reading(folder: Path, settings: dict) -> Path:
         "id": title, "agent": settings.get("run", {}).get("agent", ""), "step": None, "sample": 0,
         "question": question, "answers": [], "kind": "asked", "reward": 0.0, "answer": answer,
         "form": settings.get("agent", {}).get("form", ""), "error": "", "turns": turns,
-        "unfinished": not answer,
     }  # fmt: skip
     running = is_running(folder)
     sections = f"{n_sections(record):,} sections"

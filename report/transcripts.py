@@ -229,7 +229,7 @@ def trace(
         if folded:
             many = f"s {shown[0].number:,} to {shown[-1].number:,}"
             numbers = many if len(shown) > 1 else f" {shown[0].number:,}"
-            summary = f"section{numbers} of {n:,}: the memory stayed as it was"
+            summary = f"Section{numbers} of {n:,}: the memory stayed as it was"
             nodes = [node("details", node("summary", summary), *nodes)]
         parts += nodes
     # the turn that answers, and those aside after it
@@ -325,8 +325,7 @@ def _verdict(record: dict) -> tuple[str, str]:
             return "failed", "bad"
         if record["step"] is not None:  # an episode that is paid for otherwise
             return f"reward {reward:.3g}", ""
-        # a question of a user's own
-        return ("not answered yet", "") if record.get("unfinished") else ("answered", "good")
+        return "answered", "good"  # a question of a user's own
     if reward >= 1:
         return "right", "good"
     verdict = "wrong" if reward <= 0 else "partly right"

@@ -140,7 +140,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     assert lines[-1] == "The whole trace: runs/r/report.html"
     page = Path("runs/r/report.html").read_text()
     assert page.count("<h3>section ") == n and "left out" not in page and "finish" not in page
-    folded = re.findall("<details><summary>sections? (.*?) of ", page)
+    folded = re.findall("<details><summary>Sections? (.*?) of ", page)
     unchanged = [k for k in range(1, n + 1) if not any(f"section {k}," in c for c in changes)]
     assert [k for words in folded for k in within(words)] == unchanged and len(unchanged) > 1
     places = [
@@ -340,7 +340,7 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(words):
 
 # ---------------------------------------------------------------- stop and go on
 
-READ = "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. " * 4
+READ = "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. " * 7
 SLOW = "--model tiny --agent memagent --chunk-tokens 12 --temperature 1".split()
 
 
@@ -380,7 +380,7 @@ def test_what_was_stopped_or_killed_goes_on_to_the_same_tokens():
     Path("a.txt").write_text(READ)
     run("a.txt", "Where is Anna?", *SLOW, "--name", "whole")
     whole = turns_of("whole")
-    assert len(whole) > 6
+    assert len(whole) > 11
     assert stopped("cut", 3) == (
         f"memagent: stopped, read 3 of {len(whole) - 1} sections; "
         "go on with: python cli.py ask --resume --name cut"
@@ -403,6 +403,8 @@ def test_what_was_stopped_or_killed_goes_on_to_the_same_tokens():
     assert killed.exitcode == -signal.SIGKILL and len(turns_of("killed")) == 5
     run("--resume", "--name", "killed")
     again = turns_of("cut")
+    tenths = re.findall(rf"^reading  (\d+)/{len(whole) - 1} sections", printed, re.M)
+    assert tenths and tenths[-1] == str(len(whole) - 1)  # who waits sees how far it has come
     for name in ("prompt_ids", "response_ids", "response", "memory", "where", "finish"):
         for other in (again, turns_of("killed")):
             assert [turn[name] for turn in other] == [turn[name] for turn in whole], name

