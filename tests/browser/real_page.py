@@ -104,3 +104,15 @@ def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
         page = browser.open(address, dark=dark)
         assert page.run(ratio) >= 4.5
         page.close()
+
+
+def test_a_table_shows_that_it_scrolls(browser, tmp_path):  # noqa: F811
+    """On a phone it is wider than its frame, whose shades at the sides stay while it moves."""
+    page = browser.open(long_names(tmp_path).as_uri(), width=360)
+    page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
+    assert page.run("[...document.querySelectorAll('.scroll')]"
+                    ".some(e => e.scrollWidth > e.clientWidth + 20)")  # fmt: skip
+    looks = page.run("(e => [getComputedStyle(e).overflowX, getComputedStyle(e)"
+                     ".backgroundAttachment])(document.querySelector('.scroll'))")  # fmt: skip
+    assert looks == ["auto", "local, local, scroll, scroll"]
+    page.close()

@@ -35,6 +35,8 @@ def test_an_agent_has_its_colour_on_every_page_and_other_dashes_in_its_other_sta
     assert len({colours[name] for name in ("memagent", "full", "mine", "other", "none")}) == 5
     assert [of_comparison[f"{run}: memagent"]["linestyle"] for run in "ab"] == ["-", "--"]
     assert [of_demo[name]["linestyle"] for name in ("untrained", "trained")] == ["--", "-"]
+    strangers_first = plots.looks(["mine", "memagent"])
+    assert strangers_first["memagent"]["color"] == colours["memagent"]
     many = plots.looks(f"agent {k}" for k in range(20))
     assert len(many) == 20 and len({look["color"] for look in many.values()}) == 8
 
