@@ -13,7 +13,7 @@ from __future__ import annotations
 import memagent
 
 # MemAgent 7B as its released code trains it. Second-hand, from notes on the paper's second version
-# (report/published.py): a batch of 256 for 7B and 14B (the code has 256 for 14B alone), about 400
+# (suites/ruler_hqa.yaml): a batch of 256 for 7B and 14B (the code has 256 for 14B alone), about 400
 # steps on 32,768 documents of 32K tokens, then a second stage on 2,560 documents of up to 60K
 # tokens (DocQA-RL-1.6K among them), which the released code does not have and this preset does not
 # either.

@@ -13,10 +13,10 @@ from typing import Annotated
 
 import typer
 
-from config.errors import UserError, clean
+from config.errors import UserError
 from config.files import replacing_output
 from config.flags import command
-from config.terminal import console
+from config.terminal import console, say
 
 
 def compare_command(app: typer.Typer) -> None:
@@ -47,6 +47,7 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
         remarks,
         side_by_side,
     )
+    from report.folder import show_next
     from report.summary import table
 
     names = _names([folder.resolve() for folder in folders])
@@ -59,10 +60,12 @@ def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:
     with replacing_output(path) as temporary:
         temporary.write_text(comparison_page(summary, title), encoding="utf-8")
     console.print(table(summary, console.width))
-    console.print(differences(summary))
+    for line, style in differences(summary):
+        say(line, style)
     for sentence in remarks(summary):
-        console.print(clean(sentence), markup=False)
-    console.print(f"Page: {path}", markup=False, soft_wrap=True)
+        say(sentence)
+    say(f"Page: {path}")
+    show_next(folders[0])
 
 
 def _names(folders: Sequence[Path]) -> dict[Path, str]:

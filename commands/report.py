@@ -27,10 +27,13 @@ def report_command(app: typer.Typer) -> None:
         open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
     ):
         """Write the page of any run, also of one that goes on or was stopped: RUN/report.html."""
+        from report.folder import show_next
+
         path = report(run)
         typer.echo(f"The page is {path}.")
         if open_it:
             typer.launch(path.resolve().as_uri())
+        show_next(run)
 
 
 def report(folder: Path) -> Path:

@@ -371,7 +371,7 @@ def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen, rows = bank.noted(FROZEN, dict) or {}, [*lines_in(folder / f"{arm}.jsonl")]
+    frozen = bank.noted(FROZEN, dict) or {}
     stats, known = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers], bank.stats()
     for epoch, stat in zip(numbers, stats, strict=True):
         values = stat and [stat.get(name) for name in known]
@@ -381,36 +381,17 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "arm": arm,
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
-        "rows": rows,
+        "rows": [*lines_in(folder / f"{arm}.jsonl")],
         "held_out": [*lines_in(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": stats,
         "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],
         "digest": frozen.get("digest") or bank.digest,
-        "bank": _shown(rows) if frozen else [
-            {"id": e.id, "q": e.q, "visits": e.visits, "wins": e.wins, "task": e.task_id,
-             "experience": e.experience[:TOLD]}
-            for e in bank.entries() if e.visits
-        ],
-    }  # fmt: skip
-
-
-def _shown(rows: Sequence[dict]) -> list[dict]:
-    """Return the entries of a frozen bank that were shown, with the successes of these rows."""
-    found: dict[int, dict] = {}
-    for row in rows:
-        for each in row["shown"]:
-            told = {name: each[name] for name in ("id", "q", "task")}
-            told |= {"visits": 0, "wins": 0, "experience": each["experience"][:TOLD]}
-            entry = found.setdefault(each["id"], told)
-            entry["visits"] += 1
-            entry["wins"] += row["success"]
-    return [*found.values()]
+    }
 
 
 LEAK = 12  # characters of a solution that are worth looking for
 BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
-TOLD = 400  # characters of an experience on the page
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 

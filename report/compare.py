@@ -8,80 +8,73 @@ Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from report import plots
-from report.folder import read_run, settings_of
+from report.folder import Run, read_run, settings_of
 from report.markup import Section, bounds, figures, fill, joined, page, parts, percent
 from report.page import comparisons, every_cell
 from report.rows import Cell
-from report.summary import compare, in_terminal, question_key, summarise
+from report.summary import compare, measured, question_key, summarise
 
-if TYPE_CHECKING:
-    from rich.table import Table
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """An evaluation: its rows, and what they were asked and measured by."""
-
-    name: str
-    rows: list[dict]
-    unit: str
-    metric: str
-    suite: str | None  # None: of a run that does not say
-    status: str = ""  # how far it has come, of one that is not finished
-    altered: dict = field(default_factory=dict)  # agent -> settings that are not the usual ones
+OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
 
 
-def read_evaluation(folder: Path, name: str) -> Evaluation:
-    """Read the evaluation in a folder, as far as it has come. UserError if there is none."""
+def read_evaluation(folder: Path, name: str) -> Run:
+    """Read the evaluation in a folder, as far as it has come, under a name of its own. UserError if
+    there is none."""
     run = read_run(folder)
-    summary, settings = run.summary, settings_of(run.config).get("eval")
     if not run.rows:
         raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
-    suite = settings.get("suite") if isinstance(settings, dict) else None
-    altered = summary.get("altered", {})
-    return Evaluation(
-        name, run.rows, summary["unit"], summary["metric"], suite, run.status, altered
-    )
+    run.title = name
+    return run
 
 
-def side_by_side(runs: Sequence[Evaluation]) -> dict:
+def side_by_side(runs: Sequence[Run]) -> dict:
     """Return the summary of several evaluations, each agent under the names of run and agent.
 
     paired has every agent of the later runs against the agent of the first run that has its name,
     else against the first run's first agent. left_out: for each such pair {a, b, only_a, only_b},
     the questions that one of the two alone was asked; asked at two temperatures counts twice.
-    unfinished: sentences on evaluations that are partly there.
+    unfinished, settings_differ: sentences on evaluations that are partly there, and on settings.
     UserError if the runs were asked or measured otherwise, or if two have no question in common.
     """
+    settings = {run.title: settings_of(run.config).get("eval", {}) for run in runs}
     first, *others = runs
     for other in others:
         for name in ("suite", "unit", "metric"):
-            ours, theirs = getattr(first, name), getattr(other, name)
+            ours, theirs = (settings[run.title].get(name, run.summary.get(name))
+                            for run in (first, other))  # fmt: skip
             if ours != theirs and None not in (ours, theirs):
                 raise UserError(
-                    f"{first.name} has the {name} {ours or 'none'}, {other.name} has "
+                    f"{first.title} has the {name} {ours or 'none'}, {other.title} has "
                     f"{theirs or 'none'}: they cannot be compared."
                 )
-    by_run = {run.name: _by_agent(run) for run in runs}
+    by_run = {run.title: _by_agent(run) for run in runs}
+    metric = first.summary["metric"]
     every = (row for agents in by_run.values() for rows in agents.values() for row in rows)
-    summary = summarise(every, first.unit, first.metric, paired=False)
-    summary["unfinished"] = [f"{run.name}: {run.status}" for run in runs if run.status]
+    summary = summarise(every, first.summary["unit"], metric, paired=False)
+    summary["unfinished"] = [f"{run.title}: {run.status}" for run in runs if run.status]
+    names = dict.fromkeys(name for given in settings.values() for name in given)
+    summary["settings_differ"] = [
+        f"{name}: {', '.join(f'{run} {given.get(name)}' for run, given in settings.items())}."
+        for name in names
+        if name not in OF_A_FOLDER and len({str(g.get(name)) for g in settings.values()}) > 1
+    ]
     summary["altered"] = {
-        f"{run.name}: {agent}": settings for run in runs for agent, settings in run.altered.items()
+        f"{run.title}: {agent}": changed
+        for run in runs
+        for agent, changed in run.summary.get("altered", {}).items()
     }
     summary["left_out"] = []
     for other in others:
         pairs = []
-        for agent, theirs in by_run[other.name].items():
-            ours = by_run[first.name].get(agent) or next(iter(by_run[first.name].values()))
-            pairs += _differences(ours, theirs, first.metric)
+        for agent, theirs in by_run[other.title].items():
+            ours = by_run[first.title].get(agent) or next(iter(by_run[first.title].values()))
+            pairs += _differences(ours, theirs, metric)
             sides = [
                 {(*question_key(r), r["temperature"]) for r in rows} for rows in (ours, theirs)
             ]
@@ -90,18 +83,18 @@ def side_by_side(runs: Sequence[Evaluation]) -> dict:
             summary["left_out"].append(names | only)
         if not pairs:
             raise UserError(
-                f"{first.name} and {other.name} have no question in common at one temperature, "
+                f"{first.title} and {other.title} have no question in common at one temperature, "
                 "there is nothing to compare."
             )
         summary["paired"] += pairs
     return summary
 
 
-def _by_agent(run: Evaluation) -> dict[str, list[dict]]:
+def _by_agent(run: Run) -> dict[str, list[dict]]:
     """Return the rows of each agent, which they name with the run."""
     rows: dict[str, list[dict]] = {}
     for row in run.rows:
-        named = row | {"agent": f"{run.name}: {row['agent']}"}
+        named = row | {"agent": f"{run.title}: {row['agent']}"}
         rows.setdefault(row["agent"], []).append(named)
     return rows
 
@@ -125,28 +118,34 @@ def _differences(a: Sequence[dict], b: Sequence[dict], metric: str) -> list[dict
 
 
 def remarks(summary: dict) -> list[str]:
-    """Say which evaluations are not finished, and which questions a comparison leaves out."""
-    return summary["unfinished"] + [
-        f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
-        f"first alone and {pair['only_b']:,} of the second alone are left out."
-        for pair in summary["left_out"]
-        if pair["only_a"] or pair["only_b"]
-    ]
+    """Say in which settings evaluations differ, which are not finished, and which questions a
+    comparison leaves out."""
+    return (
+        summary["settings_differ"]
+        + summary["unfinished"]
+        + [
+            f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
+            f"first alone and {pair['only_b']:,} of the second alone are left out."
+            for pair in summary["left_out"]
+            if pair["only_a"] or pair["only_b"]
+        ]
+    )
 
 
-def differences(summary: dict) -> Table:
-    """Build the table of differences by length for a terminal."""
-    from rich.text import Text
-
-    grid: dict[tuple[str, str, str], dict[int, Text]] = {}
+def differences(summary: dict) -> Iterator[tuple[str, str]]:
+    """Yield (line, style) of the differences, which a pipe shows whole, too: a heading for two
+    agents, below it a line for each cell, bold where the interval excludes 0."""
+    about = f"on the same questions, in percentage points of {measured(summary)}, 95 % intervals"
+    heading = ""
     for pair in summary["paired"]:
+        if heading != (heading := f"{pair['a']} − {pair['b']}"):
+            yield f"\n{heading}, {about}", ""
+        place = "{question}, {length:,} {unit}, T {temperature}".format(
+            **pair, unit=summary["unit"]
+        )
+        interval = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
         sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
-        interval = f" {bounds(pair, ' … ', '+')}, n {pair['n']:,}"
-        cell = Text.assemble((percent(pair["mean"], "+"), sure), (interval, "dim"))
-        names = f"{pair['a']} − {pair['b']}", pair["question"], pair["temperature"]
-        grid.setdefault(names, {})[pair["length"]] = cell
-    title = f"difference in {summary['metric']} by {summary['unit']}, on the same questions"
-    return in_terminal(title, grid, "percentage points with 95 % intervals")
+        yield f"  {percent(pair['mean'], '+'):>6}  ({interval})  {place}", sure
 
 
 def comparison_page(summary: dict, title: str) -> str:

@@ -14,22 +14,20 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, dataclass, field
 from datetime import datetime
-from itertools import islice, product
+from itertools import product
 from pathlib import Path
 
 from agents import find
 from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
-from config.terminal import console, say
+from config.terminal import console, next_step, say
 from report.reading import thin
-from report.records import CELL, is_record, newest, step_records
+from report.records import CELL, is_record, step_records
 from report.rows import Cell, files_of, labels_of, latest, read_rows
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
-
-OF_TRAINING = 4  # transcripts of the last recorded step, where nothing has been evaluated
 
 
 @dataclass(slots=True)
@@ -64,7 +62,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
     summary = {"metric": "reward", "paired": []} | summary
     records = transcripts(folder, summary)
     if not summary["cells"]:
-        records += _recorded(folder)
+        records += map(thin, step_records(folder, last=True))
     status = _status(how_far, running, progress) if how_far or running else ""
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and {"grpo", "sft"} & settings.keys():
@@ -134,14 +132,6 @@ def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[di
     return summary, f"step {len(steps):,} of {wanted:,}" if unfinished else ""
 
 
-def _recorded(folder: Path) -> list[dict]:
-    """Return some trajectories of the last recorded step, with the newest that was right and the
-    newest that was wrong, wherever these are."""
-    firsts = (r for r in step_records(folder, last=True) if not r["sample"])
-    chosen = [*newest(folder), *islice(firsts, OF_TRAINING)]
-    return [*{(r["step"], r["id"], r["sample"]): thin(r) for r in chosen}.values()]
-
-
 # ---------------------------------------------------------------- an evaluation
 
 
@@ -196,12 +186,22 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     from report.viewer import kept
 
     console.print(table(summary, console.width))
-    say(kept(rows, transcripts(folder, summary), summary["metric"]))
+    records = transcripts(folder, summary)
+    say(kept(rows, records, summary["metric"]))
     for sentence in overlaps(summary):
         say(sentence, "bold red")
     if missing := summary.get("missing"):
         those = "are not there yet: the same command with that --part makes them"
         say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
+    show_next(folder, any(record["reward"] == 0 for record in records))
+
+
+def show_next(folder: Path, wrong: bool = False) -> None:
+    """End a command with the one that shows what a run has read, if that was kept; wrong: some of
+    it was."""
+    if any((folder / name).exists() for name in ("trajectories.jsonl.gz", "transcripts.jsonl")):
+        why = "see what was wrong" if wrong else "see what was read"
+        next_step(why, "show", folder, *["--wrong"] * wrong)
 
 
 def _status(how_far: str, running: bool, progress: Path) -> str:

@@ -62,7 +62,7 @@ def reader(agent: str) -> str:
     """Return what an agent is called in a sentence, by the name that rows have.
 
     >>> reader("full"), reader("memagent@untrained"), reader("mine")
-    ('reading everything at once', 'memagent before training', 'mine')
+    ('whole document in the prompt', 'memagent before training', 'mine')
     """
     name, at, weights = agent.partition("@")
     words = (find.known(name) or Agent).in_words or name

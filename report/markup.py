@@ -31,7 +31,6 @@ POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Text = str | Markup  # a str is escaped
 REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
-LONG = 12  # rows of a table that is not folded, at most
 
 
 def _finished(value: object) -> object:
@@ -114,7 +113,7 @@ def table(
     rows: Rows,
     columns: Collection[object] | None = None,
 ) -> Markup:
-    """Return a table, "" without rows; folded away if it is long.
+    """Return a table, "" without rows.
 
     head: names of the leading columns. rows: the leading cells, and column -> cell; one that is
     missing stays empty. columns: those after the leading ones, by default all that rows have, in
@@ -125,8 +124,7 @@ def table(
     if columns is None:
         columns = dict.fromkeys(name for _, cells in rows for name in cells)
     lines = [[*first, *(cells.get(name, "") for name in columns)] for first, cells in rows]
-    made = macro("table", caption, [*head, *map(_column, columns)], lines)
-    return folded(f"{caption} ({len(rows):,} rows)", made) if len(rows) > LONG else made
+    return macro("table", caption, [*head, *map(_column, columns)], lines)
 
 
 def _column(name: object) -> Text:
@@ -146,10 +144,6 @@ def parts(sections: Iterable[Section]) -> Markup:
 def figures(panels: Markup) -> Markup:
     """Set the figures of report/plots.py side by side; "" without any."""
     return fill('<div class="plots">{}</div>', panels) if panels else Markup()
-
-
-def folded(label: Text, body: Text) -> Markup:
-    return fill("<details><summary>{}</summary>{}</details>", label, body)
 
 
 def heat(share: float, note: str = "") -> Markup:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 
@@ -40,7 +39,6 @@ from report.markup import (
     table,
 )
 from report.plots import FEW
-from report.published import TABLES, TEN, Published
 from report.rows import FATES, Cell
 from report.status import hold, is_running, release
 from report.summary import (
@@ -49,6 +47,7 @@ from report.summary import (
     csv_of,
     labelled,
     markdown_of,
+    measured,
     overlaps,
     with_pooled,
     write_text,
@@ -56,11 +55,13 @@ from report.summary import (
 from report.training import Training, amiss, numbers, read_training, steps_section
 from report.transcripts import examples, transcript
 from report.viewer import viewer_section
+from suites import Published, kinds
 from tasks.ruler import KINDS as RULER
 from tasks.words import title_of
 
 FIRST = 2  # plots in the first part; those of other kinds of questions are details
-EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 6, 400  # sections of an example, characters of each
+OF_TRAINING = 4  # readings of the last recorded step, beside the examples
+EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 4, 400  # sections of an example, characters of each
 
 # below the first plots
 HOW_TO_READ = (
@@ -70,6 +71,11 @@ HOW_TO_READ = (
     "temperature 1 where that was asked, else at the first temperature."
 )
 CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
+
+# published numbers of other models on other questions, of all suites (suites/*.yaml)
+TABLES = tuple(table for kind in kinds() for table in kind.published())
+TEN = tuple(table.question for table in TABLES if table.source.endswith("appendix B"))
+"""The ten tasks of RULER over which MemAgent's Figure 6a takes the mean."""
 
 # (agent, temperature) -> length -> share of right answers
 Curves = dict[tuple[str, str], dict[int, float]]
@@ -120,8 +126,8 @@ def every_cell(summary: dict) -> Section:
     return Section(
         "Accuracy in numbers",
         _tables(["agent", "temp."], entries),
-        f"Mean ({summary['metric']}) in per cent, 95 % interval, number of questions; faint: fewer "
-        f"than {FEW}.",
+        f"{measured(summary).capitalize()} in per cent, 95 % interval, number of questions; faint: "
+        f"fewer than {FEW}.",
     )
 
 
@@ -416,7 +422,7 @@ def _curves(summary: dict) -> Section:
     return Section("Along an episode", figures(plots.curves(points)), note)
 
 
-# ---------------------------------------------------------------- cost and growth
+# ---------------------------------------------------------------- cost
 
 # column -> (metric, its digits)
 COSTS = {
@@ -443,16 +449,6 @@ def _cost(summary: dict) -> Section:
         table("means of a question", ["agent, question", summary["unit"], "temp."], rows),
         "Tokens read and written, calls of the model, and seconds from first prompt to answer with "
         "others in flight beside it; the memory of the whole process.",
-    )
-
-
-def _growth(summary: dict) -> Section:
-    known = any(tokens for _, tokens in cells(summary, "document_tokens"))
-    return Section(
-        "Growth with the document",
-        figures(plots.growth(summary)) if known else "",
-        "The mean over the kinds of questions, with others in flight beside it; with --in-flight 1 "
-        "it is one document's.",
     )
 
 
@@ -492,22 +488,22 @@ def _details(run: Run, training: Training, panels: Sequence[Markup]) -> Iterator
     yield _curves(summary)
     yield _counted(summary)
     yield _cost(summary)
-    yield _growth(summary)
     yield Section("Settings", fill("<pre>{}</pre>", run.config) if run.config else "")
 
 
 def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section]:
     """Yield the three parts of the page. listed: the readings of an evaluation."""
     summary = run.summary
-    panels = [*plots.accuracy(summary, partial(_tables_about, summary)).values()]
+    panels = [*plots.accuracy(summary).values()]
     first, note = (panels[:FIRST], HOW_TO_READ) if panels else ([training.drawn()], training.note)
     tables = parts([every_cell(summary), comparisons(summary)])
-    yield Section("Result", joined([figures(joined(first)), tables]), note if any(first) else "")
+    how = fill('<p class="note">{}</p>', note) if any(first) else ""
+    yield Section("Result", joined([figures(joined(first)), how, tables]))
     shown = examples(run.records, lead_of(cell for cell, _ in cells(summary)))
-    rest = [r for r in run.records if r not in shown] if not summary["cells"] else []
+    rest = [r for r in run.records if r not in shown and not r["sample"] and not summary["cells"]]
     told = joined(
         transcript(record, record in shown, EXAMPLE_STEPS, EXAMPLE_CHARACTERS)
-        for record in (*shown, *rest)
+        for record in (*shown, *rest[:OF_TRAINING])
     )
     body = joined([fill('<div class="examples">{}</div>', told) if told else "", listed.body])
     about = fill("What was read, and what became of the memory: {}", CHANGES) if told else ""

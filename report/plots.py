@@ -1,7 +1,7 @@
 """Draw plots as SVG for a page: no size, no colours and no script of their own.
 
-Holds: `accuracy`, `reward`, `occupancy`, `growth`, and `curves`, which draws all of them; `panel`
-and `standalone`, for a picture in a file (dev/picture.py). Leaves out: the page and its tables
+Holds: `accuracy`, `reward`, `occupancy`, and `curves`, which draws all of them; `panel` and
+`standalone`, for a picture in a file (dev/picture.py). Leaves out: the page and its tables
 (report/page.py), numbers (report/summary.py), which agent has which colour (agents/find.py). No
 torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
@@ -25,7 +25,6 @@ from agents import find
 from config.errors import clean
 from report.headline import reader, temperatures_of
 from report.markup import STYLE_SHEET, Markup, fill, joined
-from report.published import Published
 from report.summary import cells
 from tasks.words import METRICS, title_of
 
@@ -75,23 +74,21 @@ def looks(names: Iterable[str]) -> dict[str, dict]:
         agent = name.rpartition(": ")[2].partition("@")[0]
         agent = "trained" if agent == "untrained" else agent.removeprefix("untrained ")
         states.setdefault(agent, []).append(name)
-    places: dict[str, int] = {}
-    for agent in states:
-        place = find.COLOURS.get(agent, -1)
-        if 0 <= place and place not in places.values():
-            places[agent] = place
-    free = [k for k in range(len(SERIES)) if k not in places.values()] or [*range(len(SERIES))]
-    others = (agent for agent in states if agent not in places)
-    places |= {agent: free[k % len(free)] for k, agent in enumerate(others)}
+    places: dict[int, str] = {}  # place of a colour -> agent
+    # those with a colour of their own choose first
+    for agent in sorted(states, key=lambda agent: agent not in find.COLOURS):
+        wanted = find.COLOURS.get(agent, 0)
+        free = (k % len(SERIES) for k in range(wanted, wanted + len(SERIES)))
+        places[next((k for k in free if k not in places), len(places))] = agent
     return {
         name: {
-            "color": SERIES[places[agent]],
-            "marker": MARKERS[places[agent]],
+            "color": SERIES[place % len(SERIES)],
+            "marker": MARKERS[place % len(MARKERS)],
             "linestyle": DASHES[k % len(DASHES)],
-            "markerfacecolor": PAGE if k else SERIES[places[agent]],
+            "markerfacecolor": PAGE if k else SERIES[place % len(SERIES)],
         }
-        for agent, same in states.items()
-        for k, name in enumerate(sorted(same, key=lambda name: "untrained" in name))
+        for place, agent in places.items()
+        for k, name in enumerate(sorted(states[agent], key=lambda name: "untrained" in name))
     }
 
 
@@ -293,14 +290,9 @@ def _draw_line(axes, points: Points, look: dict, k: int) -> object:
     return axes.errorbar(x, y, bars, **look, elinewidth=1, capsize=2 + k % 4)
 
 
-def accuracy(
-    summary: dict, published: Callable[[str], Sequence[Published]] = lambda question: ()
-) -> dict[str, Markup]:
-    """Draw a panel per kind of question: accuracy by length, with 95 % intervals.
-
-    A line per agent, at its `temperatures_of`. Published tables as thin grey lines, within the
-    range of our lengths.
-    """
+def accuracy(summary: dict) -> dict[str, Markup]:
+    """Draw a panel per kind of question: accuracy by length, with 95 % intervals; a line per agent,
+    at its `temperatures_of`."""
     records = dict(cells(summary))
     agents, panels = looks(cell.agent for cell in records), {}
     for question in dict.fromkeys(cell.question for cell in records):
@@ -313,21 +305,10 @@ def accuracy(
                 lines.setdefault(cell.agent, []).append(point)
                 faint = record["n"] < FEW and styles.get(cell.agent, {}).get("alpha", 0) != 1
                 styles[cell.agent] = agents[cell.agent] | {"alpha": 0.35 if faint else 1}
-        marks = [
-            sorted(row.items()) for table in published(question) for row in table.rows.values()
-        ]
 
-        def finish(axes, points: Points, marks=marks) -> Entries:
-            """Draw published numbers, as far as they lie between our lengths."""
-            lengths = sorted({point[0] for point in points})
-            entries = []
-            for row in marks:
-                if points := [(n, 100 * x) for n, x in row if lengths[0] <= n <= lengths[-1]]:
-                    style = dict(color=INK, alpha=0.22, linewidth=0.8, marker=".", markersize=3)
-                    (line,) = axes.plot(*zip(*points, strict=True), **style, zorder=0)
-                    entries = [(line, "published: other model, questions, metric")]
-            length_axis(axes, lengths)
-            return entries
+        def finish(axes, points: Points) -> Entries:
+            length_axis(axes, sorted({length for length, *_ in points}))
+            return []
 
         title, unit = title_of(question), summary["unit"]
         measure = METRICS.get(summary["metric"], clean(summary["metric"]))
@@ -364,39 +345,6 @@ def occupancy(summary: dict) -> Markup:
         return []
 
     return curves(panels, "% of the document read", "tokens in the memory", finish=finish)
-
-
-SECONDS = "Seconds of one question"
-
-
-def growth(summary: dict) -> Markup:
-    """Draw the seconds of a question by the length of the document, both logarithmic.
-
-    A line per agent, at its `temperatures_of`: the mean over kinds of question.
-    """
-    records = dict(cells(summary))
-    at = temperatures_of(records)
-    by_agent: dict[str, dict[int, list[float]]] = {}
-    for cell, record in records.items():
-        shown = cell.temperature == at[cell.agent, cell.question] and cell.length > 0
-        if shown and record.get("seconds", 0) > 0:
-            by_length = by_agent.setdefault(cell.agent, {})
-            by_length.setdefault(cell.length, []).append(record["seconds"])
-    lines = {
-        agent: [(n, fmean(each)) for n, each in found.items()] for agent, found in by_agent.items()
-    }
-
-    def finish(axes, points: Points) -> Entries:
-        """Draw a dotted line of values proportional to the length, from the least value."""
-        lengths = sorted({length for length, _ in points})
-        start = min(value for _, value in points)
-        ends = (start, start * lengths[-1] / lengths[0])
-        (line,) = axes.plot((lengths[0], lengths[-1]), ends, color=INK, alpha=0.35, linestyle=":")
-        length_axis(axes, lengths)
-        return [(line, "proportional")]
-
-    style = dict(logarithmic=[SECONDS], label=_short_reader, finish=finish)
-    return curves({SECONDS: lines} if lines else {}, summary["unit"], **style)
 
 
 def reward(

@@ -1,6 +1,6 @@
 """Trajectories as plain data, stored as JSON lines.
 
-Holds: `record`, `read_records`, `step_records`, `newest`, `is_record`. Leaves out: how a record is
+Holds: `record`, `read_records`, `step_records`, `is_record`. Leaves out: how a record is
 shown (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 """
@@ -13,7 +13,6 @@ import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import asdict, is_dataclass
-from itertools import islice
 from pathlib import Path
 
 from config.errors import UserError
@@ -141,8 +140,7 @@ def _file_in(folder: Path) -> Path:
 
 MEMBER = b"\x1f\x8b\x08\0\0\0\0\0"  # how a gzip member without a time begins
 BROKEN = (EOFError, OSError, ValueError, zlib.error)  # of a member that is torn, or is none
-LOOKED_AT = 200  # starts of gzip members, true or by chance, at which `newest` looks
-LOOKED_THROUGH = 1 << 23  # bytes of them, after which it begins no other
+LOOKED_AT = 200  # starts of gzip members that cannot be read, after which no other is looked for
 
 
 def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
@@ -153,7 +151,7 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
     """
     path, found = folder / "trajectories.jsonl.gz", []
     if last:
-        for _, records in _backwards(path):
+        for records in _backwards(path):
             step = (found or records)[0]["step"]
             found += [record for record in records if record["step"] == step]
             if records[-1]["step"] != step:
@@ -170,26 +168,9 @@ def step_records(folder: Path, last: bool = False) -> Iterator[dict]:
                 yield record
 
 
-def newest(folder: Path) -> list[dict]:
-    """Return the newest trajectory of a training that was right and the newest that was wrong.
-
-    Found from the end of the file backwards, through `LOOKED_AT` members or `LOOKED_THROUGH` bytes;
-    what is damaged is passed over.
-    """
-    found: dict[bool, dict] = {}
-    for looked_through, records in islice(_backwards(folder / "trajectories.jsonl.gz"), LOOKED_AT):
-        for record in records:
-            reward = record["reward"]
-            if reward is not None and (reward >= 1 or reward <= 0):
-                found.setdefault(reward > 0, record)
-        if len(found) == 2 or looked_through > LOOKED_THROUGH:
-            break
-    return [found[right] for right in (True, False) if right in found]
-
-
-def _backwards(path: Path) -> Iterator[tuple[int, list[dict]]]:
-    """Yield of a file of gzip members, from its end: how many bytes have been looked through, and
-    the records of a member as far as they can be read, the last one first.
+def _backwards(path: Path) -> Iterator[list[dict]]:
+    """Yield the records of each member of a file of gzip members, from its end, as far as they can
+    be read, the last one first.
 
     What cannot be read, torn or the start of a member by chance, is passed over.
     """
@@ -204,6 +185,6 @@ def _backwards(path: Path) -> Iterator[tuple[int, list[dict]]]:
                 records.extend(map(from_json, unpacked(io.BytesIO(data[at:end]), path)))
             if records := [record for record in reversed(records) if is_record(record)]:
                 end, unread = at, 0
-                yield len(data) - at, records
+                yield records
             else:
                 unread += 1

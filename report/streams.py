@@ -31,11 +31,9 @@ from report.machine import foot, note_machine
 from report.markup import (
     Markup,
     Section,
-    Text,
     bounds,
     figures,
     fill,
-    folded,
     joined,
     macro,
     page,
@@ -45,11 +43,9 @@ from report.markup import (
 )
 from report.summary import calibration, difference_interval, write_summary, write_text
 
-MOST_SHOWN = 12  # experiences that helped, and that hurt
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
 SOLVED, SO_FAR = "Tasks solved", "Tasks solved so far"  # plots
-FOLDED = 120  # characters of an experience, whose rest is folded away
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -158,7 +154,7 @@ def write_stream_report(
         say(sentence)
     note_machine(folder)
     write_text(folder / "report.html", _page(summary, config, outcomes, folder))
-    say(f"Rows, banks and report.html are in {folder}.")
+    say(f"Rows, banks and report.html are in {folder}, the banks as METHOD.db.")
 
 
 def rewrite_stream_report(
@@ -257,42 +253,10 @@ def _epoch(cell: dict) -> dict[str, str]:
     } | _sure(cell)
 
 
-def _long(text: str) -> Text:
-    """Return a text whose end is folded away."""
-    begin, rest = text[:FOLDED], text[FOLDED:]
-    return folded(f"{begin} ...", rest) if rest else text
-
-
 def _begin(text: str, most: int) -> str:
     """Return the beginning of a text, in one line."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[:most]} ..."
-
-
-def _worth(outcome: dict) -> Markup:
-    """List the experiences that were shown most often with success, and with failure."""
-
-    def listed(title: str, sign: int, entries: Sequence[dict]) -> Markup:
-        ranked = sorted(
-            entries, key=lambda e: (sign * e["wins"] / e["visits"], -e["visits"], e["id"])
-        )
-        rows = [
-            (
-                [str(e["id"]), e["task"]],
-                {
-                    "succeeded": f"{e['wins']} of {e['visits']}",
-                    "Q": f"{e['q']:.2f}",
-                    "experience": _long(e["experience"]),
-                },
-            )
-            for e in ranked[:MOST_SHOWN]
-        ]
-        return table(title, ["entry", "of task"], rows)
-
-    bank = outcome["bank"]
-    helped = listed("Helped: the highest shares", -1, [entry for entry in bank if entry["wins"]])
-    hurt = [entry for entry in bank if entry["wins"] < entry["visits"]]
-    return helped + listed("Hurt: the lowest shares", 1, hurt)
 
 
 def _one_task(outcome: dict) -> Markup:
@@ -351,18 +315,18 @@ def _page(
     rules = outcomes[0].get("judged_by", "")
     judged = f", judged by {rules}," if rules else ""
     lead = (
-        f"Most was solved with {arms}: {percent(best['sr'])} % of {best['n']} tasks of "
+        f"Most was solved with {arms}: {percent(best['sr'])}\u00a0% of {best['n']} tasks of "
         f"{config.suite}{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes if o["about"]}
-    learning = [o for o in outcomes if o["bank"]]
+    learning = [o for o in outcomes if any(row["shown"] for row in o["rows"])]
     epochs = [([cell["arm"], str(cell["epoch"])], cell) for cell in summary["cells"]]
     banks = [
         (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
         for first, cell in epochs
         if cell["bank"].get("entries")
     ]
-    last = [([cells[-1]["arm"], ""], _ends(cells[0], cells[-1])) for cells in by_arm.values()]
+    last = [_ends(cells[0], cells[-1]) for cells in by_arm.values()]
     differences = [
         ([f"{d['arm']} − {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
         for d in summary["differences"]
@@ -370,10 +334,9 @@ def _page(
     held_out = [
         ([r["arm"], str(r["n"])], {"solved": _share(r)} | _sure(r)) for r in summary["held_out"]
     ]
-    names = [name for name in last[0][1] if name != "method"]
     result = (
         _curves(summary)
-        + table("By method", ["method", ""], last, names)
+        + table("By method", ["method", "n"], [([r.pop("method"), r.pop("n")], r) for r in last])
         + table("Solved in the last epoch, minus another method, in percentage points", ["", ""],
                 differences)
         + table("Held-out tasks, with the bank as it was", ["method", "n"], held_out)
@@ -390,9 +353,6 @@ def _page(
         )),
         Section("Utilities", table("The bank", ["method", "epoch"], banks),
                 "At the end of each epoch."),
-        *(Section(f"What helped and what hurt: {o['arm']}", _texts(_worth(o)),
-                  "Experiences by the share of tasks that succeeded with them.")
-          for o in learning),
     ]  # fmt: skip
     sections = [
         Section("Result", result, (

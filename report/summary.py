@@ -2,8 +2,7 @@
 
 Holds: `summarise`, `bootstrap`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
 questions seen in training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how
-rows are made (eval.py), the page (report/page.py), published numbers (report/published.py). No
-torch.
+rows are made (eval.py), the page (report/page.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
 """
 
@@ -31,9 +30,10 @@ from report.markup import bounds, by_length
 from report.rows import FATES, Cell, fate
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
+from tasks.words import METRICS as WORDS
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import Group
     from rich.text import Text
 
 # ---------------------------------------------------------------- statistics
@@ -483,7 +483,7 @@ def markdown_of(summary: dict) -> str:
     rows = [["question", "agent", "T", *(f"{n:,}" for n in lengths)], ["---"] * (3 + len(lengths))]
     rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
-    caption = f"{summary['metric']} in per cent by {summary['unit']}, 95 % interval; "
+    caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "
     caption += " ".join([f"{_about(summary)}.", *overlaps(summary)])
     return clean("\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", caption, ""]))
 
@@ -495,21 +495,28 @@ def span(numbers: Iterable[int]) -> str:
 
 
 def _about(summary: dict) -> str:
-    """Say how many questions a table is about, what its intervals are over, and in how many cells
+    """Say how many questions a table is about, what its intervals are over, and how often
     something went wrong."""
     records = summary["cells"]
     parts = [f"n = {span(record['n'] for record in records)} questions a cell"]
     if documents := {record["documents"] for record in records if "documents" in record}:
         shared = f"documents where questions share one ({span(documents)} a cell)"
         parts.append(f"intervals by bootstrap over {shared}")
+    n = sum(record["n"] for record in records)
     for name, words in (
-        ("failed", "failures, counted as wrong,"),
-        ("unformed", "answers without the form asked for, counted as wrong,"),
-        ("cut", "documents not read whole, by a cap or a window,"),
+        ("failed", "failures"),
+        ("unformed", "answers without the form asked for"),
     ):
-        if n := sum(value > 0 for _, value in cells(summary, name)):
-            parts.append(f"{words} in {n} of {len(records)} cells")
+        if wrong := sum(r.get(name, 0) * r["n"] for r in records):
+            parts.append(f"{words}, counted as wrong: {wrong:,.4g} of {n:,}")
+    if n := sum(value > 0 for _, value in cells(summary, "cut")):
+        parts.append(f"documents not read whole in {n} of {len(records)} cells")
     return "; ".join(parts)
+
+
+def measured(summary: dict) -> str:
+    """Return what the mean over questions is of, in words and by its name in the files."""
+    return f"{WORDS.get(summary['metric'], 'mean')} ({summary['metric']})"
 
 
 def csv_of(summary: dict) -> str:
@@ -528,11 +535,13 @@ def csv_of(summary: dict) -> str:
     return clean(file.getvalue())
 
 
-def table(summary: dict, width: int = 80) -> Table:
+def table(summary: dict, width: int = 80) -> Group:
     """Build the table of accuracy in per cent by length for a terminal of `width` columns.
 
     Where intervals do not fit (five lengths in 80 columns), it shows means alone.
     """
+    from rich.console import Group
+    from rich.table import Table
     from rich.text import Text
 
     def text(record: dict) -> Text:
@@ -544,16 +553,9 @@ def table(summary: dict, width: int = 80) -> Table:
     lengths = {record["length"] for record in summary["cells"]}
     intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    title = f"{summary['metric']} in per cent by {summary['unit']}"
-    return in_terminal(title, _grid(summary, text), f"mean{about}; {_about(summary)}")
-
-
-def in_terminal(title: str, grid: Grid, caption: str = "") -> Table:
-    """Build a table by length for a terminal, the rows of one heading below it."""
-    from rich.table import Table
-    from rich.text import Text
-
-    result = Table(title=title, box=None, padding=(0, 1, 0, 0), caption=caption)
+    title = f"{measured(summary)} in per cent by {summary['unit']}"
+    about = f"mean{about}; T: temperature, 0.0 is greedy; {_about(summary)}"
+    grid, result = _grid(summary, text), Table(box=None, padding=(0, 1, 0, 0))
     for name in ("", "T"):
         result.add_column(name, no_wrap=True)
     lengths = by_length(grid.items())
@@ -565,4 +567,5 @@ def in_terminal(title: str, grid: Grid, caption: str = "") -> Table:
             if other == heading:
                 row = (texts.get(length, "") for length in lengths)
                 result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
-    return result
+    # a title or a caption of the table would be as narrow as the table
+    return Group(Text(clean(title), "italic"), result, Text(clean(about), "dim italic"))

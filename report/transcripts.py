@@ -342,7 +342,8 @@ def examples(records: Sequence[dict], lead: str) -> list[dict]:
     """Return the records that show how the leading agent reads: one that was right and one that was
     not, each the newest, of these the longest, of these the one whose memory changes most.
 
-    A right one whose memories are words of what was read goes before all others.
+    A right one whose memories are words of what was read goes before all others, and the fewer
+    other words there are, the better.
     """
     ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
     graded = [r for r in ours if r["reward"] is not None]
@@ -354,21 +355,25 @@ def examples(records: Sequence[dict], lead: str) -> list[dict]:
         changes = sum(before != after for before, after in pairwise(memories))
         return record["step"] or 0, n_sections(record), changes
 
-    found = [max(right, key=lambda r: (_quotes(r), *fitness(r)))] if right else []
-    return found + ([max(wrong, key=fitness)] if wrong else [])
+    def best_right(record: dict) -> tuple:
+        step, length, changes = fitness(record)
+        n = _other_words(record)
+        return n == 0 and changes > 0, step, length, -n, changes
+
+    return [max(some, key=key) for some, key in ((right, best_right), (wrong, fitness)) if some]
 
 
-def _quotes(record: dict) -> bool:
-    """Whether every word of the memories stands in the sections; the first memory is none."""
+def _other_words(record: dict) -> int:
+    """Count the words of the memories that no section holds, nor the first memory, which is none;
+    TeX's commands, such as that of an answer's box, are no words."""
     turns = record["turns"]
-    empty = turns[0]["memory"] if turns else ""
-    read = {word for turn in turns for word in _words(turn["section"])}
-    memories = {turn["memory"] for turn in turns} - {empty}
-    return bool(memories) and all(read.issuperset(_words(memory)) for memory in memories)
+    known = {*_words(turns[0]["memory"])} if turns else set()
+    known.update(word for turn in turns for word in _words(turn["section"]))
+    return len({word for turn in turns for word in _words(turn["memory"])} - known)
 
 
 def _words(text: str) -> list[str]:
-    return re.findall(r"\w+", text.casefold())
+    return re.findall(r"(?<!\\)\b\w+", text.casefold())
 
 
 # ---------------------------------------------------------------- on the page and in the terminal

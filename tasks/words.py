@@ -31,7 +31,7 @@ KINDS = {
 METRICS = {
     "sub_em": "share of right answers",
     "em": "share of exact answers",
-    "reward": "mean reward (100 % = right)",
+    "reward": "mean reward",
     "f1": "mean overlap of words (F1)",
 }
 

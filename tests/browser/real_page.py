@@ -45,7 +45,9 @@ def stream(folder):
     config = StreamConfig(epochs=2, arms=("none", "memrl"))
     outcomes = [outcome("none", None), outcome("memrl", 0.25)]
     summary = streams.summarise_stream(config, outcomes)
-    (folder / "report.html").write_text(streams._page(summary, config, outcomes, folder, LONG, True))
+    (folder / "report.html").write_text(
+        streams._page(summary, config, outcomes, folder, LONG, True)
+    )
     return folder / "report.html"
 
 
@@ -75,10 +77,12 @@ def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa:
 @pytest.mark.parametrize("width", [360, 1400])
 def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, width):  # noqa: F811
     page = browser.open(stream(tmp_path).as_uri(), width=width)
-    lines = """[...document.querySelectorAll('.texts td')].filter(td => FILTER).map(td => {
+    lines = """[...document.querySelectorAll('td')].filter(td => FILTER).map(td => {
       const range = document.createRange(); range.selectNodeContents(td)
       return [range.getClientRects().length, td.clientWidth] })"""
-    numbers = page.run(lines.replace("FILTER", "/^-?[\\d.]+$/.test(td.textContent)"))
+    numbers = page.run(
+        lines.replace("FILTER", "td.offsetParent && /^-?[\\d.]+( %)?$/.test(td.textContent)")
+    )
     assert numbers and all(n == 1 for n, _ in numbers)
     sentences = page.run(lines.replace("FILTER", "/similarity/.test(td.textContent)"))
     assert sentences and all(wide > 200 for _, wide in sentences)
@@ -100,3 +104,15 @@ def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
         page = browser.open(address, dark=dark)
         assert page.run(ratio) >= 4.5
         page.close()
+
+
+def test_a_table_shows_that_it_scrolls(browser, tmp_path):  # noqa: F811
+    """On a phone it is wider than its frame, whose shades at the sides stay while it moves."""
+    page = browser.open(long_names(tmp_path).as_uri(), width=360)
+    page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
+    assert page.run("[...document.querySelectorAll('.scroll')]"
+                    ".some(e => e.scrollWidth > e.clientWidth + 20)")  # fmt: skip
+    looks = page.run("(e => [getComputedStyle(e).overflowX, getComputedStyle(e)"
+                     ".backgroundAttachment])(document.querySelector('.scroll'))")  # fmt: skip
+    assert looks == ["auto", "local, local, scroll, scroll"]
+    page.close()

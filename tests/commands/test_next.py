@@ -105,3 +105,12 @@ def test_a_command_is_that_of_this_python(monkeypatch, tmp_path, capsys):
     assert not shown.out  # which other programs may read
     line = """echo 'It'"'"'s here.' | python /opt/memagent/cli.py ask - 'Where?'"""
     assert shown.err == f"Next, ask:\n{line}\n"
+
+
+def test_evaluations_comparisons_and_reports_end_in_what_was_read(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    small = "eval --agents none --lengths 1 --n 2 --temperatures 0 --name"
+    assert following(f"{small} e") == "show runs/e --wrong"
+    run(f"{small} f")
+    assert following("compare runs/e runs/f") == "show runs/e"
+    assert following("report runs/e") == "show runs/e"

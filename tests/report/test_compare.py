@@ -1,6 +1,7 @@
 """Evaluations side by side: pairs, intervals, what is left out, what is refused."""
 
 import json
+from pathlib import Path
 
 import pytest
 from test_page import HOSTILE, Page, row
@@ -9,12 +10,14 @@ from typer.testing import CliRunner
 import cli
 from config.errors import UserError
 from report import compare
-from report.compare import Evaluation, side_by_side
+from report.compare import side_by_side
+from report.folder import Run
 from report.summary import difference_interval, summarise, write_summary
 
 
-def run(name, rows, unit="sections", metric="sub_em", suite=None):
-    return Evaluation(name, rows, unit, metric, suite)
+def run(name, rows, unit="sections", metric="sub_em", **settings):
+    about = {"unit": unit, "metric": metric}
+    return Run(Path(name), about, rows, config=json.dumps({"eval": settings}), title=name)
 
 
 def asked(right, ids=range(20), **other):
@@ -100,7 +103,10 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
     assert done.exit_code == 0, done.output
     assert "run: trained − c: trained" in done.output
     words = " ".join(done.output.split())
-    assert "one_fact 1.0 +80.0 +60 …" in words and "25 questions of the first alone" in words
+    assert (
+        "+80.0 (+60 … +100, n 15) one_fact, 4 sections, T 1.0" in words
+        and "25 questions of the first alone" in words
+    )
     page = Page((tmp_path / "x" / "compare-run-c.html").read_text())
     assert "run: trained minus c: trained" in page.text and "+80.0" in page.text
     assert "25 questions of the first alone" in page.text and page.tags.count("svg") == 1
@@ -108,6 +114,11 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
     assert invoke(a, b, "--out", out).exit_code == 0  # two of one name are called by their paths
     assert f"{a}: trained minus {b}: trained" in Page(out.read_text()).text
     assert [path.name for path in tmp_path.glob("*/*.html")] == ["compare-run-c.html"]
+
+
+def test_settings_that_differ_are_said():
+    first, second = (run(x, asked(3), model=x, seed=0, runs=x) for x in "mn")
+    assert compare.remarks(side_by_side([first, second])) == ["model: m m, n n."]
 
 
 def test_markup_in_names_is_shown_as_text(tmp_path):

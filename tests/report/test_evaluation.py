@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from config.options import EvalConfig
 from embedded import tiny
 from report import evaluation
 from report.folder import read_run
-from report.rows import latest
+from report.rows import TRANSCRIPTS_MIB, latest
 from report.status import release
 
 ROOT = Path(__file__).parents[2]
@@ -131,3 +132,11 @@ def test_its_settings_are_replayed(asked, models):
     )  # fmt: skip
     assert now == then and suite == same
     assert json.loads((asked / "e" / "summary.json").read_text())["cells"]
+
+
+def test_cells_have_equal_room_for_transcripts_and_what_earlier_ones_left_over():
+    config = EvalConfig(agents=("memagent", "full"), temperatures=(1.0, 0.0))
+    mib = TRANSCRIPTS_MIB << 20
+    rooms = [evaluation.room(config, 2, cells) for cells in (1, 2, 8)]
+    assert rooms == [mib // 8, mib // 4, mib]
+    assert evaluation.room(replace(config, part="2/4"), 2, 8) == mib // 4

@@ -107,12 +107,10 @@ def test_what_is_known_of_every_step_is_drawn(tmp_path):
     assert first.count("<svg") == 1 and "Band: the 95 % interval" in first
 
 
-def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
-    tmp_path, monkeypatch
-):
+def test_a_training_shows_readings_of_its_last_recorded_step_right_and_wrong(tmp_path):
     folder = training(tmp_path / "run")
     writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
-    for k, rewards in enumerate([(0, 1), (0, 0), (0.5, 1), (1, 1), (0.5, 1)]):
+    for k, rewards in enumerate([(0, 1), (0, 0.5, 1, 0)]):
         made = []
         for sample, reward in enumerate(rewards):
             one = trajectory(k, sample, a=1)
@@ -121,16 +119,13 @@ def test_the_newest_right_and_the_newest_wrong_one_are_found_however_far_back(
         writer.write([runlog.packed(made, Agent(), k)])
     with (folder / "trajectories.jsonl.gz").open("ab") as file:
         file.write(records.MEMBER + b"torn")
-    assert [(r["step"], r["sample"]) for r in records.newest(folder)] == [(4, 1), (1, 1)]
+    assert [(r["step"], r["sample"]) for r in read_run(folder).records] == [
+        (1, k) for k in range(4)
+    ]
     html = shown(rewrite_report(folder)).html
-    first = html.partition("<h2>Readings</h2>")[2].partition("</section>")[0]
-    assert first.index("training step 4") < first.index("training step 1<")
-    monkeypatch.setattr(records, "LOOKED_AT", 3)
-    assert [r["step"] for r in records.newest(folder)] == [4]
-    monkeypatch.setattr(records, "LOOKED_AT", 9)
-    monkeypatch.setattr(records, "LOOKED_THROUGH", 100)  # a member is longer
-    assert [r["step"] for r in records.newest(folder)] == [4]
-    assert records.newest(tmp_path) == []
+    readings = html.partition("<h2>Readings</h2>")[2].partition("</section>")[0]
+    assert re.findall('class="tag ">([^<]*)<', readings) == ["reward 0.5", "reward 0"]
+    assert "training step 0" not in readings
 
 
 # ---------------------------------------------------------------- an evaluation

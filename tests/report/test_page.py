@@ -27,8 +27,7 @@ from report import plots
 from report.folder import read_run
 from report.headline import headline
 from report.markup import Markup
-from report.page import write_report
-from report.published import TEN
+from report.page import TEN, write_report
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.training import read_training
@@ -326,17 +325,11 @@ def test_the_right_example_is_a_long_one_whose_memories_are_words_of_the_documen
     assert examples([], "") == []
 
 
-def test_what_few_questions_say_is_faint_and_long_tables_are_folded(tmp_path):
+def test_what_few_questions_say_is_faint(tmp_path):
     rows = [row(length=n, id=str(i)) for n in (4, 16) for i in range(n // 2)]
     html = page(tmp_path / "eval", rows).html
     faint = re.findall(r'<span class="few">(.*?)</span>', html)
     assert len(faint) == 1 and "n 2" in faint[0]  # of 4 sections; 16 have 8 questions
-    label = "Questions that need one fact, by sections"
-    rows = [row(f"agent {i}") for i in range(13)]
-    body = page(tmp_path / "long", rows).html.partition(f"<summary>{label} (13 rows)</summary>")[2]
-    assert body.partition("</details>")[0].count("<tr>") == 14
-    short = page(tmp_path / "short", rows[:12]).html
-    assert f"{label}</caption>" in short and "(12 rows)" not in short
 
 
 @pytest.mark.usefixtures("rendered")

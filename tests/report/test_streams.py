@@ -38,13 +38,10 @@ def outcome(arm: str, mean: float | None) -> dict:
     ]  # fmt: skip
     names = ("q_negative", "q_zero", "q_positive", "q_min", "q_10", "q_median", "q_90", "q_max")
     stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
-    entry = {"id": 1, "q": -0.5, "visits": 2, "wins": 1, "task": "a", "epoch": 0, "kind": "script",
-             "experience": text}  # fmt: skip
     return {
         "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
         "frozen": {}, "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
-        "bank": [] if mean is None else [entry],
     }  # fmt: skip
 
 

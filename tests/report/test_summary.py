@@ -117,7 +117,7 @@ def test_the_table_fits_80_columns_with_five_lengths():
     assert "intervals: table.md" in " ".join(text[-2:])
 
 
-def test_tables_say_in_how_many_cells_something_went_wrong():
+def test_tables_say_how_often_something_went_wrong():
     rows = [
         row("a", "q", "1.0", 4, "x", 1.0),
         *(row("a", "q", "1.0", 4, k, 0.0, prediction=None, response=response)
@@ -129,8 +129,8 @@ def test_tables_say_in_how_many_cells_something_went_wrong():
     assert (cell["unformed"], cell["empty"], cell["failed"]) == (2 / 5, 2 / 5, 0)
     assert (failed["unformed"], failed["empty"], failed["failed"]) == (0, 0, 1)
     for text in (said(summary), markdown_of(summary)):
-        assert "failures, counted as wrong, in 1 of 2 cells" in text
-        assert "answers without the form asked for, counted as wrong, in 1 of 2 cells" in text
+        assert "failures, counted as wrong: 1 of 6" in text
+        assert "answers without the form asked for, counted as wrong: 2 of 6" in text
     assert "wrong" not in markdown_of(summarise(rows[:1]))
     del summary["cells"][0]["unformed"]  # of an earlier version
     assert len(csv_of(summary).splitlines()) == 3

@@ -60,6 +60,9 @@ def test_every_row_is_packed_and_opens_its_own_transcript(monkeypatch):
             assert opened == ["div", "", *trace(records[at])]
         else:
             assert at is None
+    assert column(packed["list"], "sections").count("kept") == 3
+    # one of the four that were wrong
+    assert "All sections were kept of 1 of the 4 readings that were not fully right" in section.note
     # equal texts come once
     assert packed["list"]["question"]["values"] == ["Where is 0?", "Where is 2?", "Where is 1?"]
 

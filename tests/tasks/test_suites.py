@@ -20,7 +20,7 @@ from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
-from report.published import TABLES, TEN
+from report.page import TABLES, TEN
 from suites.ruler import ESSAY
 from tasks import readers, ruler
 from tokens.codec import Codec
@@ -166,7 +166,7 @@ def test_one_command_makes_the_whole_table(tmp_path, monkeypatch, questions, fil
     )
     assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
     page = (folder / "report.html").read_text()
-    for part in ("Comparisons", "By depth", "What was lost where", "Growth with the document"):
+    for part in ("Differences", "By depth", "What was lost where", "Cost of one question"):
         assert part in page
     assert (folder / "table.md").read_text().count("| made |") == 6
     assert (folder / "table.csv").read_text().count("\n") == 13
