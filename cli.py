@@ -20,7 +20,8 @@ from agents import find
 from commands.groups import add_groups
 from config import options
 from config.errors import UserError
-from config.flags import AgentGroup, AgentName, command
+from config.files import run_path
+from config.flags import DRY_RUN, RESUME, AgentName, CommandGroup, Compat, Config, Preset, command
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -29,6 +30,7 @@ from config.options import (
     RunConfig,
     SFTConfig,
 )
+from config.realmodels import titled
 from memagent import ReadConfig
 
 # Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
@@ -37,7 +39,7 @@ if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are 
     sys.stdout.reconfigure(errors="replace")
 
 app = typer.Typer(
-    cls=AgentGroup,
+    cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Language models that read more than they can hold.",
@@ -54,35 +56,14 @@ def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list
     ]
 
 
-Config = Annotated[
-    Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")
-]
-Preset = Annotated[
-    str,
-    typer.Option(
-        help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
-    ),
-]
-Compat = Annotated[
-    str,
-    typer.Option(
-        help="imitate a published system wherever the agent's settings can: paper or upstream; "
-        "prints what it sets and what it cannot imitate",
-        rich_help_panel="How the agent reads",
-    ),
-]
-RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
-DRY_RUN = "try the whole run on a tiny random model: two steps, an export"
-
-
 @command(
     app,
     RunConfig,
     GRPOConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["train"],
     more=find.own_flags,
     unused=find.unused_in_training,
+    in_force=find.in_training,
 )
 def train(
     config: Config = None,
@@ -94,7 +75,7 @@ def train(
     grpo: dict = {},
     agent: dict = {},
 ):
-    """Train a policy with GRPO; results lie in RUNS/NAME."""
+    """Train a policy with GRPO; results go to RUNS/NAME."""
     run, *_ = _merged(config, {}, run=run, grpo=grpo, agent=agent)
     name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
     theirs = find.compat_of(compat, [name], training=True)
@@ -104,7 +85,7 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = find.beginning(RunConfig(**run), resume)
+    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
     if axes := find.axes(reader, grpo_config, compat):
         typer.echo(axes)
     if dry_run:
@@ -121,9 +102,9 @@ def train(
     RunConfig,
     SFTConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["sft"],
     more=find.own_flags,
     unused=options.UNUSED["sft"],
+    in_force=find.in_force,
 )
 def sft(
     config: Config = None,
@@ -132,14 +113,15 @@ def sft(
     sft: dict = {},
     agent: dict = {},
 ):
-    """Warm a policy up on what a careful reader would write; results lie in RUNS/NAME."""
+    """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
     run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config = find.beginning(RunConfig(**run | {"agent": reader.name}), resume)
+    run = RunConfig(**run | {"agent": reader.name})
+    run_config = find.beginning(run, reader, resume, typer.echo)
     from commands.train import run_and_report
 
     run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
@@ -166,6 +148,8 @@ def export(
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
+    find.check_trained(run, step, out)
+    typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export
     from commands.export import finish
 
@@ -176,9 +160,9 @@ def export(
     app,
     EvalConfig,
     ReadConfig,
-    everyday=options.EVERYDAY["eval"],
     more=find.flags_of_evaluation,
     unused=find.unused_in_evaluation,
+    in_force=find.in_evaluation,
 )
 def _eval(
     config: Config = None,
@@ -187,13 +171,13 @@ def _eval(
     evaluation: dict = {},
     agent: dict = {},
 ):
-    """Evaluate agents: accuracy by length with n and a 95 % interval; goes on where it was
-    stopped."""
-    from eval import run_suite
-    from tasks import hub
+    """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
+    from config.machine import check_here
+    from tasks import hub, sources
 
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
+    sources.check_sources(eval_config.data)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -207,15 +191,22 @@ def _eval(
         name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
         for name in names
     }
+    engine = "extractive" if eval_config.engine == "extractive" else ""
+    by = titled(eval_config.served_as or eval_config.model or engine)
+    where = run_path(eval_config.runs, eval_config.name)
+    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}; results go to {where}.")
+    check_here(eval_config)
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
+    from eval import run_suite
+
     suite = suites.pinned(suite, typer.echo)
     folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
-@command(app, AskConfig, ReadConfig, everyday=options.EVERYDAY["ask"], more=find.own_flags)
+@command(app, AskConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
 def ask(
     words: Annotated[
         list[str] | None,
@@ -236,33 +227,33 @@ def ask(
     agent: dict = {},
 ):
     """Answer a question about documents, showing the memory as it changes and its pages."""
-    from commands.ask import How
-    from commands.ask import ask as run_ask
+    from commands.questions import How
+    from commands.questions import run as run_ask
+    from config.machine import check_here
 
-    how = How(reader, preset, compat, agent)
-    run_ask(words or [], AskConfig(**settings), how, resume, also or ())
+    config, how = AskConfig(**settings), How(reader, preset, compat, agent)
+    check_here(config)
+    run_ask(words or [], config, how, resume, also or ())
 
 
 @command(app)
 def show(
-    path: Annotated[Path, typer.Argument(help="a run's folder, or a file of trajectories")],
+    path: Annotated[Path, typer.Argument(help="a run's folder, or a file of readings")],
     step: Annotated[int | None, typer.Option(help="only this training step")] = None,
     task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
-    wrong: Annotated[bool, typer.Option(help="only trajectories with reward 0")] = False,
+    wrong: Annotated[bool, typer.Option(help="only readings with reward 0")] = False,
     n: Annotated[int, typer.Option("--n", help="how many")] = 3,
     agent: Annotated[
         str, typer.Option(help="the file of an agent of your own, which then shows its turns")
     ] = "",
 ):
-    """Print trajectories: each section, the memory before and after, the answer, the reward."""
+    """Print readings: each section, the memory before and after, the answer, the reward."""
     from commands.show import show as run_show
 
     run_show(path, step, task, wrong, n, agent)
 
 
-@command(
-    app, PlanConfig, GRPOConfig, ReadConfig, everyday=options.EVERYDAY["plan"], more=find.own_flags
-)
+@command(app, PlanConfig, GRPOConfig, ReadConfig, more=find.own_flags, in_force=find.in_training)
 def plan(
     config: Config = None,
     name: AgentName = "",
@@ -317,6 +308,8 @@ def demo(
         raise UserError(f"There is no demo of {agent!r}: it does not read section by section.")
     if name is None:
         name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
+    line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
+    typer.echo(f"{line} {Path(runs, name)}.")
     run_demo("long" if long else "short" if short else "default", seed, name, runs, kind.name)
 
 

@@ -26,6 +26,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
+from config.plugins import failure
 from config.terminal import bar
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
@@ -205,7 +206,7 @@ class Filling:
         except UserError:
             raise
         except Exception as error:
-            raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+            raise failure(error) from error
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
         """Count a turn, and drop what a row does not need of it."""

@@ -16,6 +16,7 @@ import copy
 from collections.abc import Generator, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
@@ -28,6 +29,14 @@ from tokens.templates import Wording, read_template, split_template, wording_of
 
 if TYPE_CHECKING:
     from tokens.codec import Codec, Sections, Text
+
+
+def __getattr__(name: str):
+    """Find the function `ask` in the commands, which import this module (commands/questions.py)."""
+    if name != "ask":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return import_module("commands.questions").ask
+
 
 # ---------------------------------------------------------------- what travels
 
@@ -160,10 +169,7 @@ NO_MEMORY = "No previous memory"
 
 @dataclass(frozen=True, slots=True)
 class ReadConfig(TemplateConfig):
-    """How an agent reads.
-
-    Every field is a flag; a model folder may bring its own defaults (agent.yaml).
-    """
+    """How an agent reads: every field is a flag; a model folder may bring its own (agent.yaml)."""
 
     chunk_tokens: Annotated[int, COUNT] = 2048
     """tokens of one section"""
@@ -300,10 +306,7 @@ class Agent:
         """Raise a UserError if a task cannot be done at all; asked before anything is."""
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
-        """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's.
-
-        A failed trajectory has no answer.
-        """
+        """Grade the answer, in [0, 1]; `outcome` is GRPOConfig's. One that failed has none."""
         task = trajectory.task
         scores = grade(trajectory.answer, task.answers, self.config.form, task.asks_for_all)
         if (score := task.score(scores.pred)) is not None:
@@ -320,10 +323,7 @@ class Agent:
         return formed(answer, self.config.form) if prompt.final else None
 
     def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
-        """Return each turn's own rewards by name, raw; their sum is compared turn by turn.
-
-        None: it has none.
-        """
+        """Return each turn's own rewards by name, raw: their sum is compared by turn. None: none."""
         return None
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:

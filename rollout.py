@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from config.errors import AgentError, UserError
+from config.plugins import told
 from data import Task, seed_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from tokens.codec import Codec
@@ -112,7 +113,8 @@ def advance(agent: Agent, steps: Generator, turn: Turn | None = None) -> Prompt 
     """
     at = "" if turn else _place(steps)  # a generator that has ended stands nowhere
     try:
-        prompt = steps.send(turn)
+        with told(AgentError):
+            prompt = steps.send(turn)
     except StopIteration:
         if turn is None:
             raise AgentError(f"The agent {agent.label} ended without a prompt ({at}).") from None

@@ -14,12 +14,12 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 import suites
 from config import files, options
-from config.errors import UserError
+from config.errors import UserError, meant
 from config.flags import Panels, given_in
 from config.foreign import from_json
 from config.options import (
@@ -34,7 +34,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import check_model, settings_folder
+from config.realmodels import check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -102,10 +102,31 @@ def _config(kind: type[Agent], settings: Mapping[str, object]) -> object:
     return kind.Config(**{name: value for name, value in settings.items() if name in hints})
 
 
-def agent_hints(more: Iterable[str] = ()) -> dict[str, object]:
-    """Map the settings of all agents, also of `more` and of files loaded before, to their types."""
-    kinds = map(find, dict.fromkeys([*names(), *more, *FINDER.loaded]))
-    return {name: hint for kind in kinds for name, hint in hints_of(kind.Config).items()}
+def agent_hints(
+    fields: Iterable[str], agents: Iterable[str] = (), all_checked: bool = True
+) -> dict[str, object]:
+    """Map settings of agents to their types: those of `agents` and of all that are loaded, and if
+    some of the `fields` are not among them, those of all others.
+
+    To import those takes half a second: unless their values are to be checked, it is enough that
+    the room has settings of these names.
+    """
+
+    def hints(agents: Iterable[str]) -> dict[str, object]:
+        return {
+            name: hint for agent in agents for name, hint in hints_of(find(agent).Config).items()
+        }
+
+    found = hints_of(Agent.Config) | hints(dict.fromkeys([*FINDER.loaded, *agents]))
+    others = {*fields} - found.keys()
+    if others and not all_checked:
+        room = "".join(
+            path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")
+        )
+        declared = {*re.findall(r"^    (\w+): ", room, re.M)}
+        found |= dict.fromkeys(others & declared, object)
+        others -= declared
+    return hints(names()) | found if others else found
 
 
 # ---------------------------------------------------------------- presets
@@ -124,11 +145,13 @@ def presets() -> dict[str, dict[str, dict]]:
 
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
-    choices = presets()
-    if agent and is_path(agent):
-        choices |= {preset: dict(sections) for preset, sections in find(agent).presets.items()}
+    theirs = find(agent).presets if agent and is_path(agent) else {}
+    choices = PRESETS | theirs
     if name not in choices:
-        raise UserError(f"Unknown preset {name!r}: choose one of {', '.join(choices)}.")
+        choices = presets() | theirs
+    if name not in choices:
+        near = meant(name, choices)
+        raise UserError(f"Unknown preset {name!r}.{near} Choose one of {', '.join(choices)}.")
     return {"run": {}, "grpo": {}, "agent": {}} | choices[name]
 
 
@@ -141,7 +164,10 @@ def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dic
         return {}
     choices = next((find(agent).compat for agent in agents if find(agent).compat), {})
     if name not in choices:
-        raise UserError(f"Unknown compat {name!r}: choose one of {', '.join(choices) or 'none'}.")
+        near = meant(name, choices)
+        raise UserError(
+            f"Unknown compat {name!r}.{near} Choose one of {', '.join(choices) or 'none'}."
+        )
     compat = choices[name]
     reading = {} if training else compat.reading
     return {"grpo": compat.grpo, "agent": compat.agent | reading}
@@ -222,7 +248,8 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
     """Read a config.yaml or agent.yaml: section -> fields.
 
-    given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
+    given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses,
+    and values of the settings of agents that are not named and not loaded are left as they are.
     No agent and no suite is loaded for it: of one in a file that was not loaded before, only those
     settings are returned that others have too.
     """
@@ -231,13 +258,17 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
     drop_removed(path, sections)
-    hints = {"agent": agent_hints(), "eval": suites.hints() | hints_of(EvalConfig)}
     agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
     suite = sections.get("eval", {}).get("suite")
     strange = {
         "agent": any(_is_strange(str(agent), known) for agent in agents),
         "eval": _is_strange(str(suite), suites.known),
     }
+    theirs = [] if strange["agent"] else [agent for agent in agents if agent and known(agent)]
+    all_checked = given is not None
+    hints = {"agent": agent_hints(sections.get("agent", {}), theirs, all_checked), "eval": {}}
+    if "eval" in sections:
+        hints["eval"] = suites.hints() | hints_of(EvalConfig)
     for section in [name for name in strange if strange[name] and name in sections]:
         raw[section] = {n: v for n, v in sections[section].items() if n in hints[section]}
     kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
@@ -261,9 +292,11 @@ def drop_removed(path: Path, sections: Mapping[str, dict]) -> None:
     value than the one that is a constant today."""
     for section, removed in options.REMOVED.items():
         values = sections.get(section, {})
-        for name in removed.keys() - agent_hints():  # an agent of the user's may have such a one
+        for name in removed.keys() & values:
+            if name in agent_hints([name]):  # an agent of the user's may have such a one
+                continue
             usual = removed[name]
-            if (value := values.pop(name, usual)) != usual:
+            if (value := values.pop(name)) != usual:
                 raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
@@ -401,17 +434,55 @@ def resumed(
     return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
 
 
-def beginning(run: RunConfig, resume: bool) -> RunConfig:
-    """Return the settings of a training that can begin. UserError, before torch is loaded: its
-    folder is another run's, or its data is not there."""
+QUICK = 1 << 24
+"""Bytes of a file of tasks whose first record is looked at before torch is loaded."""
+
+
+def beginning(
+    run: RunConfig, agent: Agent, resume: bool, say: Callable[[str], object], dry: bool = False
+) -> RunConfig:
+    """Return the settings of a training that can begin, after saying what it will do.
+
+    UserError, before torch is loaded: its folder is another run's, its data is not there, or this
+    machine lacks the device or the model (unless it is a `dry` run).
+    """
+    from config.machine import check_here
+    from tasks import readers
     from tasks.episodes import is_conversations
     from tasks.sources import check_sources, parts_of
 
-    if run.name and os.environ.get("RANK", "0") == "0":  # torchrun's others may come later
+    first = os.environ.get("RANK", "0") == "0"  # torchrun's others may come later
+    if run.name and first:
         files.check_folder(files.run_path(run.runs, run.name), resume)
     parts = [] if is_conversations(run.data) else parts_of(run.data)
-    check_sources([*(source for source, _ in parts), run.validation])
+    sources = [*(source for source, _ in parts), run.validation]
+    check_sources(sources)
+    for path in map(Path, sources):  # a large one takes its time, and torch with it
+        if files.is_file(path) and path.stat().st_size < QUICK:
+            next(readers.records_of(path), None)
+    if first:
+        where = Path(run.runs, run.name or "DATE-TIME")
+        begins = f"goes on in {where}" if resume else f"results go to {where}"
+        begins = "a dry run, which leaves nothing" if dry else begins
+        say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}; {begins}.")
+    if not dry:
+        check_here(run)
     return run
+
+
+def check_trained(folder: Path, step: int | None = None, out: Path | None = None) -> None:
+    """Raise a UserError for a folder that is no run with a checkpoint (of this step), and for
+    places of an export that are taken."""
+    names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
+    steps = sorted(int(name) for name in names if name.isdigit())
+    if not steps or "run" not in begun(folder, None):
+        raise UserError(f"{folder} is no run with a checkpoint.{files.near_run(folder)}")
+    if step is not None and step not in steps:
+        kept = ", ".join(map(str, steps))
+        raise UserError(f"{folder} has no checkpoint of step {step}; there are {kept}.")
+    places = (out, out.absolute().with_name(f"{out.absolute().name}-adapter")) if out else ()
+    if taken := next((place for place in places if place.exists()), None):
+        raise UserError(f"{taken} is there already: give another --out.")
 
 
 def resolve(
@@ -429,7 +500,7 @@ def resolve(
     that a bank of the model's folder stands for the file that it names.
     """
     agent = agent or agent_of(preset, model)
-    fields, hints = preset_of(preset, agent), agent_hints([agent])
+    fields, hints = preset_of(preset, agent), agent_hints(settings, [agent])
     if unknown := next((field for field in settings if field not in hints), ""):
         raise UserError(
             f"The settings do not fit: the agent {find(agent).__name__} has no setting {unknown!r}."
@@ -520,6 +591,38 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
         found = [agent_of(given.get("preset", "default"), model, given, flag)]
     return [plain for name in found if (plain := name.partition("@")[0])]
+
+
+def in_force(
+    arguments: Sequence[str],
+    flag: str = "agent",
+    usual: str | Path = EMBEDDED,
+    training: bool = False,
+) -> dict[str, object]:
+    """Return the values that the settings of a command line have where no flag says otherwise.
+
+    flag: the one that names agents. usual: the model that answers where none is named. training:
+    whether those of GRPO are among them.
+    """
+    given = given_in(arguments)
+    _, stored = _begun_by(given)
+    run = stored.get("run", {}) | stored.get("eval", {}) | given
+    model = run.get("model") or (None if run.get("endpoint") else usual)
+    model = EMBEDDED if model == options.TINY else model
+    agents = agents_of(arguments, flag)
+    preset = preset_of(given.get("preset", "default"), agents[0])
+    fields = preset["run"] | {flag: agents[0]}
+    if flag == "agents" and flag not in run:
+        fields[flag] = tuple(dict.fromkeys((*agents, *EvalConfig().agents[1:])))
+    if training:
+        fields |= asdict(GRPOConfig(**preset["grpo"] | find(agents[0]).training))
+    fields |= asdict(_config(find(agents[0]), of_model(model) | preset["agent"]))
+    return fields | {name: value for values in stored.values() for name, value in values.items()}
+
+
+in_training = partial(in_force, training=True)
+in_evaluation = partial(in_force, flag="agents")
+in_reading = partial(in_force, usual=options.READER)
 
 
 def _panel(name: str) -> tuple[str, type, int]:

@@ -1,7 +1,8 @@
 """Ask a question about documents and show the memory as it changes, with its pages.
 
-Holds: `ask`, `How`. Leaves out: the forms of files (tasks/forms.py), who answers
-(engines/local.py), the agents, the engines, the page (report/page.py).
+Holds: `begun`, `resumed`, `answered`. Leaves out: the command and its prompt
+(commands/questions.py), the forms of files (tasks/forms.py), who answers (engines/local.py), the
+agents, the engines, the page (report/page.py).
 Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/documents.py.
 
 A reading is a folder, RUNS/NAME, from which it can be gone on with at any time:
@@ -18,21 +19,20 @@ from __future__ import annotations
 import contextlib
 import json
 import shlex
-import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from datetime import datetime
 from itertools import count
 from pathlib import Path
 
-import typer
 from rich.text import Text as Styled
 
 from agents import find
+from commands.questions import Answer, How
 from config import files
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clean
 from config.foreign import from_json
 from config.locks import writing
 from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, without_url
@@ -73,22 +73,6 @@ ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "respon
 ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
 
 
-@dataclass(frozen=True, slots=True)
-class How:
-    """Who reads, and how, as far as the user said."""
-
-    agent: str = ""
-    preset: str = "default"
-    compat: str = ""
-    settings: dict = field(default_factory=dict)
-
-    @property
-    def given(self) -> dict[str, str]:
-        """Return the flags that decide on the agent."""
-        flags = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
-        return {name: value for name, value in flags.items() if value not in ("", "default")}
-
-
 @dataclass(slots=True)
 class Inquiry:
     """One reading: what is read and asked, by whom, and where it is kept."""
@@ -126,43 +110,17 @@ class Inquiry:
             given["embedder"] = agent.embedder
         flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
         trust = " --trust-remote-code" if c.trust_remote_code else ""
-        return f"go on with: ask --resume --name {c.name}{''.join(flags)}{trust}"
+        return f"go on with: python cli.py ask --resume --name {c.name}{''.join(flags)}{trust}"
 
 
-def ask(
-    words: Sequence[str],
-    config: AskConfig,
-    how: How = How(),
-    resume: bool = False,
-    also: Sequence[str] = (),
-) -> None:
-    """Read documents, showing the memory whenever it changes; end with the answer and its pages.
+def answered(
+    readings: list[Inquiry], how: How, further: Callable[[], str] | None = None
+) -> list[Answer]:
+    """Open what answers, choose the agent by the first reading, and do all of them.
 
-    words: files and folders, the question last. also: further questions about the same text, each
-    a reading of its own. resume: go on with the reading config.name, with the settings that it
-    began with. UserError for what the user can mend; Ctrl-C leaves with 130.
+    further: asked for a question when all have been answered, until it returns ""; each of these is
+    a reading that is added to the list.
     """
-    readings: list[Inquiry] = []
-    console.stderr = config.json
-    try:
-        readings += [_resumed(words, config, how, also)] if resume else _new(words, config, also)
-        answers = _answer(readings, how)
-        if config.json:
-            escaped = "utf" not in (sys.stdout.encoding or "").lower()  # else letters would be lost
-            typer.echo(json.dumps(answers, ensure_ascii=escaped, indent=1))
-    except KeyboardInterrupt:
-        reading = next((reading for reading in reversed(readings) if reading.folder), None)
-        kept = reading and (reading.folder / "document.json").exists()
-        rest = "what was read before is kept" if resume else "nothing was read"
-        rest = f"{reading.done}; {reading.again}" if kept else f"; {rest}"
-        typer.echo(f"memagent: stopped{rest}", err=True)
-        raise typer.Exit(130) from None
-    finally:
-        console.stderr = False
-
-
-def _answer(readings: Sequence[Inquiry], how: How) -> list[dict]:
-    """Open what answers, choose the agent by the first reading, and do all of them."""
     first, several = readings[0], len(readings) > 1
     agents = [first.agent] if first.agent else _candidates(first.config, how)
     for remark in first.document.remarks:
@@ -174,12 +132,13 @@ def _answer(readings: Sequence[Inquiry], how: How) -> list[dict]:
         tell=lambda words: say(words, "yellow"),
     )
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
-    keep = first.config.cache_tokens if several else 0  # sections, for the next question
+    keep = first.config.cache_tokens if several or further else 0  # sections, for the next question
+    say(f"Opening {first.by} ...")
     engine = open_reader(evaluation, agents, window=first.window, terms=terms, cache_tokens=keep)
     with contextlib.closing(engine):
         if first.agent is None:
-            _choose(first, how, engine, agents)
-        say(first.by)
+            way = _choose(first, how, engine, agents)
+            say(f"{way[0].upper()}{way[1:]}.")
         if axes := find.axes(first.agent, compat=how.compat):
             say(axes)
         _say_notes(first.config)
@@ -189,14 +148,23 @@ def _answer(readings: Sequence[Inquiry], how: How) -> list[dict]:
             if several:
                 say(f"question {number} of {len(readings)}: {reading.question}", "bold")
             answers.append(answer := _kept(reading, engine, warm=number > 1))
-            if several:
-                all_tokens = answer["prompt_tokens"]
-                new = all_tokens - answer["reused_tokens"]
-                say(f"{answer['seconds']:.1f} s, {new:,} of {all_tokens:,} tokens read anew")
+            if len(readings) > 1:
+                new = answer.prompt_tokens - answer.reused_tokens
+                say(f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed")
+            if further and number == len(readings) and (question := further()):
+                several, config = False, replace(first.config, name=_free_name(first.config))
+                more = replace(first, question=question, config=config, folder=None, done="")
+                readings.append(more)
     return answers
 
 
-def _kept(reading: Inquiry, engine: Engine, warm: bool) -> dict:
+def _free_name(config: AskConfig) -> str:
+    """Return the first of NAME-2, NAME-3, ... that no run has."""
+    names = (f"{config.name}-{number}" for number in count(2))
+    return next(name for name in names if not files.run_path(config.runs, name).exists())
+
+
+def _kept(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
     """Make the folder of a reading, unless it is there, and read."""
     new = reading.folder is None
     if new:
@@ -215,22 +183,9 @@ def _kept(reading: Inquiry, engine: Engine, warm: bool) -> dict:
 # ---------------------------------------------------------------- what is read
 
 
-def _new(words: Sequence[str], config: AskConfig, also: Sequence[str]) -> list[Inquiry]:
-    """Return a reading for each question; the second of a NAME is NAME-2."""
-    if len(words) < 2:
-        raise UserError('Name what to read and ask: ask FILE... "QUESTION".')
-    *paths, question = words
-    questions = question, *also
-    for each in questions:
-        if not each.strip():
-            raise UserError("The question is empty: it comes last, after the files.")
-        try:
-            each.encode()
-        except UnicodeEncodeError:  # half a character, which no tokenizer reads
-            raise UserError(f"The question is not in UTF-8: {clip(clean(each), 200)}.") from None
-    with contextlib.suppress(OSError):  # what the system takes for no name
-        if Path(question).suffix and Path(question).is_file():
-            raise UserError(f"{question} is a file: the question comes last.")
+def begun(paths: Sequence[str], questions: Sequence[str], config: AskConfig) -> list[Inquiry]:
+    """Read the documents; return a reading for each question, of which the second of a NAME is
+    NAME-2."""
     numbers = ["", *(f"-{k}" for k in range(2, len(questions) + 1))]
     names = [f"{config.name}{number}" if config.name else "" for number in numbers]
     for name in filter(None, names):
@@ -250,7 +205,7 @@ def _free(folder: Path) -> None:
         raise UserError(f"{folder} holds a run: go on with it by --resume, or give another --name.")
 
 
-def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Inquiry:
+def resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Inquiry:
     """Return the reading of this name as it was begun."""
     if not config.name:
         raise UserError("--resume goes on with a reading: say which by --name.")
@@ -272,7 +227,7 @@ def _resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[s
         document, question = Document.of(plain["document"]), plain["question"]
         by, window = plain["said"], plain["window"]
     except OSError as error:
-        raise UserError(f"There is no reading to go on with: {path}: {error.strerror}.") from error
+        raise UserError(f"No reading to go on with: {path} is not there.") from error
     except (ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is damaged: ask anew under another --name.") from error
     reader = find.find(how.agent) if how.agent else None
@@ -362,8 +317,8 @@ def _candidates(config: AskConfig, how: How) -> list[Agent]:
     return [made(name, config, how) for name in dict.fromkeys(names)]
 
 
-def _choose(reading: Inquiry, how: How, engine: Engine, agents: Sequence[Agent]) -> None:
-    """Choose the agent by the length of the document, and say why."""
+def _choose(reading: Inquiry, how: How, engine: Engine, agents: Sequence[Agent]) -> str:
+    """Choose the agent by the length of the document; return how it reads, and why."""
     named = {agent.name: agent for agent in agents}
     policy = find.model_or_default(reading.config.model, reading.config.endpoint)
     tokens = len(engine.codec.ids(reading.document.text))
@@ -380,12 +335,14 @@ def _choose(reading: Inquiry, how: How, engine: Engine, agents: Sequence[Agent])
     elif str(policy) not in PACKAGED and find.trained_agent(policy):  # those are as they came
         why = "the agent that the model was trained with"
     elif tokens <= window // 2:
-        agent, why = named["full"], "since it fits half a window; nothing was measured"
+        agent, why = named["full"], f"since it fits half the window of {window:,} tokens"
     else:
-        why = "since it is longer than half a window; nothing was measured"
+        why = f"since it is longer than half the window of {window:,} tokens"
     reading.agent, fits = fitted(agent, engine.window, how.settings)
     way = "all at once " if agent.name == "full" else "section by section " * agent.by_section
-    reading.by += f", reading {way}with {agent.label}, {why}{fits}"
+    chosen = f"reading {way}with {agent.label}, {why}{fits}"
+    reading.by += f", {chosen}"
+    return chosen
 
 
 def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str]:
@@ -409,7 +366,7 @@ def _say_notes(config: AskConfig) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> dict:
+def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
     """Drive the agent, turn by turn; each is on the disk before the next one.
 
     Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
@@ -453,7 +410,8 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> dict:
                     n_read, section = n_read + 1, turn.prompt.section
                 reading.done = f", read {min(n_read, n_sections):,} of {_sections(n_sections)}"
                 if number == recorded:
-                    say(f"Read before: {_sections(n_read)}.", to=progress.console)
+                    before = f"Read before: {n_read:,} of {_sections(n_sections)}."
+                    say(before, to=progress.console)
                 if number > recorded:
                     row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
                     rows.append(row)
@@ -467,7 +425,7 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> dict:
                 progress.update(steps, completed=min(finished, n_steps), note=note)
         except UserError as error:
             raise UserError(f"{error}{_advice(error, reading, agent, turn)}") from error
-    return _end(reading, agent, turn, trace) | cost
+    return replace(_end(reading, agent, turn, trace), **cost)
 
 
 def _n_sections(document: Document, agent: Agent, sections: Sequence[str]) -> int:
@@ -502,10 +460,11 @@ def estimate(
     """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes"."""
     about, n = "" if agent.codec.exact else "about ", tokens
     n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
+    part = "" if agent.whole else "a part of them "
     parts = [
         document.size(),
         f"{about}{n:,} token{'s' if n != 1 else ''}",
-        _sections(n_sections) if agent.by_section else "read in one prompt",
+        _sections(n_sections) if agent.by_section else f"{part}read in one prompt",
         f"about {duration(seconds)}" if seconds is not None else "",
     ]
     return ", ".join(filter(None, parts))
@@ -575,7 +534,7 @@ def remarks_on(agent: Agent, turn: Turn) -> list[str]:
     return [line.text for line in agent.lines(record_turn(turn)) if line.label == "remark"]
 
 
-def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
+def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answer:
     """Show the answer and its pages, and write the page with the whole trace; return them."""
     from report.page import write_reading
 
@@ -589,15 +548,17 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
             "--max-sections or the window cut them off."
         )
     if not agent.by_section and trace[-1]["where"]:
-        say(f"read: {trace[-1]['where']}", "dim")
-    stands = reading.document.stands(final, reading.question)
+        rest = "" if agent.whole else f"; --agent {find.DEFAULT} reads all of it"
+        say(f"read: {trace[-1]['where']}{rest}", "dim")
+    stands, words = reading.document.stands(final, reading.question)
     aside = " (not found in the document)" if stands["found"] is False else ""
-    say(f"answer: {final}{aside}" if final else "The response is empty.", "bold")
+    nothing = "No answer: the model wrote none. Try another --agent or --model."
+    say(f"answer: {final}{aside}" if final else nothing, "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
-    if stands["stands"]:
-        say(stands["stands"])
+    if words:
+        say(words)
     if remarks := reading.document.remarks:
         say(f"Remarks: {' '.join(remarks)}", "yellow")
     remarks = [*remarks, *remarks_on(agent, turn)]
@@ -607,10 +568,9 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> dict:
     for name, text in agent.files(trace).items():
         write_text(folder / name, text)
         say(f"What was kept: {folder / name}")
-    facts = {"read": reading.document.title, "by": reading.by, "answer": f"{final}{aside}"}
-    facts |= {"where": stands["stands"], "remarks": " ".join(remarks)}
-    page = write_reading(folder, whole, {k: v for k, v in facts.items() if v})
+    facts = {"remarks": " ".join(remarks), "read": reading.document.title, "by": reading.by}
+    page = write_reading(folder, whole, facts, answer=f"{final}{aside}", found=words)
     say(f"The whole trace: {page}")
-    found = {"question": reading.question, "answer": final, **stands, "remarks": remarks}
-    found |= {"report": str(page), "agent": agent.label}
-    return found | {"seconds": round(trajectory.seconds, 3)}
+    memory, seconds = clean(turn.prompt.memory).strip(), round(trajectory.seconds, 3)
+    beside = {"memory": memory, "remarks": remarks, "report": str(page), "agent": agent.label}
+    return Answer(reading.question, final, **stands, **beside, seconds=seconds)

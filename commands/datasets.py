@@ -14,12 +14,12 @@ import typer
 import suites
 from commands.fewshot import few_shot_command
 from config.errors import UserError
-from config.flags import AgentGroup, command
+from config.flags import CommandGroup, command
 from config.options import BuildConfig, FilterConfig
 from config.terminal import next_step
 
 data_app = typer.Typer(
-    cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
+    cls=CommandGroup, no_args_is_help=True, help="Look at, convert and build tasks."
 )
 File = Annotated[
     Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")

@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -142,7 +143,7 @@ def numbers() -> Iterator[Finding]:
 
 
 def models() -> Iterator[Finding]:
-    """List the real models at hand: packaged, converted, in the hub's cache."""
+    """List the real models that are here: packaged, converted, in the hub's cache."""
     from config.errors import UserError
     from models.packaged import at_hand
 
@@ -183,18 +184,34 @@ def findings() -> list[Finding]:
     return checked
 
 
+def version() -> str:
+    """Return the commit of this checkout, with Python and torch."""
+    git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
+    found = subprocess.run(git, capture_output=True, text=True) if shutil.which("git") else None
+    commit = found.stdout.strip() if found else ""
+    torch = _version("torch") or "not installed"
+    return f"memagent {commit or 'of no commit'}, Python {platform.python_version()}, torch {torch}"
+
+
 def show() -> bool:
     """Print the findings; returns whether everything that the default needs is installed."""
     from rich.table import Table
 
     from config.terminal import console, next_step
 
+    console.print("Looking at this machine, the packages, engines and models.")
     marks = {"ok": "ok", "missing": "MISSING", "other": "untested", "limit": "-"}
-    table = Table("", "found", "", "what to do")
+    table = Table("", "found", "")
     checked = findings()
+    pinned = {f.item for f in packages() if f.state == "ok"}
+    table.add_row("packages", f"{len(pinned)} as tested", "ok")
     for f in checked:
-        table.add_row(f.item, f.value, marks[f.state], f.advice)
+        if f.item not in pinned:  # what is to be done stands alone, to be copied whole
+            table.add_row(f.item, f.value, marks[f.state])
     console.print(table)
+    for f in checked:
+        if f.advice:
+            console.print(f"{f.item}: {f.advice}", markup=False, soft_wrap=True)
     missing = ", ".join(f.item for f in checked if f.state == "missing")
     console.print(f"Missing: {missing}." if missing else "All that the default needs is there.")
     if not missing:

@@ -56,9 +56,8 @@ def export(
     the folder atomically. trusted: the code that the run's settings name may run.
     UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
     """
+    find.check_trained(folder, step, out)
     saved, stored = checkpoints(folder), find.begun(folder, None)
-    if not saved or "run" not in stored:
-        raise UserError(f"{folder} is no run with a checkpoint.")
     code = {name: stored["run"].get(name) for name in ("agent", "trust_remote_code")}
     find.check_reach(folder / "config.yaml", code, {"trust_remote_code": True} if trusted else {})
     if agent := code["agent"]:
@@ -72,13 +71,8 @@ def export(
         step, damaged = newest_whole(folder)
         for wrong in damaged.values():
             say(f"{wrong}: the export is of step-{step}, which is whole.", "red")
-    if step not in saved:
-        steps = ", ".join(map(str, sorted(saved)))
-        raise UserError(f"{folder} has no checkpoint of step {step}; there are {steps}.")
     out = out and out.absolute()
     adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
-    if existing := [path for path in (out, adapter) if out and path.exists()]:
-        raise UserError(f"{existing[0]} is there already: give another --out.")
     alone = contextlib.nullcontext() if out else writing(folder, f"The run {folder}")
     out = out or folder / "model"
     files.make_folder(out.parent)

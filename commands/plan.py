@@ -66,7 +66,7 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
         short = {_short(name): name for name in CARDS}
         # the longest name first: an A100 is no A10 of 0 GiB
         names = "|".join(sorted(short, key=len, reverse=True))
-        found = re.fullmatch(rf"({names})(?:(\d\d+)(?:gi?b?)?)?", _short(card))
+        found = re.fullmatch(rf"({names})(?:([1-9]\d+)(?:gi?b?)?)?", _short(card))
         if not found:
             near = get_close_matches(_short(card), short, 1, 0.5)
             meant = f"did you mean {short[near[0]]}? Known are" if near else "choose one of"
@@ -219,7 +219,7 @@ def _explain(
     table.add_row("longest section, tokens", *(f"{n:,}" if n else "" for n in sections))
     console.print(table)
     console.print(
-        "With --recompute; no two turns share anything, and those that the cache does not hold wait. "
-        f"Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, {DECODE:.0%} "
-        f"and {UPDATE:.0%} of its peak for prefill, decode and update."
+        "With --recompute; no two turns share anything, and those that the cache does not hold "
+        f"wait. Seconds are an estimate for the {card}: rollout + update, at {PREFILL:.0%}, "
+        f"{DECODE:.0%} and {UPDATE:.0%} of its peak for prefill, decode and update."
     )

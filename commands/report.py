@@ -16,6 +16,7 @@ import typer
 from config.errors import UserError, clean
 from config.flags import command
 from config.foreign import from_json
+from data import extract_answer
 
 
 def report_command(app: typer.Typer) -> None:
@@ -101,4 +102,5 @@ def _reading(folder: Path, settings: dict) -> Path:
     running = is_running(folder)
     sections = f"{n_sections(record):,} sections"
     status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
-    return write_reading(folder, record, {"read": title, "by": reader}, status, running)
+    final, facts = extract_answer(answer, record["form"])[0], {"read": title, "by": reader}
+    return write_reading(folder, record, facts, status, running, clean(final))

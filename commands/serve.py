@@ -40,8 +40,9 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from agents import find
-from commands.ask import PATIENCE_S, How, evaluation_of, fitted, made, remarks_on
+from commands.ask import PATIENCE_S, evaluation_of, fitted, made, remarks_on
 from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
+from commands.questions import How
 from config.errors import UserError, clean, clip
 from config.options import EMBEDDED, TINY, ServeConfig
 from data import Task, extract_answer
@@ -111,9 +112,9 @@ def run(config: ServeConfig, how: How) -> None:
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    _log(_example(url, config, bool(key)))
     _log(f"{who.said}, reading with {agent.label}{fits}")
-    _log(f"The model {name} answers at {url} (Ctrl-C ends it).")
+    _log(f"The model {name} answers at {url} (Ctrl-C ends it). Ask it:")
+    _log(_example(url, config, bool(key)))
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -166,7 +167,8 @@ def _listen(config: ServeConfig) -> socket.socket:
         return listening
     except (OSError, OverflowError) as error:
         why = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
-        raise UserError(f"{config.host}:{config.port} cannot be listened on: {why}.") from None
+        at = f"{config.host}:{config.port} cannot be listened on: {why}"
+        raise UserError(f"{at}; give another --port or --host.") from None
 
 
 # ---------------------------------------------------------------- one request
@@ -246,8 +248,8 @@ class Exchange:
         }
 
     def metadata(self, found: tuple | None) -> dict[str, str]:
-        """Say in which sections the words of the answer stand, which were found in the document; as
-        in OpenAI's, all are strings."""
+        """Say in which sections the words of the answer were found in the document; as in OpenAI's,
+        all are strings."""
         document, agent = self.document, self.reading.agent
         facts = {
             "agent": agent.label,
@@ -258,7 +260,7 @@ class Exchange:
         if found is not None:
             ranges, phrase = found
             stands = "as a phrase" if phrase else "its words near each other"
-            facts["answer_stands"] = stands if ranges else "nowhere"
+            facts["answer_stands"] = stands if ranges else "not found in the document"
             facts["sections"] = ", ".join(map(str, self._sections_with(ranges)))
             facts["where"] = document.where(ranges) if ranges else ""
         return {name: fact for name, fact in facts.items() if fact}
@@ -493,7 +495,8 @@ def app(service, agent: Agent, terms: Terms):
             error = Refused(str(error))
         elif isinstance(error, HTTPException):
             paths = "POST /v1/chat/completions, GET /v1/models and GET /health are served"
-            why = f"{paths}, to web pages if --cors ORIGIN names them."
+            by_pages = request.method == "OPTIONS"  # a browser asks first
+            why = f"{paths}{', to web pages if --cors ORIGIN names them' * by_pages}."
             error = Refused(why, status=error.status_code)
         elif not isinstance(error, Refused):
             error = Refused(f"The server has failed: {type(error).__name__}.", status=500)

@@ -1,4 +1,4 @@
-"""Print recorded trajectories.
+"""Print recorded readings.
 
 Holds: `show`. Leaves out: how one is rendered (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
@@ -15,7 +15,7 @@ from report.records import read_records
 
 
 def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: str = "") -> None:
-    """Print the first n of the trajectories that match.
+    """Print the first n of the readings that match.
 
     agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
     """

@@ -27,7 +27,6 @@ from config.errors import UserError, clean, clip
 from config.files import is_file
 from config.flags import command
 from config.foreign import from_json, unpacked
-from config.terminal import next_step
 
 if TYPE_CHECKING:
     from agents.store import Entry, Store
@@ -299,5 +298,7 @@ def log(source: Source, task: Task = "", step: Step = None):
 
 
 def _next(why: str, command: str, source: Path, task: str, step: int | None) -> None:
+    from config.terminal import next_step
+
     flags = ("--task", task) * bool(task) + ("--step", step) * (step is not None)
     next_step(why, "memory", command, source, *flags)

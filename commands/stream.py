@@ -33,6 +33,7 @@ from config import files
 from config.errors import Unreachable, UserError, clip, kept
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
+from config.plugins import failure
 from config.terminal import bar, next_step
 from data import seed_of
 from engines.open import give_embedder, open_reader
@@ -460,7 +461,7 @@ def _guarded(
         away |= {task.id} if isinstance(error, Unreachable) else set()
         raise
     except Exception as error:
-        raise UserError(" ".join(f"{type(error).__name__}: {error}".split())) from error
+        raise failure(error) from error
 
 
 # ---------------------------------------------------------------- rows

@@ -184,7 +184,10 @@ def run_and_report(
 
     run = _named(hub.pinned(run, say))
     if ranks.is_first():
-        say(_opening(run, config, agent))
+        least, most = min(config.tasks_per_step), max(config.tasks_per_step)
+        n = str(most) if least == most else f"{least} to {most}"
+        each = "shown" if isinstance(config, SFTConfig) else f"each read {config.group_size} times"
+        say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
     page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
     try:
         with stops.stoppable():
@@ -203,18 +206,6 @@ def run_and_report(
     else:
         say(f"Neither checkpoint nor policy was kept; see {folder / 'report.html'}.")
     _next(run, config, agent, folder)
-
-
-def _opening(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
-    """Say what is trained on what, and how much that is."""
-    warm = isinstance(config, SFTConfig)
-    data = {"world": "generated English", "ledger": "generated sessions"}.get(run.data, run.data)
-    tasks = " to ".join(map(str, sorted({min(config.tasks_per_step), max(config.tasks_per_step)})))
-    each = "demonstrated once" if warm else f"each read {config.group_size} times"
-    return (
-        f"{'Warming up' if warm else 'Training'} {run.model or 'the embedded policy'} as "
-        f"{agent.label} on {data}. Steps: {config.steps}; documents a step: {tasks}, {each}."
-    )
 
 
 def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> None:
@@ -239,7 +230,7 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
         words += ("--agents", f"{agent.name},full") if named else ()
         next_step("evaluate it on questions that it has not seen", "eval", *words, runs=run.runs)
     else:
-        next_step("see what it reads wrong", "show", folder, "--wrong")
+        next_step("see what it read", "show", folder)
 
 
 def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
@@ -543,7 +534,7 @@ class TrainingProgress(lightning.Callback):
             self.say(done, *wrong, module.progress, *times)  # what fits, from the left
         if not self.last and (left := self.steps - done):
             took = timedelta(seconds=round(left * m["step_s"]))
-            self.say(done, f"It took {m['step_s']:.1f} s; {left} like it take {took}.")
+            self.say(done, f"It took {m['step_s']:.1f} s: {took} for the other {left}.")
         self.last.append(m)
         found = troubles([*self.last])
         for kind in [kind for kind in found if kind not in self.known]:

@@ -1,7 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `no_room`, `kept`, `clean`, `clip`,
-`first_line`, `loading`.
+Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `no_room`, `kept`, `clean`,
+`clip`, `first_line`, `meant`, `loading`, `show_traceback`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -10,8 +10,20 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Callable, Iterator
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from difflib import get_close_matches
+
+debugging = False
+"""Whether the command line has --debug."""
+
+
+def show_traceback() -> None:
+    """Print the traceback of the exception at hand, if the user asks for such."""
+    if debugging:
+        traceback.print_exc(file=sys.stderr)
 
 
 class UserError(Exception):
@@ -35,6 +47,14 @@ class AgentError(UserError):
 
 class Unreachable(UserError):
     """A server that gave no answer, also after some tries: what needed it may be begun anew."""
+
+
+class Stopped(BaseException):
+    """A signal has ended the work (config/stops.py); advice: what is kept, and how to go on."""
+
+    def __init__(self, number: int, advice: str = "stopped."):
+        super().__init__(advice)
+        self.number = number
 
 
 NO_ROOM = {
@@ -89,6 +109,16 @@ def clip(text: str, characters: int) -> str:
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without its final full stop."""
     return str(error).partition("\n")[0].rstrip(". ")
+
+
+def meant(word: str, choices: Iterable[str]) -> str:
+    """Ask whether the nearest of the choices is meant, in a sentence behind others; "" of none.
+
+    >>> meant("memagnt", ["full", "memagent"])
+    ' Did you mean memagent?'
+    """
+    near = get_close_matches(word, [*choices], n=1)
+    return f" Did you mean {near[0]}?" if near else ""
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
-from config.errors import UserError, clip, first_line
+from config.errors import UserError, clip, first_line, meant
 
 
 def is_file(path: str | Path) -> bool:
@@ -106,9 +106,17 @@ def check_folder(folder: Path, resume: bool) -> None:
                 "or go on with it by --resume."
             )
         if resume and not folder.exists():
-            raise UserError(f"There is no run {folder} to resume.")
+            raise UserError(f"There is no run {folder} to resume.{near_run(folder)}")
     except OSError as error:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
+
+
+def near_run(folder: Path) -> str:
+    """Ask whether a run of a like name is meant, beside a folder or in runs/; "" of none."""
+    if Path("runs", folder).is_dir() and not folder.is_absolute():
+        return f" Did you mean {Path('runs', folder)}?"
+    beside = {path.name for path in folder.parent.glob("*") if path.is_dir()} - {folder.name}
+    return meant(folder.name, beside)
 
 
 # ---------------------------------------------------------------- settings as YAML

@@ -1,12 +1,13 @@
 """Flags from settings: every field of a dataclass is a flag of a command, its docstring the help.
 
-Holds: `command`, `lazy`, `AgentGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
-commands (cli.py), the settings (config/options.py).
+Holds: `command`, `lazy`, `CommandGroup`, `AgentName`, `given_in`, `value_of`. Leaves out: the
+commands (cli.py), the settings (config/options.py), examples and other names (config/help.yaml).
 Exercise it: `python cli.py train --help`. Read next: cli.py.
 
 A command's own parameters come first, then the fields of its settings classes: everyday ones in
-the first panel, all others in panels with a title. The fields of agents depend on the agent named
-on the command line: such a command is built again once its arguments are known.
+the first panel, which is all that --help shows, the others in panels with a title (--help-all). The
+fields of agents depend on the agent named on the command line: such a command is built again once
+its arguments are known. --debug, anywhere, shows the traceback behind an error's sentence.
 """
 
 from __future__ import annotations
@@ -15,19 +16,24 @@ import errno
 import functools
 import importlib
 import inspect
+import re
 import typing
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import MISSING, fields
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from rich.markup import escape
+from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
-from config import options, settings
-from config.errors import UserError, clean, clip, no_room
-from config.stops import Stopped
+from config import errors, options, settings
+from config.errors import Stopped, UserError, clean, clip, no_room
+from config.files import read_yaml
+from config.plugins import told
 
 # errors by which the operating system rejects a path, wherever in the program it is first used
 REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
@@ -46,18 +52,114 @@ AgentName = Annotated[
         "model's",
     ),
 ]
+Config = Annotated[
+    Path | None, typer.Option(help="replay a run's config.yaml; other flags go on top")
+]
+Preset = Annotated[
+    str,
+    typer.Option(
+        help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
+    ),
+]
+Compat = Annotated[
+    str,
+    typer.Option(
+        help="imitate a published system wherever the agent's settings can: paper or upstream; "
+        "prints what it sets and what it cannot imitate",
+        rich_help_panel="How the agent reads",
+    ),
+]
+RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
+DRY_RUN = "try the whole run on a tiny random model: two steps, an export"
 # command -> function that builds it from its arguments
 BUILDERS: dict[str, Callable[[list[str]], TyperCommand]] = {}
 
 
-class AgentGroup(TyperGroup):
+NEAR = 0.75  # likeness of a flag that is offered for another, of 1
+everything = {"shown": False}  # whether this command line has --help-all
+
+
+@functools.cache
+def help_data() -> dict:
+    """Return the examples of commands, and what others call our flags."""
+    return read_yaml(Path(__file__).with_name("help.yaml"))
+
+
+def _examples(ctx: typer.Context) -> str:
+    """Return what stands below a command's help: lines that can be pasted."""
+    lines = help_data()["examples"].get(ctx.command_path.partition(" ")[2], ())
+    return "\n".join(
+        ["Examples:", *(f"python cli.py {escape(line)}" for line in lines)] * bool(lines)
+    )
+
+
+class Command(TyperCommand):
+    """A command whose help is short: its everyday flags and examples."""
+
+    def parse_args(self, ctx, args):
+        try:
+            return super().parse_args(ctx, args)
+        except NoSuchOption as error:
+            ours = {name for p in self.params for name in p.opts if name.startswith("--")}
+            other = help_data()["names"].get(error.option_name, "").split()
+            guess = [name for name in other if name in ours]
+            guess = guess or get_close_matches(error.option_name, ours, n=2, cutoff=NEAR)
+            error.possibilities = None
+            error.message += f". Did you mean {' or '.join(guess)}?" if guess else "."
+            raise
+
+    def format_help(self, ctx, formatter):
+        parts = [_examples(ctx)]
+        more = [p for p in self.params if getattr(p, "rich_help_panel", None)]
+        if more and not everything["shown"]:
+            for parameter in self.params:
+                parameter.hidden = parameter in more
+                parameter.help = _brief(parameter.help or "")
+            parts.append(f"--help-all lists {len(more)} more flags.")
+        self.epilog = "\n\n".join(filter(None, parts))
+        super().format_help(ctx, formatter)
+
+
+def _brief(text: str) -> str:
+    """Return the first clause of a help text, and its default.
+
+    >>> _brief("G; a list has one per length (default: 16)")
+    'G (default: 16)'
+    """
+    default = re.search(r" \(default: [^()]*\)$", text)
+    first = text.removesuffix(default[0] if default else "").partition(";")[0]
+    return first + (default[0] if default else "")
+
+
+class CommandGroup(TyperGroup):
     """Group of commands whose flags may depend on the arguments."""
+
+    def parse_args(self, ctx, args):
+        if ctx.parent is None:
+            ctx.help_option_names = ["-h", "--help"]
+            errors.debugging, everything["shown"] = "--debug" in args, "--help-all" in args
+            args = [{"--help-all": "--help"}.get(word, word) for word in args if word != "--debug"]
+        return super().parse_args(ctx, args)
+
+    def list_commands(self, ctx):
+        """List commands by panels, of the list of all commands."""
+        panels = help_data()["panels"] if ctx.parent is None else {}
+        for title, words in panels.items():
+            for name in words.split():
+                self.commands[name].rich_help_panel = title
+        ordered = [name for words in panels.values() for name in words.split()]
+        return [*ordered, *(name for name in super().list_commands(ctx) if name not in ordered)]
+
+    def format_help(self, ctx, formatter):
+        self.epilog = _examples(ctx) + "\n\nCOMMAND --help explains one." * (ctx.parent is None)
+        super().format_help(ctx, formatter)
 
     def resolve_command(self, ctx, args):
         name, resolved, rest = super().resolve_command(ctx, args)
         if resolved is not None and name in BUILDERS:
+            asks = ["--help"] if ctx.resilient_parsing else []  # a shell shows helps, too
             with errors_shown():
-                resolved = BUILDERS[name](rest)
+                resolved = BUILDERS[name]([*rest, *asks])
         return name, resolved, rest
 
 
@@ -65,28 +167,36 @@ def command(
     parent: typer.Typer,
     *classes: type,
     name: str | None = None,
-    everyday: Sequence[str] | None = None,
     more: Callable[[list[str]], Panels] | None = None,
     unused: Sequence[str] | Callable[[list[str]], Sequence[str]] = (),
+    in_force: Callable[[list[str]], dict] = lambda arguments: {},
 ) -> Callable:
     """Register a command whose flags are its own parameters and all fields of the settings classes.
 
     The function's last parameters are one dict per class: the fields that the user gave.
-    everyday: flags of the first panel, of the function and of the classes; None = all. more:
-    returns further settings classes from the arguments. unused: parameters and fields that are no
-    flags here, or what returns them from the arguments. A UserError becomes one sentence and exit
-    code 2.
+    more: returns further settings classes from the arguments. unused: parameters and fields that
+    are no flags here, or what returns them from the arguments. in_force: returns from the arguments
+    the values that the help shows, of those that are not the classes' own. A UserError becomes one
+    sentence and exit code 2.
     """
 
     def register(function: Callable) -> Callable:
         label = name or function.__name__.strip("_").replace("_", "-")
-        if not more:
-            return parent.command(name=label)(_runner(function, classes, everyday, (), unused))
+        everyday = (
+            options.EVERYDAY[label].split() if label in options.EVERYDAY and classes else None
+        )
+        if not classes:
+            return parent.command(name=label, cls=Command)(
+                _runner(function, (), None, (), (), None)
+            )
 
         def build(arguments: list[str]) -> TyperCommand:
             app = typer.Typer(add_completion=False)
             without = unused(arguments) if callable(unused) else unused
-            app.command(name=label)(_runner(function, classes, everyday, more(arguments), without))
+            values = in_force(arguments) if {"-h", "--help"} & {*arguments} else None
+            panels = more(arguments) if more else ()
+            runner = _runner(function, classes, everyday, panels, without, values)
+            app.command(name=label, cls=Command)(runner)
             return typer.main.get_command(app)
 
         return _listed(parent, label, function.__doc__, build)
@@ -133,17 +243,20 @@ def _runner(
     everyday: Sequence[str] | None,
     more: Panels,
     unused: Sequence[str],
+    in_force: dict | None,
 ) -> Callable:
-    """Wrap the function in one whose signature has a flag for each field."""
+    """Wrap the function in one whose signature has a flag for each field. in_force: None: nobody
+    asks for help."""
     declared = list(inspect.signature(function).parameters.values())
     named, dicts = declared[: -len(classes) or None], declared[len(declared) - len(classes) :]
     named = [p for p in named if p.name not in unused]
     hints = typing.get_type_hints(function, include_extras=True)
-    parameters = [p.replace(annotation=hints[p.name]) for p in named]
+    parameters = [p.replace(annotation=hints[p.name], kind=p.KEYWORD_ONLY) for p in named]
     names = {p.name for p in named}  # of all flags; a field that comes again adds none
     sections = [dict[str, object]() for _ in classes]  # per dict of the function: field -> type
     for title, cls, at in [*((None, cls, k) for k, cls in enumerate(classes)), *more]:
-        help_texts, kinds = settings.docs(cls), typing.get_type_hints(cls)
+        help_texts = {} if in_force is None else settings.docs(cls)  # which takes time
+        kinds = typing.get_type_hints(cls)
         without = settings.unflagged(cls)
         for field in fields(cls):
             kind = kinds[field.name]
@@ -159,11 +272,12 @@ def _runner(
             first = everyday is None or field.name in everyday
             panel = None if first else title or options.panel_of(field.name)
             default = field.default if field.default is not MISSING else ""
+            default = (in_force or {}).get(field.name, default)
             parameters.append(
                 _flag(field.name, kind, default, help_texts.get(field.name, ""), panel)
             )
-    late = {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} - {*(everyday or ())}
-    parameters.sort(key=lambda p: p.name in late)
+    order = {name: k for k, name in enumerate(everyday or ())}
+    parameters.sort(key=lambda p: order.get(p.name, len(order)))
 
     @functools.wraps(function)
     def run(**values):
@@ -203,8 +317,10 @@ def _given(kinds: dict[str, object], values: dict) -> dict[str, object]:
 def errors_shown() -> Iterator[None]:
     """Print a user's mistake as one sentence, without a traceback, and exit with its status."""
     try:
-        yield
+        with told():
+            yield
     except UserError as error:
+        errors.show_traceback()
         typer.echo(f"memagent: {clip(clean(error), 2000)}", err=True)  # it may quote a foreign file
         raise typer.Exit(error.status) from None
     except Stopped as stop:

@@ -35,7 +35,7 @@ from config.settings import (
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
 TINY = "tiny"  # its name as a --model of `ask`
-# the real model that reads where nothing else is at hand, as a --model and for a person
+# the real model that reads where nothing else is found, as a --model and for a person
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
 
@@ -124,7 +124,7 @@ class TrainConfig(Settings):
     """tasks (groups) per step; a list has one number per task length, the last one for all further
     lengths"""
     outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
-    """reward of a trajectory: exact = 1 for an accepted answer in the required form, ignoring case,
+    """reward of a reading: exact = 1 for an accepted answer in the required form, ignoring case,
     blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
     punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
@@ -162,7 +162,7 @@ class TrainConfig(Settings):
     """gradient checkpointing: recompute activations in the backward pass instead of storing them;
     saves memory, takes about a third longer"""
     in_flight: Count = 256
-    """maximum number of trajectories in flight"""
+    """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0
     """seed of everything random"""
 
@@ -179,17 +179,17 @@ class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
     group_size: Count = 16
-    """G, trajectories of one task"""
+    """G, readings of one task"""
     updates_per_rollout: Count = 1
-    """optimizer steps per rollout, each on its own share of the trajectories"""
+    """optimizer steps per rollout, each on its own share of the readings"""
     rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
     """approximate number of turns per optimizer step, instead of updates_per_rollout: longer
-    documents then give more steps, each on whole trajectories; 0 = use updates_per_rollout"""
+    documents then give more steps, each on whole readings; 0 = use updates_per_rollout"""
     without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
     """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
     normaliser of the loss and apply the KL term to them, as verl and vime do"""
     credit: Literal["share", "split"] = "share"
-    """advantage of a turn: share = the advantage of its trajectory; split = that advantage divided
+    """advantage of a turn: share = the advantage of its reading; split = that advantage divided
     by the number of turns"""
     normalisation: Literal["mean", "std"] = "std"
     """advantages within a group: mean = rewards minus their mean; std = also divided by their
@@ -198,8 +198,8 @@ class GRPOConfig(TrainConfig):
         "token_mean"
     )
     """average of the token losses: token_mean = over all tokens of an optimizer step on all
-    ranks; row_mean = over trajectories, of the sum over turns of their token means; turn_mean =
-    over turns, of their token means; trajectory_mean = over trajectories, of the mean over turns of
+    ranks; row_mean = over readings, of the sum over turns of their token means; turn_mean =
+    over turns, of their token means; trajectory_mean = over readings, of the mean over turns of
     their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
     out by without_signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
@@ -224,7 +224,7 @@ class GRPOConfig(TrainConfig):
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
     Not checked with --top-p below 1, where they differ anyway"""
     turns_per_trajectory: Annotated[int, NOT_NEGATIVE] = 0
-    """train on this many update turns of a trajectory, drawn at random and weighted up to stay
+    """train on this many update turns of a reading, drawn at random and weighted up to stay
     unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
     the reverse) is always trained whole"""
     temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
@@ -299,7 +299,7 @@ class RunConfig(Settings):
     """folder of LoRA adapters to go on from, as a run leaves them in RUNS/NAME/adapter; --lora-rank
     is theirs"""
     reward: str = ""
-    """path.py:function that scores a finished trajectory, instead of the agent's own reward"""
+    """path.py:function that scores a finished reading, instead of the agent's own reward"""
     save_every: Count = 20
     """steps between checkpoints; there is always one at the end"""
     keep_checkpoints: Annotated[int, NOT_NEGATIVE] = 1
@@ -316,7 +316,7 @@ class RunConfig(Settings):
     num_nodes: Annotated[Count, UNFLAGGED] = 1
     """machines with --devices devices each; start the command on all of them with torchrun"""
     keep_trajectories: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """write all trajectories of every n-th step; 1 = of every step, 0 = never"""
+    """write all readings of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
     lightning.pytorch.loggers.WandbLogger, or path.py:Class; each is told every step
@@ -393,7 +393,7 @@ class EvalConfig(ModelConfig):
     server; empty = the model itself"""
     suite: str = ""
     """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
-    a file (my_suite.py); each has settings of its own (--suite NAME --help); empty = the files of
+    a file (my_suite.py); each has settings of its own (--suite NAME --help-all); empty = files of
     --data as they are, or generated English"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
     """files of tasks, or what the suite makes tasks of; splits of the hub
@@ -418,10 +418,10 @@ class EvalConfig(ModelConfig):
     """readings to keep whole per agent, length and temperature, right or not; those that are not
     fully right are kept anyway, up to a size that the report says"""
     in_flight: Count = 256
-    """maximum number of trajectories in flight; fewer where their documents would fill the
+    """maximum number of readings in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""
     retries: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """restarts of a failed trajectory before it is recorded as failed, which counts as wrong"""
+    """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
     part: Annotated[str, AfterValidator(_part)] = ""
@@ -470,7 +470,7 @@ class AnsweringConfig(ModelConfig):
 
     model: str = ""
     """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
-    = what is at hand: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
+    = what is found: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     quantise: bool = False
@@ -544,7 +544,7 @@ class StreamConfig(ModelConfig):
     suite: str = "bandit"
     """whose tasks are worked on, a suite whose tasks answer back (docs/streams.md): bandit =
     generated, needs nothing; others by name, such as llb-db, or as a file (my_suite.py); each has
-    settings of its own (--suite NAME --help)"""
+    settings of its own (--suite NAME --help-all)"""
     path: str = ""
     """file of the tasks, a folder for alfworld; empty = the suite's own few, where it has some"""
     held_out: str = ""
@@ -620,7 +620,7 @@ class BuildConfig(Settings):
     """The sets of `data build`."""
 
     suite: str = "ruler-hqa"
-    """whose tasks are written, each with settings of its own (--suite NAME --help): ruler-hqa =
+    """whose tasks are written, each with settings of its own (--suite NAME --help-all): ruler-hqa =
     questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
     one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions; ruler = RULER's
     tasks; or a file (my_suite.py)"""
@@ -662,26 +662,21 @@ class FilterConfig(Settings):
     """what answers"""
 
 
-EVERYDAY = {  # command -> the flags of the first panel
-    "stream": (
-        "name runs suite path judge held_out frozen arms constants epochs batch n model engine "
-        "endpoint temperature seed"
-    ).split(),
-    "ask": [field.name for field in fields(AskConfig)],
-    "plan": [field.name for field in fields(PlanConfig)],
-    "serve": ["agent_name", *(field.name for field in fields(ServeConfig))],
-    "train": (
-        "config preset resume dry_run name model data agent steps tasks_per_step group_size lr "
-        "temperature lora_rank devices engine validation save_every seed"
-    ).split(),
-    "sft": (
-        "config resume name model adapter data agent steps tasks_per_step lr lora_rank also others "
-        "mistakes first_token validation save_every seed"
-    ).split(),
-    "eval": (
-        "config preset name model untrained agents data suite lengths n samples temperatures "
-        "engine endpoint seed"
-    ).split(),
+EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help
+    "train": "name model data agent steps tasks_per_step group_size lr lora_rank devices preset "
+    "config resume dry_run",
+    "sft": "name model data agent steps tasks_per_step lr lora_rank adapter also validation config "
+    "resume",
+    "eval": "name model agents data suite lengths n samples temperatures untrained engine endpoint "
+    "preset config",
+    "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
+    "preset",
+    "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
+    "chunk_tokens memory_tokens",
+    "plan": " ".join(field.name for field in fields(PlanConfig))
+    + " agent preset lora_rank tasks_per_step group_size chunk_tokens",
+    "stream": "name suite path held_out frozen arms epochs batch n model engine endpoint judge "
+    "seed",
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
@@ -703,14 +698,16 @@ REMOVED = {
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
-    "Where the run lives": "runs keep_checkpoints transcripts logger",
-    "What it is trained on": "data shuffle lengths kinds validation_n",
-    "What is learnt": "outcome reward credit normalisation aggregation alpha turns_per_trajectory "
-    "clip_low clip_high kl importance",
+    "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
+    "What it is trained on": "data shuffle lengths kinds validation validation_n",
+    "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
+    "aggregation alpha turns_per_trajectory clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
-    "How it is sampled": "top_p in_flight grammar redo_failed part",
-    "What it runs on": "answerer dtype quantise device micro_tokens recompute "
-    "trust_remote_code served_as chat",
+    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
+    "redo_failed part constants fixed_order retries seed",
+    "What it runs on": "engine answerer dtype quantise device micro_tokens recompute "
+    "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
+    "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
     "thinking templates",
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import inspect
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Iterator
@@ -19,10 +20,11 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from config.errors import UserError
+from config.errors import UserError, meant, show_traceback
 from config.files import is_file
 
 ROOT = Path(__file__).parent.parent
+LOADED: set[str] = set()  # absolute paths of the user's files that were loaded
 
 
 def is_path(name: str) -> bool:
@@ -37,6 +39,7 @@ def load_file(path: Path) -> ModuleType:
     name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
     if name in sys.modules:
         return sys.modules[name]
+    LOADED.add(str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     try:
@@ -46,7 +49,8 @@ def load_file(path: Path) -> ModuleType:
         raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise UserError(f"{path} cannot be imported: {_one_line(error, path)}.") from error
+        place = place_in_loaded(error) or path
+        raise UserError(f"{place} cannot be imported: {one_line(error)}.") from error
     return module
 
 
@@ -89,8 +93,8 @@ class Finder:
         else:
             what, choices = self.base.__name__.lower(), ", ".join(self.names())
             raise UserError(
-                f"Unknown {what} {name!r}: choose one of {choices}, or give a file, such as "
-                f"my_{what}.py."
+                f"Unknown {what} {name!r}.{meant(name, self.names())} Choose one of {choices}, or "
+                f"give a file, such as my_{what}.py."
             )
         chosen = self._in(module, name)
         chosen.name = name
@@ -110,6 +114,8 @@ class Finder:
             chosen = type(self.base)(chosen.__name__, (self.base,), body | {self.method: chosen})
         if not (isinstance(chosen, type) and issubclass(chosen, self.base)):
             several = ", ".join(value.__name__ for value in candidates) or "none"
+            if kinds and not candidates:
+                raise UserError(f"{kinds[-1].__name__} in {name} has no method {self.method}.")
             raise UserError(
                 f"{name} must hold one subclass of {self.base.__name__}, not {several}: say which "
                 f"by {self.constant} = NAME."
@@ -120,28 +126,59 @@ class Finder:
         return not self.method or getattr(kind, self.method) is not getattr(self.base, self.method)
 
 
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one line, without its final full stop."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+
+
+def place_in_loaded(error: BaseException) -> str:
+    """Return the last line of the user's files that an exception has passed, as "FILE, line 14, in
+    run"; "" of none."""
+    places = [
+        f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}".replace(
+            ", in <module>", ""
+        )
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.filename in LOADED
+    ]
+    if isinstance(error, SyntaxError) and error.filename in LOADED:
+        places.append(f"{_shown(error.filename)}, line {error.lineno}")
+    return places[-1] if places else ""
+
+
+def _shown(path: str) -> str:
+    """Return a path as short as it can be given."""
+    return min(path, os.path.relpath(path), key=len)
+
+
 @contextmanager
-def told(path: Path) -> Iterator[None]:
-    """Turn an exception in a file of the user's into one sentence, with the line."""
+def told(kind: type[UserError] = UserError, file: str = "") -> Iterator[None]:
+    """Turn an exception out of a file of the user's into one sentence, with file and line.
+
+    file: one whose values are at fault where the exception is none of its own.
+    """
     try:
         yield
-    except UserError:
+    except (UserError, StopIteration):
         raise
     except Exception as error:
-        raise UserError(f"{path} fails: {_one_line(error, path)}.") from error
+        if not (place := place_in_loaded(error) or file):
+            raise
+        raise kind(f"{place}: {one_line(error)} (--debug shows the traceback).") from error
 
 
-def _one_line(error: BaseException, path: Path) -> str:
-    """Describe an exception in one line, with the last line of `path` in its traceback."""
-    message = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename == str(path)
-    ]
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        lines.append(error.lineno)
-    return f"line {lines[-1]}: {message}" if lines else message
+SAID: set[str] = set()
+
+
+def failure(error: Exception) -> UserError:
+    """Return the failure of one reading by an exception of its agent, which is counted; of a file
+    of the user's its place is said, once."""
+    if (place := place_in_loaded(error)) and place not in SAID:
+        SAID.add(place)
+        show_traceback()
+        said = f"{place}: {one_line(error)}; such readings count as failed"
+        print(f"{said} (--debug shows the traceback).", file=sys.stderr, flush=True)
+    return UserError(one_line(error))
 
 
 def load_function(place: str, flag: str) -> Callable:

@@ -1,8 +1,8 @@
 """What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
-`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: fetching and converting
-(models/packaged.py, models/convert.py). No torch.
+Holds: `Packaged`, `PACKAGED`, `titled`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
+`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is here of it
+(config/machine.py), fetching and converting (models/packaged.py, models/convert.py). No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """
 
@@ -57,6 +57,11 @@ ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
 """Adapters that come with the repository, by the name that stands for them as --model."""
 
 
+def titled(model: str | Path) -> str:
+    """Return what a --model is called in a sentence."""
+    return str(model) or "the embedded policy (it knows generated English alone)"
+
+
 def is_gguf(model: str | Path) -> bool:
     """Return whether a --model names a GGUF file."""
     return Path(model).suffix.lower() == ".gguf"
@@ -77,7 +82,8 @@ INSTEAD = {
     r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$":
         "{path} has pickled weights ({name}), which can run code when they are read: get the "
         "model's safetensors, or if you trust them write these by python -c \"from transformers "
-        "import AutoModelForCausalLM as M; M.from_pretrained('{path}').save_pretrained('{path}')\".",
+        "import AutoModelForCausalLM as M; "
+        "M.from_pretrained('{path}').save_pretrained('{path}')\".",
     r".*\.(h5|msgpack|onnx|npz)$":
         "{path} has weights that are not read ({name}): get the model's safetensors.",
     r".*\.gguf$": "{path} has a GGUF file: give {path}/{name}.",
@@ -92,7 +98,7 @@ it: the first that fits."""
 def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False) -> None:
     """Raise a UserError that names what a --model is, if it is none, and the way out.
 
-    Neither is anything of it loaded nor is the hub asked. weights, tokenizer: whether a folder needs
+    Nothing of it is loaded and the hub is not asked. weights, tokenizer: whether a folder needs
     them.
     """
     name, path = str(model), named_folder(model)

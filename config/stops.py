@@ -1,6 +1,6 @@
 """Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
 
-Holds: `Stopped`, `StoppedNow`, `stoppable`, `saying`, `heed`, `waiting`, `asked`, `is_stoppable`.
+Holds: `StoppedNow`, `stoppable`, `saying`, `heed`, `waiting`, `asked`, `is_stoppable`.
 Leaves out: what is saved (report/runlog.py), what is said (commands/train.py).
 Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
 
@@ -17,16 +17,10 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
+from config.errors import Stopped
+
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
 TOLD = signal.SIGUSR1  # by the launcher, to its ranks
-
-
-class Stopped(BaseException):
-    """A signal has ended the work; advice: what is kept, and how to go on."""
-
-    def __init__(self, number: int, advice: str = "stopped."):
-        super().__init__(advice)
-        self.number = number
 
 
 class StoppedNow(Stopped):

@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from config.errors import AgentError, UserError
+from config.errors import AgentError, UserError, show_traceback
 from data import Task, seed_of
 from memagent import Agent, Finish, Turn
 from rollout import Engine, Sampling, advance, start
@@ -289,8 +289,11 @@ class Service:
             pass
         except TooLong as error:
             self._end(reading, Ended(str(error), too_long=True))
-        except AgentError as error:
-            self._end(reading, Ended(str(error), ours=True))
+        except AgentError as error:  # who asks need not see the files of who serves
+            show_traceback()
+            print(f"serve: {error}", file=sys.stderr, flush=True)
+            why = f"The reading has failed: {type(error.__cause__).__name__}."
+            self._end(reading, Ended(why if error.__cause__ else str(error), ours=True))
         except UserError as error:
             self._end(reading, Ended(str(error)))
         except Exception as error:

@@ -5,7 +5,7 @@ Copy this file, change it, and give its path to any command that asks questions:
     python cli.py eval --name own-suite --suite examples/own_suite.py --agents bm25,none
     python cli.py data build counts --suite examples/own_suite.py --lengths 4,16
     python cli.py stream --suite examples/own_suite.py --epochs 3
-    python cli.py stream --suite examples/own_suite.py --help
+    python cli.py stream --suite examples/own_suite.py --help-all
 
 The only subclass of `Suite` in the file is the suite. No other file of the repository knows it.
 """

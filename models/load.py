@@ -28,6 +28,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from config.errors import UserError, first_line, loading
+from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, is_gguf, named_folder
 from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
@@ -158,6 +159,8 @@ def meta_model(path: str, download: bool = True):
 
         config = convert.config_of(Path(path))
     else:
+        if download:
+            check_hub(path)
         config = AutoConfig.from_pretrained(
             path, local_files_only=not download, trust_remote_code=False
         )
@@ -185,6 +188,7 @@ def config_of(path: str | Path, trust_remote_code: bool = False):
     """Return a model's config by transformers; UserError: it cannot be read, or cannot be true."""
     from transformers import AutoConfig
 
+    check_hub(path)
     with loading(f"The model {path}"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
     return _checked(path, config)

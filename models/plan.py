@@ -2,7 +2,8 @@
 
 Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
 sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`,
-`longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself (commands/train.py).
+`longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself
+(commands/train.py).
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
 

@@ -39,9 +39,9 @@ def check_device(device: str) -> None:
     import torch
 
     if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("No CUDA device is at hand; use --device cpu.")
+        raise UserError("No CUDA device was found; use --device cpu.")
     if device == "mps" and not torch.backends.mps.is_available():
-        raise UserError("No GPU of Apple's (mps) is at hand; use --device cpu.")
+        raise UserError("No GPU of Apple's (mps) was found; use --device cpu.")
 
 
 BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")

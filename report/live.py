@@ -35,7 +35,7 @@ class Live:
         """Mark the folder as filled by this process, and say once where the page will be."""
         hold(self.folder)
         if not self.begun:
-            words = f"Results go to {self.folder}; live report: {self.folder / 'report.html'}"
+            words = f"Live report: {self.folder / 'report.html'}"
             console.print(words, soft_wrap=True, markup=False)
             self.next = time.monotonic() + SOON
         self.begun = True

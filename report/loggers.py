@@ -1,7 +1,7 @@
 """Tell a user's loggers of a training what metrics.csv says, every step once.
 
-Holds: `open_loggers`, `Guarded`, `logger_class`, `tagged`. Leaves out: metrics.csv itself and when it is
-written (report/runlog.py).
+Holds: `open_loggers`, `Guarded`, `logger_class`, `tagged`. Leaves out: metrics.csv itself and
+when it is written (report/runlog.py).
 Exercise it: `python cli.py train --steps 3 --logger lightning.pytorch.loggers.CSVLogger`.
 Read next: report/runlog.py.
 

@@ -31,6 +31,7 @@ from report.markup import (
     figures,
     fill,
     heat,
+    html,
     joined,
     macro,
     page,
@@ -53,7 +54,7 @@ from report.summary import (
     write_text,
 )
 from report.training import Training, amiss, numbers, read_training, steps_section
-from report.transcripts import examples, transcript
+from report.transcripts import examples, n_sections, trace, transcript
 from report.viewer import viewer_section
 from suites import Published, kinds
 from tasks.ruler import KINDS as RULER
@@ -563,17 +564,22 @@ def write_reading(
     facts: Mapping[str, str],
     status: str = "",
     running: bool = False,
+    answer: str = "",
+    found: str = "",
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
-    record: of `report.records`; facts: label -> text, shown above the trace. status: of a reading
-    that is not finished; running: it goes on.
+    record: of `report.records`. answer, and found: where it is, in words; both above all else.
+    facts: label -> text, between them and the trace. status: of a reading that is not finished;
+    running: it goes on.
     """
-    trace = Section(
+    nodes = trace(record, most=None, characters=1 << 60)
+    note = fill("Every section, and what became of the memory: {}", CHANGES)
+    read = Section(
         "What was read",
-        transcript(record, True, most=None, characters=1 << 60),
-        fill("Every section, and what became of the memory: {}", CHANGES),
+        joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
+        note if n_sections(record) else "",
     )
-    lead = macro("about", status, facts)
-    write_text(folder / "report.html", page(record["question"], lead, [trace], running=running))
+    lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
+    write_text(folder / "report.html", page(record["question"], lead, [read], running=running))
     return folder / "report.html"

@@ -83,7 +83,7 @@ def amiss(metrics: Mapping[str, float]) -> list[str]:
 WATCHED = 5  # last steps: what holds in all of them is no accident
 TROUBLES = {
     "wrong": "No answer of the last steps was right, so nothing is learnt: warm the policy up by "
-    "`sft` first and train what that leaves (--model), or begin with shorter documents (--lengths).",
+    "`sft` first and train what that leaves (--model), or begin with shorter --lengths.",
     "right": "All answers of the last steps were right, so nothing is left to learn: go on with "
     "longer documents (--lengths), or stop here.",
     "alike": "The answers to a question were all alike in the last steps, so nothing is learnt: "

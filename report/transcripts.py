@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 from agents import find
 from config.errors import clean, clip
 from data import ANSWER_FORMS, extract_answer
-from memagent import Agent, Line
+from memagent import NO_MEMORY, Agent, Line
 from report.markup import Markup, Node, fill, html, joined, node
 from report.records import WITHOUT_RESPONSE
 from tasks.words import title_of
@@ -55,11 +55,13 @@ class _Matcher(SequenceMatcher):
 def diff(before: str, after: str) -> list[tuple[str, str]]:
     """Return the word-level difference of two texts: pieces (same | out | in, text), in order.
 
-    Differences of white space alone are none. Long texts of few words are compared in part.
+    Differences of white space alone are none, and the first memory says nothing. Long texts of few
+    words are compared in part.
 
     >>> diff("Anna met Otto.", "Anna met Boris.")
     [('same', 'Anna met '), ('out', 'Otto. '), ('in', 'Boris. ')]
     """
+    before, after = ("" if text.strip() == NO_MEMORY else text for text in (before, after))
     old, new = (re.findall(r"\S+\s*", text + " ") for text in (before, after))
     pieces = []
     matcher = _Matcher(None, before.split(), after.split(), autojunk=False)
@@ -97,6 +99,11 @@ class SectionStep:
     lines: tuple[Line, ...] = ()  # of the agent
     where: str = ""  # the pages that the section stands on, where they are known
     table: tuple[dict[str, list[str]], ...] = ()  # of the agent: column -> lines of the cell
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to show but the section itself."""
+        return self.before.split() != self.after.split() or bool(self.lines or self.table)
 
 
 # finish reason -> remark
@@ -147,14 +154,7 @@ def steps_of(
     end = [f"{questions} to the policy as it was before training left out"] * (n_asked > 0)
     if most is None:
         return [*steps, *end]
-    changed = [
-        step.number
-        for step in steps
-        if step.number in (1, len(steps))
-        or step.before.split() != step.after.split()
-        or step.lines
-        or step.table
-    ]
+    changed = [step.number for step in steps if step.number in (1, len(steps)) or step.changed]
     half = most // 2
     many = len(changed) > most
     visible = {*changed[: most - half], *changed[len(changed) - half :]} if many else {*changed}
@@ -218,25 +218,20 @@ def trace(
 ) -> list[Node]:
     """Return what was read of a record, what became of the memory, and how it ended.
 
-    most: sections (`steps_of`). characters: of a section. agent: that made it, where the record
+    most: sections (`steps_of`); None folds those that changed nothing. characters: of a section. agent: that made it, where the record
     does not tell.
     """
     n, parts, turns = n_sections(record), [], record["turns"]
-    for step in steps_of(record, most, agent):
-        if isinstance(step, str):
-            parts.append(node("p", f"… {step} …", style="gap"))
-            continue
-        where = f", {step.where}" * bool(step.where)
-        remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
-        changes = [MARKS[kind](text) for kind, text in diff(step.before, step.after)]
-        parts += [
-            node("h3", f"section {step.number:,} of {n:,}{where}"),
-            node("p", clip(step.section.strip(), characters), style="section"),
-            *(_line(line) for line in step.lines if line.before),
-            node("p", node("b", "memory"), *remark, " ", *(changes or ["(empty)"]), style="memory"),
-            *(_line(line) for line in step.lines if not line.before),
-            *_table(step.table),
-        ]
+    steps = steps_of(record, most, agent)
+    for folded, run in groupby(steps, lambda s: most is None and not getattr(s, "changed", True)):
+        shown = [*run]
+        nodes = [*chain.from_iterable(_section(step, n, characters) for step in shown)]
+        if folded:
+            many = f"s {shown[0].number:,} to {shown[-1].number:,}"
+            numbers = many if len(shown) > 1 else f" {shown[0].number:,}"
+            summary = f"section{numbers} of {n:,}: the memory stayed as it was"
+            nodes = [node("details", node("summary", summary), *nodes)]
+        parts += nodes
     # the turn that answers, and those aside after it
     last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
     for k, turn in enumerate(turns[last:]):
@@ -248,6 +243,23 @@ def trace(
         parts.append(node("p", clip(text, characters), style="section"))
     facts = [(node("dt", name), node("dd", fact)) for name, fact in _facts(record).items()]
     return [*parts, node("dl", *chain.from_iterable(facts))]
+
+
+def _section(step: SectionStep | str, n: int, characters: int) -> list[Node]:
+    """Return a section of `n`, and what became of the memory; or the note on those left out."""
+    if isinstance(step, str):
+        return [node("p", f"… {step} …", style="gap")]
+    where = f", {step.where}" * bool(step.where)
+    remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
+    changes = [MARKS[kind](text) for kind, text in diff(step.before, step.after)]
+    return [
+        node("h3", f"section {step.number:,} of {n:,}{where}"),
+        node("p", clip(step.section.strip(), characters), style="section"),
+        *(_line(line) for line in step.lines if line.before),
+        node("p", node("b", "memory"), *remark, " ", *(changes or ["(empty)"]), style="memory"),
+        *(_line(line) for line in step.lines if not line.before),
+        *_table(step.table),
+    ]
 
 
 MARKS = {"same": str, "in": partial(node, "ins"), "out": partial(node, "del")}

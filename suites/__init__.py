@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -21,7 +20,6 @@ from config.files import is_file, read_yaml
 from config.flags import given_in
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
-from config.terminal import say
 from data import Task
 
 if TYPE_CHECKING:
@@ -165,6 +163,8 @@ class Suite(Settings):
 
         UserError: there is none, or what it needs is missing.
         """
+        from config.terminal import say
+
         environment = self.environment(scope)
         if environment is None:
             raise UserError(
@@ -245,10 +245,7 @@ def from_config(config: object, settings: Mapping[str, object] = {}) -> Suite:
 
 def chosen(cls: type[Config], settings: Mapping[str, object]) -> tuple[Config, Suite]:
     """Divide the settings of a command: those of its class `cls`, and the suite with all others."""
-    from tasks.sources import check_sources
-
     config = cls(**{name: value for name, value in settings.items() if name in hints_of(cls)})
-    check_sources(getattr(config, "data", ()))
     suite = from_config(
         config, {n: value for n, value in settings.items() if n not in hints_of(cls)}
     )
@@ -298,7 +295,7 @@ def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
 def columns(suite: Suite, scope: Scope) -> list[Column]:
     """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
     code of a file of the user's fails."""
-    with _told(suite):
+    with told(file=suite.name if is_path(suite.name) else ""):
         found = [*suite.columns(scope)]
         places = Counter((column.question, column.length) for column in found)
     if not found or max(places.values()) > 1:
@@ -310,15 +307,11 @@ def columns(suite: Suite, scope: Scope) -> list[Column]:
 
 
 def _made(suite: Suite, column: Column) -> list[Task]:
-    with _told(suite):
+    with told(file=suite.name if is_path(suite.name) else ""):
         tasks = [*column.make()]  # which may be a generator
     if others := [type(task).__name__ for task in tasks if not isinstance(task, Task)]:
         raise UserError(f"The suite {suite.label} makes {others[0]}s, which are no tasks.")
     return tasks
-
-
-def _told(suite: Suite) -> AbstractContextManager[None]:
-    return told(Path(suite.name)) if is_path(suite.name) else nullcontext()
 
 
 def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from stat import S_ISREG
 
@@ -85,16 +85,11 @@ class Document:
         """
         if not self.size():
             return ""
-        parts, starts = self.parts, [part.start for part in self.parts]
-        found = {
-            k
-            for start, end in ranges
-            for k in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end) or 1)
-        }
+        parts, found = self.parts, self._touched(ranges)
         runs = [  # of parts that follow each other, by place and by number
             [parts[k] for _, k in run]
             for _, run in groupby(
-                enumerate(sorted(found)),
+                enumerate(found),
                 lambda at: (parts[at[1]].file, at[1] - at[0], parts[at[1]].number - at[0]),
             )
         ]
@@ -112,27 +107,41 @@ class Document:
         """Return where the words of an answer stand (tasks/quotes.py)."""
         return quotes.places(self.text, answer)
 
-    def stands(self, answer: str, question: str) -> dict[str, bool | str | None]:
+    def _touched(self, ranges: Iterable[Range]) -> list[int]:
+        """Return which parts have some of these characters, in order."""
+        starts = [part.start for part in self.parts]
+        within = (
+            range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end) or 1)
+            for start, end in ranges
+        )
+        return sorted({*chain.from_iterable(within)})
+
+    def pages(self, ranges: Iterable[Range]) -> list[int]:
+        """Return the numbers of the pages on which characters stand."""
+        parts = (self.parts[k] for k in self._touched(ranges))
+        return [part.number for part in parts if part.kind == "page"]
+
+    def stands(self, answer: str, question: str) -> tuple[dict, str]:
         """Return whether an answer is found, None if there is nothing to look for; the sentence to
-        quote, where it is, and both in words."""
+        quote, its page before those of other places, and where it is; then all of it in words."""
         found = self.find(answer)
         if not found or not found[0]:
             nowhere = None if found is None else False
-            return {"found": nowhere, "quote": "", "where": "", "stands": ""}
+            return {"found": nowhere, "pages": [], "quote": "", "where": ""}, ""
         ranges, phrase = found
         starts = {part.start for part in self.parts}
         quote = quotes.best_quote(self.text, ranges, question, starts)
         where, elsewhere = self.where([quote.place]), self.where(quote.others)
-        at = f"{'on' if where.startswith('page') else 'in'} {where or 'the text'}"
-        words = "Found" if quote.shared else "Its words stand"
-        words = f"{words if phrase else 'Its rarest words stand near each other'} {at}"
+        pages = dict.fromkeys([*self.pages([quote.place]), *self.pages(quote.others)])
+        words = "Found" if phrase else "Found in part, its rarest words near each other,"
+        words += f" {'on' if where.startswith('page') else 'in'} {where or 'the text'}"
         if not quote.shared:
             words += ", in a sentence that shares no word with the question"
         words += f": '{quote.text}'"
         if n := len(quote.others):
             words += f", and in {n:,} more place{'s' if n > 1 else ''}"
             words += f": {elsewhere}" if elsewhere else ""
-        return {"found": True, "quote": quote.text, "where": where, "stands": words}
+        return {"found": True, "pages": [*pages], "quote": quote.text, "where": where}, words
 
     def plain(self) -> dict:
         """Return it as JSON types."""

@@ -100,10 +100,10 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
 
 
 def test_settings_are_flags_with_their_docstrings():
-    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help")))
+    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help-all")))
     for flag in ("group-size", "clip-high", "chunk-tokens", "lora-rank", "updates-per-rollout"):
         assert f"--{flag}" in text
-    assert "G, trajectories of one task (default: 16)" in text
+    assert "G, readings of one task (default: 16)" in text
     # what presets and files set, and what means nothing to the agent
     assert "--grad-clip" not in text and "--compat" not in text
     for words in ("train --grad-clip 1", "train --compat paper"):
@@ -197,7 +197,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, line
 
 @pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
 def test_no_flag_is_cut_in_80_columns(words):
-    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help"))
+    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help-all"))
     assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
 
 
@@ -316,14 +316,18 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
         {"lora_rank": 32, "recompute": True},
     ),
     "--model Qwen/Qwen3-0.6B": ("fits one H100 of 80 GiB (give yours by --card)", {"lora_rank": 0}),
-    "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16 --chunk-tokens 700": (
+    "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16": (
         "QLoRA fits one A100 of 40 GiB",
-        {"quantise": True, "lora_rank": 16, "rows_per_update": 64, "chunk_tokens": 700},
+        {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
     ),
     "--model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8": (
         "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
         "than 141 GiB a GPU; QLoRA wants 48 GiB.",
         {"lora_rank": 8, "quantise": False},
+    ),
+    "--model Qwen/Qwen2.5-14B-Instruct --card l40s --chunk-tokens 700": (
+        "QLoRA fits one L40S of 48 GiB",
+        {"quantise": True, "lora_rank": 32, "chunk_tokens": 700},
     ),
     "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96 --lora-rank 0 --thinking": (
         "Full fine-tuning fits one L4 of 24 GiB",

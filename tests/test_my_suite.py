@@ -51,10 +51,10 @@ def test_two_agents_are_asked_it_and_its_tasks_are_written(path, tmp_path):
 
 def test_its_flags_appear_with_that_suite_alone(forgotten):
     for command in (("eval",), ("data", "build"), ("stream",)):
-        assert "what is counted" in run(*command, "--suite", MINE, "--help")
-        assert "what is counted" not in run(*command, "--help")
-    assert "--kinds" in run("eval", "--suite", "world", "--help")
-    assert "--kinds" not in run("eval", "--help")
+        assert "what is counted" in run(*command, "--suite", MINE, "--help-all")
+        assert "what is counted" not in run(*command, "--help-all")
+    assert "--kinds" in run("eval", "--suite", "world", "--help-all")
+    assert "--kinds" not in run("eval", "--help-all")
     assert "No such option" in run("eval", "--suite", MINE, "--kinds", "one_fact", code=2)
 
 

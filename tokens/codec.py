@@ -27,6 +27,7 @@ from types import SimpleNamespace
 from weakref import WeakValueDictionary
 
 from config.errors import UserError, first_line, loading
+from config.machine import check_hub
 from config.options import TEMPLATE_DATE
 from config.realmodels import check_model
 from tokens.blanks import without_blanks
@@ -205,6 +206,8 @@ class Codec:
         from transformers import AutoTokenizer
 
         check_model(path, weights=False)
+        if not local:
+            check_hub(path)
         with loading(f"The tokenizer of {path}"):
             tokenizer = AutoTokenizer.from_pretrained(
                 path, trust_remote_code=trust_remote_code, local_files_only=local

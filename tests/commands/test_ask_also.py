@@ -60,7 +60,7 @@ def test_a_further_question_reads_no_section_anew(tmp_path, monkeypatch, agent):
     alone = [answers(agent, question, name=f"b{k}")[0] for k, question in enumerate(QUESTIONS)]
     # the text is cut into tokens once, however many ask; `full` asks the codec once a question
     assert agent == "full" or len(cut) == 4 * n
-    same = ("question", "answer", "stands", "agent", "prompt_tokens", "written_tokens")
+    same = ("question", "answer", "quote", "agent", "prompt_tokens", "written_tokens")
     assert [[a[n] for n in same] for a in found] == [[a[n] for n in same] for a in alone]
     for k, name in enumerate(("a", "a-2", "a-3")):  # the very tokens of a reading of its own
         assert tokens(name) == tokens(f"b{k}")
@@ -76,7 +76,7 @@ def test_each_question_says_what_it_cost_and_is_a_reading_of_its_own(tmp_path, m
     Path("notes.txt").write_text(TEXT)
     printed = ask("notes.txt", QUESTIONS[0], "--also", QUESTIONS[1], *SMALL, "--name", "n").stdout
     assert "question 1 of 2: Where is Anna?" in printed
-    assert printed.count("tokens read anew") == 2 and printed.count("The whole trace: runs/n") == 2
+    assert printed.count("tokens computed") == 2 and printed.count("The whole trace: runs/n") == 2
     assert json.loads(Path("runs/n-2/document.json").read_text())["question"] == QUESTIONS[1]
     rows, whole = Path("runs/n-2/turns.jsonl"), tokens("n-2")
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:2]))  # stopped there

@@ -9,8 +9,12 @@ import pytest
 from typer.testing import CliRunner
 
 import cli
+from agents import find
 from agents.bank import Bank, BankConfig
+from commands import train
 from config import terminal
+from config.options import GRPOConfig, RunConfig
+from report.training import WATCHED
 
 TRAINED = "train --steps 2 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
 
@@ -82,7 +86,7 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     assert following(f"sft --steps 1 --name w {small}") == (
         "train --model runs/w/model --agent infmem"
     )
-    assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c --wrong"
+    assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c"
     assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")
     assert (
         following("export 'my runs/a' --out m") == "eval --name a-eval --model m --runs 'my runs'"
@@ -90,6 +94,29 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     words = f"{TRAINED} --name d --dry-run"
     monkeypatch.setattr(sys, "argv", ["cli.py", *words.split()])
     assert following(words) == f"{TRAINED} --name d"
+
+
+@pytest.mark.parametrize(
+    ("run", "reward", "then"),
+    [
+        ({}, 0, "sft"),
+        ({"model": "m", "agent": "rememr1"}, 0, "sft --model m --agent rememr1"),
+        ({}, 0.5, "eval --name a-eval --model a/model"),
+        ({"data": "ledger"}, 0.5, "eval --name a-eval --model a/model --data ledger"),
+        ({"data": "d", "validation": "v"}, 1, "eval --name a-eval --model a/model --data v"),
+        ({"keep_checkpoints": 0}, 0, "show a"),
+    ],
+)  # fmt: skip
+def test_what_follows_a_training_goes_by_what_it_learnt(run, reward, then, here, capsys):
+    """One whose answers were never right is warmed up; one without a policy is looked at."""
+    Path("a").mkdir()
+    head, row = "step,reward,groups_without_signal", f"{reward},{int(not reward)}"
+    lines = (f"{k},{row}" for k in range(WATCHED))
+    Path("a/metrics.csv").write_text("\n".join((head, *lines, "")))
+    settings = RunConfig(name="a", **run)
+    train._next(settings, GRPOConfig(), find.make(settings.agent, {}), Path("a"))
+    words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
+    assert shlex.join(words) == then
 
 
 def test_a_command_is_that_of_this_python(monkeypatch, tmp_path, capsys):

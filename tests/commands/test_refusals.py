@@ -284,7 +284,7 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "adapters without weights": ({ADAPTERS[0]: adapters("a/b")}, "", "adapter_model.safetensors"),
     "adapters of a base that is gone": (
         {ADAPTERS[0]: adapters("/nowhere/base"), ADAPTERS[1]: ""}, "",
-        "name /nowhere/base as their base in adapter_config.json, which can name another place. No"),
+        "name /nowhere/base as their base in adapter_config.json, which can name another place."),
     "adapters of no base": ({ADAPTERS[0]: adapters(None), ADAPTERS[1]: ""}, "", "That is no model"),
     "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
     "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
@@ -375,6 +375,7 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
     (tmp_path / "notes.txt").write_text("Anna reached Oslo.")
     ask, runs = ["ask", str(tmp_path / "notes.txt"), "Where?"], ["--runs", str(tmp_path)]
     (tmp_path / "t" / "config.yaml").write_text("")
+    (tmp_path / "damaged.jsonl").write_text('{"question": "Wh')
     wrong = {
         (*kind, *flags): words
         for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
@@ -393,6 +394,8 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         ("sft", "--validation", "no.json"): "No file at no.json",
         ("train", "--data", "world=1,no.json=2"): "No file at no.json",
         ("train", "--resume", *runs, "--name", "none"): "There is no run",
+        ("train", "--data", f"{tmp_path}/damaged.jsonl"): "line 1: this is not JSON",
+        ("export", f"{tmp_path}/t"): "is no run with a checkpoint",
         ("ask", "no.txt", "Where?"): "No file at no.txt", ("plan", "--model", "a/b/c"): "No model",
     }  # fmt: skip
     done = python("-c", CHILD, json.dumps([*wrong]), text=True)

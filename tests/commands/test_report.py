@@ -105,7 +105,7 @@ def test_a_reading_that_is_not_finished(tmp_path):
     folder = reading(tmp_path / "r", turns[:-1])
     page = page_of(report(folder).parent)
     assert "Stopped: 2 sections have been read. read a&b.txt by by <i>" in page.text
-    assert "not answered yet Where is <b>?" in page.text and "section 2 of 2, page 3" in page.text
+    assert "Answer:" not in page.text and "section 2 of 2, page 3" in page.text
     assert "refresh" not in page.html
     hold(folder)
     report(folder)
@@ -117,6 +117,6 @@ def test_a_reading_that_is_not_finished(tmp_path):
 def test_a_reading_that_is_finished_keeps_its_page(tmp_path):
     folder = reading(tmp_path / "r", record()["turns"])
     (folder / "transcripts.jsonl").write_text("{}\n")
-    assert "answered Where is <b>?" in page_of(report(folder).parent).text  # it was lost
+    assert "Answer: Lima" in page_of(report(folder).parent).text  # it was lost
     (folder / "report.html").write_text("its own")
     assert report(folder).read_text() == "its own"

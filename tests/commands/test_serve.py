@@ -468,14 +468,14 @@ def start(tmp_path, *words):
         patch.setattr(Service, "_step", lambda it: gate.wait(0.01) and step(it))
         process = forked(["serve", "--model", "tiny", "--port", "0", *words], out)
     until(lambda: "answers at" in out.read_text() if out.exists() else False)
-    url = next(w for w in out.read_text().split() if w.startswith("http://")).partition("/v1")[0]
+    url = next(w for w in out.read_text().split() if w.endswith("/v1")).removesuffix("/v1")
     until(lambda: _healthy(url))
     return process, url, out, gate
 
 
 @pytest.mark.skipif(not shutil.which("curl"), reason="needs curl")
 @pytest.mark.parametrize("keyed", ["", "by a file", "by the environment"])
-def test_the_first_line_is_a_command_that_asks(tmp_path, monkeypatch, keyed):
+def test_the_last_line_is_a_command_that_asks(tmp_path, monkeypatch, keyed):
     monkeypatch.delenv(API_KEY, raising=False)
     (tmp_path / "a key").write_text("s3cret\n")
     words = ("--api-key", str(tmp_path / "a key")) if keyed == "by a file" else ()
@@ -483,7 +483,7 @@ def test_the_first_line_is_a_command_that_asks(tmp_path, monkeypatch, keyed):
         monkeypatch.setenv(API_KEY, "s3cret")
     process, _, out, gate = start(tmp_path, "--host", "0.0.0.0" if keyed else "127.0.0.1", *words)
     gate.set()
-    command = out.read_text().splitlines()[0]
+    command = out.read_text().splitlines()[-1]
     assert command.startswith("curl http://127.0.0.1:") and "s3cret" not in command
     done = subprocess.run(["sh", "-c", f"{command} -sS --noproxy '*'"], capture_output=True)
     assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr

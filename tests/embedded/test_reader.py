@@ -61,7 +61,7 @@ def test_each_command_parses_with_its_own_flags(sources):
         assert given["source_split"] == (
             "train" if sources is SOURCES or name == "passages" else None
         )
-        assert (given["filler"] is not None) == (sources is SOURCES and name == "passages")
+        assert (bool(given["filler"])) == (sources is SOURCES and name == "passages")
     assert all(name.endswith(":train") for name in reader.HUB.values())
 
 
@@ -76,7 +76,7 @@ def test_what_is_reported_was_not_trained_on():
     for name, given in parsed.items():
         policy = "smollm2" if "untrained" in name else "out/shipped"
         assert given["model"] == ("out/hops/adapter" if name == "passages-warm" else policy)
-        assert given["temperatures"] == "0" and given["n"] == 128
+        assert given["temperatures"] == ["0"] and given["n"] == 128
         if given["suite"] == "passages":
             assert given["source_split"] == "test"
             default = suites.find("passages")().test_articles

@@ -74,7 +74,7 @@ def test_a_training_and_an_evaluation_name_and_write_their_page_while_they_go_on
         told = CliRunner().invoke(app, [*words.split(), "--runs", str(tmp_path)])
         assert told.exit_code == 0, told.output
         folder = tmp_path / words.split()[2]
-        first = told.output.replace("\n", "").index("live report:")
+        first = told.output.replace("\n", "").index("Live report:")
         assert first < told.output.replace("\n", "").index(
             "none" if "eval" in words else "step    1"
         )

@@ -57,7 +57,7 @@ def test_it_is_said_once_and_again_when_it_returns(monkeypatch):
     lines = shown.file.getvalue().splitlines()
     said = [line.split()[1] for line in lines if "No answer of the last" in line]
     assert said == ["5", "15"]
-    assert lines[1] == "step    1  It took 2.0 s; 39 like it take 0:01:18."
+    assert lines[1] == "step    1  It took 2.0 s: 0:01:18 for the other 39."
 
 
 def test_it_stands_in_the_page_as_well(tmp_path):

@@ -31,8 +31,8 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
         ("<style>/* { */ i.c3, .c3 {vertical-align:super}</style>10<b class='a c3'>5</b>", "10^5"),
         ("<style>b.c3 {vertical-align:super !important}</style>10<b class='a c3'>5</b>", "10^5"),
         ("<del>CHF 900</del> <ins>CHF 950</ins>", "[struck out: CHF 900] CHF 950"),
-        ("<s style='text-decoration:line-through'>a</s> <i style='text-decoration:line-through'>b</i>",
-         "[struck out: a] [struck out: b]"),
+        ("<s style='text-decoration:line-through'>a</s>", "[struck out: a]"),
+        ("<i style='text-decoration:line-through'>b</i>", "[struck out: b]"),
         # hidden
         ("a<p hidden>no<p style='color:red;display : none'>no<p style='VISIBILITY:hidden'>no", "a"),
         ("a<dialog>no</dialog><div popover>no</div> <input type=hidden value=no> b", "a b"),

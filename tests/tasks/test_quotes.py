@@ -126,7 +126,7 @@ QUOTES = [  # text, answer, question, what is said of it
      "Anna Lindt", SIGNED,
      "Found in the text: 'The contract was signed by Anna Lindt in Bern.', and in 1 more place"),
     ("The contract lies here. Anna Lindt had lunch.", "Anna Lindt", SIGNED,
-     "Its words stand in the text, in a sentence that shares no word with the question: "
+     "Found in the text, in a sentence that shares no word with the question: "
      "'Anna Lindt had lunch.'"),
     ("Dr. Lindt signed No. 5 at 3.5 m on the 5. Mai. He left.", "Lindt", SIGNED,
      "Found in the text: 'Dr. Lindt signed No. 5 at 3.5 m on the 5. Mai.'"),
@@ -137,16 +137,17 @@ QUOTES = [  # text, answer, question, what is said of it
     ("Lima 300\nRome 400\nOslo 500", "400", "What about Rome?", "Found in the text: 'Rome 400'"),
     ("Heading\n\nIt was\nin Lima. No", "Lima", "Where?", "Found in the text: 'It was in Lima.'"),
     ("Karin was signed off by Anna. Boris", "Anna signed Karin off", "Who?",
-     "Its rarest words stand near each other in the text: 'Karin was signed off by Anna.'"),
+     "Found in part, its rarest words near each other, in the text: "
+     "'Karin was signed off by Anna.'"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "answer", "question", "said"), QUOTES)
 def test_the_sentence_is_quoted(text, answer, question, said):
     document = Document(text, (Part(0, "a.txt", "file"),), "a.txt")
-    stands = document.stands(answer, question)
-    assert stands["stands"] == said and stands["found"]
-    assert stands["quote"] in said and stands["where"] == ""
+    stands, words = document.stands(answer, question)
+    assert words == said and stands["found"]
+    assert stands["quote"] in said and stands["where"] == "" and stands["pages"] == []
 
 
 def test_sentences_go_on_over_pages_and_pages_are_named():
@@ -154,22 +155,24 @@ def test_sentences_go_on_over_pages_and_pages_are_named():
         "Anna Lindt ate.", "It is certain that the contract with the town was signed by Anna",
         "Lindt in Bern. The", "Anna Lindt.", "Kyoto",
     )  # fmt: skip
-    assert document.stands("Anna Lindt", SIGNED)["stands"] == (
+    stands, words = document.stands("Anna Lindt", SIGNED)
+    assert stands["pages"] == [2, 3, 1, 4]  # those of the quote first
+    assert words == (
         "Found on pages 2-3: 'It is certain that the contract with the town was signed by Anna "
         "Lindt in Bern.', and in 2 more places: pages 1, 4"
     )
-    assert document.stands("Kyoto", SIGNED)["where"] == "page 5"
+    assert document.stands("Kyoto", SIGNED)[0]["where"] == "page 5"
     bern = pages("It is certain that the contract of the town was signed by", "Anna Lindt in Bern.")
-    assert bern.stands("Bern", SIGNED)["quote"].startswith("It is certain that the contract")
-    nowhere = {"found": False, "quote": "", "where": "", "stands": ""}
-    assert document.stands("105 years", SIGNED) == nowhere
-    assert document.stands("unknown", SIGNED) == nowhere | {"found": None}
+    assert bern.stands("Bern", SIGNED)[0]["quote"].startswith("It is certain that the contract")
+    nowhere = {"found": False, "pages": [], "quote": "", "where": ""}
+    assert document.stands("105 years", SIGNED) == (nowhere, "")
+    assert document.stands("unknown", SIGNED) == (nowhere | {"found": None}, "")
 
 
 def test_a_quote_is_short():
     document = pages("word " * 400 + "Lima" + " word" * 400)
-    quote = document.stands("Lima", "Where?")["quote"]
+    quote = document.stands("Lima", "Where?")[0]["quote"]
     assert len(quote) <= LONGEST + 4 and "word Lima word" in quote and "  " not in quote
     assert quote.startswith("… word") and quote.endswith("word …")
-    whole = document.stands("word " * 400 + "Lima", "Where?")["quote"]
+    whole = document.stands("word " * 400 + "Lima", "Where?")[0]["quote"]
     assert len(whole) <= LONGEST + 4 and whole.endswith("word …")

@@ -1,0 +1,191 @@
+"""What is asked: `ask` as a command, at a prompt in a terminal, and as a function.
+
+Holds: `run` (the command), `ask` (`from memagent import ask`), `How`, `Answer`. Leaves out: how a
+document is read (commands/ask.py, imported when the first line is out), flags (cli.py). No torch.
+Exercise it: `python cli.py ask FILE`. Read next: commands/ask.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import typer
+
+from config.errors import UserError, clean, clip
+from config.options import AskConfig
+from config.terminal import console, say
+
+NAMED = 3  # files that the first line names, at most
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """Who reads, and how, as far as the user said."""
+
+    agent: str = ""
+    preset: str = "default"
+    compat: str = ""
+    settings: dict = field(default_factory=dict)
+
+    @property
+    def given(self) -> dict[str, str]:
+        """Return the flags that decide on the agent."""
+        flags = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
+        return {name: value for name, value in flags.items() if value not in ("", "default")}
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer and where the document has it: what `--json` prints, and what `ask` returns."""
+
+    question: str
+    answer: str
+    found: bool | None  # in the document; None: nothing to look for, as in yes
+    pages: list[int]  # where it is found, that of the quote first; [] of a text without pages
+    quote: str  # the sentence
+    where: str  # it is, in words: of chapters, sessions and several files too
+    memory: str  # from which the answer was written; "" where the text was read at once
+    remarks: list[str]
+    report: str  # path of the page; "" if nothing was kept
+    agent: str
+    seconds: float
+    prompt_tokens: int = 0
+    reused_tokens: int = 0  # of the prompts, taken from the cache
+    written_tokens: int = 0
+
+    @property
+    def page(self) -> int | None:
+        """The page of the quote; None: not found, or a text without pages."""
+        return next(iter(self.pages), None)
+
+
+def ask(
+    documents: str | Path | Sequence[str | Path], question: str, name: str = "", **settings
+) -> Answer:
+    """Read documents and return the answer, as `cli.py ask` does, printing nothing.
+
+    settings: the flags of `cli.py ask` as they are called in Python: model, endpoint, agent,
+    chunk_tokens, ... name: of the reading, kept in RUNS/NAME; without it nothing is kept.
+    UserError: the sentence that the command prints.
+    """
+    paths = [documents] if isinstance(documents, str | Path) else documents
+    flags = {word: settings.pop(word) for word in ("agent", "preset", "compat") if word in settings}
+    known = {f.name for f in fields(AskConfig)} & settings.keys()
+    given = {word: settings.pop(word) for word in known}
+    if isinstance(given.get("endpoint"), str):
+        given["endpoint"] = (given["endpoint"],)
+    _check(question)
+    from commands import ask as reader
+
+    quiet, console.quiet = console.quiet, True
+    try:
+        with nullcontext() if name else TemporaryDirectory() as aside:
+            given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
+            readings = reader.begun([*map(str, paths)], [question], AskConfig(**given))
+            (answer,) = reader.answered(readings, How(**flags, settings=settings))
+        return replace(answer, report="") if aside else answer
+    finally:
+        console.quiet = quiet
+
+
+def run(
+    words: Sequence[str],
+    config: AskConfig,
+    how: How,
+    resume: bool = False,
+    also: Sequence[str] = (),
+) -> None:
+    """Read documents, showing the memory whenever it changes; end with the answer and its pages.
+
+    words: files and folders, the question last. also: further questions about the same text, each
+    a reading of its own. In a terminal more of them are asked for at a prompt, the first one too
+    where no word is a question. resume: go on with the reading config.name, with the settings that
+    it began with. UserError for what the user can mend; Ctrl-C leaves with 130.
+    """
+    readings: list = []
+    console.stderr = config.json
+    terminal = not config.json and all(s and s.isatty() for s in (sys.stdin, sys.stdout))
+    try:
+        paths, questions = (words, also) if resume else _split(words, also, terminal)
+        if not resume:
+            more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
+            say(f"Reading {', '.join(paths[:NAMED])}{more} ...")
+        from commands import ask as reader
+
+        if resume:
+            readings += [reader.resumed(words, config, how, also)]
+        else:
+            readings += reader.begun(paths, questions, config)
+        if not readings[0].question:
+            readings[0].question = _typed("Question (empty to end): ")
+        if readings[0].question:
+            answers = reader.answered(readings, how, _another if terminal else None)
+            if config.json:
+                escaped = "utf" not in (sys.stdout.encoding or "").lower()  # no letter is lost
+                plain = [asdict(answer) for answer in answers]
+                typer.echo(json.dumps(plain, ensure_ascii=escaped, indent=1))
+    except KeyboardInterrupt:
+        reading = next((reading for reading in reversed(readings) if reading.folder), None)
+        kept = reading and (reading.folder / "document.json").exists()
+        rest = "what was read before is kept" if resume else "nothing was read"
+        rest = f"{reading.done}; {reading.again}" if kept else f"; {rest}"
+        typer.echo(f"memagent: stopped{rest}", err=True)
+        raise typer.Exit(130) from None
+    finally:
+        console.stderr = False
+
+
+def _split(
+    words: Sequence[str], also: Sequence[str], terminal: bool
+) -> tuple[Sequence[str], list[str]]:
+    """Return what to read, and the questions: "" for one that is still to be asked for."""
+    *paths, question = words or [""]
+    no_question = len(words) == 1
+    with suppress(OSError):  # what the system takes for no name
+        last = Path(question)
+        no_question |= bool(paths) and (last.is_dir() or bool(last.suffix and last.is_file()))
+    if no_question and terminal and not also:
+        return words, [""]
+    if not paths:
+        lacks = f"; {clip(clean(question), 60)!r} is all that was given" * bool(question)
+        raise UserError(f'Name what to read, and ask: ask FILE... "QUESTION"{lacks}.')
+    if no_question:
+        raise UserError(f"{question} is a file or folder: the question comes last.")
+    for each in (question, *also):
+        _check(each)
+    return paths, [question, *also]
+
+
+def _check(question: str) -> None:
+    if not question.strip():
+        raise UserError("The question is empty: it comes last, after the files.")
+    try:
+        question.encode()
+    except UnicodeEncodeError:  # half a character, which no tokenizer reads
+        raise UserError(f"The question is not in UTF-8: {clip(clean(question), 200)}.") from None
+
+
+def _another() -> str:
+    return _typed("Another question (empty to end): ")
+
+
+def _typed(prompt: str) -> str:
+    """Return a question that is typed; "" for none, and at Ctrl-C and Ctrl-D."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  a line can then be edited
+    while True:
+        try:
+            if question := input(prompt).strip():
+                _check(question)
+            return question
+        except UserError as error:
+            say(str(error), "yellow")
+        except (EOFError, KeyboardInterrupt):
+            typer.echo()
+            return ""

@@ -1,0 +1,95 @@
+"""What the settings of a command need and this machine lacks, said before torch is loaded.
+
+Holds: `check_here`, `check_hub`. Leaves out: what is no model at all (config/realmodels.py), what
+torch alone knows of devices (models/setup.py). No torch.
+Exercise it: `python cli.py train --model Qwen/Qwen3-0.6B`. Read next: models/setup.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import socket
+import sys
+import threading
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from config.errors import UserError
+from config.options import TINY
+from config.realmodels import HUB, PACKAGED, base_of, named_folder
+
+HUB_S = 3.0
+"""Longest time in which the hub must take a connection."""
+
+
+def check_here(config: object) -> None:
+    """Raise a UserError for what the settings of a command name and this machine lacks: a device,
+    or a model of the hub (`check_hub`). torch is not loaded for it."""
+    if _lacks(config.device):
+        raise UserError(f"No device {config.device} was found; use --device cpu.")
+    answerer = getattr(config, "answerer", "").removeprefix("hf:")
+    for name in (config.model, getattr(config, "untrained", ""), answerer):
+        if name and name != "base" and not getattr(config, "endpoint", ()):
+            check_hub(base_of(name))
+
+
+def _lacks(device: str) -> bool:
+    """Tell whether a device is certainly none of this machine's, or of the installed torch."""
+    if device == "mps":
+        return sys.platform != "darwin"
+    found = importlib.util.find_spec("torch") if device == "cuda" else None
+    if found is None or not found.origin:
+        return False
+    version = Path(found.origin).with_name("version.py")
+    built = version.read_text(encoding="utf-8") if version.is_file() else "cuda = '"
+    return not re.search(r"^(cuda|hip)\b.*= '", built, re.M)
+
+
+def check_hub(model: str | Path) -> None:
+    """Raise a UserError for a model of the hub that is not in its cache and cannot be fetched now.
+
+    Where the hub does not answer, what is in the cache is taken from there without asking it again:
+    each file would otherwise be tried for, five times over.
+    """
+    known = str(model) in (*PACKAGED, TINY) or named_folder(model).exists()
+    if known or not HUB.fullmatch(str(model)):
+        return
+    from huggingface_hub import constants
+
+    cached = Path(constants.HF_HUB_CACHE, f"models--{str(model).replace('/', '--')}", "snapshots")
+    if not constants.HF_HUB_OFFLINE:
+        if _answers(constants.ENDPOINT):
+            return
+        constants.HF_HUB_OFFLINE = True
+        os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that begin from here
+        why = f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached"
+    else:
+        why = "HF_HUB_OFFLINE is set"
+    if not any(cached.glob("*/config.json")):
+        raise UserError(
+            f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder, "
+            "or a name that needs no hub, such as smollm2."
+        )
+
+
+def _answers(url: str) -> bool:
+    """Tell whether a server takes a connection, or a proxy stands before it."""
+    from urllib.request import getproxies
+
+    place, found = urlsplit(url), threading.Event()
+
+    def connect() -> None:
+        try:
+            socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
+        except OSError:
+            return
+        found.set()
+
+    if place.scheme in getproxies():
+        return True
+    trial = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no time limit
+    trial.start()
+    trial.join(HUB_S)
+    return found.is_set()

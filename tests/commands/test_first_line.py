@@ -1,0 +1,294 @@
+"""What a command says first, its short help, near misses, a hub that does not answer, and code of
+the user's that fails."""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import typer.main
+from huggingface_hub import constants
+from test_refusals import python, refused, said
+from typer.testing import CliRunner
+
+import cli
+from bench import first_line
+from config import flags, machine
+from config.errors import UserError
+from config.options import EVERYDAY
+
+ROOT = Path(cli.__file__).parent
+EXAMPLES = flags.help_data()["examples"]
+NOTES = "Anna reached Oslo. Boris toured Lima."
+AGENT = """
+from memagent import Agent, MemAgent
+
+class Mine(MemAgent):
+    def run(self, task):
+        turn = yield from super().run(task)
+        raise RuntimeError("no such note")
+"""
+RUN = "from memagent import MemAgent\n\nclass Mine(MemAgent):\n    def {name}(self, {given}):\n"
+
+
+# ---------------------------------------------------------------- help
+
+
+def short(*words) -> str:
+    """The help of a command, its table as plain text."""
+    return " ".join(re.sub("[│╭╮╰╯─]", " ", said(*words)).split())
+
+
+@pytest.mark.parametrize("command", [name for name in EXAMPLES if name])
+def test_a_short_help_has_few_flags_and_three_examples(command):
+    text = short(*command.split(), "-h")
+    assert 1 <= len({*re.findall(r" (--[a-z][\w-]*)", text.partition("Examples:")[0])}) <= 25
+    shown = {name for name in re.findall(r"(?<![\w-])--(?!no-)[a-z][\w-]*", text)}
+    table = {name for name in re.findall(r"(--[a-z][\w-]*)(?: -h| --no-[\w-]+)? <", text)}
+    assert len(table) <= 15 and table <= shown
+    assert all(f"python cli.py {line}" in text for line in map(str, EXAMPLES[command]))
+    assert ("--help-all lists" in text) == (command in EVERYDAY)
+    if command in EVERYDAY:
+        assert len(short(command, "--help-all")) > 2 * len(text)
+
+
+def test_the_examples_of_the_help_are_lines_that_a_clone_takes():
+    group = typer.main.get_command(cli.app)
+    for line in {line for lines in EXAMPLES.values() for line in lines}:
+        words = shlex.split(line)
+        for word in words:
+            made = word.startswith(("runs/", "key."))
+            assert made or "/" not in word or word.startswith("Qwen/") or (ROOT / word).exists()
+        found, rest, parent = group, words, None
+        while hasattr(found, "resolve_command"):
+            parent = found.make_context("cli.py", [*rest], parent)
+            name, found, rest = found.resolve_command(parent, rest)
+        found.make_context(name, rest, parent)  # every flag is one, with a value
+
+
+@pytest.mark.parametrize("line, values", [
+    ("ask", {"chunk-tokens": "128", "memory-tokens": "32"}),  # of the reader, which answers
+    ("ask --model tiny", {"chunk-tokens": "24", "memory-tokens": "13"}),
+    ("serve", {"chunk-tokens": "128"}),
+    ("train", {"lr": "0.0007", "group-size": "16"}),
+    ("train --preset vime", {"lr": "1e-06", "group-size": "8", "agent": "memagent"}),
+    ("train --preset rememr1", {"agent": "rememr1"}),
+    ("sft", {"lr": "0.001", "steps": "100"}),
+    ("eval", {"agents": "memagent,full,bm25", "n": "64"}),
+])  # fmt: skip
+def test_help_shows_the_values_in_force(line, values):
+    text = short(*line.split(), "--help")
+    for name, value in values.items():
+        about = text.partition(f"--{name} <")[2].partition(" --")[0]
+        assert f"(default: {value})" in about, (name, about)
+
+
+def test_version_and_the_list_of_commands():
+    assert re.match(r"memagent \S+.*, Python 3\.\S+, torch 2", said("--version"))
+    listed = short("-h")
+    assert listed.index("Start here") < listed.index("Train") < listed.index("Look at")
+    assert {*flags.help_data()["panels"]} == {"Start here", "Train", "Measure", "Look at"}
+    names = [name for words in flags.help_data()["panels"].values() for name in words.split()]
+    assert sorted(names) == sorted(typer.main.get_command(cli.app).commands)
+
+
+# ---------------------------------------------------------------- near misses
+
+
+@pytest.mark.parametrize("line, offered", [
+    ("trian", "'train'"),
+    ("train --learning-rate 1", "--lr?"),
+    ("sft --learning-rate 1", "--lr?"),
+    ("train --batch-size 8", "--tasks-per-step or --group-size?"),
+    ("train --epochs 8", "--steps?"),
+    ("stream --num-epochs 8", "--epochs?"),
+    ("train --output-dir x", "--name or --runs?"),
+    ("eval --max-length 8", "--chunk-tokens?"),
+    ("train --stepps 3", "--steps?"),
+    ("data build a b --lenghts 3", "--lengths?"),
+    ("train --agent memagnt", "memagent?"),
+    ("eval --agents memagent,ful", "full?"),
+    ("eval --suite ruler-hq", "ruler-hqa?"),
+    ("train --preset papre", "paper?"),
+    ("train --agent rememr1 --compat upstrem", "upstream?"),
+    ("train --resume --name onne --runs R", "one?"),
+    ("export R/onne", "one?"),
+])  # fmt: skip
+def test_a_near_miss_is_answered_with_what_is_near(tmp_path, line, offered):
+    (tmp_path / "one").mkdir()
+    done = CliRunner().invoke(cli.app, line.replace("R", str(tmp_path)).split())
+    output = " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
+    assert done.exit_code == 2 and f"Did you mean {offered}" in output
+
+
+def test_what_is_near_nothing_is_offered_nothing():
+    done = CliRunner().invoke(cli.app, ["export", "--preset", "x"])
+    assert "No such option: --preset." in done.output and "Did you mean" not in done.output
+
+
+# ---------------------------------------------------------------- the first line
+
+HALTED = """
+import json, sys
+
+class Heavy:
+    def find_spec(self, name, *_):
+        if name in ("torch", "transformers", "lightning", "tokenizers"):
+            raise SystemExit(77)
+
+sys.meta_path.insert(0, Heavy())
+import cli
+from typer.testing import CliRunner
+for words in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(cli.app, words)
+    print(json.dumps([done.exit_code, done.output]))
+"""
+
+
+def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path):
+    """The import of torch ends each: what stands there by then is the first line."""
+    runs = ["--runs", str(tmp_path)]
+    step = tmp_path / "old" / "checkpoints" / "step-1"
+    step.mkdir(parents=True)
+    (tmp_path / "old" / "config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
+    begins = {
+        ("train", "--name", "a", *runs): f"memagent learns from world, beginning with the embedded "
+        f"policy (it knows generated English alone); results go to {tmp_path}/a.",
+        ("train", "--resume", "--name", "old", *runs): f"goes on in {tmp_path}/old.",
+        ("sft", "--name", "a", *runs): "memagent learns from world",
+        (
+            "eval",
+            "--name",
+            "e",
+            *runs,
+        ): "memagent, full, bm25 by the embedded policy (it knows generated English alone): world",
+        ("serve", "--model", "tiny", "--port", "0"): "Opening tiny",
+        ("demo", "--short", *runs): "The demo trains memagent",
+        ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",
+        ("doctor",): "Looking at this machine",
+    }
+    done = python("-c", HALTED, json.dumps([*begins]), text=True)
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    assert len(found) == len(begins), done.stderr
+    for (words, line), (code, output) in zip(begins.items(), found, strict=True):
+        assert line in output.splitlines()[0] and code == 77, (words, code, output)
+
+
+@pytest.mark.parametrize("built, lacks", [
+    ("cuda: Optional[str] = None\nhip: Optional[str] = None\n", True),
+    ("cuda: Optional[str] = '12.8'\nhip: Optional[str] = None\n", False),
+    ("cuda: Optional[str] = None\nhip: Optional[str] = '6.4'\n", False),
+])  # fmt: skip
+def test_a_torch_without_cuda_is_told_by_its_version(tmp_path, monkeypatch, built, lacks):
+    (tmp_path / "version.py").write_text(built)
+
+    class Spec:
+        origin = str(tmp_path / "__init__.py")
+
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: Spec)
+    assert machine._lacks("cuda") is lacks
+    assert not machine._lacks("cpu") and not machine._lacks("auto")
+
+
+def test_the_bench_times_a_refusal():
+    wall, cpu, text, status = first_line.run("trian", ROOT, whole=True)
+    assert status == 2 and 0 < cpu and 0 < wall and text
+    assert len(first_line.LISTED["mistakes"]) >= 30
+
+
+# ---------------------------------------------------------------- no network
+
+
+@pytest.fixture
+def no_network(monkeypatch, tmp_path):
+    """A hub at whose address nothing listens, and an empty cache, whose folder is returned."""
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.utils._http.http_backoff", None)  # nothing is tried again
+    return tmp_path / "hub"
+
+
+def test_without_a_network_a_model_of_the_hub_is_refused_in_one_sentence(no_network, tmp_path):
+    (tmp_path / "notes.txt").write_text(NOTES)
+    runs = ["--runs", tmp_path / "runs"]
+    for words in (
+        ["train", "--name", "t", *runs], ["sft", "--name", "t", *runs], ["eval", *runs], ["serve"],
+        ["ask", tmp_path / "notes.txt", "Where?", *runs],
+        ["stream", "--engine", "transformers", *runs], ["plan"],
+    ):  # fmt: skip
+        constants.HF_HUB_OFFLINE = False
+        sentence = refused(*words, "--model", "org/unknown")
+        assert "org/unknown is not in the cache of the hub, and 127.0.0.1 cannot be reached" in (
+            sentence
+        )
+    assert not (tmp_path / "runs").exists()
+    constants.HF_HUB_OFFLINE = True
+    assert "and HF_HUB_OFFLINE is set" in refused("eval", "--model", "org/unknown", *runs)
+
+
+def test_without_a_network_a_model_in_the_cache_is_taken_from_there(no_network):
+    snapshot = no_network / "models--org--known" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    with pytest.raises(UserError, match="cannot be reached"):
+        machine.check_hub("org/known")
+    constants.HF_HUB_OFFLINE = False
+    (snapshot / "config.json").write_text("{}")
+    machine.check_hub("org/known")
+    assert constants.HF_HUB_OFFLINE  # and is not asked for again
+
+
+# ---------------------------------------------------------------- the user's own code
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Writes mine.py into a folder of its own, where the commands then run; returns its path."""
+    monkeypatch.chdir(tmp_path)
+    Path("notes.txt").write_text(NOTES)
+    path = tmp_path / "mine.py"
+    return lambda text: path.write_text(text) and str(path)
+
+
+SMALL = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1 --name t"
+
+
+@pytest.mark.parametrize("line", ["ask notes.txt Where? --model tiny", f"train {SMALL}"])  # fmt: skip
+def test_an_exception_of_an_agents_run_is_one_sentence_with_its_line(mine, line):
+    words = [*line.split(), "--agent", mine(AGENT)]
+    place = "memagent: mine.py, line 7, in run: RuntimeError: no such note (--debug shows the"
+    assert refused(*words).startswith(place)
+    done = CliRunner().invoke(cli.app, [*words, "--debug", "--name", "u"])
+    assert done.exit_code == 2 and "Traceback" in done.stderr and place in done.stderr
+
+
+@pytest.mark.parametrize("name, given", [
+    ("__init__", "*given"), ("reward", "*given"), ("turn_rewards", "*given"), ("check", "task"),
+])  # fmt: skip
+def test_an_exception_of_any_of_its_methods_is_one_sentence(mine, name, given):
+    path = mine(RUN.format(name=name, given=given) + "        return 1 / 0\n")
+    sentence = refused("train", "--agent", path, *SMALL.split())
+    assert f"mine.py, line 5, in {name}: ZeroDivisionError: division by zero" in sentence
+
+
+def test_an_evaluation_counts_such_a_reading_as_failed_and_says_why_once(mine):
+    words = "eval --suite world --lengths 1 --n 2 --kinds one_fact --name e --agents"
+    done = CliRunner().invoke(cli.app, [*words.split(), mine(AGENT)])
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("mine.py, line 7, in run: RuntimeError: no such note; such") == 1
+    rows = [json.loads(line) for line in Path("runs/e/rows.jsonl").read_text().splitlines()]
+    assert {row["error"] for row in rows} == {"RuntimeError: no such note"}
+
+
+@pytest.mark.parametrize("text, sentence", [
+    ("from memagent import Agent\n\nclass Mine(Agent):\n    x = y\n",
+     "mine.py, line 4, in Mine cannot be imported: NameError: name 'y' is not defined."),
+    ("import nothing_of_this_name\n", "mine.py, line 1 cannot be imported: ModuleNotFound"),
+    ("from memagent import Agent\n\nclass Mine(Agent):\n    pass\n", "has no method run."),
+])  # fmt: skip
+def test_a_file_that_holds_no_agent_is_one_sentence(mine, text, sentence):
+    path = mine(text)
+    for words in (["train", "--agent"], ["eval", "--agents"], ["serve", "--agent"]):
+        assert sentence in refused(*words, path)

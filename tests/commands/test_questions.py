@@ -1,0 +1,166 @@
+"""`ask` at a prompt in a terminal, and as a function of Python."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from test_ask import alone, run, scripted, told  # noqa: F401
+from test_ask_also import TEXT
+
+import cli
+from commands import questions
+from config.errors import UserError
+from memagent import ask
+
+SMALL = "--model tiny --agent memagent --chunk-tokens 12 --memory-tokens 8 --final-tokens 12"
+PROMPT = "(empty to end): "
+
+
+@pytest.fixture(autouse=True)
+def notes(alone):  # noqa: F811
+    Path("a.txt").write_text(TEXT)
+    Path("b.txt").write_text("It rained.")
+
+
+def lima(prompt):
+    return "\\boxed{Lima}" if prompt.final else "Clara reached Lima."
+
+
+def typed(words: str, *keys: str) -> tuple[int, str]:
+    """Run `ask` in a forked child on a terminal; type each of `keys` when a prompt is shown.
+
+    Returns its exit status and all that the terminal showed.
+    """
+    child, terminal = pty.fork()
+    if not child:
+        status = 1
+        try:
+            sys.stdin, sys.stdout = os.fdopen(0), os.fdopen(1, "w")
+            os.environ["TERM"] = "dumb"  # no colours, and no cursor that moves
+            cli.app(["ask", *words.split("|"), *SMALL.split()])
+        except SystemExit as end:
+            status = end.code or 0
+        finally:
+            sys.stdout.flush()
+            os._exit(status)
+    said, left = b"", [*keys]
+    try:
+        while piece := os.read(terminal, 1 << 16):
+            said += piece
+            if said.endswith(PROMPT.encode()):
+                os.write(terminal, left.pop(0).encode())
+    except OSError:  # how a terminal says that nobody writes to it any more
+        pass
+    os.close(terminal)
+    assert not left, said
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), said.decode()
+
+
+def asked() -> dict[str, str]:
+    """Return the question of each reading that is kept."""
+    paths = sorted(Path("runs").glob("*/document.json"))
+    return {path.parent.name: json.loads(path.read_text())["question"] for path in paths}
+
+
+ENDS = {"an empty line": "\n", "Ctrl-D": "\x04", "Ctrl-C": "\x03"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_further_questions_at_a_prompt_are_readings_of_their_own(end):
+    """The text is read once: what follows takes most of it from the cache."""
+    Path("runs/r-2").mkdir(parents=True)  # a name that is taken
+    status, said = typed(
+        "a.txt|Where is Anna?|--name|r", "Where is Clara?\n", "Where is Ida?\n", ENDS[end]
+    )
+    assert status == 0 and "Traceback" not in said and "memagent:" not in said
+    assert asked() == {"r": "Where is Anna?", "r-3": "Where is Clara?", "r-4": "Where is Ida?"}
+    assert said.count("Opening ") == 1 and said.count("The whole trace: ") == 3
+    computed = re.findall(r"(\d+) of (\d+) tokens computed", said)
+    assert len(computed) == 2 and all(int(n) < int(of) / 2 for n, of in computed)
+
+
+def test_without_a_question_the_first_is_asked_for_too():
+    status, said = typed("a.txt|b.txt|--name|r", "Where is Anna?\n", "\n")
+    assert status == 0 and asked() == {"r": "Where is Anna?"}
+    assert said.index("Reading a.txt, b.txt ...") < said.index(PROMPT) < said.index("Opening ")
+    for end in ENDS.values():
+        status, said = typed("a.txt|--name|s", end)
+        assert status == 0 and "Opening" not in said and not Path("runs/s").exists()
+    assert typed("nothing.txt")[0] == 2
+
+
+@pytest.mark.parametrize(("stdin", "stdout", "more"), [
+    (False, True, ()), (True, False, ()), (True, True, ("--json",)),
+])  # fmt: skip
+def test_there_is_a_prompt_in_a_terminal_alone(monkeypatch, codec, stdin, stdout, more):
+    scripted(monkeypatch, codec, lima)
+    ends = [SimpleNamespace(isatty=lambda x=x: x, encoding="utf-8") for x in (stdin, stdout)]
+    monkeypatch.setattr(questions, "sys", SimpleNamespace(stdin=ends[0], stdout=ends[1]))
+    monkeypatch.setattr(questions, "_typed", lambda prompt: pytest.fail("a prompt is shown"))
+    assert "Lima" in run("a.txt", "Where is Clara?", *SMALL.split(), *more)
+    for words in (["a.txt"], ["a.txt", "b.txt"], ["a.txt", ""]):
+        run(*words, *SMALL.split(), *more, code=2)
+
+
+# ---------------------------------------------------------------- a function of Python
+
+
+def test_four_lines_of_python(monkeypatch, codec, capsys):
+    scripted(monkeypatch, codec, lima)
+    how = dict(model="tiny", agent="memagent", memory_tokens=99, final_tokens=99)
+    for documents in ("a.txt", Path("a.txt"), [Path("b.txt"), "a.txt"]):
+        reading = ask(documents, "Where is Clara?", **how)
+        assert reading.answer == "Lima" and reading.page is None
+        assert reading.memory == "Clara reached Lima." and reading.quote == "Rosa toured Lima."
+    assert reading.where == "a.txt" and reading.found
+    assert capsys.readouterr() == ("", "") and not Path("runs").exists() and not reading.report
+    kept = ask("a.txt", "Where is Clara?", name="r", **how)
+    assert Path(kept.report) == Path("runs/r/report.html") and Path(kept.report).exists()
+    flags = "--model tiny --agent memagent --memory-tokens 99 --final-tokens 99".split()
+    (plain,) = told("a.txt", "Where is Clara?", *flags)
+    same = plain.keys() - {"report", "seconds"}
+    assert {name: plain[name] for name in same} == {name: getattr(kept, name) for name in same}
+
+
+@pytest.mark.parametrize(("documents", "question", "settings", "words"), [
+    ("nothing.txt", "Where?", {}, ""),
+    ("a.txt", " ", {}, ""),
+    ("a.txt", "Where?", {"temperature": -1.0}, "--temperature -1"),
+    ("a.txt", "Where?", {"served_as": "m"}, "--served-as m"),
+    ("a.txt", "Where?", {"model": "tiny", "agent": "nobody"}, "--model tiny --agent nobody"),
+])  # fmt: skip
+def test_a_mistake_is_the_sentence_of_the_command(documents, question, settings, words):
+    *_, last = run(documents, question, *words.split(), code=2).strip().splitlines()
+    with pytest.raises(UserError) as error:
+        ask(documents, question, **settings)
+    assert last == f"memagent: {error.value}"
+
+
+def test_a_setting_that_nobody_has_is_named():
+    with pytest.raises(UserError, match="chunk_token"):
+        ask("a.txt", "Where?", model="tiny", agent="memagent", chunk_token=9)
+
+
+FIRST = """
+import sys
+from memagent import ask
+import commands.questions as questions, cli
+def shown(line):
+    print(line, {"torch", "tokenizers", "commands.ask"} & sys.modules.keys())
+    sys.exit()
+questions.say = shown
+cli.app(["ask", "a.txt", "b.txt", "a.txt", "b.txt", "Where?"])
+"""
+
+
+def test_the_first_line_waits_for_no_library():
+    root = {"PYTHONPATH": str(Path(cli.__file__).parent)}
+    command = [sys.executable, "-c", FIRST]
+    said = subprocess.run(command, env=os.environ | root, capture_output=True, text=True)
+    assert said.stdout == "Reading a.txt, b.txt, a.txt and 1 more ... set()\n", said
