@@ -224,7 +224,7 @@ def train(model, tokenizer, s: Settings) -> None:
         tasks, seed = [make_task(n, sections, "one_fact") for n in names], seed_of(s.seed, step)
         trajectories = rollout(model, tokenizer, tasks, s.group_size, temperature, seed, s)
         reward = sum(t.reward for t in trajectories) / len(trajectories)
-        print(f"step {step + 1} of {len(stages)}: {sections} sections, {reward:.3f} right", flush=True)
+        print(f"step {step + 1}/{len(stages)}: {sections} sections, {reward:.3f} right", flush=True)
         if rows := training_rows(trajectories, s.group_size):
             for loss in losses(model, rows, temperature, s):
                 loss.backward()

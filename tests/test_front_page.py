@@ -167,7 +167,7 @@ def test_a_table_of_results_pools_the_three_seeds_of_the_one_above():
 
 
 def test_the_plot_of_real_text_has_the_figures_of_the_results():
-    """Drawn anew it is the same picture, and the words beside it are its first and last points."""
+    """Drawn anew it is the same picture; its first and last points stand beside it and above."""
     points, n = passages.table(RESULTS.read_text(encoding="utf-8"))
     assert n == 128 and all([x for x, *_ in line] == [4, 16, 64, 256] for line in points.values())
     for name in ("memagent", "full"):  # of BM25 with two sections no answers are kept
@@ -178,6 +178,11 @@ def test_the_plot_of_real_text_has_the_figures_of_the_results():
     (words,) = re.findall(r"!\[([^]]*)\]\(docs/passages\.svg\)", README.read_text("utf-8"))
     ends = [f"{100 * line[k][1]:.0f}" for line in points.values() for k in (0, -1)]
     assert re.findall(r"\b\d+\b", words.replace("BM25", "")) == ends
+    findings = RESULTS.read_text(encoding="utf-8")[:1500]
+    first, last = ([short(line[k][1]) for line in points.values()] for k in (0, -1))
+    assert f"{first[0]} right among 4 passages, {last[0]} among 256;" in findings
+    assert f"{first[1]} among 4 passages, {last[1]} among 256," in findings
+    assert f"({first[2]}, {last[2]})" in findings
 
 
 def test_the_picture_is_small_and_legible_on_any_page(tmp_path):
@@ -310,7 +315,7 @@ def test_the_own_agent_of_the_front_page_learns_as_a_file(tmp_path):
 def test_the_example_is_a_complete_agent(tmp_path):
     """Its setting is a flag, its count a column, and its turns have rewards of their own."""
     path = str(ROOT / "examples/own_agent.py")
-    wide = run(tmp_path, "train", "--agent", path, "--help")
+    wide = run(tmp_path, "train", "--agent", path, "--help-all")
     assert "--focus" in wide and "--short-tokens" in wide
     small = f"--steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
     run(tmp_path, "train", "--agent", path, "--name", "own", *small.split())
