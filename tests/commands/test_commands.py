@@ -306,7 +306,7 @@ def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
 
 def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
     path = trajectories(tmp_path / "t.jsonl", *(record(step=step) for step in range(0, 106, 5)))
-    kept = r"no trajectories of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"
+    kept = r"no readings of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"
     with pytest.raises(UserError, match=kept):
         show.show(path, 39, "", False, 3)
     assert "training step 35" in printed(show.show, path, 35, "", False, 3)
