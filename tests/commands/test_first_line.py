@@ -43,10 +43,8 @@ def short(*words) -> str:
 @pytest.mark.parametrize("command", [name for name in EXAMPLES if name])
 def test_a_short_help_has_few_flags_and_three_examples(command):
     text = short(*command.split(), "-h")
-    assert 1 <= len({*re.findall(r" (--[a-z][\w-]*)", text.partition("Examples:")[0])}) <= 25
-    shown = {name for name in re.findall(r"(?<![\w-])--(?!no-)[a-z][\w-]*", text)}
     table = {name for name in re.findall(r"(--[a-z][\w-]*)(?: -h| --no-[\w-]+)? <", text)}
-    assert len(table) <= 15 and table <= shown
+    assert 1 <= len(table) <= 15
     assert all(f"python cli.py {line}" in text for line in map(str, EXAMPLES[command]))
     assert ("--help-all lists" in text) == (command in EVERYDAY)
     if command in EVERYDAY:
@@ -266,7 +264,7 @@ def mine(tmp_path, monkeypatch):
 SMALL = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1 --name t"
 
 
-@pytest.mark.parametrize("line", ["ask notes.txt Where? --model tiny", f"train {SMALL}"])  # fmt: skip
+@pytest.mark.parametrize("line", ["ask notes.txt Where? --model tiny", f"train {SMALL}"])
 def test_an_exception_of_an_agents_run_is_one_sentence_with_its_line(mine, line):
     words = [*line.split(), "--agent", mine(AGENT)]
     place = "memagent: mine.py, line 7, in run: RuntimeError: no such note (--debug shows the"
