@@ -310,7 +310,7 @@ def test_the_own_agent_of_the_front_page_learns_as_a_file(tmp_path):
 def test_the_example_is_a_complete_agent(tmp_path):
     """Its setting is a flag, its count a column, and its turns have rewards of their own."""
     path = str(ROOT / "examples/own_agent.py")
-    wide = run(tmp_path, "train", "--agent", path, "--help")
+    wide = run(tmp_path, "train", "--agent", path, "--help-all")
     assert "--focus" in wide and "--short-tokens" in wide
     small = f"--steps 1 --tasks-per-step 2 --group-size 2 --lengths 2 --focus places {SMALL}"
     run(tmp_path, "train", "--agent", path, "--name", "own", *small.split())
