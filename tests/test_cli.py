@@ -26,6 +26,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import demo, train
+from config import machine
 from config.options import EMBEDDED
 from memagent import ReadConfig
 from report.rows import Rows
@@ -353,6 +354,7 @@ def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatc
     assert said in " ".join(out.split())
     given = []
     monkeypatch.setattr(train, "run_and_report", lambda *settings: given.extend(settings[:3]))
+    monkeypatch.setattr(machine, "check_here", lambda run: None)  # no card, and no network
     run(*shlex.split(out.splitlines()[-1])[2:])
     settings = {k: v for part in (*given[:2], given[2].config) for k, v in asdict(part).items()}
     assert {name: settings[name] for name in trained} == trained

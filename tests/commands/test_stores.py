@@ -16,7 +16,7 @@ from agents.store import Entry, Store
 from agents.tools import Scope, apply
 from commands.stores import memory_app
 from config.errors import CONTROL
-from config.flags import AgentGroup
+from config.flags import CommandGroup
 from dev import keeper
 from engines.scripted import ScriptedEngine
 from report.records import record as record_of
@@ -25,7 +25,7 @@ from tasks.conversations import Memory, Probe
 from tasks.episodes import Episode
 from tokens.codec import Codec
 
-app = typer.Typer(cls=AgentGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(memory_app, name="memory")
 
 
