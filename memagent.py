@@ -323,7 +323,7 @@ class Agent:
         return formed(answer, self.config.form) if prompt.final else None
 
     def turn_rewards(self, trajectory: Trajectory) -> Sequence[dict[str, float]] | None:
-        """Return each turn's own rewards by name, raw: their sum is compared by turn. None: none."""
+        """Return each turn's own rewards by name, raw; their sum is compared by turn; or None."""
         return None
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:

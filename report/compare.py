@@ -124,8 +124,8 @@ def remarks(summary: dict) -> list[str]:
         summary["settings_differ"]
         + summary["unfinished"]
         + [
-            f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of the "
-            f"first alone and {pair['only_b']:,} of the second alone are left out."
+            f"{pair['a']} and {pair['b']} were not asked the same: {pair['only_a']:,} questions of "
+            f"the first alone and {pair['only_b']:,} of the second alone are left out."
             for pair in summary["left_out"]
             if pair["only_a"] or pair["only_b"]
         ]

@@ -1,8 +1,8 @@
 """The folder of an evaluation, which has one model and one suite.
 
 Holds: `evaluation_folder`, `begin_evaluation`, `locked`; `room` for transcripts; `dealt`,
-`file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows (report/rows.py), what a folder
-holds later (report/folder.py). No torch.
+`file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows (report/rows.py), what a
+folder holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
 Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights or to

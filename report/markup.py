@@ -137,7 +137,7 @@ def by_length(rows: Rows) -> list[int]:
 
 
 def parts(sections: Iterable[Section]) -> Markup:
-    """Return sections that one folds out, one below the other; those without a body are left out."""
+    """Return sections that one folds out, below each other; those without a body are left out."""
     return joined(macro("part", section) for section in sections if section.body)
 
 

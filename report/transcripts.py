@@ -218,8 +218,8 @@ def trace(
 ) -> list[Node]:
     """Return what was read of a record, what became of the memory, and how it ended.
 
-    most: sections (`steps_of`); None folds those that changed nothing. characters: of a section. agent: that made it, where the record
-    does not tell.
+    most: sections (`steps_of`); None folds those that changed nothing. characters: of a section.
+    agent: that made it, where the record does not tell.
     """
     n, parts, turns = n_sections(record), [], record["turns"]
     steps = steps_of(record, most, agent)
