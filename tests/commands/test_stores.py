@@ -16,7 +16,7 @@ from agents.store import Entry, Store
 from agents.tools import Scope, apply
 from commands.stores import memory_app
 from config.errors import CONTROL
-from config.flags import CommandGroup
+from config.flags import AgentGroup
 from dev import keeper
 from engines.scripted import ScriptedEngine
 from report.records import record as record_of
@@ -25,7 +25,7 @@ from tasks.conversations import Memory, Probe
 from tasks.episodes import Episode
 from tokens.codec import Codec
 
-app = typer.Typer(cls=CommandGroup, no_args_is_help=True, pretty_exceptions_enable=False)
+app = typer.Typer(cls=AgentGroup, no_args_is_help=True, pretty_exceptions_enable=False)
 app.add_typer(memory_app, name="memory")
 
 
@@ -188,7 +188,7 @@ def test_the_first_trajectory_of_the_last_step_with_a_store_is_taken(tmp_path):
         result = memory("show", path, *flags)
         assert f"[m1] {entry}  v1" in result.stdout and origin in result.stderr, flags
     for flags in (["--step", 9], ["--task", "z"], ["--step", 5, "--task", "y"]):
-        assert "None of the 6 trajectories" in refused("show", path, *flags)
+        assert "None of the 6 readings" in refused("show", path, *flags)
 
 
 def test_the_last_edit_of_a_trajectory_counts(tmp_path):

@@ -76,7 +76,7 @@ def test_a_training_and_an_evaluation_name_and_write_their_page_while_they_go_on
         folder = tmp_path / words.split()[2]
         first = told.output.replace("\n", "").index("Live report:")
         assert first < told.output.replace("\n", "").index(
-            "T=0" if "eval" in words else "step    1"
+            "none T=0" if "eval" in words else "step    1"
         )
         assert asked[0] is True and asked[-1] is False
         assert 'http-equiv="refresh"' not in (folder / "report.html").read_text()
