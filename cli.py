@@ -194,7 +194,8 @@ def _eval(
     engine = "extractive" if eval_config.engine == "extractive" else ""
     by = titled(eval_config.served_as or eval_config.model or engine)
     where = run_path(eval_config.runs, eval_config.name)
-    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}; results go to {where}.")
+    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}.")
+    typer.echo(f"Results go to {where}.")
     check_here(eval_config)
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):

@@ -462,9 +462,9 @@ def beginning(
             next(readers.records_of(path), None)
     if first:
         where = Path(run.runs, run.name or "DATE-TIME")
-        begins = f"goes on in {where}" if resume else f"results go to {where}"
-        begins = "a dry run, which leaves nothing" if dry else begins
-        say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}; {begins}.")
+        then = f"It goes on in {where}." if resume else f"Results go to {where}."
+        say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
+        say("It is a dry run, which leaves nothing." if dry else then)
     if not dry:
         check_here(run)
     return run

@@ -151,16 +151,12 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
     step.mkdir(parents=True)
     (tmp_path / "old" / "config.yaml").write_text("run: {}\ngrpo: {}\nagent: {}\n")
     begins = {
-        ("train", "--name", "a", *runs): f"memagent learns from world, beginning with the embedded "
-        f"policy (it knows generated English alone); results go to {tmp_path}/a.",
-        ("train", "--resume", "--name", "old", *runs): f"goes on in {tmp_path}/old.",
+        ("train", "--name", "a", *runs): "memagent learns from world, beginning with the embedded "
+        "policy, of generated English.",
+        ("train", "--resume", "--name", "old", *runs): "memagent learns from world",
         ("sft", "--name", "a", *runs): "memagent learns from world",
-        (
-            "eval",
-            "--name",
-            "e",
-            *runs,
-        ): "memagent, full, bm25 by the embedded policy (it knows generated English alone): world",
+        ("eval", "--name", "e", *runs): "memagent, full, bm25 by the embedded policy, of generated "
+        "English: world.",
         ("serve", "--model", "tiny", "--port", "0"): "Opening tiny",
         ("demo", "--short", *runs): "The demo trains memagent",
         ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",
@@ -171,6 +167,8 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
     assert len(found) == len(begins), done.stderr
     for (words, line), (code, output) in zip(begins.items(), found, strict=True):
         assert line in output.splitlines()[0] and code == 77, (words, code, output)
+    assert f"Results go to {tmp_path}/a." in found[0][1]
+    assert f"It goes on in {tmp_path}/old." in found[1][1]
 
 
 @pytest.mark.parametrize("built, lacks", [

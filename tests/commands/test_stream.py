@@ -124,7 +124,7 @@ def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memor
     enough = False  # kills, at places enough: those before the first batch are all one
     while not enough or (in_memory / f"s{streams}").exists():
         folder = in_memory / f"s{streams}"
-        at = None if enough else rng.randrange(1, calls // 2)
+        at = None if enough else rng.randrange(calls // 6, calls // 2)
         process = forked([*words, "--name", folder.name], in_memory / "log", killed_at=at)
         process.join()
         if process.exitcode == -signal.SIGKILL:
