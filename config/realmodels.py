@@ -59,7 +59,7 @@ ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
 
 def titled(model: str | Path) -> str:
     """Return what a --model is called in a sentence."""
-    return str(model) or "the embedded policy, of generated English"
+    return str(model) or "the embedded policy"
 
 
 def is_gguf(model: str | Path) -> bool:

@@ -354,10 +354,8 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         words = [word.replace("TAKEN", str(taken.getsockname()[1])) for word in words]
         done = CliRunner().invoke(cli.app, ["serve", "--model", "tiny", *words], env=environment)
-    first, last = done.output.splitlines()
-    assert (
-        done.exit_code == 2 and first.startswith("Opening tiny") and last.startswith("memagent: ")
-    )
+    *before, last = done.output.splitlines()
+    assert done.exit_code == 2 and last.startswith("memagent: ") and len(before) <= 1
 
 
 # ---------------------------------------------------------------- malformed
