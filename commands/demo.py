@@ -300,7 +300,9 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     if plan.alone:
         facts["training_seconds"] = round(training_s, 1)
     _report(folder, plan, rows, facts)
-    if plan.alone:
+    if size == "short":
+        next_step("train it in full, in some five minutes", "demo", runs=runs)
+    elif plan.alone:
         words = "ask", "-", "Where is Anna?", "--model", folder / "model"
         text = "Anna joined Boris. Clara met Felix. Boris toured Oslo."
         next_step("ask it about a text of yours", *words, runs=runs, given=text)

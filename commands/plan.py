@@ -165,6 +165,9 @@ def show(
         parts.append(f"{IN_WORDS[mode]} {does}")
     said = "; ".join(parts)
     say(f"{said[0].upper()}{said[1:]}.")
+    if not seconds:
+        say("A smaller --model, more --devices or sections of fewer --chunk-tokens may fit.")
+        return
 
     mode = order[0]
     needed = {

@@ -149,7 +149,8 @@ def _split(
     no_question = len(words) == 1
     with suppress(OSError):  # what the system takes for no name
         last = Path(question)
-        no_question |= bool(paths) and (last.is_dir() or bool(last.suffix and last.is_file()))
+        is_path = last.is_dir() or bool(last.suffix and last.is_file())
+        no_question |= bool(paths and question) and is_path
     if no_question and terminal and not also:
         return words, [""]
     if not paths:

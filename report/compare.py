@@ -23,6 +23,10 @@ from report.summary import compare, measured, question_key, summarise
 OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
 
 
+def _plain(value: object) -> object:
+    return "the default" if value in ("", None) else value
+
+
 def read_evaluation(folder: Path, name: str) -> Run:
     """Read the evaluation in a folder, as far as it has come, under a name of its own. UserError if
     there is none."""
@@ -60,7 +64,7 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     summary["unfinished"] = [f"{run.title}: {run.status}" for run in runs if run.status]
     names = dict.fromkeys(name for given in settings.values() for name in given)
     summary["settings_differ"] = [
-        f"{name}: {', '.join(f'{run} {given.get(name)}' for run, given in settings.items())}."
+        f"{name}: {', '.join(f'{run} {_plain(given.get(name))}' for run, given in settings.items())}."
         for name in names
         if name not in OF_A_FOLDER and len({str(g.get(name)) for g in settings.values()}) > 1
     ]

@@ -321,11 +321,6 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
         "QLoRA fits one A100 of 40 GiB",
         {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
     ),
-    "--model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8": (
-        "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
-        "than 141 GiB a GPU; QLoRA wants 48 GiB.",
-        {"lora_rank": 8, "quantise": False},
-    ),
     "--model Qwen/Qwen2.5-14B-Instruct --card l40s --chunk-tokens 700": (
         "QLoRA fits one L40S of 48 GiB",
         {"quantise": True, "lora_rank": 32, "chunk_tokens": 700},
@@ -363,6 +358,14 @@ def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatc
 
 def test_a_plan_names_the_model_or_asks_for_it():
     assert "Name the model to plan for" in run("plan", code=2)
+
+
+def test_a_plan_of_what_does_not_fit_says_what_may_and_gives_no_command():
+    out = run("plan --model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8")
+    assert (
+        "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
+        "than 141 GiB a GPU; QLoRA wants 48 GiB. A smaller --model, more --devices"
+    ) in " ".join(out.split()) and "cli.py train" not in out
 
 
 def test_look_and_convert(own, tmp_path):

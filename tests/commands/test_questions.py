@@ -131,6 +131,7 @@ def test_four_lines_of_python(monkeypatch, codec, capsys):
 @pytest.mark.parametrize(("documents", "question", "settings", "words"), [
     ("nothing.txt", "Where?", {}, ""),
     ("a.txt", " ", {}, ""),
+    ("a.txt", "", {}, ""),
     ("a.txt", "Where?", {"temperature": -1.0}, "--temperature -1"),
     ("a.txt", "Where?", {"served_as": "m"}, "--served-as m"),
     ("a.txt", "Where?", {"model": "tiny", "agent": "nobody"}, "--model tiny --agent nobody"),
