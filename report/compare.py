@@ -64,7 +64,7 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     summary["unfinished"] = [f"{run.title}: {run.status}" for run in runs if run.status]
     names = dict.fromkeys(name for given in settings.values() for name in given)
     summary["settings_differ"] = [
-        f"{name}: {', '.join(f'{run} {_plain(given.get(name))}' for run, given in settings.items())}."
+        f"{name}: {', '.join(f'{run} {_plain(g.get(name))}' for run, g in settings.items())}."
         for name in names
         if name not in OF_A_FOLDER and len({str(g.get(name)) for g in settings.values()}) > 1
     ]
