@@ -429,7 +429,7 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     Path("runs/other").mkdir()
     Path("runs/other/config.yaml").touch()
     run("demo --short --name other", code=2)  # a folder that is no demo, a run, is not
-    run("demo --short --name d")
+    assert run("demo --short --name d").rstrip().endswith("cli.py demo")  # what to do next
     summary = json.loads(Path("runs/d/summary.json").read_text())
     for agent in ("trained", "untrained", "full"):
         for question in ("one_fact", "two_hop"):

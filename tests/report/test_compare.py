@@ -117,8 +117,9 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
 
 
 def test_settings_that_differ_are_said():
-    first, second = (run(x, asked(3), model=x, seed=0, runs=x) for x in "mn")
-    assert compare.remarks(side_by_side([first, second])) == ["model: m m, n n."]
+    first, second = (run(x, asked(3), model=x, seed=0, runs=x) for x in ("m", ""))
+    second.title = "n"
+    assert compare.remarks(side_by_side([first, second])) == ["model: m m, n the default."]
 
 
 def test_markup_in_names_is_shown_as_text(tmp_path):
