@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import typer
 
 import suites
-from commands.fewshot import few_shot_command
 from config.errors import UserError
 from config.flags import AgentGroup, command
 from config.options import BuildConfig, FilterConfig
@@ -131,6 +130,3 @@ def get(
     questions, essays = more
     words = questions, "ruler", "--suite", "ruler", "--squad", first, "--haystack", essays
     next_step("make sets of it", "data", "build", *words)
-
-
-few_shot_command(data_app)

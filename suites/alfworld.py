@@ -16,8 +16,7 @@ class ALFWorldSuite(Suite):
     """Games of a folder; without one six of ours."""
 
     few_shot: str = ""
-    """file of dialogues, one of which or more precedes a task of the same kind; `data few-shot`
-    makes one"""
+    """file of dialogues, one of which or more precedes a task of the same kind"""
 
     unit, metric = "steps", "reward"
 

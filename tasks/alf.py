@@ -300,17 +300,7 @@ class Playing(Episode):
         lines = [line for line in text.splitlines() if line.strip()]
         self.observation = "\n".join([*lines, possible(first["commands"])])
 
-    def plan(self) -> list[str]:
-        """Return the planner's commands that win from here; it sees what is behind doors too.
-
-        UserError: it finds none, or the game has broken off.
-        """
-        try:
-            return [*(self._ask(None)["plan"] or ())]
-        except _Lost as lost:
-            raise UserError(f"The planner has no answer: {lost}.") from None
-
-    def _ask(self, what: str | None) -> dict:
+    def _ask(self, what: str) -> dict:
         try:
             self._socket.sendall(json.dumps(what).encode() + b"\n")
         except OSError as error:

@@ -1,7 +1,6 @@
 """Examples for ALFWorld: dialogues of solved games, from a file, shown to tasks of their kind.
 
-Holds: `read_examples`, `shown_examples`, `make_examples` (by the package's planner). Leaves out:
-games (tasks/alf.py), the command that makes a file (commands/fewshot.py).
+Holds: `read_examples`, `shown_examples`. Leaves out: games (tasks/alf.py).
 Exercise it: `pytest tests/tasks/test_alf_examples.py`. Read next: tasks/alf.py.
 
 A file is a JSON list of {kind, dialogue: [{role, content}, ...]}: a kind is one of ALFWorld's six,
@@ -11,19 +10,14 @@ example, and the short names of kinds, which other files of such dialogues have,
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, AliasChoices, BaseModel, Field
 
-from config.errors import UserError
-from tasks.environments import Text, Work, checked
+from tasks.environments import Text, checked
 from tasks.readers import read_json
-
-if TYPE_CHECKING:
-    from tasks.alf import ALFWorld
 
 KINDS = {  # short name -> kind
     "put": "pick_and_place_simple",
@@ -65,7 +59,7 @@ def read_examples(path: str | Path) -> dict[str, list[Dialogue]]:
     UserError names the file, the place and what is wrong with it.
     """
     path = Path(path).expanduser()
-    form = "a file of dialogues is what `data few-shot` makes"
+    form = "a file of dialogues is a list of {kind, dialogue: [{role, content}, ...]}"
     examples = Annotated[list[Example], Field(min_length=1, fail_fast=True)]
     found: dict[str, list[Dialogue]] = {}
     for example in checked(examples, read_json(path), path, form):
@@ -85,46 +79,3 @@ def shown_examples(dialogues: Sequence[Dialogue], intent: str) -> str:
         for dialogue in dialogues
         if itself not in " ".join(dialogue[0].split())
     )
-
-
-def make_examples(environment: ALFWorld, per_kind: int = 1, seed: int = 0) -> list[dict]:
-    """Have the planner solve so many games of each kind, chosen by the seed; return a file's list.
-
-    What is possible is left out of what the game says. Games that the planner does not win within
-    the limit of actions are passed over.
-    """
-    tasks = [*environment.tasks()]
-    random.Random(seed).shuffle(tasks)
-    made: dict[str, list[dict]] = {kind: [] for kind in KINDS.values()}
-    for task in tasks:
-        if task.kind in made and len(made[task.kind]) < per_kind:
-            if dialogue := _solved(task):
-                made[task.kind].append({"kind": task.kind, "game": task.id, "dialogue": dialogue})
-    return [example for examples in made.values() for example in examples]
-
-
-def _solved(task: Work) -> list[dict]:
-    """Return the dialogue of a game that the planner has won; [] = it has not."""
-    try:
-        game = task.begin()
-    except UserError:  # a damaged game
-        return []
-    try:
-        observation, messages = game.observation, []
-        for action in game.plan():
-            messages += [{"role": "user", "content": _without_list(observation)},
-                         {"role": "assistant", "content": action}]  # fmt: skip
-            step = game.step(action)
-            if step.done:
-                last = [{"role": "user", "content": step.observation}]
-                return [*messages, *last] if step.reward > 0 else []
-            observation = step.observation
-    except UserError:  # no plan
-        pass
-    finally:
-        game.close()
-    return []
-
-
-def _without_list(text: str) -> str:
-    return "\n".join(line for line in text.splitlines() if not line.startswith("Possible now:"))

@@ -49,8 +49,7 @@ def main() -> None:
 def serve(env, demangler, game: socket.socket, lines) -> None:
     """Play one game: first the path of its file, then commands, a line of JSON each.
 
-    Replies are {pid} first, then {text, commands, won}; {error} ends it. Instead of a command null
-    asks the planner, who sees the whole world: {plan}, commands that win from here.
+    Replies are {pid} first, then {text, commands, won}; {error} ends it.
     """
 
     def reply(**fields) -> None:
@@ -65,9 +64,7 @@ def serve(env, demangler, game: socket.socket, lines) -> None:
         state, won = env.reset(), False
         while True:
             reply(text=state.feedback, commands=state["admissible_commands"], won=won)
-            while (command := json.loads(next(lines))) is None:
-                reply(plan=env._pddl_state.replan(env._entity_infos))
-            state, _, _ = env.step(command)
+            state, _, _ = env.step(json.loads(next(lines)))
             won = bool(state["won"])
     except StopIteration:  # nobody asks any more
         pass

@@ -16,16 +16,14 @@ from pathlib import Path
 
 import pytest
 from conftest import HANG_S, opened, until
-from typer.testing import CliRunner
 
-import cli
 from agents.memrl import MemRL, MemRLConfig
 from config.errors import UserError
 from engines.scripted import ScriptedEngine
 from rollout import Sampling, rollout
 from tasks import alf as module
 from tasks.alf import STEPS, ALFWorld, _places, command_of, read, write_own
-from tasks.alf_examples import KINDS, TITLE, read_examples
+from tasks.alf_examples import KINDS
 from tokens.codec import Characters
 
 ROOT = Path(__file__).parents[2]
@@ -55,18 +53,11 @@ import json, os, time
 class State(dict):
     feedback = ""
 
-class Planner:
-    plan = ["x", "win"]
-    def replan(self, infos):
-        if self.plan == "bug": raise ValueError("a bug")
-        return self.plan
-
 class PddlEnv:
-    def __init__(self, infos): self._entity_infos, self._pddl_state, self.n = {}, Planner(), 0
+    def __init__(self, infos): self._entity_infos, self.n = {}, 0
     def load(self, path):
         game = json.load(open(path))
         if game.get("damaged"): raise KeyError("damaged", "a\\nb")
-        self._pddl_state.plan = game.get("plan", Planner.plan)
     def reset(self): return self.state("-= Welcome! =-\\n\\nA room.\\n\\nA task.")
     def state(self, text, won=False):
         state = State(admissible_commands=["win", "die", "hang"], won=won)
@@ -314,69 +305,16 @@ time.sleep(3600)"""
 # ---------------------------------------------------------------- few-shot dialogues
 
 
-def few_shot(tmp_path, folder, *words):
-    out = tmp_path / "few.json"
-    command = ["data", "few-shot", str(folder), str(out), *words]
-    return CliRunner().invoke(cli.app, command), out
-
-
-def test_the_planner_makes_dialogues_that_stand_before_other_tasks(stand_in, tmp_path):
-    put, heat = "pick_and_place_simple", "pick_heat_then_place_in_recep"
-    games = {
-        f"g{k}": {
-            "pddl_problem": f"(receptacleAtLocation Desk_bar_{k} loc1)"
-            f" (receptacleAtLocation Shelf_bar_{k} {'x' * k}))"
-        }
-        for k in range(3)
-    }
-    games |= {"h": {"task_type": heat}, "without": {"plan": []}, "lost": {"plan": ["x"]},
-              "bug": {"plan": "bug"}, "damaged": {"damaged": True},
-              "long": {"plan": ["x"] * STEPS + ["win"]}}  # fmt: skip
-    folder = tree(tmp_path / "games", **games)
-    result, out = few_shot(tmp_path, folder, "--per-kind", "9")
-    assert result.exit_code == 0, result.output
-    assert f"4 dialogues of 2 kinds are in {out}" in " ".join(result.output.split())
-    assert f"{put}: 3 of 9" in result.output
-    made = json.loads(out.read_text())
-    assert {(one["kind"], one["game"]) for one in made} == {
-        (heat, "h/trial"), *((put, f"g{k}/trial") for k in range(3)),
-    }  # fmt: skip
-    assert [(m["role"], m["content"]) for m in made[0]["dialogue"]] == [
-        ("user", "A room.\nA task."), ("assistant", "x"), ("user", "1: x"), ("assistant", "win"),
-        ("user", "2: win\nThe task is done."),
-    ]  # fmt: skip
-    result, _ = few_shot(tmp_path, folder)
-    assert f"2 dialogues of 2 kinds are in {out}" in " ".join(result.output.split())
-    with contextlib.closing(ALFWorld(folder)) as without:
-        plain = {task.id: task for task in without.tasks()}
-    with contextlib.closing(ALFWorld(folder, out)) as environment:
-        tasks = {task.id: task for task in environment.tasks()}
-    assert tasks["h/trial"].example == (
-        f"{TITLE}\nA room.\nA task.\n> x\n1: x\n> win\n2: win\nThe task is done."
-    )
-    assert tasks["h/trial"].instructions == (
-        f"{ALFWorld.instructions}\n\n{tasks['h/trial'].example}"
-    )
-    assert plain["h/trial"].instructions == ALFWorld.instructions
-    assert plain["h/trial"].digest != tasks["h/trial"].digest  # a bank belongs to its prompts
-
-
-def test_a_plan_that_is_not_there_is_one_sentence(stand_in, tmp_path):
-    result, out = few_shot(tmp_path, tree(tmp_path / "games", g={"plan": []}))
-    assert result.exit_code == 2 and "The planner has won no game" in " ".join(
-        result.output.split()
-    )
-    assert not out.exists()
-
-
 def test_an_example_stands_in_the_prompt_and_not_in_the_experience(stand_in, tmp_path):
     few = tmp_path / "few.json"
     said = [("user", "Elsewhere."), ("assistant", "jump"), ("user", "Done.")]
     few.write_text(json.dumps([
         {"kind": "heat", "dialogue": [{"role": r, "content": c} for r, c in said]}
     ]))  # fmt: skip
+    with contextlib.closing(opened("alfworld")) as environment:
+        plain = {task.kind: task.digest for task in environment.tasks()}
     with contextlib.closing(opened("alfworld", few_shot=str(few))) as environment:
-        prompts = {}
+        prompts, other = {}, {t.kind for t in environment.tasks() if t.digest != plain[t.kind]}
         for task in environment.tasks():
             engine = ScriptedEngine(Characters(), lambda prompt: "win")
             reader = MemRL(MemRLConfig(delta=0.0))
@@ -384,7 +322,8 @@ def test_an_example_stands_in_the_prompt_and_not_in_the_experience(stand_in, tmp
             prompts[task.kind] = trajectory.turns[0].prompt.text
             assert "jump" not in reader.tried(trajectory).experience
     with_example = {kind for kind, text in prompts.items() if "Elsewhere.\n> jump\nDone." in text}
-    assert with_example == {"pick_heat_then_place_in_recep"}
+    # a bank belongs to its prompts
+    assert with_example == other == {"pick_heat_then_place_in_recep"}
     text = prompts["pick_heat_then_place_in_recep"]
     assert text.index("household") < text.index("jump") < text.index("Task:\n")
 
@@ -425,24 +364,6 @@ def test_no_game_is_won_without_what_its_task_is_about(alfworld, kind, left_out)
     game = task.begin()
     assert not any(game.step(action).done for action in rest)
     game.close()
-
-
-@real
-def test_the_planner_wins_our_own_games_as_shortly_as_we_do(alfworld, tmp_path):
-    for task in alfworld.tasks():
-        game = task.begin()
-        assert len(game.plan()) == len(task.solution)
-        game.close()
-    result, out = few_shot(tmp_path, alfworld._own.name)
-    assert result.exit_code == 0, result.output
-    examples = read_examples(out)
-    assert {*examples} == {*KINDS.values()}
-    for (dialogue,) in examples.values():
-        assert dialogue[0].startswith("You are in the middle") and "Possible" not in str(dialogue)
-        assert dialogue[-1].endswith("The task is done.")
-    other = ALFWorld(few_shot=out)  # every game's only example is its own
-    assert not any(task.example for task in other.tasks())
-    other.close()
 
 
 @real
