@@ -59,19 +59,18 @@ def open_engine(
     rows: int = 256,
     kv_gib: float = 0.0,
     beside: float = 0.0,
-    constrained: Sequence[Agent] = (),
     cache_tokens: int = 0,
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
     rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. beside: GiB of
-    the GPU that vLLM leaves to something else. constrained: agents whose calls have to be
-    well-formed, which vLLM sees to. cache_tokens: of our engine's cache, in which finished turns
-    stay as long as there is room, for texts that are read again; 0 = as an evaluation needs it.
+    the GPU that vLLM leaves to something else. cache_tokens: of our engine's cache, in which
+    finished turns stay as long as there is room, for texts that are read again; 0 = as an
+    evaluation needs it.
     """
     codec = setup.codec()
     if name == "vllm":
-        return _open_vllm(setup, codec, rows, kv_gib, beside, constrained)
+        return _open_vllm(setup, codec, rows, kv_gib, beside)
     from engines.hf import TransformersEngine
     from models.load import settle_threads
 
@@ -88,10 +87,7 @@ def _loaded(setup: Setup):
     return load_model(setup.folder, *how)
 
 
-def _open_vllm(
-    setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float,
-    constrained: Sequence[Agent],
-) -> Engine:  # fmt: skip
+def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
@@ -111,30 +107,7 @@ def _open_vllm(
         packed=True,
         gpu_memory_utilization=_share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9,
         trust_remote_code=setup.trust_remote_code,
-        grammar=grammar_of(constrained, codec) if constrained else "",
     )
-
-
-def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
-    """Return what all of some agents may write where they call tools (`Agent.grammar`).
-
-    UserError: none calls a tool, or not all write alike, for an engine cannot tell whose a prompt
-    is.
-    """
-    labels: dict[str, str] = {}  # grammar -> an agent that has it
-    for agent in agents:
-        grammar = agent.on(codec).grammar()
-        if grammar is not None:
-            labels.setdefault(grammar, agent.label)
-    if not any(labels):
-        raise UserError("No agent here calls tools: leave --grammar out.")
-    if len(labels) > 1:
-        first, second, *_ = labels.values()
-        raise UserError(
-            f"--grammar holds for all agents, and {first} and {second} do not write the same "
-            "calls: evaluate them apart."
-        )
-    return next(iter(labels))
 
 
 def _gpu_gib() -> float:
@@ -299,8 +272,7 @@ def open_reader(
         setup = located(Setup.of_evaluation(config, agents, untrained))
         on_card = config.engine == "vllm" and setup.on_gpu
         beside = gib_of_answerer(config.answerer) if on_card else 0.0
-        constrained = agents if config.grammar else ()
-        shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
+        shared = config.in_flight, config.kv_gib, beside, cache_tokens
         reader = open_engine(setup, config.engine, *shared)
     return _beside(reader, answerer) if answerer else reader
 
@@ -459,9 +431,8 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
         route = "chat" if config.chat or not config.model else "completions"
         return f"{route} {engine.model} {engine.codec.fingerprint}{other}"
     model = config.untrained if untrained else config.model
-    grammar = " grammar" if config.grammar else ""
     bits = " in 4 bits" if config.quantise else ""
-    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}{grammar}"
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

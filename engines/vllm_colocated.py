@@ -200,10 +200,9 @@ class ColocatedEngine(Engine):
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
     2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
-    trust_remote_code; grammar, a structural tag that says what the responses to prompts which are
-    neither frozen nor final may be (xgrammar); and packed: no policy will bring weights, so that on
-    a CPU vLLM may compute with copies of them in oneDNN's layout. vLLM keeps its state in globals:
-    there is one engine a process, until `close`.
+    trust_remote_code; and packed: no policy will bring weights, so that on a CPU vLLM may compute
+    with copies of them in oneDNN's layout. vLLM keeps its state in globals: there is one engine a
+    process, until `close`.
     """
 
     # referred to from here, or the garbage collector would end the process group with the engine
@@ -225,15 +224,13 @@ class ColocatedEngine(Engine):
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
-        self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm(self.packed)
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
         self._params, self._lora_request = vllm.SamplingParams, LoRARequest
-        self._structured = StructuredOutputsParams
         self._final_only = RequestOutputKind.FINAL_ONLY
         settings = {
             "dtype": dtype,
@@ -283,9 +280,6 @@ class ColocatedEngine(Engine):
         if "enable_jit_warmup" in KernelConfig.__dataclass_fields__:  # of vLLM 0.31
             # kernels are compiled when they are needed; all ahead take more than half a minute
             settings["kernel_config"] = {"enable_jit_warmup": False}
-        if self.grammar:  # xgrammar asks the tokenizer which texts its tokens are
-            settings["skip_tokenizer_init"] = False
-            settings["structured_outputs_config"] = {"backend": "xgrammar"}
         if self.dtype != torch.float32:  # as the trainer (models/logprobs.py, logits_of)
             settings["hf_overrides"] = {"head_dtype": "float32"}
         if self.lora_rank:
@@ -326,7 +320,6 @@ class ColocatedEngine(Engine):
             "seed": seed % 2**63,
             "stop_token_ids": sorted(self.codec.eos_ids),
             "logprobs": 0,
-            "structured_outputs": self._grammar_of(prompt),
         }
         # what ends with a target is read alone, but a token has to be drawn
         scored = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
@@ -340,18 +333,10 @@ class ColocatedEngine(Engine):
             self._submit(*request)
         return self._keys
 
-    def _grammar_of(self, prompt: Prompt):
-        free = prompt.frozen or prompt.final or not self.grammar
-        return None if free else self._structured(structural_tag=self.grammar)
-
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
         read = {"prompt_token_ids": [*ids, *self.codec.reply(prompt.target)]}
-        try:
-            self._engine.add_request(name, read, params, lora_request=adapter)
-        except ModuleNotFoundError as error:
-            # it imports all that can check a grammar, and a CPU build does not come with them
-            raise UserError(f"vLLM cannot check the grammar: {error}; install it too.") from error
+        self._engine.add_request(name, read, params, lora_request=adapter)
         self._prompts[name] = int(name), prompt, ids
 
     def step(self) -> list[tuple[int, Turn]]:
