@@ -61,23 +61,17 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
     folder = files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
-    if (config.path or config.held_out) and suite.generated:
-        raise UserError(f"{suite.label}'s tasks are generated: leave --path and --held-out out.")
+    if config.path and suite.generated:
+        raise UserError(f"{suite.label}'s tasks are generated: leave --path out.")
     safe = f"All batches before are whole in {folder}; make room and call the same command again."
     with kept(lambda: safe), contextlib.ExitStack() as open_ones:
-
-        def opened(path: str) -> Environment:
-            scope = Scope((path,) if path else (), (), config.n, config.seed)
-            environment = suite.opened(scope)
-            open_ones.callback(environment.close)
-            return environment
-
-        environment = opened(config.path)
-        others = opened(config.held_out) if config.held_out else None
+        path = (config.path,) if config.path else ()
+        environment = suite.opened(Scope(path, (), config.n, config.seed))
+        open_ones.callback(environment.close)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         given = {"stream": asdict(config) | asdict(suite), "agent": settings}
         _check_folder(folder, given, suite)
-        engine = _opened(config, [stream.agent for stream in streams], environment, others)
+        engine = _opened(config, [stream.agent for stream in streams], environment)
         if config.frozen:
             for stream in streams:
                 # what cannot be read leaves no folder behind
@@ -95,8 +89,6 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
                 shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
-                if others is not None:
-                    stream.transfer(engine, others)
         outcomes = [stream.outcome() | {"judged_by": suite.judged_by} for stream in streams]
         rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
         write_stream_report(folder, config, outcomes, rule)
@@ -119,8 +111,7 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
     return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
 
 
-MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "held_out", "path",
-              "epochs"}  # fmt: skip
+MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}
 
 
 def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
@@ -149,18 +140,14 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
         )
 
 
-def _opened(
-    config: StreamConfig,
-    agents: Sequence[Agent],
-    environment: Environment,
-    others: Environment | None,
-) -> Engine:
+def _opened(config: StreamConfig, agents: Sequence[Agent], environment: Environment) -> Engine:
     """Open what answers, and the agents' embedder."""
     if config.engine == "rehearsed" and not config.endpoint:
         give_embedder(agents)
-        tasks = [*environment.tasks(), *(others.tasks() if others else ())]
         entries = agents[0].opened().entries() if config.frozen else ()
-        return RehearsedEngine(tasks, {e.experience: e.meta.get("kind", "") for e in entries})
+        return RehearsedEngine(
+            environment.tasks(), {e.experience: e.meta.get("kind", "") for e in entries}
+        )
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     names = ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype")
     given = {name: getattr(config, name) for name in names}
@@ -204,8 +191,6 @@ class Stream:
         tasks = [*environment.tasks()]
         self.tasks = tasks[: config.n] if config.n else tasks
         self.rows_path = folder / f"{arm}.jsonl"
-        self.transfer_path = folder / f"{arm}.held_out.jsonl"
-        self.leaks: list[str] = []
 
     @cached_property
     def book(self) -> Bank:
@@ -251,7 +236,7 @@ class Stream:
         agent.epoch = state.epoch
         done = state.cursor + self.config.batch
         batch = self.order(state.epoch)[state.cursor : done]
-        tried = self._tried(engine, agent, batch)
+        tried = self._tried(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
         rows = [_row(agent, tried[task.id]) for task in batch]
         end, whole = _append(self.rows_path, rows), done >= len(self.tasks)
@@ -305,14 +290,14 @@ class Stream:
         for task_id, intent, experience in self.environment.experiences():
             bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
 
-    def _tried(self, engine: Engine, agent: Agent, batch: Sequence[Work]) -> dict[str, Trajectory]:
+    def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
         """Let the agent work on a batch; a task whose engine, embedder or judge failed is begun
         anew.
 
         All that a server is needed for happens here, before anything is learnt: what stays away
         fails its task, and a batch is never half learnt.
         """
-        c = self.config
+        c, agent = self.config, self.agent
         seed = seed_of(c.seed, agent.epoch)
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
@@ -328,33 +313,9 @@ class Stream:
                 break
         return found
 
-    def transfer(self, engine: Engine, others: Environment) -> None:
-        """Work on other tasks with the bank as it is, opened to be read; nothing is learnt.
-
-        Experiences that hold a solution of one of these tasks are named: the bank has seen them.
-        """
-        bank, tasks = self.agent.opened(), [*others.tasks()]
-        self.leaks = _leaks(tasks, [entry.experience for entry in bank.entries()])
-        recall = self.agent.config.recall
-        # other tasks have no last try of their own
-        reader = self.agent.with_settings(
-            update="none", recall="none" if recall == "own" else recall
-        )
-        reader.frozen, reader.epoch = True, self.config.epochs
-        rows = []
-        for at in range(0, len(tasks), self.config.batch):
-            batch = tasks[at : at + self.config.batch]
-            tried = self._tried(engine, reader, batch)
-            rows += [_row(reader, tried[task.id]) for task in batch]
-        if reader.bank is not None:
-            reader.bank.close()
-        _cut(self.transfer_path, 0)
-        _append(self.transfer_path, rows)
-
     def outcome(self) -> dict:
         """Return all that the report needs to know."""
-        found = outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
-        return found | {"leaks": found["leaks"] + self.leaks}
+        return outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
 
 
 def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
@@ -383,7 +344,6 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
         "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
         "frozen": frozen,
         "rows": [*lines_in(folder / f"{arm}.jsonl")],
-        "held_out": [*lines_in(folder / f"{arm}.held_out.jsonl")],
         "leaks": frozen.get("leaks", []),
         "stats": stats,
         "seconds": [bank.noted(f"seconds {epoch}", float) for epoch in numbers],

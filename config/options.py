@@ -539,9 +539,6 @@ class StreamConfig(ModelConfig):
     settings of its own (--suite NAME --help-all)"""
     path: str = ""
     """file of the tasks, a folder for alfworld; empty = the suite's own few, where it has some"""
-    held_out: str = ""
-    """file of other tasks of the suite, worked on at the end with a bank that is not
-    written"""
     frozen: str = ""
     """a bank that was learnt elsewhere: the tasks are worked on once with it; it is opened to be
     read and nothing is learnt, and tasks whose solution it holds are named"""
@@ -575,8 +572,6 @@ class StreamConfig(ModelConfig):
         ModelConfig.__post_init__(self)
         if twice := [arm for k, arm in enumerate(self.arms) if arm in self.arms[:k]]:
             raise UserError(f"arms has {twice[0]!r} twice.")
-        if self.frozen and self.held_out:
-            raise UserError("With --frozen all tasks are held out: give them as --path alone.")
         if self.model and self.engine == "rehearsed" and not self.endpoint:
             raise UserError(
                 f"The engine rehearsed asks no model: leave --model {self.model} out, or give "
@@ -667,8 +662,7 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "chunk_tokens memory_tokens",
     "plan": " ".join(field.name for field in fields(PlanConfig))
     + " agent preset lora_rank tasks_per_step group_size chunk_tokens",
-    "stream": "name suite path held_out frozen arms epochs batch n model engine endpoint judge "
-    "seed",
+    "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
@@ -678,6 +672,7 @@ REMOVED = {
     "run": {"engine_window": 0},
     "grpo": {"importance_cap": 2.0},
     "eval": {"grammar": False},
+    "stream": {"held_out": ""},
     "agent": {
         "delta_quantile": 0.8,
         "credit_gamma": 0.9,

@@ -49,7 +49,7 @@ SOLVED, SO_FAR = "Tasks solved", "Tasks solved so far"  # plots
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
-    """Return {environment, epochs, rule, cells, held_out, leaks, digests, frozen, differences}.
+    """Return {environment, epochs, rule, cells, leaks, digests, frozen, differences}.
 
     outcomes: of `Stream.outcome`. rule: by which tasks were solved where no model did. frozen: the
     bank that was read alone, {} where every arm has its own.
@@ -59,9 +59,6 @@ def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str =
         "epochs": config.epochs,
         "rule": rule,
         "cells": [cell for outcome in outcomes for cell in epochs_of(outcome)],
-        "held_out": [
-            {"arm": o["arm"]} | _success(o["held_out"]) for o in outcomes if o["held_out"]
-        ],
         "leaks": {o["arm"]: o["leaks"] for o in outcomes if o["leaks"]},
         "digests": {o["arm"]: o["digest"] for o in outcomes},
         "frozen": next((o["frozen"] for o in outcomes if o["frozen"]), {}),
@@ -167,7 +164,6 @@ def rewrite_stream_report(
     if not begun:
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
     summary = summarise_stream(config, begun, stored.get("rule", ""))
-    summary["leaks"] |= stored.get("leaks", {})
     status = "" if stored and not running else _how_far(config, begun, running)
     write_text(path, _page(summary, config, begun, folder, status, running))
     return path
@@ -197,7 +193,7 @@ def _remarks(summary: dict) -> list[str]:
         told = "Frozen: {entries:,} entries of {path}; nothing was learnt."
         remarks.append(told.format(**bank))
     return remarks + [
-        f"{arm}: the bank holds solutions of {len(ids)} held-out tasks ({', '.join(ids[:3])})."
+        f"{arm}: the bank holds solutions of {len(ids)} tasks ({', '.join(ids[:3])})."
         for arm, ids in summary["leaks"].items()
     ]
 
@@ -331,15 +327,11 @@ def _page(
         ([f"{d['arm']} − {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
         for d in summary["differences"]
     ]
-    held_out = [
-        ([r["arm"], str(r["n"])], {"solved": _share(r)} | _sure(r)) for r in summary["held_out"]
-    ]
     result = (
         _curves(summary)
         + table("By method", ["method", "n"], [([r.pop("method"), r.pop("n")], r) for r in last])
         + table("Solved in the last epoch, minus another method, in percentage points", ["", ""],
                 differences)
-        + table("Held-out tasks, with the bank as it was", ["method", "n"], held_out)
         + (macro("facts", about) if about else "")
     )  # fmt: skip
     details = [

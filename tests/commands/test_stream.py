@@ -27,7 +27,7 @@ from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from tasks.bandit import Bandit
 from tasks.environments import Work
-from tasks.llb_db import LLBDB, OWN
+from tasks.llb_db import LLBDB
 
 
 def banks(folder: Path) -> dict[str, str]:
@@ -349,51 +349,6 @@ def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
     assert row["error"] == "ZeroDivisionError: a defect of the environment"
 
 
-def learnt(tmp_path, arm="memrl") -> tuple[Stream, RehearsedEngine]:
-    """A stream that has worked on our eight database tasks once."""
-    (tmp_path / "s").mkdir()
-    world = LLBDB()
-    config = short(tmp_path, suite="llb-db", epochs=1, n=0, batch=4)
-    stream = Stream(config, arm, {"delta": 0.0}, world, tmp_path / "s")
-    stream.run(engine := RehearsedEngine(world.tasks()))
-    return stream, engine
-
-
-def test_held_out_tasks_are_shown_the_bank_and_leave_its_file_as_it_was(tmp_path):
-    stream, engine = learnt(tmp_path)
-    bank = stream.agent.opened()
-    bank._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-    before, digest = (tmp_path / "s" / "memrl.db").read_bytes(), bank.digest
-    others = tmp_path / "others.json"  # our eight database tasks under other names
-    others.write_text(OWN.read_text().replace('"own-', '"other-'))
-    for world in (LLBDB(others), LLBDB()):
-        stream.transfer(engine, world)
-        assert (tmp_path / "s" / "memrl.db").read_bytes() == before and bank.digest == digest
-        assert not Path(f"{bank.path}-wal").stat().st_size
-        rows = stream.outcome()["held_out"]
-        assert len(rows) == 8 and all(row["shown"] for row in rows)
-        assert not any(row["experience"] for row in rows)
-        # a task that the bank knows is not shown its own experience
-        assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
-    (tmp_path / "r").mkdir()
-    reflection, engine = learnt(tmp_path / "r", "reflection")
-    reflection.transfer(engine, LLBDB())
-    assert not any(row["shown"] for row in reflection.outcome()["held_out"])
-
-
-def test_solutions_that_the_bank_holds_are_named_whatever_their_form(tmp_path):
-    stream, engine = learnt(tmp_path)
-    bank, world = stream.agent.opened(), LLBDB()
-    for entry in bank.entries():
-        bank._db.execute("UPDATE entry SET experience = 'x' WHERE id = ?", (entry.id,))
-    stream.transfer(engine, world)
-    assert stream.outcome()["leaks"] == []
-    said = world.items["own-4"].sql.lower().rstrip(";").replace(" ", "\n ")
-    bank.write("x", f"I ran\n```SQL\n{said}\n```\nand it was right", success=True, task_id="q")
-    stream.transfer(engine, world)
-    assert stream.outcome()["leaks"] == ["own-4"]
-
-
 def test_a_leak_is_the_whole_solution_and_no_common_word():
     def task(*solution):
         return Work("t", "q", (), text="", solution=solution)
@@ -404,6 +359,8 @@ def test_a_leak_is_the_whole_solution_and_no_common_word():
     assert _leaks([task(*steps, "look")], stored) == ["t"]
     assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
     assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
+    sql = "I ran\n```SQL\nselect a\n from b_c\n```\nand it was right"
+    assert _leaks([task("```sql\nSELECT a FROM b_c;\n```", "Answer: done")], [sql]) == ["t"]
 
 
 def test_order_is_a_function_of_seed_and_epoch(tmp_path):
@@ -539,12 +496,11 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
 
 @pytest.mark.parametrize("words", [
     "--arms none,ghost", "--arms none,none", "--suite moon", "--suite bandit --path x.json",
-    "--suite bandit --held-out x.json",
     "--epochs 0", "--model smollm2", "--suite bandit --constants paper", "--retrieve dense",
     "--alpha 2", "--bank learnt.db", "--frozen none.db", "--frozen damaged.db",
     "--frozen vectors.db --retrieve dense --embedder hash:128",
     "--frozen learnt.db --retrieve dense --embedder hash:64",
-    "--frozen learnt.db --arms reflection", "--frozen learnt.db --held-out x.json",
+    "--frozen learnt.db --arms reflection",
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, words, at_hand):
     monkeypatch.chdir(at_hand)

@@ -39,7 +39,7 @@ def outcome(arm: str, mean: float | None) -> dict:
     names = ("q_negative", "q_zero", "q_positive", "q_min", "q_10", "q_median", "q_90", "q_max")
     stats = {"entries": 0 if mean is None else 4, "never_shown": 0.5, "q_mean": mean or 0.0}
     return {
-        "arm": arm, "about": "", "rows": rows, "held_out": [], "leaks": [], "digest": "",
+        "arm": arm, "about": "", "rows": rows, "leaks": [], "digest": "",
         "frozen": {}, "seconds": [1.0, 1.0],
         "stats": [stats | dict.fromkeys(names, 0.0)] * 2,
     }  # fmt: skip
