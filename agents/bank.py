@@ -427,7 +427,8 @@ class Bank:
             raise sqlite3.DataError(clip(" ".join(found.split()), 200))
 
     def _check_rows(self) -> None:
-        """Refuse values that no bank writes, with their row, and another version."""
+        """Refuse values that no bank writes, with their row, what points to nothing, and another
+        version."""
         for table in KEPT:
             kinds = [
                 (name, kind) for _, name, kind, *_ in self._rows(f"PRAGMA table_info({table})")
@@ -437,6 +438,8 @@ class Bank:
                     if not _fits(name, kind, value):
                         key = clip(repr(row[0]), 40)
                         raise sqlite3.DataError(f"row {key} of {table}: {name}")
+        for table, row, *_ in self._rows("PRAGMA foreign_key_check"):
+            raise sqlite3.DataError(f"row {row} of {table} points to nothing")
         for (value,) in self._rows("SELECT value FROM info"):
             _loaded(value)
         if (version := self.noted("schema")) != SCHEMA:
@@ -588,13 +591,9 @@ class Bank:
         if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
-            self._own_delta = self.batches, self.quantile(DELTA_SHARE)
+            texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
+            self._own_delta = self.batches, self.likeness.quantile(texts, DELTA_SHARE)
         return self._own_delta[1]
-
-    def quantile(self, share: float) -> float:
-        """Return a quantile of the similarities of all pairs of the bank's own intents."""
-        texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
-        return self.likeness.quantile(texts, share)
 
     @property
     def _delta_key(self) -> str:
@@ -890,26 +889,6 @@ class Bank:
             for row in self._rows(f"SELECT * FROM {table} ORDER BY 1"):
                 found.update(repr(row).encode(errors="surrogatepass"))
         return found.hexdigest()
-
-    def check(self) -> list[str]:
-        """Return what is wrong with the file beyond what opening it refuses; [] = nothing."""
-        wrong = [line for (line,) in self._rows("PRAGMA integrity_check") if line != "ok"]
-        broken = self._rows("PRAGMA foreign_key_check")
-        return wrong + [f"{table} {row} points to nothing" for table, row, *_ in broken]
-
-    def merge(self, other: Bank) -> int:
-        """Take over the entries of another bank with their utilities; return how many they are."""
-        ids: dict[int, int] = {}
-        with self.batch():
-            for e in other.entries():
-                ids[e.id] = self.write(
-                    e.intent, e.experience, success=e.success, task_id=e.task_id, epoch=e.epoch,
-                    kind=e.kind, parents=[ids[p] for p in e.parents if p in ids], meta=e.meta,
-                )  # fmt: skip
-                learnt = e.q, e.visits, e.wins, ids[e.id]
-                query = "UPDATE entry SET q = ?, visits = ?, wins = ? WHERE id = ?"
-                self._db.execute(query, learnt)
-        return len(ids)
 
     def dump(self) -> dict:
         """Return all rows as JSON can hold them, for `load`."""

@@ -1,5 +1,4 @@
-"""The commands on banks of experiences: `bank show`, `stats`, `export`, `merge`, `forget`,
-`calibrate` and `check`.
+"""The commands on banks of experiences: `bank show`, `stats`, `export` and `forget`.
 
 Holds: `bank_app`, with the flags of its commands; `Which`. Leaves out: banks (agents/bank.py),
 streams (commands/stream.py).
@@ -26,15 +25,10 @@ from config.terminal import next_step
 if TYPE_CHECKING:
     from agents.bank import Bank, Entry
 
-bank_app = typer.Typer(
-    no_args_is_help=True, help="Show, count, export, merge, forget and check experiences."
-)
+bank_app = typer.Typer(no_args_is_help=True, help="Show, count, export and forget experiences.")
 
 File = Annotated[Path, typer.Argument(help="a bank, such as RUNS/NAME/ARM.db of a stream")]
 Namespace = Annotated[str, typer.Option(help="part of the bank")]
-EmbedderName = Annotated[
-    str, typer.Option("--embedder", help="that of the bank: hf:FOLDER, openai:URL#MODEL, hash:256")
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +66,14 @@ class Which(Settings):
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: bool) -> Bank:
-    """Open a bank that is there; without an embedder it can be looked at."""
+def _opened(path: Path, namespace: str = "default", **how: bool) -> Bank:
+    """Open a bank that is there; it can be looked at, whatever its embedder."""
     from agents.bank import Bank, BankConfig
-    from models.embedder import embedder_of
 
     if not is_file(path):
         known = ", ".join(sorted(map(str, path.glob("*.db"))))
         raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
-    config = BankConfig(retrieve="dense", embedder=embedder) if embedder else BankConfig()
-    embed = embedder_of(embedder) if embedder else None
-    return Bank(path, config, embed, namespace=namespace, **how)
+    return Bank(path, BankConfig(), namespace=namespace, **how)
 
 
 def _say(text: str) -> None:
@@ -145,24 +136,6 @@ def export(
     with replacing_output(out) as temporary:
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
     _say(f"{len(entries)} entries are in {out}.")
-    next_step("look for damage in what they are from", "bank", "check", file)
-
-
-@command(bank_app)
-def merge(
-    file: File,
-    other: Annotated[Path, typer.Argument(help="the bank whose entries are taken over")],
-    embedder: EmbedderName = "",
-    namespace: Namespace = "default",
-):
-    """Take over the entries of another bank, with their utilities."""
-    if file.absolute() == other.absolute():
-        raise UserError("A bank cannot be merged with itself: name another one.")
-    source = _opened(other, namespace, frozen=True)
-    bank = _opened(file, namespace, embedder)
-    n = bank.merge(source)
-    bank.close()
-    _say(f"{n} entries of {other} are in {file} too.")
     next_step("read the most useful ones", "bank", "show", file, *_where(namespace))
 
 
@@ -176,31 +149,3 @@ def forget(file: File, namespace: Namespace = "default", which: dict = {}):
     bank.close()
     _say(f"{n} entries are forgotten.")
     next_step("count what is left", "bank", "stats", file, *_where(namespace))
-
-
-@command(bank_app)
-def calibrate(
-    file: File,
-    embedder: EmbedderName = "",
-    quantile: Annotated[float, typer.Option(help="of the similarities of all pairs")] = 0.8,
-    namespace: Namespace = "default",
-):
-    """Suggest how alike two tasks must be for `stream --delta`, by the tasks of the bank."""
-    if not 0 <= quantile <= 1:
-        raise UserError("--quantile must lie between 0 and 1.")
-    bank = _opened(file, namespace, embedder, frozen=True)
-    if (n := bank.stats()["intents"]) < 2:
-        raise UserError(f"{file} has {n} intents: a pair of them needs two.")
-    typer.echo(f"{bank.quantile(quantile):.4f}")
-    next_step("read what they are of", "bank", "show", file, *_where(namespace))
-
-
-@command(bank_app)
-def check(file: File):
-    """Look for damage: SQLite's own check, references, utilities, embeddings. With any: exit 1."""
-    wrong = _opened(file, frozen=True).check()
-    for line in wrong or [f"{file} is sound."]:
-        _say(line)
-    if wrong:
-        raise typer.Exit(1)
-    next_step("read the most useful ones", "bank", "show", file)

@@ -326,17 +326,6 @@ def test_namespaces_do_not_see_each_other(tmp_path):
     assert other.retrieve("task").shown == () and other.entries() == []
 
 
-def test_merging_keeps_utilities_and_where_entries_came_from():
-    one, two = filled([(0.9, 0.5)]), bank(embedder=Plane(q=1.0))
-    a = two.write("other", "x", success=True, task_id="t8")
-    two.write("other", "y", success=False, task_id="t9", parents=[a])
-    two.feedback([Found(two.entries()[0], 1, 0, 0, 0)], 1.0)
-    assert one.merge(two) == 2
-    last = one.entries()[-1]
-    assert (last.parents, last.success) == ((2,), False)
-    assert one.entries()[1].q == pytest.approx(0.3) and one.entries()[1].visits == 1
-
-
 # ---------------------------------------------------------------- by words and both
 
 
@@ -422,7 +411,10 @@ def test_it_is_kept_and_opened_again_with_the_same_rows(tmp_path):
     made.close()
     again = bank(tmp_path / "b.db", Plane(q=1.0), same_intent=1.1)
     assert again.digest == digest and again.retrieve("q") == found
-    assert again.noted("cursor") == {"epoch": 2, "solved": ["t1"]} and again.check() == []
+    assert (
+        again.noted("cursor") == {"epoch": 2, "solved": ["t1"]}
+        and again._value("PRAGMA integrity_check") == "ok"
+    )
 
 
 def test_frozen_reads_and_never_writes(tmp_path):
@@ -474,7 +466,7 @@ def test_a_bank_whose_making_was_broken_off_is_made_anew(tmp_path, at, monkeypat
     made = bank(path, Plane())
     made.write("q", "x", success=True, task_id="t")
     made.close()
-    assert bank(path, Plane(), frozen=True).check() == []
+    assert bank(path, Plane(), frozen=True)._value("PRAGMA integrity_check") == "ok"
 
 
 class Other(Plane):
@@ -582,11 +574,13 @@ def test_the_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path)
     assert path.read_bytes() == before
 
 
-def test_check_says_what_opening_does_not(tmp_path):
+def test_an_entry_without_its_intent_is_refused(tmp_path):
     made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
     made._db.execute("PRAGMA foreign_keys = OFF")
     made._db.execute("UPDATE entry SET intent_id = 55 WHERE id = 1")
-    assert made.check() == ["entry 1 points to nothing"]
+    made.close()
+    with pytest.raises(UserError, match="row 1 of entry points to nothing"):
+        bank(tmp_path / "b.db", Plane())
 
 
 @pytest.mark.parametrize("column", ["parents", "meta"])
@@ -614,7 +608,7 @@ def test_a_full_disk_writes_nothing(tmp_path):
     made._db.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(UserError, match="full"):
         made.write("x", "y" * 1_000_000, success=True, task_id="t")
-    assert made.digest == digest and made.check() == []
+    assert made.digest == digest and made._value("PRAGMA integrity_check") == "ok"
 
 
 # ---------------------------------------------------------------- killed
@@ -641,7 +635,7 @@ def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
     calls = calls_of(lambda: filling(tmp_path / "counted.db"))
     for _ in range(3):
         assert killed_in_child(lambda: filling(path), int(calls * rng.uniform(0.05, 0.2)))
-        assert bank(path, Plane(), delta=-1.0, frozen=True).check() == []
+        assert bank(path, Plane(), delta=-1.0, frozen=True)._value("PRAGMA integrity_check") == "ok"
     filling(path)
     digests = [
         bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")

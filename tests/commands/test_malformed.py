@@ -44,12 +44,10 @@ def embedded(path: Path) -> None:
 
 @pytest.mark.parametrize("how", SPOILT)
 def test_a_file_that_is_no_bank_is_one_sentence_before_anything_is_written(tmp_path, how):
-    path, other = tmp_path / "memrl.db", tmp_path / "other.db"
+    path = tmp_path / "memrl.db"
     spoil(path, how, embedded)
-    embedded(other)
     before = contents(tmp_path)
-    merge = ["merge", path, other, "--embedder", EMBEDDER]
-    for words in (["show", path], ["forget", path, "--q-below", "1"], merge):
+    for words in (["show", path], ["forget", path, "--q-below", "1"]):
         assert str(path) in refused("bank", *words)
     stream = f"--suite llb-db --arms memrl --retrieve dense --embedder {EMBEDDER} --epochs 1"
     words = ["stream", "--runs", tmp_path.parent, "--name", tmp_path.name, *stream.split()]

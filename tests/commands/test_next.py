@@ -57,11 +57,8 @@ def here(tmp_path, monkeypatch):
     [
         ("bank show 'my bank.db'", "bank stats 'my bank.db'"),
         ("bank stats 'my bank.db'", "bank show 'my bank.db'"),
-        ("bank export 'my bank.db' e.jsonl", "bank check 'my bank.db'"),
-        ("bank merge o.db 'my bank.db'", "bank show o.db"),
+        ("bank export 'my bank.db' e.jsonl", "bank show 'my bank.db'"),
         ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
-        ("bank calibrate 'my bank.db'", "bank show 'my bank.db'"),
-        ("bank check 'my bank.db'", "bank show 'my bank.db'"),
         ("bank show o.db --namespace a", "bank stats o.db --namespace a"),
         ("memory show store.jsonl", "memory log store.jsonl"),
         ("memory log store.jsonl", "memory diff store.jsonl"),
