@@ -67,7 +67,6 @@ class Prompt:
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
-    target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
     place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
     aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
@@ -240,8 +239,6 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
-    scores_targets: ClassVar[bool] = False
-    """whether some of these have a `target`, which no server scores"""
     trains: ClassVar[bool] = True
     """whether it makes turns that can be trained"""
     keeps: ClassVar[bool] = False

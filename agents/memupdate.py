@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
@@ -32,7 +31,7 @@ from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE
-from data import Task, extract_answer, formed
+from data import Task, extract_answer
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tasks.conversations import Probe
 from tokens.codec import Codec
@@ -123,12 +122,10 @@ class MemUpdateConfig(ReadConfig):
     start (refine); 0 = 0.1 of the source, 1.0 of the start"""
     budget_entries: Annotated[int, LIMIT] = 0
     """count the budget in entries instead; 0 = in tokens"""
-    pay: Literal["answer", "likelihood", "compat"] = "answer"
-    """answer = how much better the probes are answered than at the start; likelihood = how much
-    more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
-    the formula of the original's documentation, by shared words, times its efficiency; the last two
-    can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
-    out"""
+    pay: Literal["answer", "compat"] = "answer"
+    """answer = how much better the probes are answered than at the start; compat = the formula of
+    the original's documentation, by shared words, times its efficiency, which can be exploited
+    (docs/design.md). Probes about sessions that did not fit the window are left out"""
     turn_credit: bool = False
     """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
     the formula's value from the start to there, efficiency included"""
@@ -198,7 +195,6 @@ class Answered:
 
     response: str
     found: tuple[str, ...]  # lines of the entries that it is answered from
-    score: float = 0.0  # likelihood: mean log-prob of the accepted answer's tokens
 
 
 class MemUpdate(Agent):
@@ -250,7 +246,7 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: dict[tuple[str, str, str], Answered] = {}
+        self._answers: dict[tuple[str, str], Answered] = {}
         self._checked: set[str] = set()  # fingerprints of documents with room for an entry
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
@@ -535,13 +531,9 @@ class MemUpdate(Agent):
         return found[::-1] if c.answer_order == "newest" else found
 
     def _ask(
-        self, snapshot: Snapshot, about: object, final: bool = False, target: str = ""
+        self, snapshot: Snapshot, about: object, final: bool = False
     ) -> Generator[Prompt, Turn, Answered]:
-        """Ask the frozen policy a question, or how probable an answer is (target).
-
-        What is known already is not asked again.
-        """
-
+        """Ask the frozen policy a question. What is known already is not asked again."""
         begun = time.perf_counter()
         probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
@@ -550,12 +542,11 @@ class MemUpdate(Agent):
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, problem, target
+        key = memory, problem
         if final or key not in self._answers:
-            most = len(self.codec.reply(target)) if target else self.config.final_tokens
             slots = dict(memory=memory, problem=problem)
-            prompt = self.prompt("answer", most, final=final, **slots)
-            turn = yield replace(prompt, frozen=True, target=target)
+            prompt = self.prompt("answer", self.config.final_tokens, final=final, **slots)
+            turn = yield replace(prompt, frozen=True)
             turn.notes = EditNotes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
@@ -566,10 +557,9 @@ class MemUpdate(Agent):
                 search_s=search_s,
                 search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
-            score = fmean(turn.logprobs) if target else 0.0
             if len(self._answers) >= ANSWERS:
                 self._answers.clear()
-            self._answers[key] = Answered(str(turn.response), lines, score)
+            self._answers[key] = Answered(str(turn.response), lines)
         # other entries may read the same: ids are not shown to the frozen policy
         return replace(self._answers[key], found=lines)
 
@@ -587,8 +577,7 @@ class MemUpdate(Agent):
                 continue
             answered[snapshot.n], scores[snapshot.n] = [], []
             for probe in probes:
-                target = formed(probe.answers[0], c.form) if c.pay == "likelihood" else ""
-                answer = yield from self._ask(snapshot, probe, target=target)
+                answer = yield from self._ask(snapshot, probe)
                 answered[snapshot.n].append(answer)
                 scores[snapshot.n].append(self._score(editing.task, probe, answer))
         notes = editing.last.notes
@@ -604,8 +593,6 @@ class MemUpdate(Agent):
             notes.gains = gains(c, editing, scored)
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
-        if self.config.pay == "likelihood":
-            return answered.score
         return task.score(extract_answer(answered.response, self.config.form)[0], probe)
 
     def _row(
@@ -617,12 +604,7 @@ class MemUpdate(Agent):
         last: float,
     ) -> dict:
         """Return what a probe was answered before and after, and what has changed that."""
-        likelihood = self.config.pay == "likelihood"
-        before, after = (
-            f"log p {answered.score:.2f}" if likelihood
-            else extract_answer(answered.response, self.config.form)[0]
-            for answered in answers
-        )  # fmt: skip
+        before, after = (extract_answer(a.response, self.config.form)[0] for a in answers)
         found = [[*answered.found] for answered in answers]
         return {
             "question": probe.question,
@@ -669,10 +651,6 @@ class MemUpdate(Agent):
         return [*rewards.values()]
 
     # ---- what it needs
-
-    @property
-    def scores_targets(self) -> bool:
-        return self.config.pay == "likelihood"
 
     @property
     def embedder(self) -> str:
