@@ -1,6 +1,6 @@
 """The memory store: dated entries, a journal of all operations, snapshots, and files of both.
 
-Holds: `Entry`, `Op`, `Snapshot`, `Store`, `Diff`, `diff`, `read_entries`.
+Holds: `Entry`, `Op`, `Snapshot`, `Store`, `Diff`, `diff`.
 Leaves out: what is no text (tasks/conversations.py), the tools that a policy calls
 (agents/tools.py), search (agents/search.py). No torch.
 Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
@@ -10,12 +10,11 @@ marked as deleted. Every operation is one record of the journal, whether it wrot
 failed; initial entries and journal together are the store, and reading a file does them again.
 
 A file of a store is a line with its format and two counts, then the initial entries, then the
-operations, one JSON object a line. Own data is one object a line too: `read_entries`.
+operations, one JSON object a line.
 """
 
 from __future__ import annotations
 
-import codecs
 import gzip
 import json
 import zlib
@@ -34,13 +33,10 @@ from config.files import is_file, replacing_output
 from config.foreign import from_json, read_data
 from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 
-RESTORE = "restore"  # the tool of the record that `Store.restore` makes
 FORMAT, VERSION = "memory store", 1
 MOST_BYTES = 1 << 27  # of a file, unpacked
-MOST_RESTORED = 1 << 24  # entries and operations that all restores of a file look at
 MOST_FOLLOWED = 1 << 24  # what a difference spends on merges and splits
 STEP, LINK = 8, 128  # what a parent that is followed costs, and one more to show, beside its text
-GIVEN = ("text", "date", "speaker", "kind", "session", "evidence", "id")  # fields of own data
 
 # ---------------------------------------------------------------- entries
 
@@ -174,11 +170,6 @@ class Snapshot:
         """Take the last versions, in the order of their ids; nobody may change them any more."""
         return cls(n, tuple(entry for entry in latest.values() if not entry.deleted), latest)
 
-    @property
-    def deleted(self) -> tuple[Entry, ...]:
-        """What the deletions have left of the entries that are not live, by id."""
-        return tuple(entry for entry in self._latest.values() if entry.deleted)
-
     def get(self, entry_id: str) -> Entry | None:
         """Return an entry, or what its deletion has left; None if there was never one."""
         return self._latest.get(entry_id)
@@ -248,8 +239,6 @@ class Store:
         after = tuple(_valid(Entry, entry) for entry in after)
         if after and not ok:
             raise ValueError("an operation that failed writes nothing")
-        if ok and tool == RESTORE:
-            raise ValueError(f"only Store.restore records a {RESTORE}")
         known, fresh = set[str](), self._next
         for entry in after:
             old = self._latest.get(entry.id)
@@ -265,12 +254,9 @@ class Store:
                 raise ValueError(f"{entry.id} v{entry.version} does not follow v{old.version}")
             known.add(entry.id)
             fresh += old is None
-        reply = {"message": message, "ok": ok, "code": code, "session": session}
-        return self._write(tool, dict(args), after, **reply)
-
-    def _write(self, tool: str, args: dict, after: tuple[Entry, ...], **reply) -> Op:
         before = tuple(self._latest[entry.id] for entry in after if entry.id in self._latest)
-        op = Op(len(self.journal) + 1, tool, args, before=before, after=after, **reply)
+        n = len(self.journal) + 1
+        op = Op(n, tool, dict(args), ok, code, message, before, after, session)
         self.journal.append(op)
         if after:
             self._latest.update((entry.id, entry) for entry in after)
@@ -278,29 +264,10 @@ class Store:
             self._snapshot = None
         return op
 
-    def restore(self, n: int) -> Op:
-        """Bring the live entries back as they were after the n-th operation, as one more operation.
-
-        The versions are those of then; entries that came later are deleted. UserError: no such n.
-        """
-        then, after = self.at(n), []
-        for entry in self._latest.values():
-            target = then.get(entry.id)
-            if target is None:  # it came later
-                deleted = replace(entry, version=entry.version + 1, deleted=True)
-                target = entry if entry.deleted else deleted
-            if target != entry:
-                after.append(target)
-        message = f"Restored the entries as they were after operation {n}."
-        return self._write(RESTORE, {"n": n}, tuple(after), message=message, ok=True, code="")
-
     def _redo(self, op: Op) -> None:
         """Do a recorded operation again; ValueError if what it does is not what the record says."""
-        if op.ok and op.tool == RESTORE:
-            made = self.restore(op.args.get("n"))
-        else:
-            how = {"ok": op.ok, "code": op.code, "session": op.session}
-            made = self.record(op.tool, op.args, op.message, after=op.after, **how)
+        how = {"ok": op.ok, "code": op.code, "session": op.session}
+        made = self.record(op.tool, op.args, op.message, after=op.after, **how)
         names = (field.name for field in fields(Op))
         wrong = [name for name in names if getattr(made, name) != getattr(op, name)]
         if wrong:
@@ -346,13 +313,10 @@ class Store:
         if not all(type(n) is int and n >= 0 for n in counts) or len(lines) != sum(counts):
             follow = f"{_brief(counts[0])} entries and {_brief(counts[1])} operations"
             raise UserError(f"{path} is not whole: {follow} must follow the first line.")
-        store, looked_at = cls(_entries(path, lines[: counts[0]])), 0
+        store = cls(_entries(path, lines[: counts[0]]))
         for line, values in lines[counts[0] :]:
             with _place(path, line):
-                store._redo(op := _valid(Op, values))
-                looked_at += (len(store._latest) + op.n) * (op.tool == RESTORE)
-                if looked_at > MOST_RESTORED:
-                    raise ValueError("restores follow one another that take too long to do again")
+                store._redo(_valid(Op, values))
         return store
 
 
@@ -413,20 +377,6 @@ def diff(a: Snapshot, b: Snapshot) -> Diff:
 # ---------------------------------------------------------------- files
 
 
-def read_entries(path: str | Path) -> list[Entry]:
-    """Read own data as initial entries: JSON lines (.gz too) of {"text": ...} and any of date,
-    speaker, kind, session, evidence and id.
-
-    UserError with file, line and field for anything that is wrong: nothing is half loaded.
-    """
-    lines = _objects(path)
-    for line, values in lines:
-        with _place(path, line):
-            if unknown := [name for name in values if name not in GIVEN]:
-                raise ValueError(f"{_brief(unknown[0])} is no field; there are {', '.join(GIVEN)}")
-    return _numbered(replace(entry, origin="init") for entry in _entries(path, lines))
-
-
 def _objects(path: str | Path) -> list[tuple[int, dict]]:
     """Return the object of each line that is not blank, with the line's number."""
     if not is_file(path):
@@ -437,7 +387,7 @@ def _objects(path: str | Path) -> list[tuple[int, dict]]:
             raise UserError(f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for a store.")
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
-    lines = enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), 1)
+    lines = enumerate(data.split(b"\n"), 1)
     return [(n, _object(path, n, raw)) for n, raw in lines if raw.strip()]
 
 

@@ -4,8 +4,7 @@ Holds: `memory_app`, with the flags of its commands; `store_of`, which finds the
 meant. Leaves out: stores and their files (agents/store.py), tools (agents/tools.py).
 Exercise it: `python cli.py memory show RUN`. Read next: agents/store.py.
 
-A source is a file of a store, own data, a file of trajectories or a run's folder, and is never
-written to. Results go to standard output; which trajectory was taken, to standard error. Marks
+A source is a file of a store, a file of trajectories or a run's folder, and is never written to. Results go to standard output; which trajectory was taken, to standard error. Marks
 stand around words that differ, as in a word diff of git:
 
     ~ [m1] It [-rains.-] {+snows.+}  version 1 -> 2
@@ -16,7 +15,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections import Counter
-from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -44,7 +42,7 @@ def store_of(source: Path, task: str = "", step: int | None = None) -> Store:
     task: of trajectories, those whose task's id contains it. step: those of this training step.
     UserError: there is none, or a choice is made where there is nothing to choose from.
     """
-    from agents.store import FORMAT, Store, read_entries
+    from agents.store import Store
     from report.records import is_record
 
     first = None if source.is_dir() else _first_value(source)
@@ -52,9 +50,7 @@ def store_of(source: Path, task: str = "", step: int | None = None) -> Store:
         return _recorded(source, task, step)
     if task or step is not None:
         raise UserError(f"{source} holds no readings: leave out --task and --step.")
-    if isinstance(first, dict) and first.get("format") == FORMAT:
-        return Store.from_jsonl(source)
-    return Store(read_entries(source))
+    return Store.from_jsonl(source)
 
 
 def _first_value(path: Path) -> object:
@@ -103,32 +99,6 @@ def _lines(record: dict) -> list[str]:
     return []
 
 
-def measure_of(source: Path) -> tuple[Callable[[str], int], str]:
-    """Return how long a text is by the tokenizer of the run that a source is of, and in what unit.
-
-    Without a run, without its tokenizer found, or where a server's own is not known, it is in
-    characters. Nothing is fetched, and no code of a model or an agent is run.
-    """
-    from config.files import read_yaml
-    from config.options import EMBEDDED
-    from config.realmodels import base_of
-    from models.packaged import if_here
-
-    path = (source if source.is_dir() else source.parent) / "config.yaml"
-    try:
-        raw = read_yaml(path) if path.is_file() else {}
-        # the section whose `model` has the tokenizer
-        named = next((raw[k] for k in ("run", "eval", "ask") if isinstance(raw.get(k), dict)), None)
-        if named is None or (named.get("endpoint") and not named.get("model")):
-            return len, "characters"
-        from tokens.codec import Codec
-
-        codec = Codec.load(if_here(base_of(named.get("model") or EMBEDDED)), local=True)
-    except UserError:
-        return len, "characters"
-    return lambda text: len(codec.encode(text)), "tokens"
-
-
 # ---------------------------------------------------------------- what is printed
 
 NOTED = ("version", "kind", "session", "parents", "evidence", "origin")  # fields beside the line
@@ -148,7 +118,6 @@ def _entry(entry: Entry) -> str:
         "" if entry.session is None else f"session {entry.session}",
         f"from {', '.join(entry.parents)}" if entry.parents else "",
         f"evidence {', '.join(entry.evidence)}" if entry.evidence else "",
-        "deleted" if entry.deleted else "",
     ]
     return f"{entry.line}  {', '.join(filter(None, known))}"
 
@@ -188,7 +157,7 @@ def _head(store: Store, n: int) -> str:
 
 Source = Annotated[
     Path,
-    typer.Argument(help="a store's file, own data, a file of readings, or a run's folder"),
+    typer.Argument(help="a store's file, a file of readings, or a run's folder"),
 ]
 Task = Annotated[str, typer.Option(help="of readings: of a task whose id contains this")]
 Step = Annotated[int | None, typer.Option(help="of readings: of this step; default: the last")]
@@ -199,7 +168,6 @@ Until = Annotated[int | None, typer.Option(help="after this operation; default: 
 def show(
     source: Source,
     until: Until = None,
-    deleted: Annotated[bool, typer.Option("--deleted", help="the deleted entries too")] = False,
     task: Task = "",
     step: Step = None,
 ):
@@ -208,8 +176,6 @@ def show(
     n = len(store.journal) if until is None else until
     state = store.at(n)
     _print(_head(store, n), *map(_entry, state.entries))
-    if deleted:
-        _print(*map(_entry, state.deleted))
     _next("see how it came about", "log", source, task, step)
 
 
@@ -269,13 +235,11 @@ def compare(
 def log(source: Source, task: Task = "", step: Step = None):
     """Print all operations: arguments, reason, reply, outcome, and how much is stored then.
 
-    Entries are measured as they are shown: in tokens of the run's model where its config.yaml lies
-    with the source and its tokenizer is found, else in characters.
+    Entries are measured in characters, as they are shown.
     """
     store = store_of(source, task, step)
-    measure, unit = measure_of(source)
     _print(_head(store, len(store.journal)))
-    sizes = {entry.id: measure(entry.line) for entry in store.at(0).entries}
+    sizes = {entry.id: len(entry.line) for entry in store.at(0).entries}
     stored = sum(sizes.values())
     for op in store.journal:
         session = "" if op.session is None else f"session {op.session}  "
@@ -291,9 +255,9 @@ def log(source: Source, task: Task = "", step: Step = None):
         for entry in op.after:
             stored -= sizes.pop(entry.id, 0)
             if not entry.deleted:
-                sizes[entry.id] = measure(entry.line)
+                sizes[entry.id] = len(entry.line)
                 stored += sizes[entry.id]
-        _print(f"     stored: {stored} {unit} in entries: {len(sizes)}")
+        _print(f"     stored: {stored} characters in entries: {len(sizes)}")
     _next("see what all of that has changed", "diff", source, task, step)
 
 

@@ -164,13 +164,11 @@ def test_an_embedder_must_keep_its_word():
 
 @pytest.mark.parametrize("how", ["bm25", "dense", "hybrid"])
 def test_what_is_kept_changes_nothing(how):
-    """Also where a restored store has the same ids and versions with other texts."""
+    """Also where another store has the same ids and versions with other texts."""
     rng, kept = random.Random(1), Search(how, Letters())
     for _ in range(15):
         store = Store([Entry("", text) for text in random_texts(rng, 6)])
         for step in range(8):
-            if rng.random() < 0.3:
-                store.restore(rng.randrange(len(store.journal) + 1))
             old = rng.choice(store.snapshot().entries)
             new = replace(old, text=random_texts(rng, 1)[0], version=old.version + 1)
             store.record("x", {}, "x", after=[new])

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from agents.bank import Bank, BankConfig
+from agents.store import Entry, Store
 from commands import train
 from config import terminal
 from config.options import GRPOConfig, RunConfig
@@ -48,7 +49,7 @@ def here(tmp_path, monkeypatch):
     task = {"question": "Where is Anna?", "answer": "Lima", "context": "Anna reached Lima."}
     lines = (json.dumps(task | {"id": str(i)}) + "\n" for i in range(3))
     Path("my tasks.jsonl").write_text("".join(lines))
-    Path("store.jsonl").write_text(json.dumps({"id": "m1", "text": "Ann has a red bike."}))
+    Store([Entry("m1", "Ann has a red bike.")]).to_jsonl("store.jsonl")
     return tmp_path
 
 

@@ -11,7 +11,7 @@ import pytest
 from child import HEAVY, LIGHT, imported, in_child, refused, sentences, written  # noqa: F401
 
 import suites
-from agents.store import read_entries
+from agents.store import Store
 from commands.stores import _first_value
 from config.errors import UserError
 from config.files import NESTED, SETTINGS, read_yaml
@@ -71,7 +71,7 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
 # ---------------------------------------------------------------- packed data
 
 READERS = {
-    "store": read_entries,
+    "store": Store.from_jsonl,
     "records": lambda path: read_records(Path(path)),
     "bcb": lambda path: bcb.read(Path(path)),
     "llb-os": lambda path: llb_os.read(Path(path)),

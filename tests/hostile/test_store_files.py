@@ -60,19 +60,6 @@ def test_a_first_value_is_not_looked_for_behind_blank_lines_without_end(tmp_path
     assert _first_value(path) is None
 
 
-def test_restores_without_end_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(stores, "MOST_RESTORED", 10_000)
-    store = Store(Entry("", f"text {k}") for k in range(10))
-    for _ in range(50):
-        store.restore(0)
-    store.to_jsonl(tmp_path / "s.jsonl")
-    assert len(Store.from_jsonl(tmp_path / "s.jsonl").journal) == 50
-    for _ in range(150):
-        store.restore(0)
-    store.to_jsonl(tmp_path / "s.jsonl")
-    assert "restores follow one another" in said("show", tmp_path / "s.jsonl", code=2)
-
-
 def test_killed_at_any_time_a_store_is_the_one_before_or_the_one_after(tmp_path):
     path, rng = tmp_path / "s.jsonl", random.Random(0)
     done = Store(Entry("", f"text {k}") for k in range(20))
