@@ -25,7 +25,6 @@ import math
 import random
 import re
 import sqlite3
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
@@ -56,7 +55,6 @@ STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
 DELTA_SHARE = 0.8  # of the similarities of all pairs of intents, below delta
-GAMMA, LAMBDA = 0.9, 0.5  # credit dag: factors on the reward and on alpha at each step back
 TABLES = """
 CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE intent (
@@ -130,9 +128,6 @@ class BankConfig(ReadConfig):
     """utility of a new entry of a failed task; None = q_init"""
     q_floor: float | None = None
     """utilities do not fall below; None = no floor"""
-    credit: Literal["shared", "dag"] = "shared"
-    """who learns from a reward: shared = each entry that was shown; dag = also those that it was
-    made from, weaker at each step back: the idea of MemQ (arXiv 2605.08374)"""
     same_intent: float = 0.9
     """similarity from which a new entry belongs to an intent that is there"""
     max_entries: Annotated[int, LIMIT] = 0
@@ -709,49 +704,21 @@ class Bank:
         once = {found.entry.id: (found, r) for found, r in zip(shown, rewards, strict=True)}
         with self.batch():
             for id, (found, r) in once.items():
-                self._learn(id, r, c.alpha, found, task_id, epoch)
+                before = self._value("SELECT q FROM entry WHERE id = ?", id)
+                if before is None:
+                    raise ValueError(f"the bank has no entry {id}")
+                after = before + c.alpha * (r - before)
+                if c.q_floor is not None:
+                    after = max(c.q_floor, after)
                 self._db.execute(
-                    "UPDATE entry SET visits = visits + 1, wins = wins + ? WHERE id = ?",
-                    (r > 0, id),
+                    "UPDATE entry SET q = ?, visits = visits + 1, wins = wins + ? WHERE id = ?",
+                    (after, r > 0, id),
                 )
-                if c.credit == "dag":
-                    self._credit_ancestors(found, r, task_id, epoch)
-
-    def _learn(
-        self, id: int, reward: float, rate: float, found: Found, task_id: str, epoch: int
-    ) -> None:
-        before = self._value("SELECT q FROM entry WHERE id = ?", id)
-        if before is None:
-            raise ValueError(f"the bank has no entry {id}")
-        after = before + rate * (reward - before)
-        if self.config.q_floor is not None:
-            after = max(self.config.q_floor, after)
-        self._db.execute("UPDATE entry SET q = ? WHERE id = ?", (after, id))
-        self._db.execute(
-            "INSERT INTO event (epoch, task_id, entry_id, sim, q_before, score, reward, q_after) "
-            "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            (epoch, task_id, id, found.sim, before, found.score, reward, after),
-        )
-
-    def _credit_ancestors(self, found: Found, reward: float, task_id: str, epoch: int) -> None:
-        """Let the entries that an entry was made from learn, once each, by their distance.
-
-        After MemQ (arXiv 2605.08374), of which we read the abstract: there the weight of credit is
-        (gamma * lambda)**depth; here gamma**depth is on the reward and lambda**depth on the rate.
-        """
-        c, seen = self.config, {found.entry.id}
-        waiting = deque((id, 1) for id in found.entry.parents)
-        while waiting:
-            id, depth = waiting.popleft()
-            rate = c.alpha * LAMBDA**depth
-            if id in seen or rate < 1e-6:
-                continue
-            seen.add(id)
-            parents = self._value("SELECT parents FROM entry WHERE id = ? AND NOT dead", id)
-            if parents is None:  # forgotten
-                continue
-            self._learn(id, GAMMA**depth * reward, rate, found, task_id, epoch)
-            waiting.extend((parent, depth + 1) for parent in json.loads(parents))
+                self._db.execute(
+                    "INSERT INTO event (epoch, task_id, entry_id, sim, q_before, score, reward, "
+                    "q_after) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+                    (epoch, task_id, id, found.sim, before, found.score, r, after),
+                )
 
     def write(
         self,

@@ -675,6 +675,7 @@ REMOVED = {
     "stream": {"held_out": ""},
     "agent": {
         "delta_quantile": 0.8,
+        "credit": "shared",
         "credit_gamma": 0.9,
         "credit_lambda": 0.5,
         "experience_tokens": 1024,

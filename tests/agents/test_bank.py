@@ -235,21 +235,6 @@ def test_unknown_entries_and_empty_intents_are_refused():
     assert made.digest == before
 
 
-def test_credit_goes_back_to_what_an_entry_was_made_from_once_each():
-    """A diamond: 4 of 2 and 3, which are both of 1. gamma .9, lambda .5, alpha .3."""
-    made = bank(embedder=Plane(q=1.0, a=0.9), credit="dag", k2=1, dedup_task=False)
-    for k, parents in enumerate([(), (1,), (1,), (2, 3)], 1):
-        made.write("a", "x", success=True, task_id=f"t{k}", parents=parents)
-    four = Found(made.entries()[3], 0.9, 0, 0, 0)
-    made.feedback([four], 1.0)
-    q = [entry.q for entry in made.entries()]
-    assert q == pytest.approx([0.3 * 0.25 * 0.81, 0.3 * 0.5 * 0.9, 0.3 * 0.5 * 0.9, 0.3])
-    assert [entry.visits for entry in made.entries()] == [0, 0, 0, 1]
-    made.config = replace(made.config, credit="shared")
-    made.feedback([four], 1.0)
-    assert [entry.q for entry in made.entries()] == pytest.approx([*q[:3], 0.51])
-
-
 # ---------------------------------------------------------------- writing
 
 

@@ -55,12 +55,12 @@ def path(tmp_path, sound) -> Path:
 
 def used(path: Path, frozen: bool) -> None:
     """Do all that a bank can do."""
-    with closing(Bank(path, BankConfig(credit="dag", ucb=0.1), frozen=frozen)) as bank:
+    with closing(Bank(path, BankConfig(ucb=0.1), frozen=frozen)) as bank:
         shown = bank.retrieve("count dogs").shown
         assert bank.stats() and bank.digest and bank.dump()
         bank.entries(), bank.events(), bank.delta, bank.batches
         if not frozen:
-            bank.config = BankConfig(credit="dag", max_entries=1)
+            bank.config = BankConfig(max_entries=1)
             bank.feedback(shown, 1.0)
             bank.write("new thing", "x", success=True, task_id="n")
 
