@@ -129,8 +129,6 @@ class MemUpdateConfig(ReadConfig):
     turn_credit: bool = False
     """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
     the formula's value from the start to there, efficiency included"""
-    turn_format: bool = False
-    """take from each turn the share of its calls that failed"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """weight of the share of calls that were valid; without a call it is 0"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
@@ -632,22 +630,14 @@ class MemUpdate(Agent):
         )
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]] | None:
-        """Return what each turn is paid for by itself.
-
-        gain: with `turn_credit`, what it has changed in the probes' mean score. failed: with
-        `turn_format`, minus the share of its calls that failed.
-        """
-        c = self.config
-        if not (c.turn_credit or c.turn_format):
+        """Return, with `turn_credit`, what each turn has changed in the probes' mean score."""
+        if not self.config.turn_credit:
             return None
         edits = [t for t in trajectory.turns if t.notes is not None and t.notes.phase == "edit"]
         gains = next((t.notes.gains for t in reversed(edits) if t.notes.gains), [])
         rewards = {id(turn): {} for turn in trajectory.turns}
         for turn, gain in zip(edits, gains, strict=False):
             rewards[id(turn)]["gain"] = gain
-        for turn in edits if c.turn_format else ():
-            ops = turn.notes.ops
-            rewards[id(turn)]["failed"] = -sum(not op["ok"] for op in ops) / max(1, len(ops))
         return [*rewards.values()]
 
     # ---- what it needs

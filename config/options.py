@@ -681,6 +681,7 @@ REMOVED = {
         "experience_tokens": 1024,
         "size_cap": 100,
         "size_weight": 0.1,
+        "turn_format": False,
         "visible_weight": 1.0,
     },
 }

@@ -510,18 +510,6 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored
         assert bool(gains[4]) == (mode == "refine")
 
 
-def test_a_turn_pays_for_its_own_failed_calls_and_for_no_others(codec):
-    bad = call("delete_memory", memory_id="m9")
-    said = iter([create("Dora reached Genoa.") + bad, bad, create("Emil reached Paris."), ""])
-    (done,) = play(codec, refiner(turn_format=True), REFINED, lambda p: next(said))
-    rewards = refiner(turn_format=True).turn_rewards(done)
-    assert [r["failed"] for r in rewards if r] == [-0.5, -1.0, 0.0, 0.0]
-    both = refiner(turn_format=True, turn_credit=True)
-    said = iter([bad, ""])
-    (done,) = play(codec, both, REFINED, lambda p: next(said))
-    assert both.turn_rewards(done)[:2] == [{"gain": 0, "failed": -1}, {"gain": 0, "failed": 0}]
-
-
 def test_what_has_changed_an_answer_is_noted_beside_it(codec):
     calls = create("Dora reached Genoa.") + call("delete_memory", memory_id="m2")
     (done,) = play(codec, refiner(), REFINED, once(calls))

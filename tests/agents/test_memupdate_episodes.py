@@ -250,7 +250,7 @@ def test_exactly_the_sampled_ids_are_trained_in_every_format(kind, history):
 def test_loss_and_gradients_of_a_growing_chat_are_those_of_one_turn_at_a_time(mode, micro_tokens):
     """By GRPO's own update, with rewards of single turns, so that advantages differ in a chat."""
     codec, draw = codec_of("hermes"), random.Random(0)
-    own = dict(history="append", max_turns=3, turn_format=True, without=OTHERS[1:])
+    own = dict(history="append", max_turns=3, turn_credit=True, without=OTHERS[1:])
     if mode == "build":
         agent = editor(templates="", call_tokens=60, **own).on(codec)
         task = replace(TASK, sessions=TASK.sessions[:2])
