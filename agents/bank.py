@@ -54,6 +54,7 @@ TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
 STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
+NAMESPACE = "default"  # of all intents; banks had several before
 DELTA_SHARE = 0.8  # of the similarities of all pairs of intents, below delta
 TABLES = """
 CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -187,15 +188,10 @@ class Retrieved:
 # what entries may be chosen by -> the condition, with a place for its value
 CONDITIONS = {
     "q_below": "q < ?",
-    "q_above": "q > ?",
-    "visits": "visits >= ?",
-    "epoch_before": "epoch < ?",
     "task_id": "task_id = ?",
-    "kind": "kind = ?",
     "success": "success = ?",
 }
 JOINED = "FROM entry JOIN intent ON intent.id = intent_id WHERE"
-LIVE = f"{JOINED} NOT dead AND ns = ?"  # of a namespace
 COLUMNS = (
     "entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, created, "
     "parents, meta"
@@ -243,6 +239,8 @@ def _fits(column: str, kind: str, value: object) -> bool:
         return type(value) is bytes
     if type(value) is not str:
         return False
+    if column == "ns":
+        return value == NAMESPACE
     if column not in ("parents", "meta"):
         return SURROGATE.search(value) is None
     try:
@@ -311,10 +309,9 @@ SUPER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal: it names a
 class Bank:
     """Experiences of one file, or of memory alone.
 
-    path: the file, made if it is not there; None: nothing is kept. namespace: intents and entries
-    of others are neither found nor counted. frozen: read, never written. upkeep: entries go, none
-    come, for which no embedder is needed. UserError: the file is damaged, not a bank, of another
-    version or embedder, or in use.
+    path: the file, made if it is not there; None: nothing is kept. frozen: read, never written.
+    upkeep: entries go, none come, for which no embedder is needed. UserError: the file is damaged,
+    not a bank, of another version or embedder, or in use.
 
     All retrievals between two batches see the same state: their order changes nothing.
     """
@@ -325,11 +322,10 @@ class Bank:
         config: BankConfig,
         embedder: Embedder | None = None,
         *,
-        namespace: str = "default",
         frozen: bool = False,
         upkeep: bool = False,
     ):
-        self.config, self.embedder, self.namespace = config, embedder, namespace
+        self.config, self.embedder = config, embedder
         self.path, self.frozen, self.upkeep = Path(path) if path else None, frozen, upkeep
         self._writing = False  # a batch is under way
         self._new: list[Row] = []  # its intents
@@ -472,8 +468,9 @@ class Bank:
 
     def _load(self) -> None:
         """Build the index of the intents that have entries."""
-        query = f"SELECT DISTINCT intent.id, text, vec {LIVE} ORDER BY intent.id"
-        rows = self._rows(query, self.namespace)
+        rows = self._rows(
+            f"SELECT DISTINCT intent.id, text, vec {JOINED} NOT dead ORDER BY intent.id"
+        )
         self._indexed = {id for id, *_ in rows}
         self.likeness.begin(rows)
 
@@ -592,7 +589,7 @@ class Bank:
 
     @property
     def _delta_key(self) -> str:
-        return f"delta {self.config.retrieve} {DELTA_SHARE:g} {self.namespace}"
+        return f"delta {self.config.retrieve} {DELTA_SHARE:g} {NAMESPACE}"
 
     def calibrate(self, intents: Sequence[str]) -> float:
         """Return the delta that the similarities of all pairs suggest, and keep it."""
@@ -657,8 +654,8 @@ class Bank:
         return sorted(found, key=_order)
 
     def _total(self, what: str) -> float:
-        """Return an aggregate over the namespace's entries."""
-        return self._value(f"SELECT {what} {LIVE}", self.namespace)
+        """Return an aggregate over the entries."""
+        return self._value(f"SELECT {what} FROM entry WHERE NOT dead")
 
     def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
         """Return k2 candidates, the best first; with probability epsilon chance has a say."""
@@ -767,13 +764,13 @@ class Bank:
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
         query = "SELECT id, vec FROM intent WHERE ns = ? AND text = ?"
-        if known := self._rows(query, self.namespace, text):
+        if known := self._rows(query, NAMESPACE, text):
             ((id, vec),) = known
         else:
             near = self.likeness.nearest(text, 1)
             if near and near[0][1] >= self.config.same_intent:
                 return near[0][0]
-            row = self.namespace, text, (vec := self.likeness.vector(text))
+            row = NAMESPACE, text, (vec := self.likeness.vector(text))
             id = self._db.execute("INSERT INTO intent VALUES (NULL, ?, ?, ?)", row).lastrowid
         if id not in self._indexed and all(id != other for other, *_ in self._new):
             self._new.append((id, text, vec))
@@ -783,8 +780,8 @@ class Bank:
         """Let go of entries beyond `max_entries`, none of those that this batch has written."""
         most = self.config.max_entries
         if most and (excess := self._total("count(*)") - most) > 0:
-            query = f"entry.id {LIVE} AND created < ? ORDER BY q, visits, entry.id LIMIT ?"
-            self._bury(self._rows(f"SELECT {query}", self.namespace, self.batches, excess))
+            query = "FROM entry WHERE NOT dead AND created < ? ORDER BY q, visits, id LIMIT ?"
+            self._bury(self._rows(f"SELECT id {query}", self.batches, excess))
 
     def _bury(self, ids: Sequence[tuple[int]]) -> None:
         self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", ids)
@@ -794,8 +791,8 @@ class Bank:
 
     def entries(self, **where: object) -> list[Entry]:
         """Return the entries that all conditions hold for, by id. where: names of CONDITIONS."""
-        clause = " AND ".join(["NOT dead AND ns = ?", *(CONDITIONS[name] for name in where)])
-        return self._entries(clause, self.namespace, *where.values())
+        clause = " AND ".join(["NOT dead", *(CONDITIONS[name] for name in where)])
+        return self._entries(clause, *where.values())
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
         rows = self._rows(f"SELECT {COLUMNS} {JOINED} {clause} ORDER BY entry.id", *values)

@@ -79,8 +79,6 @@ class MemRLConfig(BankConfig):
 
     bank: str = ""
     """file of the bank, made if it is not there; empty = in memory, nothing is kept"""
-    namespace: str = "default"
-    """part of the bank that is read and written"""
     recall: Literal["bank", "own", "none"] = "bank"
     """what a task is shown: bank = experiences with similar tasks; own = the last one with the task
     itself; none = nothing"""
@@ -268,14 +266,12 @@ class MemRL(Agent):
             path = Path(c.bank) if c.bank and self._rows is None else None
             frozen = self.frozen and first and path is not None
             file = path if first else None
-            self.bank = Bank(file, c, self.embed, namespace=c.namespace, frozen=frozen)
+            self.bank = Bank(file, c, self.embed, frozen=frozen)
             if self._rows is not None:
                 self.bank.load(self._rows)
             elif not first and path is not None and path.exists():
                 # every rank learns the same; the first one alone writes the file
-                with closing(
-                    Bank(path, c, self.embed, namespace=c.namespace, frozen=True)
-                ) as written:
+                with closing(Bank(path, c, self.embed, frozen=True)) as written:
                     self.bank.load(written.dump())
         return self.bank
 

@@ -19,7 +19,7 @@ import typer
 from config.errors import UserError, clean, clip
 from config.files import is_file, replacing_output
 from config.flags import command
-from config.settings import NOT_NEGATIVE, Settings
+from config.settings import Settings
 from config.terminal import next_step
 
 if TYPE_CHECKING:
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 bank_app = typer.Typer(no_args_is_help=True, help="Show, count, export and forget experiences.")
 
 File = Annotated[Path, typer.Argument(help="a bank, such as RUNS/NAME/ARM.db of a stream")]
-Namespace = Annotated[str, typer.Option(help="part of the bank")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,16 +36,8 @@ class Which(Settings):
 
     q_below: float | None = None
     """only those with a lower utility"""
-    q_above: float | None = None
-    """only those with a higher utility"""
-    visits: Annotated[int, NOT_NEGATIVE] = 0
-    """only those that were shown so often, or more"""
-    before: int | None = None
-    """only those of epochs before this"""
     task: str = ""
     """only those that this task has left"""
-    kind: Literal["any", "script", "reflection", "trajectory"] = "any"
-    """only script, reflection or trajectory; any = all"""
     outcome: Literal["any", "solved", "failed"] = "any"
     """only those of solved or of failed tasks; any = all"""
 
@@ -55,34 +46,24 @@ class Which(Settings):
         """Return those that are given, as `Bank.entries` takes them."""
         given = {
             "q_below": self.q_below,
-            "q_above": self.q_above,
-            "visits": self.visits or None,
-            # shown and given from 1 on, kept from 0 on
-            "epoch_before": None if self.before is None else self.before - 1,
             "task_id": self.task or None,
-            "kind": None if self.kind == "any" else self.kind,
             "success": None if self.outcome == "any" else self.outcome == "solved",
         }
         return {name: value for name, value in given.items() if value is not None}
 
 
-def _opened(path: Path, namespace: str = "default", **how: bool) -> Bank:
+def _opened(path: Path, **how: bool) -> Bank:
     """Open a bank that is there; it can be looked at, whatever its embedder."""
     from agents.bank import Bank, BankConfig
 
     if not is_file(path):
         known = ", ".join(sorted(map(str, path.glob("*.db"))))
         raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
-    return Bank(path, BankConfig(), namespace=namespace, **how)
+    return Bank(path, BankConfig(), **how)
 
 
 def _say(text: str) -> None:
     typer.echo(clean(text))
-
-
-def _where(namespace: str) -> tuple[str, ...]:
-    """Return the flag for a namespace that is not the usual one."""
-    return () if namespace == "default" else ("--namespace", namespace)
 
 
 @command(bank_app, Which)
@@ -90,17 +71,16 @@ def show(
     file: File,
     n: Annotated[int, typer.Option("--n", help="how many, the most useful first; 0 = all")] = 20,
     whole: Annotated[bool, typer.Option("--whole", help="the experiences uncut")] = False,
-    namespace: Namespace = "default",
     which: dict = {},
 ):
     """Print experiences with their utility and where they came from."""
-    bank = _opened(file, namespace, frozen=True)
+    bank = _opened(file, frozen=True)
     entries = bank.entries(**Which(**which).conditions)
     entries.sort(key=lambda entry: (-entry.q, -entry.visits, entry.id))
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
     _say(f"{len(entries)} of {len(bank.entries())} entries")
-    next_step("count them", "bank", "stats", file, *_where(namespace))
+    next_step("count them", "bank", "stats", file)
 
 
 def _print_entry(entry: Entry, whole: bool) -> None:
@@ -117,35 +97,34 @@ def _print_entry(entry: Entry, whole: bool) -> None:
 
 
 @command(bank_app)
-def stats(file: File, namespace: Namespace = "default"):
+def stats(file: File):
     """Print counts and the distribution of utilities, as JSON."""
-    typer.echo(json.dumps(_opened(file, namespace, frozen=True).stats(), indent=2))
-    next_step("read the most useful ones", "bank", "show", file, *_where(namespace))
+    typer.echo(json.dumps(_opened(file, frozen=True).stats(), indent=2))
+    next_step("read the most useful ones", "bank", "show", file)
 
 
 @command(bank_app, Which)
 def export(
     file: File,
     out: Annotated[Path, typer.Argument(help="file of JSON lines, one an entry")],
-    namespace: Namespace = "default",
     which: dict = {},
 ):
     """Write entries as JSON lines."""
-    entries = _opened(file, namespace, frozen=True).entries(**Which(**which).conditions)
+    entries = _opened(file, frozen=True).entries(**Which(**which).conditions)
     lines = (json.dumps(asdict(entry), ensure_ascii=False) + "\n" for entry in entries)
     with replacing_output(out) as temporary:
         temporary.write_bytes("".join(lines).encode(errors="backslashreplace"))
     _say(f"{len(entries)} entries are in {out}.")
-    next_step("read the most useful ones", "bank", "show", file, *_where(namespace))
+    next_step("read the most useful ones", "bank", "show", file)
 
 
 @command(bank_app, Which)
-def forget(file: File, namespace: Namespace = "default", which: dict = {}):
+def forget(file: File, which: dict = {}):
     """Delete the entries that all given conditions hold for."""
     if not (where := Which(**which).conditions):
         raise UserError("Say which entries: --q-below, --outcome or another condition.")
-    bank = _opened(file, namespace, upkeep=True)
+    bank = _opened(file, upkeep=True)
     n = bank.forget(**where)
     bank.close()
     _say(f"{n} entries are forgotten.")
-    next_step("count what is left", "bank", "stats", file, *_where(namespace))
+    next_step("count what is left", "bank", "stats", file)

@@ -66,11 +66,10 @@ def _stream(folder: Path, settings: dict) -> Path:
 
     with reading(folder / "config.yaml"):
         (config, judged_by), outcomes = settings_of_stream(settings["stream"]), []
-    namespace = settings.get("agent", {}).get("namespace", "default")
     for arm in config.arms:
         if (path := folder / f"{arm}.db").exists():
             # nothing of another process's bank is written, and no embedder is needed to look at it
-            with closing(Bank(path, BankConfig(), namespace=namespace, frozen=True)) as bank:
+            with closing(Bank(path, BankConfig(), frozen=True)) as bank:
                 outcome = outcome_of(folder, arm, config, bank)
                 outcomes.append(outcome | {"judged_by": judged_by})
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))

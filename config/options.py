@@ -679,6 +679,7 @@ REMOVED = {
         "credit_gamma": 0.9,
         "credit_lambda": 0.5,
         "experience_tokens": 1024,
+        "namespace": "default",
         "size_cap": 100,
         "size_weight": 0.1,
         "turn_format": False,

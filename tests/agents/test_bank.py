@@ -50,11 +50,11 @@ class Plane:
         return np.stack(rows)
 
 
-def bank(path=None, embedder=None, frozen=False, namespace="default", **settings) -> Bank:
+def bank(path=None, embedder=None, frozen=False, **settings) -> Bank:
     if embedder is not None:
         settings = {"retrieve": "dense", "embedder": "hash:8"} | settings
     config = BankConfig(**({"delta": 0.5} | settings))
-    return Bank(path, config, embedder, frozen=frozen, namespace=namespace)
+    return Bank(path, config, embedder, frozen=frozen)
 
 
 def filled(values, path=None, **settings) -> Bank:
@@ -162,15 +162,10 @@ def test_chance_replaces_a_slot_or_all_and_is_a_function_of_seed_and_task():
     assert 0.2 < sum(by_chance) / 400 < 0.4
 
 
-def test_the_bonus_counts_what_its_own_namespace_has_shown(tmp_path):
-    path = tmp_path / "b.db"
-    other = bank(path, Plane(), namespace="other")
-    other.write("q", "x", success=True, task_id="t")
-    other._db.execute("UPDATE entry SET visits = 1000")
-    other.close()
-    made = bank(path, Plane(q=1.0, a=0.9), ucb=1.0)
+def test_the_bonus_counts_how_often_all_were_shown():
+    made = bank(embedder=Plane(q=1.0, a=0.9), ucb=1.0)
     made.write("a", "x", success=True, task_id="t")
-    made._db.execute("UPDATE entry SET visits = 3 WHERE id = 2")
+    made._db.execute("UPDATE entry SET visits = 3")
     (found,) = made.retrieve("q").shown
     assert found.q_z == pytest.approx(math.sqrt(math.log(3) / 4))
 
@@ -302,13 +297,12 @@ def test_statistics():
     assert (stats["visits"], stats["wins"]) == (1, 1) and stats["bytes"] > 0
 
 
-def test_namespaces_do_not_see_each_other(tmp_path):
-    path = tmp_path / "b.db"
-    train = bank(path, Plane())
-    train.write("task", "the answer is 7", success=True, task_id="t")
-    train.close()
-    other = bank(path, Plane(), namespace="eval")
-    assert other.retrieve("task").shown == () and other.entries() == []
+def test_an_entry_of_a_namespace_of_earlier_versions_is_refused(tmp_path):
+    made = filled([(0.9, 0.5)], tmp_path / "b.db")
+    made._db.execute("UPDATE intent SET ns = 'eval'")
+    made.close()
+    with pytest.raises(UserError, match="row 1 of intent: ns"):
+        bank(tmp_path / "b.db", Plane(q=1.0))
 
 
 # ---------------------------------------------------------------- by words and both

@@ -45,7 +45,6 @@ def here(tmp_path, monkeypatch):
     bank.write("count dogs", "SELECT count(*)", success=True, task_id="t1", kind="script")
     bank.write("drop cats", "DROP", success=False, task_id="t2", kind="script")
     bank.close()
-    Bank(tmp_path / "o.db", BankConfig(delta=0.0)).close()
     task = {"question": "Where is Anna?", "answer": "Lima", "context": "Anna reached Lima."}
     lines = (json.dumps(task | {"id": str(i)}) + "\n" for i in range(3))
     Path("my tasks.jsonl").write_text("".join(lines))
@@ -60,7 +59,6 @@ def here(tmp_path, monkeypatch):
         ("bank stats 'my bank.db'", "bank show 'my bank.db'"),
         ("bank export 'my bank.db' e.jsonl", "bank show 'my bank.db'"),
         ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
-        ("bank show o.db --namespace a", "bank stats o.db --namespace a"),
         ("memory show store.jsonl", "memory log store.jsonl"),
         ("memory log store.jsonl", "memory diff store.jsonl"),
         ("memory diff store.jsonl", "memory log store.jsonl"),
