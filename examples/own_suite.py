@@ -81,7 +81,7 @@ class Store(Suite):
 class Counting(Environment):
     """The world of `stream`: one response a task, which is right or wrong."""
 
-    name, style, most_steps = "store", "qa", 1
+    name, most_steps = "store", 1
     instructions = "Answer with a number alone."
 
     def __init__(self, questions: Sequence[Task]):

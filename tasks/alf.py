@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, StringConstraints
 
@@ -188,7 +188,6 @@ class ALFWorld(Environment):
     """
 
     name, most_steps = "alfworld", STEPS
-    style: Literal["agent"] = "agent"
     instructions = INSTRUCTIONS.format(steps=STEPS)
     skipped_because = "have movable receptacles or slices, or no known solution"
 

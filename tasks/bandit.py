@@ -31,7 +31,7 @@ class Bandit(Environment):
     n_tasks: how many; hints: experiences of each, half of them wrong; seed: of the world.
     """
 
-    name, style, most_steps = "bandit", "qa", 1
+    name, most_steps = "bandit", 1
     leaves_nothing = True  # tries are no experiences: what there is to know is known at first
     instructions = "A house has two doors, and a prize behind one. Answer with it: left or right."
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, StringConstraints, model_validator
 
@@ -268,7 +268,6 @@ class BCB(Environment):
     """
 
     name = "bcb"
-    style: Literal["code"] = "code"
     most_steps = 1
 
     def __init__(

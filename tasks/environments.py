@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
@@ -93,8 +93,6 @@ class Environment:
     """A set of tasks and the world in which they are worked on."""
 
     name: str
-    style: Literal["qa", "agent", "code"]
-    """qa, code = one response, which is judged; agent = actions in turn"""
     instructions: str
     """what every task has in common: which actions there are and how they are written"""
     most_steps: int

@@ -86,7 +86,6 @@ class HLE(Environment):
     """
 
     name, most_steps = "hle", 1
-    style: Literal["qa"] = "qa"
     instructions = INSTRUCTIONS
 
     def __init__(self, path: str | Path = "", judge: str | Judge = "", images: bool = False):

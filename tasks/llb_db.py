@@ -668,7 +668,7 @@ RULES = {
 class LLBDB(Environment):
     """Work on LifelongAgentBench's database tasks; see `tasks.environments.Environment`."""
 
-    name, style = "llb-db", "agent"
+    name = "llb-db"
 
     def __init__(
         self,

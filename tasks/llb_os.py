@@ -94,7 +94,6 @@ class LLBOS(Environment):
     """Tasks of a Debian system. UserError: the file is not as it must be, or a part is missing."""
 
     name = "llb-os"
-    style: Literal["agent"] = "agent"
 
     def __init__(
         self,

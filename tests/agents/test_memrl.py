@@ -27,7 +27,7 @@ STEPS = 3
 class Counting(Environment):
     """Tasks that are solved by the action "yes" within three steps."""
 
-    name, style, most_steps = "counting", "agent", STEPS
+    name, most_steps = "counting", STEPS
     instructions = "Say yes."
 
     def __init__(self, n=4):
