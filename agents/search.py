@@ -136,7 +136,7 @@ class Search:
 
     def _index(self, entries: Sequence[Entry]) -> _Index:
         """Return the index of these very entries. It keeps them, so that no other object can have
-        the identity of one of them. (An id and a version do not tell: other stores have the same.)"""
+        the identity of one of them. (An id and a version do not: other stores have the same.)"""
         key = tuple(map(id, entries))
         index = self._indexes.pop(key, None) or _Index(entries)
         self._indexes[key] = index

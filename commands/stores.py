@@ -4,8 +4,9 @@ Holds: `memory_app`, with the flags of its commands; `store_of`, which finds the
 meant. Leaves out: stores and their files (agents/store.py), tools (agents/tools.py).
 Exercise it: `python cli.py memory show RUN`. Read next: agents/store.py.
 
-A source is a file of a store, a file of trajectories or a run's folder, and is never written to. Results go to standard output; which trajectory was taken, to standard error. Marks
-stand around words that differ, as in a word diff of git:
+A source is a file of a store, a file of trajectories or a run's folder, and is never written to.
+Results go to standard output; which trajectory was taken, to standard error. Marks stand around
+words that differ, as in a word diff of git:
 
     ~ [m1] It [-rains.-] {+snows.+}  version 1 -> 2
 """
