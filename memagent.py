@@ -67,6 +67,7 @@ class Prompt:
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
+    target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
     place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
     aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
@@ -239,6 +240,8 @@ class Agent:
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
+    scores_targets: ClassVar[bool] = False
+    """whether some of these have a `target`, which no server scores"""
     trains: ClassVar[bool] = True
     """whether it makes turns that can be trained"""
     keeps: ClassVar[bool] = False
@@ -380,6 +383,13 @@ class Agent:
     def window_needed(self) -> int | None:
         """Return the window that a sampler must reserve; None: all that the model has."""
         return self.turn_tokens()
+
+    def grammar(self) -> str | None:
+        """Return what a turn that calls tools may be, for an engine that sees to it.
+
+        "": it calls none; None: it writes nothing but answers.
+        """
+        return "" if self.by_section else None
 
     # ---- prompts
 

@@ -229,6 +229,98 @@ def _value(text: str) -> object:
         return text
 
 
+# ---------------------------------------------------------------- what may be written
+
+# Structural tags, as xgrammar takes them: nested objects, each with a type. Members of an object
+# stand in the schema's order, with blanks as `json.dumps` writes them. Texts may be of any length,
+# for to count their characters takes xgrammar seconds a token; they begin with something visible,
+# and hold neither control characters nor tags, which could end the call.
+_LESS = r'<[^"\\</a-z\x00-\x1f\x7f]'  # begins no tag
+JSON_TEXT = (
+    rf'(?:[^"\\<\x00-\x20\x7f]|{_LESS}|\\["\\/])'
+    rf'(?:[^"\\<\x00-\x1f\x7f]|{_LESS}|\\["\\/nrt])*'
+)
+XML_TEXT = rf"(?:[^<\x00-\x20\x7f]|{_LESS})(?:[^<\x00-\x08\x0b-\x1f\x7f]|{_LESS})*"
+
+
+def _sequence(*parts: str | dict) -> dict:
+    """Return parts one after the other; a string stands for itself."""
+    literal = ({"type": "const_string", "value": p} if isinstance(p, str) else p for p in parts)
+    return {"type": "sequence", "elements": [*literal]}
+
+
+def _either(parts: Sequence[dict]) -> dict:
+    return {"type": "or", "elements": [*parts]}
+
+
+def _optional(*parts: str | dict) -> dict:
+    return {"type": "optional", "content": _sequence(*parts)}
+
+
+def _tag(begin: str, content: dict, end: str) -> dict:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _matching(pattern: str) -> dict:
+    return {"type": "regex", "pattern": pattern}
+
+
+def _is_free(schema: dict) -> bool:
+    """Tell whether a schema is that of any text."""
+    return schema.get("type") == "string" and not schema.keys() & {"enum", "const", "pattern"}
+
+
+def _in_json_by(schema: dict) -> dict:
+    """Return the JSON values of a schema."""
+    kind = schema.get("type")
+    if _is_free(schema):
+        return _sequence('"', _matching(JSON_TEXT), '"')
+    if kind == "object" and schema.get("properties"):
+        return _sequence("{", _members(schema), "}")
+    if kind == "array" and "items" in schema:
+        item, least = _in_json_by(schema["items"]), schema.get("minItems", 0)
+        more = {"type": "repeat", "content": _sequence(", ", item)}
+        more |= {"min": max(0, least - 1), "max": schema.get("maxItems", 0) - 1}  # -1: no limit
+        items = _sequence(item, more)
+        return _sequence("[", items if least else _optional(items), "]")
+    return {"type": "json_schema", "json_schema": schema}
+
+
+def _members(schema: dict) -> dict:
+    """Return the members of an object, without its braces."""
+    needed = schema.get("required", ())
+    members = [
+        (_sequence(f"{_dumps(key)}: ", _in_json_by(member)), key in needed)
+        for key, member in schema["properties"].items()
+    ]
+    # Commas stand between members, and the first one has none: so there is a beginning for each
+    # member that may be the first, which are those up to the first that is needed
+    beginnings = []
+    for k, (member, is_needed) in enumerate(members, 1):
+        rest = [_sequence(", ", m) if n else _optional(", ", m) for m, n in members[k:]]
+        beginnings.append(_sequence(member, *rest))
+        if is_needed:
+            return _either(beginnings)
+    return _optional(_either(beginnings))
+
+
+def _in_xml_by(schema: dict) -> dict:
+    """Return the parameters of a function: texts as they are, other values in JSON."""
+    parameters = []
+    for key, member in schema.get("properties", {}).items():
+        if _is_free(member):
+            value = _matching(XML_TEXT)
+        elif member.get("type") != "string":
+            value = _in_json_by(member)
+        elif "pattern" in member:
+            value = _matching(member["pattern"])
+        else:
+            value = _either([_sequence(text) for text in member.get("enum", [member.get("const")])])
+        parts = f"<parameter={key}>\n", value, "\n</parameter>\n"
+        parameters.append((_sequence if key in schema.get("required", ()) else _optional)(*parts))
+    return _sequence(*parameters)
+
+
 # ---------------------------------------------------------------- formats
 
 # An anchor is needed: transformers takes what follows it in the prompt as the response's beginning
@@ -331,6 +423,50 @@ class Format:
         call = call.replace(CLOSE, CLOSE.replace("/", r"\/"))  # the same in JSON
         call = f"[{call}]" if self.kind == "list" else call
         return f"{OPEN}{self.gap}{call}{self.gap}{CLOSE}"
+
+    def grammar(self, schemas: Sequence[dict], thinking: bool = False) -> str:
+        """Return what a response may be where calls have to be well-formed: a structural tag.
+
+        A thought and any text are free, but a mark of a call is followed by a call of one of these
+        tools, with arguments of its schema. thinking: whether the model is asked to think.
+        """
+        begin, call = self._call_by(schemas)
+        end = "}" if self.kind == "bare" else CLOSE
+        text = {
+            "type": "triggered_tags",
+            "triggers": [begin],
+            "tags": [_tag(begin, call, end)],
+            "excludes": [*THOUGHT, *([] if self.kind == "bare" else [CLOSE])],
+        }
+        if self.begun[thinking]:
+            thought = {"type": "any_text", "excludes": [THOUGHT[1]]}
+            response = _sequence(thought, _optional(THOUGHT[1], text))
+        else:
+            thought = _tag(THOUGHT[0], {"type": "any_text"}, THOUGHT[1])
+            response = _sequence(_optional(thought), text)
+        return json.dumps({"type": "structural_tag", "format": response})
+
+    def _call_by(self, schemas: Sequence[dict]) -> tuple[str, dict]:
+        """Return the mark at which a call begins, and what stands between it and the last mark."""
+        functions = [schema["function"] for schema in schemas]
+        if self.kind == "xml":
+            calls = [
+                _sequence(f"<function={f['name']}>\n", _in_xml_by(f["parameters"]), "</function>")
+                for f in functions
+            ]
+            return OPEN, _sequence("\n", _either(calls), "\n")
+        key = "parameters" if self.kind == "bare" else "arguments"
+        insides = [
+            _sequence(f'"name": "{f["name"]}", "{key}": ', _in_json_by(f["parameters"]))
+            for f in functions
+        ]
+        if self.kind == "bare":
+            return "{", _either(insides)
+        call = _tag("{", _either(insides), "}")
+        if self.kind == "list":
+            call = {"type": "tags_with_separator", "tags": [call], "separator": ", "}
+            call = _sequence("[", call, "]")
+        return OPEN, _sequence(_optional("\n"), call, _optional("\n"))
 
     def instructions(self, schemas: Sequence[dict]) -> str:
         """Describe tools for the prompt; "" where the chat template does so."""

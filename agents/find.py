@@ -674,6 +674,7 @@ def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     evaluation = _evaluation_in(arguments)
     used = {
         "served_as chat": evaluation.get("endpoint"),
+        "grammar": evaluation.get("engine") == "vllm",
         "untrained": "@untrained" in str(evaluation.get("agents")),
     }
     unused = [name for names, use in used.items() if not use for name in names.split()]

@@ -119,6 +119,8 @@ class MemoryR1(MemUpdate):
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
         """Grade an answer by its exact match."""
+        if self.config.pay == "likelihood":
+            return super()._score(task, probe, answered)
         return exact_match(extract_answer(answered.response, self.config.form)[0], probe.answers)
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]] | None:

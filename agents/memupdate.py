@@ -20,6 +20,7 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
@@ -31,7 +32,7 @@ from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE
-from data import Task, extract_answer
+from data import Task, extract_answer, formed
 from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
 from tasks.conversations import Probe
 from tokens.codec import Codec
@@ -122,10 +123,12 @@ class MemUpdateConfig(ReadConfig):
     start (refine); 0 = 0.1 of the source, 1.0 of the start"""
     budget_entries: Annotated[int, LIMIT] = 0
     """count the budget in entries instead; 0 = in tokens"""
-    pay: Literal["answer", "compat"] = "answer"
-    """answer = how much better the probes are answered than at the start; compat = the formula of
-    the original's documentation, by shared words, times its efficiency, which can be exploited
-    (docs/design.md). Probes about sessions that did not fit the window are left out"""
+    pay: Literal["answer", "likelihood", "compat"] = "answer"
+    """answer = how much better the probes are answered than at the start; likelihood = how much
+    more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
+    the formula of the original's documentation, by shared words, times its efficiency; the last two
+    can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
+    out"""
     turn_credit: bool = False
     """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
     the formula's value from the start to there, efficiency included"""
@@ -193,6 +196,7 @@ class Answered:
 
     response: str
     found: tuple[str, ...]  # lines of the entries that it is answered from
+    score: float = 0.0  # likelihood: mean log-prob of the accepted answer's tokens
 
 
 class MemUpdate(Agent):
@@ -244,7 +248,7 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: dict[tuple[str, str], Answered] = {}
+        self._answers: dict[tuple[str, str, str], Answered] = {}
         self._checked: set[str] = set()  # fingerprints of documents with room for an entry
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
@@ -529,9 +533,13 @@ class MemUpdate(Agent):
         return found[::-1] if c.answer_order == "newest" else found
 
     def _ask(
-        self, snapshot: Snapshot, about: object, final: bool = False
+        self, snapshot: Snapshot, about: object, final: bool = False, target: str = ""
     ) -> Generator[Prompt, Turn, Answered]:
-        """Ask the frozen policy a question. What is known already is not asked again."""
+        """Ask the frozen policy a question, or how probable an answer is (target).
+
+        What is known already is not asked again.
+        """
+
         begun = time.perf_counter()
         probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
@@ -540,11 +548,12 @@ class MemUpdate(Agent):
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, problem
+        key = memory, problem, target
         if final or key not in self._answers:
+            most = len(self.codec.reply(target)) if target else self.config.final_tokens
             slots = dict(memory=memory, problem=problem)
-            prompt = self.prompt("answer", self.config.final_tokens, final=final, **slots)
-            turn = yield replace(prompt, frozen=True)
+            prompt = self.prompt("answer", most, final=final, **slots)
+            turn = yield replace(prompt, frozen=True, target=target)
             turn.notes = EditNotes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
@@ -555,9 +564,10 @@ class MemUpdate(Agent):
                 search_s=search_s,
                 search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
+            score = fmean(turn.logprobs) if target else 0.0
             if len(self._answers) >= ANSWERS:
                 self._answers.clear()
-            self._answers[key] = Answered(str(turn.response), lines)
+            self._answers[key] = Answered(str(turn.response), lines, score)
         # other entries may read the same: ids are not shown to the frozen policy
         return replace(self._answers[key], found=lines)
 
@@ -575,7 +585,8 @@ class MemUpdate(Agent):
                 continue
             answered[snapshot.n], scores[snapshot.n] = [], []
             for probe in probes:
-                answer = yield from self._ask(snapshot, probe)
+                target = formed(probe.answers[0], c.form) if c.pay == "likelihood" else ""
+                answer = yield from self._ask(snapshot, probe, target=target)
                 answered[snapshot.n].append(answer)
                 scores[snapshot.n].append(self._score(editing.task, probe, answer))
         notes = editing.last.notes
@@ -591,6 +602,8 @@ class MemUpdate(Agent):
             notes.gains = gains(c, editing, scored)
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
+        if self.config.pay == "likelihood":
+            return answered.score
         return task.score(extract_answer(answered.response, self.config.form)[0], probe)
 
     def _row(
@@ -602,7 +615,12 @@ class MemUpdate(Agent):
         last: float,
     ) -> dict:
         """Return what a probe was answered before and after, and what has changed that."""
-        before, after = (extract_answer(a.response, self.config.form)[0] for a in answers)
+        likelihood = self.config.pay == "likelihood"
+        before, after = (
+            f"log p {answered.score:.2f}" if likelihood
+            else extract_answer(answered.response, self.config.form)[0]
+            for answered in answers
+        )  # fmt: skip
         found = [[*answered.found] for answered in answers]
         return {
             "question": probe.question,
@@ -643,6 +661,10 @@ class MemUpdate(Agent):
     # ---- what it needs
 
     @property
+    def scores_targets(self) -> bool:
+        return self.config.pay == "likelihood"
+
+    @property
     def embedder(self) -> str:
         return self.config.embedder
 
@@ -657,6 +679,17 @@ class MemUpdate(Agent):
         if self._format is None:
             self._format = format_of(getattr(self.codec, "tokenizer", None))
         return self._format
+
+    def grammar(self) -> str | None:
+        """Return what a turn that edits may be where calls have to be well-formed.
+
+        None: the store is not edited; "": there is no tool.
+        """
+
+        if not self.edits:
+            return None
+        tools = tuple(tool for tool in TOOLS if tool not in self.config.without)
+        return self.format.grammar(schemas(tools), self.config.thinking) if tools else ""
 
     @property
     def reply_role(self) -> str:

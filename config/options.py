@@ -435,6 +435,9 @@ class EvalConfig(ModelConfig):
     after its name an agent edits by the model of --untrained, and is answered likewise)"""
     kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
+    grammar: bool = False
+    """vllm: constrain what an agent with tools writes to well-formed calls (xgrammar), which
+    changes what is sampled; there is no such setting in training"""
     seed: Annotated[int, SEED] = 0
     """seed of questions and sampling"""
     quantise: bool = False
@@ -449,6 +452,11 @@ class EvalConfig(ModelConfig):
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
                 raise UserError(f"{name} has {twice[0]!r} twice.")
+        if self.grammar and (self.engine != "vllm" or self.endpoint):
+            raise UserError(
+                "grammar constrains what vLLM writes in this process: give --engine vllm and no "
+                "--endpoint, or leave it out."
+            )
         if self.quantise and (self.engine != "transformers" or self.endpoint):
             raise UserError(
                 "quantise rounds weights that transformers loads in this process: give --engine "
@@ -671,7 +679,6 @@ UNUSED = {"sft": "reward engine answerer".split()}
 REMOVED = {
     "run": {"engine_window": 0},
     "grpo": {"importance_cap": 2.0},
-    "eval": {"grammar": False},
     "stream": {"held_out": ""},
     "agent": {
         "delta_quantile": 0.8,
@@ -694,7 +701,7 @@ PANELS: dict[str, str] = {
     "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
     "aggregation alpha turns_per_trajectory clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
-    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight "
+    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
     "redo_failed part constants fixed_order retries seed",
     "What it runs on": "engine answerer dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",

@@ -59,18 +59,19 @@ def open_engine(
     rows: int = 256,
     kv_gib: float = 0.0,
     beside: float = 0.0,
+    constrained: Sequence[Agent] = (),
     cache_tokens: int = 0,
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
     rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. beside: GiB of
-    the GPU that vLLM leaves to something else. cache_tokens: of our engine's cache, in which
-    finished turns stay as long as there is room, for texts that are read again; 0 = as an
-    evaluation needs it.
+    the GPU that vLLM leaves to something else. constrained: agents whose calls have to be
+    well-formed, which vLLM sees to. cache_tokens: of our engine's cache, in which finished turns
+    stay as long as there is room, for texts that are read again; 0 = as an evaluation needs it.
     """
     codec = setup.codec()
     if name == "vllm":
-        return _open_vllm(setup, codec, rows, kv_gib, beside)
+        return _open_vllm(setup, codec, rows, kv_gib, beside, constrained)
     from engines.hf import TransformersEngine
     from models.load import settle_threads
 
@@ -87,7 +88,10 @@ def _loaded(setup: Setup):
     return load_model(setup.folder, *how)
 
 
-def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float) -> Engine:
+def _open_vllm(
+    setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float,
+    constrained: Sequence[Agent],
+) -> Engine:  # fmt: skip
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
@@ -107,7 +111,30 @@ def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: flo
         packed=True,
         gpu_memory_utilization=_share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9,
         trust_remote_code=setup.trust_remote_code,
+        grammar=grammar_of(constrained, codec) if constrained else "",
     )
+
+
+def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
+    """Return what all of some agents may write where they call tools (`Agent.grammar`).
+
+    UserError: none calls a tool, or not all write alike, for an engine cannot tell whose a prompt
+    is.
+    """
+    labels: dict[str, str] = {}  # grammar -> an agent that has it
+    for agent in agents:
+        grammar = agent.on(codec).grammar()
+        if grammar is not None:
+            labels.setdefault(grammar, agent.label)
+    if not any(labels):
+        raise UserError("No agent here calls tools: leave --grammar out.")
+    if len(labels) > 1:
+        first, second, *_ = labels.values()
+        raise UserError(
+            f"--grammar holds for all agents, and {first} and {second} do not write the same "
+            "calls: evaluate them apart."
+        )
+    return next(iter(labels))
 
 
 def _gpu_gib() -> float:
@@ -272,7 +299,8 @@ def open_reader(
         setup = located(Setup.of_evaluation(config, agents, untrained))
         on_card = config.engine == "vllm" and setup.on_gpu
         beside = gib_of_answerer(config.answerer) if on_card else 0.0
-        shared = config.in_flight, config.kv_gib, beside, cache_tokens
+        constrained = agents if config.grammar else ()
+        shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
         reader = open_engine(setup, config.engine, *shared)
     return _beside(reader, answerer) if answerer else reader
 
@@ -325,6 +353,11 @@ def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
         return (
             f"The agent {agent.label} asks no policy but the one that is trained: leave "
             "--answerer out."
+        )
+    if answerer.startswith("openai:") and agent.scores_targets:
+        return (
+            f"The agent {agent.label} is paid by how probable given answers are, which no server "
+            "of OpenAI's protocol says: give --answerer base or hf:FOLDER."
         )
     if answerer == "base" and agent.frozen_turns and one_set:
         return (
@@ -426,8 +459,9 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
         route = "chat" if config.chat or not config.model else "completions"
         return f"{route} {engine.model} {engine.codec.fingerprint}{other}"
     model = config.untrained if untrained else config.model
+    grammar = " grammar" if config.grammar else ""
     bits = " in 4 bits" if config.quantise else ""
-    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}"
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}{grammar}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

@@ -17,6 +17,9 @@ How deep it sleeps:
     1       the weights move to host memory, the cache is dropped
     2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
             used with adapters, which bring no base weights
+
+A prompt with a target is read together with it: vLLM then says how probable the tokens of a prompt
+are, at temperature 1, and computes all of it anew, since cached states do not say that.
 """
 
 from __future__ import annotations
@@ -37,11 +40,12 @@ import numpy as np
 import torch
 
 from config.errors import UserError
+from engines.hf import misfit
 from memagent import Finish, Prompt, Turn
 from models.logprobs import without
 from models.ranks import full_tensor, world
 from rollout import Engine, Sampling, refusal
-from tokens.codec import Codec
+from tokens.codec import Codec, Text
 
 SLEEP = ("never", "1", "2")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -147,7 +151,11 @@ def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
 
 
 def _drop_adapter_of_head(model: torch.nn.Module) -> None:
-    """Take away vLLM's room for an adapter of the lm_head, which ours never have."""
+    """Take away vLLM's room for an adapter of the lm_head, which ours never have.
+
+    It knows the adapters of sampled tokens only. For the tokens of a target it raises an error on a
+    CPU; on a GPU, by its source, it would take them for others.
+    """
     for name, layer in [*model.named_modules()]:
         if type(layer).__name__ == "LogitsProcessorWithLoRA":
             parent, _, attribute = name.rpartition(".")
@@ -155,9 +163,10 @@ def _drop_adapter_of_head(model: torch.nn.Module) -> None:
 
 
 def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
-    """Let vLLM's model say none of the tokens `ids`, as the trainer's.
+    """Let vLLM's model say none of the tokens `ids`, sampled or in a target, as the trainer's.
 
-    Its own `allowed_token_ids` takes a list as long as the vocabulary with every prompt.
+    Its own ways reach one of the two only (`allowed_token_ids`, logits processors: what is drawn),
+    and the former takes a list as long as the vocabulary with every prompt.
     """
     compute, masked = model.compute_logits, torch.tensor(ids, dtype=torch.int64)
 
@@ -171,13 +180,13 @@ def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
     model.compute_logits = compute_logits
 
 
-def _logprobs_of(scores, ids: list[int]) -> list[float]:
-    """Return the log-probs of some tokens.
+def _logprobs_of(scores, ids: list[int], first: int = 0) -> list[float]:
+    """Return the log-probs of some tokens, from the first one on that has any.
 
     scores: vLLM's, flat: at each position the token that stands there comes first.
     """
-    starts = scores.start_indices
-    if [scores.token_ids[i] for i in starts] != ids:
+    starts = scores.start_indices[first:]
+    if [scores.token_ids[i] for i in starts] != ids[first:]:
         raise RuntimeError("vLLM's log-probs are not those of the tokens that it has read.")
     return [scores.logprobs[i] for i in starts]
 
@@ -191,9 +200,10 @@ class ColocatedEngine(Engine):
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
     2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
-    trust_remote_code; and packed: no policy will bring weights, so that on a CPU vLLM may compute
-    with copies of them in oneDNN's layout. vLLM keeps its state in globals: there is one engine a
-    process, until `close`.
+    trust_remote_code; grammar, a structural tag that says what the responses to prompts which are
+    neither frozen nor final may be (xgrammar); and packed: no policy will bring weights, so that on
+    a CPU vLLM may compute with copies of them in oneDNN's layout. vLLM keeps its state in globals:
+    there is one engine a process, until `close`.
     """
 
     # referred to from here, or the garbage collector would end the process group with the engine
@@ -215,13 +225,15 @@ class ColocatedEngine(Engine):
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
+        self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm(self.packed)
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
 
         self._params, self._lora_request = vllm.SamplingParams, LoRARequest
+        self._structured = StructuredOutputsParams
         self._final_only = RequestOutputKind.FINAL_ONLY
         settings = {
             "dtype": dtype,
@@ -271,6 +283,9 @@ class ColocatedEngine(Engine):
         if "enable_jit_warmup" in KernelConfig.__dataclass_fields__:  # of vLLM 0.31
             # kernels are compiled when they are needed; all ahead take more than half a minute
             settings["kernel_config"] = {"enable_jit_warmup": False}
+        if self.grammar:  # xgrammar asks the tokenizer which texts its tokens are
+            settings["skip_tokenizer_init"] = False
+            settings["structured_outputs_config"] = {"backend": "xgrammar"}
         if self.dtype != torch.float32:  # as the trainer (models/logprobs.py, logits_of)
             settings["hf_overrides"] = {"head_dtype": "float32"}
         if self.lora_rank:
@@ -297,21 +312,26 @@ class ColocatedEngine(Engine):
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
         ids = prompt.ids(self.codec)
-        if turn := refusal(prompt, ids, self.window, self.codec):
+        refused = misfit(prompt, ids, self.codec, self._masked)
+        # beside a target one token is drawn
+        room = self.window - bool(prompt.target)
+        if turn := refused or refusal(prompt, ids, room, self.codec):
             self._refused.append((self._keys, turn))
             return self._keys
-        params = self._params(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            top_k=sampling.top_k,
-            max_tokens=prompt.max_tokens,
-            seed=seed % 2**63,
-            stop_token_ids=sorted(self.codec.eos_ids),
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=self._final_only,
-        )
+        drawn = {
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "top_k": sampling.top_k,
+            "max_tokens": prompt.max_tokens,
+            "seed": seed % 2**63,
+            "stop_token_ids": sorted(self.codec.eos_ids),
+            "logprobs": 0,
+            "structured_outputs": self._grammar_of(prompt),
+        }
+        # what ends with a target is read alone, but a token has to be drawn
+        scored = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
+        common = {"flat_logprobs": True, "detokenize": False, "output_kind": self._final_only}
+        params = self._params(**common, **(scored if prompt.target else drawn))
         request = str(self._keys), prompt, ids, params
         _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
         if self._apart and other.frozen != prompt.frozen:
@@ -320,10 +340,18 @@ class ColocatedEngine(Engine):
             self._submit(*request)
         return self._keys
 
+    def _grammar_of(self, prompt: Prompt):
+        free = prompt.frozen or prompt.final or not self.grammar
+        return None if free else self._structured(structural_tag=self.grammar)
+
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
-        read = {"prompt_token_ids": ids}
-        self._engine.add_request(name, read, params, lora_request=adapter)
+        read = {"prompt_token_ids": [*ids, *self.codec.reply(prompt.target)]}
+        try:
+            self._engine.add_request(name, read, params, lora_request=adapter)
+        except ModuleNotFoundError as error:
+            # it imports all that can check a grammar, and a CPU build does not come with them
+            raise UserError(f"vLLM cannot check the grammar: {error}; install it too.") from error
         self._prompts[name] = int(name), prompt, ids
 
     def step(self) -> list[tuple[int, Turn]]:
@@ -336,7 +364,7 @@ class ColocatedEngine(Engine):
             if not output.finished or output.request_id not in self._prompts:  # given up
                 continue
             key, prompt, ids = self._prompts.pop(output.request_id)
-            turn = self._turn(prompt, ids, output)
+            turn = (self._score if prompt.target else self._turn)(prompt, ids, output)
             turn.reused_tokens = reused = output.num_cached_tokens or 0
             self.reused_tokens += reused
             self.prefilled_tokens += len(ids) - reused
@@ -371,6 +399,12 @@ class ColocatedEngine(Engine):
         if finish is Finish.ERROR:
             turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
         return turn
+
+    def _score(self, prompt: Prompt, ids: list[int], output) -> Turn:
+        """Make a turn of a target and what vLLM says of its tokens in the prompt."""
+        target = [*self.codec.reply(prompt.target)]
+        logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
+        return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
 
     # ------------------------------------------------------------ phases
 

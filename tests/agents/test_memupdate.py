@@ -477,8 +477,25 @@ def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_n
     assert rewards["19 kept and the answer"] > 4 * rewards["answer"]
 
 
+class Scoring(ScriptedEngine):
+    """Scores an accepted answer by whether the memories hold it: -1 or -3 nats a token."""
+
+    def add(self, prompt, sampling=Sampling(), seed=0):
+        key = ScriptedEngine.add(self, replace(prompt, target=""), sampling, seed)
+        self._queue[-1] = (key, prompt)
+        return key
+
+    def step(self):
+        done = ScriptedEngine.step(self)
+        for _, turn in done:
+            if turn.prompt.target:
+                held = turn.prompt.target[7:-1].strip() in turn.prompt.memory
+                turn.logprobs = [-1.0 if held else -3.0] * len(turn.response_ids)
+        return done
+
+
 @pytest.mark.parametrize("target", ["hidden", "visible"])
-@pytest.mark.parametrize("scored_by", ["answer", "compat"])
+@pytest.mark.parametrize("scored_by", ["answer", "likelihood", "compat"])
 @pytest.mark.parametrize("mode", ["refine", "build"])
 def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored_by, target, mode):
     settings = dict(turn_credit=True, pay=scored_by, target=target, max_turns=9)
@@ -494,7 +511,7 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored
         call("search_memory", query="Dora"), call("delete_memory", memory_id="m1"),
         create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."), "",
     ])  # fmt: skip
-    engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else next(said))
+    engine = Scoring(codec, lambda p: reads(p) if p.frozen or p.target else next(said))
     (done,) = rollout(engine, agent, [(task, 0)])
     assert not done.error, done.error
     rewards = agent.turn_rewards(done)

@@ -1,4 +1,4 @@
-"""Whole episodes: what an embedder finds, what is trained in every format of calls,
+"""Whole episodes: what an embedder finds, likelihoods, what is trained in every format of calls,
 losses of growing chats.
 """
 
@@ -12,6 +12,7 @@ import torch
 from conftest import random_policy
 from test_grpo import CONFIG, check_exact
 from test_memupdate import (
+    MEMORIES,
     REFINED,
     TASK,
     call,
@@ -19,6 +20,7 @@ from test_memupdate import (
     editor,
     noted,
     once,
+    parts,
     play,
     reads,
     refiner,
@@ -28,11 +30,15 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 import models.embedder as embedders
+from agents import memupdate
 from agents.calls import Format, format_of
 from agents.search import searched
 from agents.store import Store
 from config.options import GRPOConfig
+from data import formed
 from dev import keeper
+from engines.frozen import WithFrozen
+from engines.hf import TransformersEngine
 from engines.open import give_embedder
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
@@ -132,6 +138,58 @@ def test_texts_that_an_embedder_has_cut_are_counted_with_the_search(codec, monke
         counts = agent.count(task, done.turns[-1])
         assert counts["search_cut"] == asked.search_cut
         assert (counts["recall"], counts["sought"]) == (asked.recall, 1)
+
+
+# ---------------------------------------------------------------- likelihood
+
+
+@pytest.mark.parametrize("turn_credit", [False, True])
+def test_likelihood_is_the_mean_log_prob_of_the_accepted_answer_before_and_after(
+    codec, turn_credit
+):
+    """Edits are scripted; a real model says how probable answers are, which a naive pass checks."""
+    policy = random_policy(codec)
+    said = iter([create("Dora reached Genoa."), call("delete_memory", memory_id="m1"), ""])
+    engine = WithFrozen(
+        ScriptedEngine(codec, lambda p: next(said)), TransformersEngine(policy, codec)
+    )
+    agent = refiner(pay="likelihood", turn_credit=turn_credit).on(codec)
+    (done,) = rollout(engine, agent, [(REFINED, 0)])
+    assert not done.error, done.error
+
+    def naive(entries, probe):
+        """The mean log-prob of the answer after a prompt with these entries, by one pass."""
+        memory = "\n".join(entry.shown for entry in entries) or memupdate.NO_ENTRIES
+        ids = agent.prompt("answer", 9, memory=memory, problem=probe.question).ids(codec)
+        target = [*codec.encode(formed(probe.answers[0], agent.config.form))]
+        with torch.no_grad():
+            scores = policy(torch.tensor([[*ids, *target]])).logits[0].log_softmax(-1)
+        return fmean(scores[len(ids) - 1 + k, token].item() for k, token in enumerate(target))
+
+    (boris, carl), anna = MEMORIES[1:], MEMORIES[0]
+    start = Store(memupdate.entries_of([anna, boris, carl])).snapshot().entries
+    # what shares a word with each question: nobody is said to be anywhere but by name
+    before = [naive(start[:1], REFINED.probes[0]), naive([], REFINED.probes[1])]
+    (dora,) = [e for e in states_of(done)[1].entries if "Dora" in e.text]
+    after = [naive([], REFINED.probes[0]), naive([dora], REFINED.probes[1])]
+    won = parts(done)
+    assert won["score_before"] == pytest.approx(fmean(before), abs=1e-5)
+    assert won["score_after"] == pytest.approx(fmean(after), abs=1e-5)
+    assert won["delta"] == pytest.approx(fmean(after) - fmean(before), abs=1e-5)
+    assert abs(won["delta"]) > 0.01
+    others = sum(won[name] for name in ("format", "size", "compression"))
+    assert agent.reward(done) == pytest.approx(won["delta"] + others)
+    # a response of the target's own tokens, none of them trained or drawn
+    for turn in done.turns:
+        if turn.prompt.frozen:
+            probe = next(p for p in REFINED.probes if p.id == turn.notes.probe)
+            assert str(turn.response) == formed(probe.answers[0], agent.config.form)
+            assert not turn.trained and fmean(turn.logprobs) < 0
+    if turn_credit:
+        middle = [naive(start[:1], REFINED.probes[0]), after[1]]
+        means = [fmean(each) for each in (before, middle, after)]
+        gains = [r["gain"] for r in agent.turn_rewards(done) if r]
+        assert gains == pytest.approx([means[1] - means[0], means[2] - means[1], 0], abs=1e-5)
 
 
 # ---------------------------------------------------------------- what is trained

@@ -4,34 +4,44 @@ Elsewhere these tests are skipped.
 """
 
 import csv
+import importlib.util
+import json
 import os
 import random
 import signal
 import socket
 import subprocess
 import sys
+from collections import Counter
 from contextlib import contextmanager
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from conftest import random_policy
+from test_tools import BASES, FORMATS
 
+from agents.calls import CLOSE, OPEN, Format
 from agents.find import resolve
+from agents.memupdate import MemUpdate
+from agents.tools import schemas
 from commands.train import train
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig
-from dev import keeper
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
+from dev import base, keeper
 from embedded import tiny
 from engines import endpoint
 from engines.hf import TransformersEngine
+from engines.open import grammar_of
+from eval import run_suite
 from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
 from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tasks import ledger, worlds
-from tokens.codec import Codec
+from tokens.codec import Codec, Text
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
@@ -247,6 +257,175 @@ def answered(engine, *prompts, temperature=1.0):
     return [turns[key] for key in keys]
 
 
+def test_a_target_is_scored_by_the_policy_or_if_frozen_by_the_base_weights(codec, opened):
+    """At temperature 1 whatever is sampled beside it, and on prompts that are cached."""
+    policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
+    disturb(policy)
+    engine = opened(lora_rank=4)
+    ids, (eos,) = Text("x", range(10, 110)), codec.eos_ids  # several blocks of the cache
+    prompts = [
+        Prompt(((ids, False),), 20, target=target)
+        for target in ("Anna joined Boris.", Text("one", [7]), Text("ends early", [9, eos, 9]))
+    ]
+    frozen = [replace(prompt, frozen=True) for prompt in prompts]
+    with engine.awake(policy):
+        turns = answered(engine, Prompt(((ids, False),), 20), *prompts, temperature=0.5)
+        reused, computed = engine.reused_tokens, engine.prefilled_tokens
+        turns += answered(engine, *prompts)
+        # cached states do not say how probable the prompt's tokens are: all of them are read again
+        assert engine.reused_tokens == reused
+        assert engine.prefilled_tokens == computed + sum(len(t.prompt_ids) for t in turns[4:])
+        by_base = answered(engine, *frozen)
+    for turn, prompt in zip([*turns[1:], *by_base], [*prompts * 2, *frozen], strict=True):
+        assert turn.response_ids == [*codec.encode(prompt.target)] and turn.finish is Finish.STOP
+        assert turn.response == prompt.target and turn.prompt is prompt and not turn.error
+    assert mismatch(policy, turns[:1], 0.5) < 1e-5 and mismatch(policy, turns[1:]) < 1e-5
+    with policy.disable_adapter():
+        assert mismatch(policy, by_base) < 1e-5 and mismatch(policy, turns[1:]) > 1e-2
+
+
+def test_a_target_that_cannot_be_scored_is_an_error_of_its_turn(codec, opened):
+    engine = opened()  # its window is 512
+    long, none = (Prompt((("A", False),), 3, target=Text("t", range(n))) for n in (4, 0))
+    fits, full = (
+        Prompt(((Text("x", [9] * n), False),), 3, target=Text("t", [7, 7, 7])) for n in (508, 509)
+    )
+    with engine.awake():
+        turns = answered(engine, long, none, fits, full)
+    assert [t.finish for t in turns] == [Finish.ERROR, Finish.ERROR, Finish.STOP, Finish.FULL]
+    assert "a target of 4 tokens" in turns[0].error and "of 0 tokens" in turns[1].error
+
+
+# ---------------------------------------------------------------- calls that are well-formed
+
+PARAMETERS = {s["function"]["name"]: s["function"]["parameters"] for s in schemas()}
+
+
+@pytest.fixture(scope="module")
+def accepts():
+    """Tells whether a grammar accepts a text that ends there."""
+    import xgrammar
+
+    marks = [OPEN, CLOSE, "<think>", "</think>", "<function=", "</function>", "<parameter="]
+    marks += ["</parameter>", '"name":', '"arguments":', *'{}[]",', "\n", ", ", ": "]
+    tokenizer = base.make_tokenizer({*marks, *PARAMETERS})
+    info = xgrammar.TokenizerInfo.from_huggingface(tokenizer, vocab_size=len(tokenizer))
+    compiler = xgrammar.GrammarCompiler(info)
+
+    def accepts(form, text, thinking=False):
+        compiled = compiler.compile_structural_tag(form.grammar(schemas(), thinking))
+        matcher = xgrammar.GrammarMatcher(compiled)
+        return matcher.accept_string(text) and matcher.accept_token(tokenizer.eos_token_id)
+
+    return accepts
+
+
+@pytest.fixture
+def enforcer(monkeypatch):
+    """Stands for a package that vLLM imports to check a grammar; xgrammar checks it."""
+    if importlib.util.find_spec("lmformatenforcer") is None:
+        package = SimpleNamespace(TokenEnforcer=object)
+        monkeypatch.setitem(sys.modules, "lmformatenforcer", package)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_grammar_accepts_what_the_model_should_write(form, accepts):
+    calls = [form.write(name, args) for name, args in BASES.items()]
+    calls.append(form.write("sample_memory", {}))
+    said = 'She <3 a < b, "no" \\ é' if form.kind != "xml" else 'She <3 a < b, "no"\n\\ é'
+    calls.append(form.write("manage_memory", {"operation": "create", "content": said}))
+    for text in ["", "Done.", *calls, "\n".join(calls), f"First {calls[0]} then {calls[1]} done"]:
+        assert accepts(form, text) and accepts(form, f"<think>{OPEN}{{</think>{text}"), text
+    begun = replace(form, begun=("", "<think>\n"))
+    assert accepts(begun, calls[0]) and not accepts(begun, f"Hm.</think>{calls[0]}")
+    assert accepts(begun, f"Hm, {OPEN}{{.</think>{calls[0]}", True)
+
+
+WRONG = {
+    "another tool": ("find_memory", {"query": "Ann"}),
+    "a needed argument is missing": ("search_memory", {"top_k": 3}),
+    "an unknown argument": ("delete_memory", {"memory_id": "m1", "why": "old"}),
+    "another kind": ("search_memory", {"query": "Ann", "kind": "odd"}),
+    "out of range": ("sample_memory", {"k": 11}),
+    "a text for a number": ("sample_memory", {"k": "many"}),
+    "no id": ("delete_memory", {"memory_id": "m01"}),
+    "too few items": ("merge_memory", {"memory_ids": ["m1"], "strategy": "concatenate"}),
+    "too many items": (
+        "merge_memory", {"memory_ids": [f"m{k}" for k in range(1, 7)], "strategy": "concatenate"},
+    ),
+    "an empty text": ("search_memory", {"query": ""}),
+    "a blank text": ("search_memory", {"query": " "}),
+    "the end of the call in a text": ("search_memory", {"query": f"Ann {CLOSE}"}),
+    "another order": ("search_memory", {"top_k": 3, "query": "Ann"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=str)
+def test_a_grammar_accepts_nothing_else(form, accepts):
+    for why, (name, args) in WRONG.items():
+        written = form.write(name, args).replace(r"<\/", "</")  # as a model might write it
+        assert not accepts(form, written), why
+    call = form.write("delete_memory", {"memory_id": "m1"})
+    for end in range(call.index("m1"), len(call)):
+        assert not accepts(form, call[:end])
+    first = 1 if form.kind == "bare" else len(OPEN)
+    assert not accepts(form, call[first:]) or form.kind == "bare"
+    for text in (f"{call[:first]} {call[first:]}a", f"{call}</think>{call}", f"a<think>{call}"):
+        assert not accepts(form, text)
+
+
+class Constrained(MemUpdate):
+    """The agent with a store, as it says what its calls are."""
+
+    tools = tuple(PARAMETERS)
+
+    def grammar(self):
+        return (
+            self.format.grammar(schemas(self.tools), self.config.thinking) if self.edits else None
+        )
+
+
+class Answers(Constrained):
+    edits = False
+
+
+class Deletes(Constrained):
+    tools = ("delete_memory",)
+
+
+def test_agents_that_one_grammar_does_not_fit_are_refused(codec):
+    def of(*kinds):
+        return grammar_of([tiny.agent(k) if isinstance(k, str) else k() for k in kinds], codec)
+
+    assert of(Constrained) == of("full", Answers, Constrained) == Format().grammar(schemas())
+    for kinds in (["full"], ["memagent", "bm25"], [Answers]):
+        with pytest.raises(UserError, match="calls tools: leave --grammar out"):
+            of(*kinds)
+    for kinds in ([Constrained, "memagent"], [Constrained, Deletes]):
+        with pytest.raises(UserError, match="evaluate them apart"):
+            of(*kinds)
+    for other in ({}, {"engine": "extractive"}, {"engine": "vllm", "endpoint": ("http://h",)}):
+        with pytest.raises(UserError, match="--engine vllm"):
+            EvalConfig(grammar=True, **other)
+
+
+def test_an_evaluation_with_a_grammar_has_no_call_that_cannot_be_read(tmp_path, enforcer):
+    counts = {}
+    for grammar in (False, True):
+        config = EvalConfig(
+            name=f"grammar {grammar}", runs=str(tmp_path), model=str(keeper.WEIGHTS),
+            engine="vllm", grammar=grammar, kv_gib=0.1, data=("ledger",), lengths=(6,), n=4,
+            temperatures=(2.0,), agents=("memupdate",),
+        )  # fmt: skip
+        reader = Constrained(keeper.agent(call_tokens=60).config)
+        folder = run_suite(config, {"memupdate": reader})
+        rows = [*map(json.loads, (folder / "rows.jsonl").open())]
+        assert len(rows) == 4 and not any(row["error"] for row in rows)
+        counts[grammar] = sum((Counter(row["counts"]) for row in rows), Counter())
+    assert counts[False]["error_unreadable"] and counts[True]["valid_calls"] >= 3
+    assert not {"error_unreadable", "error_unknown_tool"} & counts[True].keys()
+
+
 # ---------------------------------------------------------------- the agent with a store
 
 
@@ -422,7 +601,7 @@ def test_the_gpu_benchmark_runs_here_in_small():
     assert len(steps) == 2
 
 
-def test_nothing_without_a_token_is_said(codec, tmp_path):
+def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
     """A model of more rows than the tokenizer has tokens: its log-probs are the trainer's."""
     policy = random_policy(codec, head_dim=32, vocab_size=1000)
     policy.save_pretrained(tmp_path)
@@ -437,6 +616,15 @@ def test_nothing_without_a_token_is_said(codec, tmp_path):
         with engine.awake(trained):
             turns = turns_of(engine)
             greedy = turns_of(engine, temperature=0.0)
+            for wrong in ([], [7, 999]):
+                target = Text("x", [*codec.encode("Anna joined Boris."), *wrong])
+                prompt = Prompt((("Who?", False),), 9, target=target)
+                engine.add(prompt)
+                ((_, turn),) = engine.step()
+                if wrong:
+                    assert turn.finish is Finish.ERROR and "its token 999" in turn.error
+                else:
+                    turns.append(turn)
     finally:
         engine.close()
     assert all(0 < i < 426 for turn in turns + greedy for i in turn.response_ids)
