@@ -321,7 +321,6 @@ class ColocatedEngine(Engine):
         drawn = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
             "max_tokens": prompt.max_tokens,
             "seed": seed % 2**63,
             "stop_token_ids": sorted(self.codec.eos_ids),
