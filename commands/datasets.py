@@ -53,7 +53,7 @@ def convert(
     file: File,
     out: Path,
     to: Annotated[
-        Literal["built", "eval", "memagent", "vime"], typer.Option(help="memagent = parquet")
+        Literal["built", "eval"], typer.Option(help="a set of ours, or MemAgent's eval JSON")
     ],
     form: Form = "",
     pool: Passages = None,
@@ -62,7 +62,7 @@ def convert(
     from tasks import hub, readers, writers
 
     tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
-    writers.write(out, tasks, to)
+    writers.WRITERS[to](out, tasks)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
     next_step("look at them", "data", "look", out)
 
