@@ -24,7 +24,6 @@ data_app = typer.Typer(
 File = Annotated[
     Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
 ]
-Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
 Passages = Annotated[
     Path | None,
     typer.Option(help="official HotpotQA json that an eval set's passage numbers count in"),
@@ -36,7 +35,6 @@ def look(
     file: Annotated[
         str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
     ],
-    form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
     kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
@@ -45,7 +43,7 @@ def look(
     """Print the first tasks of a file and what there is in all."""
     from commands.taskfiles import show_tasks
 
-    show_tasks(file, form or None, pool, n, kind, sections)
+    show_tasks(file, pool, n, kind, sections)
 
 
 @command(data_app)
@@ -55,13 +53,12 @@ def convert(
     to: Annotated[
         Literal["built", "eval"], typer.Option(help="a set of ours, or MemAgent's eval JSON")
     ],
-    form: Form = "",
     pool: Passages = None,
 ):
     """Write tasks in another form."""
     from tasks import hub, readers, writers
 
-    tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
+    tasks = readers.read(hub.pin(file, typer.echo), pool)
     writers.WRITERS[to](out, tasks)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
     next_step("look at them", "data", "look", out)

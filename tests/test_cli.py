@@ -240,7 +240,6 @@ plan --model P
 demo --short --name P
 demo --short --runs P
 data look P
-data look OWN --form eval --pool P
 data convert P o.json --to eval
 data convert OWN P --to eval
 data build P out

@@ -18,7 +18,7 @@ from config.errors import UserError
 from data import Pool, Task
 from tasks import readers
 from tasks.hqa import make_tasks
-from tasks.readers import from_text, read, read_passages
+from tasks.readers import read, read_passages, read_texts
 from tasks.writers import WRITERS, write_built, write_eval_json
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -386,14 +386,10 @@ def test_sets_of_other_frames_come_back(tmp_path, frame):
 
 
 def test_running_text_and_passages(tmp_path):
-    essays = tmp_path / "essays"
-    essays.mkdir()
-    (essays / "b.txt").write_text("Second.")
-    (essays / "a.txt.gz").write_bytes(gzip.compress("Über Bienen\r\n".encode()))
-    lines(essays / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
-    (essays / ".hidden").write_text("no")
-    assert readers.read_texts(essays) == ["Über Bienen\r\n", "Second.", "Third.", "Fourth."]
-    assert from_text(essays / "b.txt", "Q?") == Task("b", "Q?", (), text="Second.")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("Über Bienen\r\n".encode()))
+    lines(tmp_path / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
+    assert read_texts(tmp_path / "a.txt.gz") == ["Über Bienen\r\n"]
+    assert read_texts(tmp_path / "c.jsonl") == ["Third.", "Fourth."]
     records = [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}]
     path = lines(tmp_path / "extra.jsonl.gz", records)
     assert read_passages(path) == Pool(["T", "U"], ["X", "Y"])
@@ -401,7 +397,7 @@ def test_running_text_and_passages(tmp_path):
         if raw is not None:
             (tmp_path / name).write_bytes(raw)
         with pytest.raises(UserError, match=name):
-            from_text(tmp_path / name, "Q?")
+            read_texts(tmp_path / name)
 
 
 # ---- readers, broken files ----
@@ -533,7 +529,7 @@ def test_whatever_stands_at_any_place_is_read_or_named(tmp_path, form):
 def test_a_path_that_the_system_does_not_take_is_named(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     Path("loop.jsonl").symlink_to("loop.jsonl")
-    for reader in (read, read_passages, readers.read_texts, lambda path: from_text(path, "Q?")):
+    for reader in (read, read_passages, read_texts):
         with pytest.raises(UserError) as error:
             reader(path)
         assert len(str(error.value)) < 400
@@ -554,8 +550,6 @@ def test_files_that_hold_no_tasks_are_named(tmp_path):
     fails(written(tmp_path / "x.parquet", *rows), "row 101:", "'question'")
     other = written(tmp_path / "o.jsonl", {"query": "Q?", "passage": "P"})
     fails(other, "line 1:", "query, passage", *readers.FORMS)
-    fails(written(other, OWN), "own (question, context)", form="csv")
-    fails(other, "line 1:", "'input'", form="eval")
 
 
 def test_truncated_and_false_files_are_named(tmp_path):
