@@ -539,9 +539,6 @@ PARTS = [
     {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
     ["Anna", {"text": "!"}],
 ]
-SSE = b"""data: {"choices": [{"delta": {"content": "An", "reasoning_content": "hm"}}]}\r\n\r\n\
-: ping\n\ndata: {"choices": [{"delta": {"content": "na"}, "finish_reason": "length"}]}\n\n\
-data: {"choices": [], "usage": {"completion_tokens": 2}}\n\ndata: [DONE]\n\n"""
 REPLIES = [
     *((text_of("Anna", reason), "Anna", "stop") for reason in REASONS),
     *((text_of("Anna", reason), "Anna", "length") for reason in ("max_tokens", "model_length")),
@@ -560,7 +557,11 @@ REPLIES = [
     ),
     ((200, b"\xef\xbb\xbf" + json.dumps(text_of("Anna")).encode()), "Anna", "stop"),
     ((200, json.dumps(text_of("A\ud800")).encode()), "A?", "stop"),
-    ((200, gzip.compress(SSE), [("Content-Encoding", "gzip")]), "Anna", "length"),
+    (
+        (200, gzip.compress(json.dumps(text_of("Anna")).encode()), [("Content-Encoding", "gzip")]),
+        "Anna",
+        "stop",
+    ),
 ]
 
 
