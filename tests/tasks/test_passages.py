@@ -89,9 +89,8 @@ def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
         assert {t.id[-1] for t in make_tasks(questions, n, 30)} == {"0"}
         with pytest.raises(UserError, match="30 of 90"):
             make_tasks(questions, n, 31)
-    for n, n_items, split in ((31, 1, ""), (2, 100, ""), (2, 100, "test")):
-        with pytest.raises(UserError):
-            make_tasks(questions, n, n_items, split=split)
+    with pytest.raises(UserError):
+        make_tasks(questions, 31, 1)
 
 
 def test_training_documents_hold_nothing_of_the_test_articles(questions):
