@@ -13,7 +13,6 @@ import typer
 
 import suites
 from commands.fewshot import few_shot_command
-from config.errors import UserError
 from config.flags import AgentGroup, command
 from config.options import BuildConfig, FilterConfig
 from config.terminal import next_step
@@ -102,11 +101,8 @@ def get(
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
-    revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
-    if revision and name in ("embedder", "os-root"):
-        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
@@ -121,7 +117,7 @@ def get(
     from tasks.downloads import SOURCES
     from tasks.downloads import get as run_get
 
-    run_get(name, out, revision, typer.echo)
+    run_get(name, out, typer.echo)
     first, *more = (out / name / file.name for file in SOURCES[name][2])
     if name != "ruler-assets":
         return next_step("look at it", "data", "look", first)

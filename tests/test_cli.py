@@ -617,7 +617,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
 
 
-def download(name, out, revision, say):
+def download(name, out, say):
     """Write questions in HotpotQA's form as `data get` would."""
     questions = [
         {
