@@ -72,8 +72,8 @@ def get(name: str, out: Path, say: Callable[[str], None] = print) -> list[Path]:
 
     Missing files are downloaded; those present are checked, without a request where their checksum
     is known.
-    say: receives the lines for the user. UserError: unknown name, no hub, content that is not what is known or
-    listed, no room or no right to write, two calls at once.
+    say: receives the lines for the user. UserError: unknown name, no hub, content that is not what
+    is known or listed, no room or no right to write, two calls at once.
     """
     from filelock import FileLock, Timeout
 
