@@ -30,12 +30,10 @@ class Sampling:
     """0 is greedy"""
     top_p: float = 1.0
     """smallest set of tokens whose probability reaches this"""
-    top_k: int = 0
-    """0 keeps all"""
 
     def __post_init__(self):
-        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.top_k < 0:
-            raise UserError("Sampling needs temperature >= 0, 0 < top_p <= 1 and top_k >= 0.")
+        if self.temperature < 0 or not 0 < self.top_p <= 1:
+            raise UserError("Sampling needs temperature >= 0 and 0 < top_p <= 1.")
 
     def for_prompt(self, prompt: Prompt) -> Sampling:
         """Return how a prompt is answered: a frozen one greedily."""

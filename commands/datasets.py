@@ -12,7 +12,6 @@ from typing import Annotated, Literal
 import typer
 
 import suites
-from config.errors import UserError
 from config.flags import AgentGroup, command
 from config.options import BuildConfig, FilterConfig
 from config.terminal import next_step
@@ -23,7 +22,6 @@ data_app = typer.Typer(
 File = Annotated[
     Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
 ]
-Form = Annotated[str, typer.Option(help="its form, if it is not seen from the file")]
 Passages = Annotated[
     Path | None,
     typer.Option(help="official HotpotQA json that an eval set's passage numbers count in"),
@@ -35,7 +33,6 @@ def look(
     file: Annotated[
         str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
     ],
-    form: Form = "",
     pool: Passages = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
     kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
@@ -44,7 +41,7 @@ def look(
     """Print the first tasks of a file and what there is in all."""
     from commands.taskfiles import show_tasks
 
-    show_tasks(file, form or None, pool, n, kind, sections)
+    show_tasks(file, pool, n, kind, sections)
 
 
 @command(data_app)
@@ -52,16 +49,15 @@ def convert(
     file: File,
     out: Path,
     to: Annotated[
-        Literal["built", "eval", "memagent", "vime"], typer.Option(help="memagent = parquet")
+        Literal["built", "eval"], typer.Option(help="a set of ours, or MemAgent's eval JSON")
     ],
-    form: Form = "",
     pool: Passages = None,
 ):
     """Write tasks in another form."""
     from tasks import hub, readers, writers
 
-    tasks = readers.read(hub.pin(file, typer.echo), form or None, pool)
-    writers.write(out, tasks, to)
+    tasks = readers.read(hub.pin(file, typer.echo), pool)
+    writers.WRITERS[to](out, tasks)
     typer.echo(f"{len(tasks)} tasks are in {out}.")
     next_step("look at them", "data", "look", out)
 
@@ -104,11 +100,8 @@ def get(
         ),
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
-    revision: Annotated[str, typer.Option(help="another revision than the pinned one")] = "",
 ):
     """Download a data set at a pinned revision, checked; a stopped download goes on."""
-    if revision and name in ("embedder", "os-root"):
-        raise UserError(f"Of {name} there is one revision: leave --revision out.")
     if name == "embedder":
         from models.embedder import fetch_embedder
 
@@ -123,7 +116,7 @@ def get(
     from tasks.downloads import SOURCES
     from tasks.downloads import get as run_get
 
-    run_get(name, out, revision, typer.echo)
+    run_get(name, out, typer.echo)
     first, *more = (out / name / file.name for file in SOURCES[name][2])
     if name != "ruler-assets":
         return next_step("look at it", "data", "look", first)

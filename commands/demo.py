@@ -21,7 +21,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from multiprocessing import forkserver
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,9 +91,7 @@ class Questions:
     kinds: tuple[str, ...]
     seed: int
     folder: Path
-    # (temperature, questions of each kind), all side by side: few long documents alone leave the
-    # engine half empty, and both temperatures read the same documents
-    asks: tuple[tuple[float, int], ...] = ()
+    asks: tuple[tuple[float, int], ...] = ()  # (temperature, questions of each kind)
     sections: int = 0
     trained: int = 0  # the seed of its training
     base: str = ""  # the policy that answers frozen prompts; "" = the model itself
@@ -110,16 +108,15 @@ class Questions:
     def __call__(self) -> list[dict]:
         """Ask; return the rows."""
         from engines.frozen import WithFrozen
-        from engines.sharing import share_engine
 
         engine, model = _engine(self.model)
         if self.base not in ("", self.model):
             engine = WithFrozen(engine, _engine(self.base)[0])
         self.folder.mkdir(parents=True, exist_ok=True)
-        rows = share_engine(engine, [partial(self._ask, model, *each) for each in self.asks])
-        return [row | {"trained": self.trained} for each in rows for row in each]
+        rows = [row for each in self.asks for row in self._ask(engine, model, *each)]
+        return [row | {"trained": self.trained} for row in rows]
 
-    def _ask(self, model: str, temperature: float, n: int, engine: Engine) -> list[dict]:
+    def _ask(self, engine: Engine, model: str, temperature: float, n: int) -> list[dict]:
         from eval import Conditions, evaluate
         from report.rows import Cell
         from rollout import Sampling

@@ -39,9 +39,7 @@ def _say(line: str) -> None:
 # ---------------------------------------------------------------- look
 
 
-def show_tasks(
-    file: str, form: str | None, pool: Path | None, n: int, kind: str, sections: int | None
-) -> None:
+def show_tasks(file: str, pool: Path | None, n: int, kind: str, sections: int | None) -> None:
     """Print the first n tasks of a file, or of a generated source, and a count of all by kind.
 
     sections: of a generated document, or sessions; None: 2 or 6. Of conversations that are read
@@ -61,7 +59,7 @@ def show_tasks(
     elif episodes.is_conversations(file):
         tasks = episodes.all_questions(episodes.conversations_of(file))
     else:
-        tasks = readers.read(hub.pin(file, _say), form, pool)
+        tasks = readers.read(hub.pin(file, _say), pool)
     for task in tasks[:n]:
         _print_task(task)
     if file not in ("world", ledger.KIND):

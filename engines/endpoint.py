@@ -146,15 +146,14 @@ class EndpointEngine(Engine):
             "seed": seed % 2**63,
         }
         if self.chat:
-            more = {"tools": [*prompt.all_tools()], "top_k": sampling.top_k}
-            more = {name: value for name, value in more.items() if value}
-            return body | {"messages": prompt.messages()} | more
+            tools = [*prompt.all_tools()]
+            return body | {"messages": prompt.messages()} | ({"tools": tools} if tools else {})
         # vLLM takes what is missing from the model's generation_config.json; -1: no limit
         return body | {
             "prompt": ids,
             "stop_token_ids": sorted(self.codec.eos_ids),
             "return_token_ids": True,
-            "top_k": sampling.top_k or -1,
+            "top_k": -1,
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "presence_penalty": 0.0,

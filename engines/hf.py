@@ -324,22 +324,19 @@ def draw(
     logits: torch.Tensor,
     temperature: torch.Tensor,
     top_p: torch.Tensor,
-    top_k: torch.Tensor,
     uniform: torch.Tensor,
 ):
     """Sample one token per row by inverting the cumulative distribution.
 
-    logits [N, V]; temperature, top_p, top_k, uniform [N]. Returns ids [N] and their log-probs [N]
+    logits [N, V]; temperature, top_p, uniform [N]. Returns ids [N] and their log-probs [N]
     in the distribution that was sampled from (greedy rows, temperature 0: in the untempered one).
     """
     greedy = temperature == 0
     logp = torch.log_softmax(logits.float() / torch.where(greedy, 1.0, temperature)[:, None], -1)
-    if bool((top_p < 1).any()) or bool((top_k > 0).any()):
+    if bool((top_p < 1).any()):
         ordered, index = logp.sort(-1, descending=True)
-        rank = torch.arange(logp.shape[1], device=logp.device)
-        k = torch.where(top_k > 0, top_k, logp.shape[1])[:, None]
         before = ordered.exp().cumsum(-1) - ordered.exp()  # probability of the tokens ranked above
-        cut = ((before >= top_p[:, None]) & (top_p[:, None] < 1)) | (rank >= k)
+        cut = (before >= top_p[:, None]) & (top_p[:, None] < 1)
         cut = cut.scatter(1, index, cut) & ~greedy[:, None]  # back to the order of the vocabulary
         logp = logp.masked_fill(cut, -torch.inf).log_softmax(-1)
     n_greedy = int(greedy.sum())
@@ -812,7 +809,6 @@ class TransformersEngine(Engine):
             logits,
             per_token([r.sampling.temperature for r in requests]).float(),
             per_token([r.sampling.top_p for r in requests]).float(),
-            per_token([r.sampling.top_k for r in requests]),
             self._put(uniforms(seeds, positions)),
         )
         forced = [

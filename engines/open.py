@@ -234,15 +234,12 @@ def _beside(engine: Engine, other: Engine, processes: int = 1) -> Engine:
     return WithFrozen(engine, other)
 
 
-def gib_of_answerer(answerer: str, download: bool = True) -> float:
-    """Return GiB that another model takes beside vLLM; 0 for a server or the policy itself.
-
-    download: see `geometry`.
-    """
+def gib_of_answerer(answerer: str) -> float:
+    """Return GiB that another model takes beside vLLM; 0 for a server or the policy itself."""
     form, what = _other_model(answerer)
     if form == "openai" or answerer in ("", "base"):
         return 0.0
-    return answerer_gib(geometry(what, download))
+    return answerer_gib(geometry(what))
 
 
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:

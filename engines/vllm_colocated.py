@@ -47,7 +47,6 @@ from models.ranks import full_tensor, world
 from rollout import Engine, Sampling, refusal
 from tokens.codec import Codec, Text
 
-SLEEP = ("never", "1", "2")
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM can allocate; any other rank takes the next larger one."""
 
@@ -129,8 +128,6 @@ def import_vllm(packed: bool = False):
 
 def check_settings(sleep: str, lora_rank: int) -> None:
     """Raise a UserError for a sleep level or an adapter rank that the engine does not support."""
-    if sleep not in SLEEP:
-        raise UserError(f"sleep must be one of {', '.join(SLEEP)}, not {sleep!r}.")
     if sleep == "2" and lora_rank:
         raise UserError(
             "Sleep level 2 drops the base weights, and adapters do not bring them back: "
@@ -321,7 +318,6 @@ class ColocatedEngine(Engine):
         drawn = {
             "temperature": sampling.temperature,
             "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
             "max_tokens": prompt.max_tokens,
             "seed": seed % 2**63,
             "stop_token_ids": sorted(self.codec.eos_ids),

@@ -21,7 +21,7 @@ class Passages(Among):
     """train or test, as --test-articles divides the articles; empty = all"""
     test_articles: str = "4/5"
     """articles of the split test, all others are train: K/M = those whose number in the file, from
-    0, divided by M leaves K; hash:K/M = likewise with a hash of the title"""
+    0, divided by M leaves K"""
 
     lengths, file_name = (1, 4, 16, 64), "passages"
 

@@ -159,14 +159,6 @@ class Conversation:
         parts = (f"Session {s.number}, {s.dated}" for s in self.sessions)
         return "\n\n".join(parts)
 
-    @property
-    def dangling(self) -> dict[str, tuple[str, ...]]:
-        """Return the evidence that is not in the conversation: id of the probe -> ids."""
-        known = {turn.id for session in self.sessions for turn in session.utterances}
-        known |= {f"S{session.number}" for session in self.sessions}
-        missing = {p.id: tuple(e for e in p.evidence if e not in known) for p in self.probes}
-        return {name: ids for name, ids in missing.items() if ids}
-
 
 def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
     """Make a memory of each turn that has a text."""

@@ -67,29 +67,26 @@ class Content(NamedTuple):
         return (size, checksum) != self
 
 
-def get(name: str, out: Path, revision: str = "", say: Callable[[str], None] = print) -> list[Path]:
+def get(name: str, out: Path, say: Callable[[str], None] = print) -> list[Path]:
     """Bring the files of a source into the folder `out`/`name`; return their paths in table order.
 
     Missing files are downloaded; those present are checked, without a request where their checksum
     is known.
-    revision: a commit, branch or tag of the hub instead of the pinned commit. say: receives the
-    lines for the user. UserError: unknown name, no hub, content that is not what is known or
-    listed, no room or no right to write, two calls at once.
+    say: receives the lines for the user. UserError: unknown name, no hub, content that is not what
+    is known or listed, no room or no right to write, two calls at once.
     """
     from filelock import FileLock, Timeout
 
     if name not in SOURCES:
         raise UserError(f"There is no data set {name!r} to get; there are {', '.join(SOURCES)}.")
     description, licence, files = SOURCES[name]
-    if revision and len({file.repo for file in files}) > 1:
-        raise UserError(f"{name} comes from several repositories: no revision fits them all.")
     folder, listing = out / name, cache(_listing)
     say(f"{name}: {description}. Licence: {licence}. What lies in {folder} is checked and kept.")
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with FileLock(folder / ".lock", timeout=0):
             for file in files:
-                _bring(file, folder, revision, listing, say)
+                _bring(file, folder, listing, say)
     except Timeout:
         raise UserError(f"Another download into {folder} is under way: wait for it.") from None
     except OSError as error:
@@ -99,14 +96,12 @@ def get(name: str, out: Path, revision: str = "", say: Callable[[str], None] = p
     return [folder / file.name for file in files]
 
 
-def _bring(
-    file: File, folder: Path, revision: str, listing: Callable, say: Callable[[str], None]
-) -> None:
+def _bring(file: File, folder: Path, listing: Callable, say: Callable[[str], None]) -> None:
     """Check a file that is in its place, else download it, check it and put it there."""
-    place, known = folder / file.name, "" if revision else file.sha256
+    place, known = folder / file.name, file.sha256
     if known and place.exists() and not Content(place.stat().st_size, known).differs(place):
         return
-    commit, listed = listing(file.repo, revision or PINS[file.repo])
+    commit, listed = listing(file.repo, PINS[file.repo])
     expected = listed.get(file.path)
     if expected is None or known not in ("", expected.checksum):
         what = "another" if expected else "no"

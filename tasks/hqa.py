@@ -34,13 +34,6 @@ class EvidenceRule:
     """between neighbouring pieces of evidence: below 1, a share of the documents that the distance
     must exceed; else the least distance in documents"""
 
-    def __post_init__(self):
-        if self.order not in ("any", "forward", "reverse"):
-            orders = "any, forward or reverse"
-            raise UserError(f"The order of evidence must be {orders}, not {self.order!r}.")
-        if not self.min_distance >= 0:
-            raise UserError(f"The distance of evidence must be 0 or more, not {self.min_distance}.")
-
     @property
     def anywhere(self) -> bool:
         """Tell whether there is no restriction."""
@@ -158,8 +151,6 @@ def make_tasks(
         sources = "HotpotQA's json or from JSONL with paragraphs"
         raise UserError(f"These tasks have no paragraphs of their own; build from {sources}.")
     n_items = len(questions) if n_items is None else n_items
-    if not 1 <= n_items <= len(questions):
-        raise UserError(f"{n_items} questions are wanted and there are {len(questions)}.")
     pools = {id(task.pool): task.pool for task in questions}
     passages = distinct_passages([*pools.values(), *([extra] if extra else [])])
     index = {passage: k for k, passage in enumerate(passages)}

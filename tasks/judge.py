@@ -10,12 +10,12 @@ verdict is a model's opinion: which model it was belongs to every number that co
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
+from typing import Annotated
 
-from config.errors import UserError, first_line
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from config.errors import UserError
 from tasks.served import Client, Completion, Failed, Terms, address
 
 FORM = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-32B"
@@ -77,14 +77,13 @@ class Unreadable(Exception):
     """Report a judge whose replies are no verdict, also after it was shown why."""
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What a judge says of a response."""
+class Verdict(BaseModel):
+    """What is read of a judge's reply: it is asked for its reasons first, and nothing uses them."""
 
-    answer: str  # that the response gives
-    reasoning: str
-    correct: bool
-    confidence: float  # of the response in its answer, in percent; 100 = it does not say
+    model_config = ConfigDict(populate_by_name=True)
+
+    answer: Annotated[str, BeforeValidator(str)] = Field(alias="extracted_final_answer")
+    correct: bool  # yes and no, in any case
 
 
 Judge = Callable[[str, str, str], Verdict]
@@ -101,23 +100,11 @@ def verdict(text: str) -> Verdict:
     if start < 0 or end < start:
         raise ValueError("there is no JSON object")
     try:
-        fields = json.loads(text[start : end + 1])
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"it is not JSON ({first_line(error)})") from None
-    if missing := [name for name in KINDS if name not in fields]:
-        raise ValueError(f"the field {missing[0]!r} is missing")
-    answer, reasoning, correct, sure = (fields[name] for name in KINDS)
-    word = str(correct).strip().lower()
-    if word not in ("yes", "no"):
-        raise ValueError(f'\'correct\' must be "yes" or "no", not {correct!r:.80}')
-    sure = sure.strip().removesuffix("%") if isinstance(sure, str) else sure
-    try:
-        confidence = float("nan" if isinstance(sure, bool) else sure)
-    except (ValueError, TypeError, OverflowError):
-        confidence = float("nan")
-    if not 0 <= confidence <= 100:
-        raise ValueError(f"'confidence' must be a number from 0 to 100, not {sure!r:.80}")
-    return Verdict(str(answer), str(reasoning), word == "yes", confidence)
+        return Verdict.model_validate_json(text[start : end + 1])
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
+        where = f"'{fault['loc'][0]}': " if fault["loc"] else ""
+        raise ValueError(f"{where}{fault['msg']}") from None
 
 
 def judge_of(spec: str) -> Judge:
@@ -132,12 +119,13 @@ class _Served:
     """A judge behind a server."""
 
     def __init__(self, url: str, model: str):
-        self.url, self.model = url, model
+        self.name, self.model = f"The judge at {url}", model
         self.client = Client([url], Terms(TIMEOUT_S, PATIENCE_S))
-        # a server that refuses these is asked without them
-        self._wishes: dict = {"temperature": 0, "response_format": SCHEMA}
-        with suppress(Failed):  # is it there? Not every server lists its models
-            self._sent("/models", None, lambda reply: None)
+        try:  # is it there? Not every server lists its models
+            self.client.wait(self.client.ask("/models", None, lambda reply: None))
+        except Failed as failure:
+            if failure.retry or failure.status in (0, 401, 403):
+                raise failure.refusal(self.name) from None
 
     def __call__(self, question: str, answer: str, response: str) -> Verdict:
         request = REQUEST.format(question=question, answer=answer, response=response)
@@ -155,24 +143,12 @@ class _Served:
 
     def _reply(self, messages: list[dict]) -> str:
         """Return the text of one completion; "" if it has none."""
-        body = {"model": self.model, "messages": messages} | self._wishes
+        body = {"model": self.model, "messages": messages}
+        body |= {"temperature": 0, "response_format": SCHEMA}
         try:
-            return self._sent("/chat/completions", body, Completion.of).text
+            return self.client.wait(self.client.ask("/chat/completions", body, Completion.of)).text
         except Failed as failure:
-            if failure.status not in (400, 422) or not self._wishes:
-                raise failure.refusal(f"The judge at {self.url}") from None
-        self._wishes = {}
-        return self._reply(messages)
-
-    def _sent(self, path: str, body: dict | None, read: Callable):
-        """Return the reply to a request. Failed: the server replies otherwise; UserError: it does
-        not reply, or refuses the key."""
-        try:
-            return self.client.wait(self.client.ask(path, body, read))
-        except Failed as failure:
-            if failure.retry or failure.status in (0, 401, 403):
-                raise failure.refusal(f"The judge at {self.url}") from None
-            raise
+            raise failure.refusal(self.name) from None
 
     def close(self) -> None:
         """Close the connections; again is harmless."""

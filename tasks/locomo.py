@@ -1,6 +1,6 @@
 """LoCoMo (arXiv 2402.17753): ten conversations over months, with questions in five categories.
 
-Holds: `load_locomo`, `split`, `CATEGORIES`, `PRINT_ORDER`, `category_label`, `SPLITS`, `day_of`.
+Holds: `load_locomo`, `split`, `CATEGORIES`, `category_label`, `SPLITS`, `day_of`.
 Leaves out: what a conversation is (tasks/conversations.py), grading (tasks/locomo_score.py). No
 torch.
 Exercise it: `pytest tests/tasks/test_locomo.py`. Read next: tasks/locomo_score.py.
@@ -33,7 +33,6 @@ from tasks.readers import Record
 
 # the official names; papers that swap them are why the number is always printed too
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
-PRINT_ORDER = (4, 1, 2, 3, 5)  # the columns of the paper's tables
 
 # rule -> what it does; no official split exists, and both keep each conversation whole
 SPLITS = {
@@ -74,9 +73,8 @@ def load_locomo(path: str | Path) -> list[Conversation]:
 
     A caption of a picture becomes part of the turn's text. Dates without a session are passed over.
     Evidence is every D<number>:<number> of the field, whatever stands around it; ids that no turn
-    has are kept, for the official recall counts them (`Conversation.dangling` names them). A
-    question of category 5 abstains, and its adversarial answer is the distractor: two of the 446
-    have an answer, which is not graded.
+    has are kept, for the official recall counts them. A question of category 5 abstains, and its
+    adversarial answer is the distractor: two of the 446 have an answer, which is not graded.
 
     UserError: the file, a field or a category is not as published; it names file, sample and field.
     """
@@ -193,10 +191,8 @@ def split(
     adversarial: False leaves out the questions of category 5, as both published splits do.
     seven-three, of other than ten conversations: seven tenths of them train, rounded down.
 
-    UserError: no such rule, or the conversations that it needs are not there.
+    UserError: the conversations that it needs are not there.
     """
-    if rule not in SPLITS:
-        raise UserError(f"The split must be one of {', '.join(SPLITS)}, not {rule!r}.")
     order, parts = [*conversations], {"train": [], "validation": [], "test": []}
     if rule == "memory-r1":
         names = {"conv-26": "train", "conv-30": "validation"}

@@ -25,34 +25,24 @@ from dataclasses import replace
 from itertools import islice
 
 from config.errors import UserError
-from data import Pool, Task, normalize_answer, seed_of
+from data import Pool, Task, normalize_answer
 from tasks.hqa import draws, with_own_pool
 from tasks.mentions import separate_words
 from tasks.readers import distinct_passages
 
-# index of an article in its file, from 0, and its title in lower case, without _ -> whether it is
-# of the test split
-Rule = Callable[[int, str], bool]
-RULE = re.compile(r"(hash:)?(\d+)/([1-9]\d*)")
+Rule = Callable[[int], bool]  # number of an article in its file, from 0 -> is it of the test split?
+RULE = re.compile(r"(\d+)/([1-9]\d*)")
 
 
 def article_rule(text: str) -> Rule:
-    """Parse the rule K/M or hash:K/M by which articles are of the test split.
-
-    K/M: those whose index in the file leaves the remainder K when divided by M. hash:K/M: likewise
-    with a hash of the title, which another selection or order of articles does not change.
-    UserError: neither form, or K is not below M.
-    """
+    """Parse the rule K/M by which articles are of the test split: those whose index in the file
+    leaves the remainder K when divided by M. UserError: it is none, or K is not below M."""
     match = RULE.fullmatch(text.strip())
-    if not match or int(match[2]) >= int(match[3]):
-        example = "K/M or hash:K/M with K below M, such as 4/5, every fifth article"
+    if not match or int(match[1]) >= int(match[2]):
+        example = "K/M with K below M, such as 4/5, every fifth article"
         raise UserError(f"The articles of the test split are named by {example}, not {text!r}.")
-    hashed, remainder, modulus = bool(match[1]), int(match[2]), int(match[3])
-
-    def is_test(index: int, title: str) -> bool:
-        return (seed_of(title) if hashed else index) % modulus == remainder
-
-    return is_test
+    remainder, modulus = map(int, match.groups())
+    return lambda index: index % modulus == remainder
 
 
 def split_by_article(questions: Sequence[Task], is_test: Rule) -> list[Task]:
@@ -64,7 +54,7 @@ def split_by_article(questions: Sequence[Task], is_test: Rule) -> list[Task]:
     index: dict[str, int] = {}
     for task in questions:
         index.setdefault(_article(task), len(index))
-    test = {title for title, k in index.items() if is_test(k, title)}
+    test = {title for title, k in index.items() if is_test(k)}
     return [
         replace(task, split="test" if _article(task) in test else "train") for task in questions
     ]
@@ -96,9 +86,6 @@ def make_tasks(
     """
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
-    if not 1 <= n_items <= len(chosen):
-        wanted = f"{n_items} {split} questions".replace("  ", " ")
-        raise UserError(f"{wanted} are wanted and there are {len(chosen)}.")
     barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
     filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
     longest = max((n_documents, *lengths))

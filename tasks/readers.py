@@ -1,7 +1,7 @@
 """Read tasks from a file of any known form.
 
 Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `parsed`,
-`read_passages`, `read_texts`, `from_text`.
+`read_passages`, `read_texts`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
@@ -588,23 +588,17 @@ def made_tasks(place: str, tasks: Iterable[Task]) -> list[Task]:
     return tasks
 
 
-def read(
-    path: str | Path,
-    form: str | None = None,
-    pool: str | Path | None = None,
-    n: int | None = None,
-) -> list[Task]:
+def read(path: str | Path, pool: str | Path | None = None, n: int | None = None) -> list[Task]:
     """Read the tasks of a file, in order; no id may occur twice.
 
     Tasks with paragraphs share one pool of the file's distinct passages.
-    form: a name of FORMS; None recognises it by the first record.
     pool: the HotpotQA json whose passages the numbers of an eval set refer to. n: read no further
     than the first n tasks. A path of the form
     own.py:function is a function that returns the tasks; hf:ORG/NAME:SPLIT a split of the hub.
     """
     if is_function(path):
         return made_tasks(str(path), load_function(str(path), "--data")())[:n]
-    first, records, form = _opened(path, form)
+    first, records, form = _opened(path)
     numbered = None  # the pool that a document of indices refers to
     if form == "built":
         records, numbered = _built_parts(first, records)
@@ -642,14 +636,13 @@ def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
     _say_left_out(path, first)
 
 
-def _opened(path: str | Path, form: str | None = None) -> tuple[Record, Iterator[Record], str]:
+def _opened(path: str | Path) -> tuple[Record, Iterator[Record], str]:
     """Return the first record of a file, all of them, and their form, recognised by the first."""
     records = records_of(Path(path))
     first = next(records, None)
     if first is None:
         raise UserError(f"{path} is empty: it holds no tasks.")
-    form = _known(first.fields) if form is None else form
-    if form not in FORMS:
+    if not (form := _known(first.fields)):
         known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
         fields = ", ".join(first.fields)
         raise first.error(f"no form is known with the fields {fields}. Known are {known}")
@@ -706,7 +699,7 @@ def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
     if pool is None:
         request = "name the HotpotQA json that they count in as well"
         raise record.error(f"the context is passage numbers; {request}")
-    source = read(pool, "hotpotqa")[0].pool
+    source = read(pool)[0].pool
     return pool_of(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
 
 
@@ -716,25 +709,14 @@ def read_passages(path: str | Path) -> Pool:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """Read running text: passages {text} (JSON) or a whole text file; of a folder, all of its files
-    in lexicographic order."""
+    """Read running text: passages {text} (JSON), or a whole text file (UTF-8, or .gz of it)."""
     path = Path(path)
-    if not is_file(path) and path.is_dir():
-        files = (file for file in path.iterdir() if file.is_file())
-        visible = sorted(file for file in files if not file.name.startswith("."))
-        return [text for file in visible for text in read_texts(file)]
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
         return [record.text("text") for record in records_of(path)]
-    return [from_text(path, "").text]
-
-
-def from_text(path: str | Path, question: str, answers: Sequence[str] = ()) -> Task:
-    """Make a task of a question about a text file (UTF-8, or .gz of it)."""
-    path = Path(path)
     try:
         text = _content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is no UTF-8 text ({first_line(error)}).") from error
     if not text.strip():
         raise UserError(f"{path} is empty.")
-    return Task(id=path.stem, question=question, answers=tuple(answers), text=text)
+    return [text]

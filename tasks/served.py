@@ -140,22 +140,6 @@ def _texts(content: object, thought: bool = False) -> Iterator[tuple[str, bool]]
             yield from _texts(content.get(name), thought or name in ("thinking", "reasoning"))
 
 
-def _parsed(text: str) -> object:
-    """Return the JSON of a reply; of a stream, which was not asked for, what it adds up to."""
-    if not re.match(r"\s*(data|event|:)", text):
-        return json.loads(text)
-    parts = [json.loads(part) for part in re.findall(r"(?m)^data: *(\{.*)$", text)]
-    choices = [choice for part in parts for choice in part.get("choices") or ()]
-    if not choices:
-        return parts[-1]
-    deltas, names = [choice.get("delta") or {} for choice in choices], ("content", "reasoning")
-    message = {name: [delta.get(name) for delta in deltas] for name in names}
-    message["reasoning_content"] = [delta.get("reasoning_content") for delta in deltas]
-    reasons = [None, *(choice.get("finish_reason") for choice in choices)]
-    choice = {"text": [c["text"] for c in choices if c.get("text")], "message": message}
-    return parts[-1] | {"choices": [choice | {"finish_reason": max(reasons, key=bool)}]}
-
-
 def _words(text: str, secret: str = "") -> str:
     """Return a server's own words in one line, without the key, which some servers quote."""
     with suppress(ValueError, RecursionError):
@@ -354,7 +338,7 @@ class Client:
         text, status, plain = reply.content.decode("utf-8-sig", "replace"), reply.status_code, {}
         facts: dict = {"retry": True, "url": url}
         try:
-            plain = _parsed(text)
+            plain = json.loads(text)
             status = _status(plain, status)
             if 200 <= status < 300:
                 return read(plain)

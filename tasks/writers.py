@@ -1,6 +1,6 @@
-"""Write tasks in the forms that other programs read.
+"""Write tasks: sets of our own, and the form that MemAgent's evaluation reads.
 
-Holds: one function per form, `write`. Leaves out: readers (tasks/readers.py). No torch.
+Holds: `WRITERS`, one function per form. Leaves out: readers (tasks/readers.py). No torch.
 Exercise it: `python cli.py data convert FILE OUT --to eval`. Read next: tasks/worlds.py.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from itertools import chain, islice, pairwise, repeat
+from itertools import chain, repeat
 from pathlib import Path
 
 from config.errors import UserError
@@ -63,17 +63,10 @@ def _checked(tasks: Sequence[Task]) -> Sequence[Task]:
 
 
 def _evidence(task: Task) -> dict:
-    """Return the positions of the evidence in the fields of ReMemR1's eval files; {} if unknown."""
+    """Return the positions of the evidence as in ReMemR1's eval files; {} if unknown."""
     if task.pool is None or not task.gold:
         return {}
-    gold = list(task.gold)
-    return {
-        "evidence_idx": gold,
-        "is_ordered": gold == sorted(gold),
-        "is_reverse_ordered": gold == sorted(gold, reverse=True),
-        "min_distance": min((b - a for a, b in pairwise(sorted(gold))), default=None),
-        "type": task.kind,
-    }
+    return {"evidence_idx": list(task.gold), "type": task.kind}
 
 
 # ---------------------------------------------------------------- forms
@@ -89,53 +82,6 @@ def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
         for index, task in enumerate(_checked(tasks))
     )
     _write_json(path, rows, before="[\n", between=",\n", after="\n]\n")
-
-
-def write_vime_jsonl(path: str | Path, tasks: Sequence[Task]) -> None:
-    """Write vime's training form, with the full text.
-
-    `data_source` selects the grader there, hence always hotpotqa.
-    """
-
-    def row(task: Task) -> dict:
-        about = {"ground_truth": list(task.answers), "data_source": "hotpotqa"}
-        about |= {"context": task.document, "num_docs": task.n_documents} | _labels(task)
-        return {"prompt": task.question, "label": task.answers[0], "metadata": about}
-
-    _write_json(path, map(row, _checked(tasks)))
-
-
-def write_parquet(path: str | Path, tasks: Sequence[Task]) -> None:
-    """Write MemAgent's training form, with the full text.
-
-    `data_source` selects the grader there, hence always hotpotqa.
-    """
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    def row(place: tuple[int, Task]) -> dict:
-        index, task = place
-        info = {"index": index, "question": task.question, "num_docs": task.n_documents}
-        return {
-            "data_source": "hotpotqa",
-            "prompt": [{"role": "user", "content": task.question}],
-            "context": task.document,
-            "ability": "memory",
-            "reward_model": {"style": "rule", "ground_truth": list(task.answers)},
-            "extra_info": info | _labels(task),
-        }
-
-    rows = map(row, enumerate(_checked(tasks)))
-    if (path := Path(path)).suffix != ".parquet":
-        reason = "the name of a parquet file must end in .parquet"
-        raise UserError(f"{path} cannot be written: {reason}.")
-    with replacing_output(path) as temporary:
-        # 32 rows at a time: with 6,400 documents a row is 3.6 MB of text
-        table = pa.Table.from_pylist(list(islice(rows, 32)))
-        with pq.ParquetWriter(temporary, table.schema, compression="zstd") as writer:
-            while table.num_rows:
-                writer.write_table(table)
-                table = pa.Table.from_pylist(list(islice(rows, 32)), table.schema)
 
 
 def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bool) -> None:
@@ -165,17 +111,4 @@ def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bo
     _write_json(path, chain([head], passages, rows))
 
 
-WRITERS = {
-    "eval": write_eval_json,
-    "memagent": write_parquet,
-    "vime": write_vime_jsonl,
-    "built": write_built,
-}
-
-
-def write(path: str | Path, tasks: Sequence[Task], form: str) -> None:
-    """Write tasks in the form of that name."""
-    if form not in WRITERS:
-        known = ", ".join(WRITERS)
-        raise UserError(f"'{form}' is no form that can be written; these are: {known}.")
-    WRITERS[form](path, tasks)
+WRITERS = {"eval": write_eval_json, "built": write_built}

@@ -240,7 +240,6 @@ plan --model P
 demo --short --name P
 demo --short --runs P
 data look P
-data look OWN --form eval --pool P
 data convert P o.json --to eval
 data convert OWN P --to eval
 data build P out
@@ -618,7 +617,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
 
 
-def download(name, out, revision, say):
+def download(name, out, say):
     """Write questions in HotpotQA's form as `data get` would."""
     questions = [
         {

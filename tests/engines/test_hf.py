@@ -429,8 +429,8 @@ def test_draw_follows_the_distribution():
     ones = torch.ones(4000)
     uniform = torch.from_numpy(uniforms(np.arange(4000, dtype=np.uint64), np.zeros(4000, int)))
 
-    def shares(temperature=1.0, top_p=1.0, top_k=0):
-        ids, logp = draw(logits, ones * temperature, ones * top_p, (ones * top_k).long(), uniform)
+    def shares(temperature=1.0, top_p=1.0):
+        ids, logp = draw(logits, ones * temperature, ones * top_p, uniform)
         assert torch.isfinite(logp).all()
         p = {i: logp[ids == i][0].exp().item() for i in ids.unique().tolist()}
         return (ids.bincount(minlength=4) / 4000).tolist(), p
@@ -442,7 +442,6 @@ def test_draw_follows_the_distribution():
     assert share == pytest.approx([0.625, 0.375, 0, 0], abs=0.03)
     assert p[0] == pytest.approx(0.625, abs=1e-5)
     assert shares(top_p=0.49)[0] == [1, 0, 0, 0]  # the smallest set that reaches 0.49
-    assert shares(top_k=1)[0] == [1, 0, 0, 0]
     share, p = shares(temperature=0)
     assert share == [1, 0, 0, 0] and p[0] == pytest.approx(0.5, abs=1e-5)
     assert shares(temperature=0.5)[0] == pytest.approx([0.685, 0.247, 0.062, 0.007], abs=0.03)
@@ -470,8 +469,8 @@ def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
     [
         (0, Sampling(0.0)),
         (4, Sampling(1.0)),
-        (0, Sampling(0.6, 0.5, 3)),
-        (4, Sampling(0.6, 0.5, 3)),
+        (0, Sampling(0.6, 0.5)),
+        (4, Sampling(0.6, 0.5)),
     ],
 )
 def test_a_target_is_scored_at_temperature_1_whatever_runs_beside_it(

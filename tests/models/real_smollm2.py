@@ -185,7 +185,7 @@ def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, m
     """
     monkeypatch.chdir(tmp_path)
     (task,) = worlds.make_tasks(0, 1, 4, "one_fact")
-    writers.write(Path("tasks.jsonl"), [task], "built")
+    writers.write_built(Path("tasks.jsonl"), [task])
     run = RunConfig(name="warm", model="smollm2", data="tasks.jsonl", device="cpu", save_every=99)
     settings = {"steps": 10, "tasks_per_step": (1,), "warmup": 2, "lora_rank": 8, "mistakes": 0.0}
     agent = reader(memory_tokens=24, final_tokens=16, max_sections=None)

@@ -48,10 +48,9 @@ def test_choices_are_shown_and_known(tmp_path, record):
     (task,) = read(lines(tmp_path / "x.jsonl", [record]))
     assert (task.question, task.answers) == (SHOWN, ("Bo", "B"))
     assert task.choices == tuple(zip("ABCD", NAMES, strict=True))
-    for form, name in {"eval": "y.json", "memagent": "y.parquet", "vime": "y.jsonl"}.items():
-        writers.write(tmp_path / name, [task], form)
-        (again,) = read(tmp_path / name)
-        assert isinstance(again, Choice) and again == task
+    writers.write_eval_json(tmp_path / "y.json", [task])
+    (again,) = read(tmp_path / "y.json")
+    assert isinstance(again, Choice) and again == task
 
 
 def test_an_open_question_may_have_empty_choices(tmp_path):

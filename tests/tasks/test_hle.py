@@ -33,7 +33,7 @@ ROWS = [
 
 def by_word(question: str, answer: str, response: str) -> Verdict:
     """A judge without a model: the response ends with the answer."""
-    return Verdict(response, "it ends so", response.split()[-1] == answer, 90.0)
+    return Verdict(answer=response, correct=response.split()[-1] == answer)
 
 
 def jsonl(tmp_path, rows, name="hle.jsonl"):
@@ -125,7 +125,7 @@ def test_a_response_is_judged_and_the_right_answer_is_not_told():
 
     step = HLE(judge=never).tasks()[0].begin().step(" \n")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "empty")
-    judge = lambda *_: Verdict("\x1b[2J" + "x\n" * 9999, "", True, 1.0)  # noqa: E731
+    judge = lambda *_: Verdict(answer="\x1b[2J" + "x\n" * 9999, correct=True)  # noqa: E731
     observation = HLE(judge=judge).tasks()[0].begin().step("x").observation
     assert len(observation) < 500 and "\x1b" not in observation and "\n" not in observation
 
@@ -151,20 +151,16 @@ GOOD = {"extracted_final_answer": "4", "reasoning": "Same.", "correct": "yes", "
     json.dumps(GOOD | {"confidence": "80%", "correct": "Yes"}),
 ])  # fmt: skip
 def test_a_verdict_is_read(text):
-    assert verdict(text) == Verdict("4", "Same.", True, 80.0)
+    assert verdict(text) == Verdict(answer="4", correct=True)
 
 
 @pytest.mark.parametrize("text, fault", [
     ("", "no JSON object"), ("yes", "no JSON object"), ("} {", "no JSON object"),
-    ('{"correct": yes}', "not JSON"), ("{" * 5000 + "}", "not JSON"),
-    (json.dumps({"correct": "yes"}), "'extracted_final_answer' is missing"),
-    (json.dumps({k: GOOD[k] for k in GOOD if k != "correct"}), "'correct' is missing"),
-    (json.dumps(GOOD | {"correct": "maybe"}), "'correct' must be"),
-    (json.dumps(GOOD | {"correct": None}), "'correct' must be"),
-    *((json.dumps(GOOD | {"confidence": x}), "'confidence' must be a number")
-      for x in (101, -1, "high", None, True, [80], float("nan"), "9" * 400)),
-    ('{"extracted_final_answer": "", "reasoning": "", "correct": "no", "confidence": 1'
-     + "0" * 400 + "}", "'confidence' must be a number"),
+    ('{"correct": yes}', "Invalid JSON"), ("{" * 5000 + "}", "Invalid JSON"),
+    (json.dumps({"correct": "yes"}), "'extracted_final_answer': "),
+    (json.dumps({k: GOOD[k] for k in GOOD if k != "correct"}), "'correct': "),
+    (json.dumps(GOOD | {"correct": "maybe"}), "'correct': "),
+    (json.dumps(GOOD | {"correct": None}), "'correct': "),
 ])  # fmt: skip
 def test_what_is_no_verdict_is_named(text, fault):
     with pytest.raises(ValueError, match=fault):
@@ -251,7 +247,7 @@ def test_a_judge_is_asked_for_the_published_fields_with_a_schema(server, monkeyp
     for proxy in ("HTTP_PROXY", "ALL_PROXY"):  # none hears of it
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
     judge = judge_of(server.spec)
-    assert judge("2 + 2?", "4", "Answer: 4") == Verdict("Answer: 4", "Same.", True, 80.0)
+    assert judge("2 + 2?", "4", "Answer: 4") == Verdict(answer="Answer: 4", correct=True)
     assert not judge("2 + 2?", "4", "Answer: 5").correct
     assert judge("{q}", "{0}", "it is {0} {answer}").correct  # braces are text
     body, *_ = server.asked
@@ -274,7 +270,7 @@ def test_a_reply_that_is_no_verdict_is_repaired_once(server):
     first, second = server.asked
     assert second["messages"][:1] == first["messages"] and len(second["messages"]) == 3
     assert second["messages"][1] == {"role": "assistant", "content": '{"correct": "perhaps"}'}
-    assert "'extracted_final_answer' is missing" in second["messages"][2]["content"]
+    assert "'extracted_final_answer': Field required" in second["messages"][2]["content"]
     server.replies = ["no", "nor this"]
     step = task.begin().step(task.solution[0])
     assert (step.done, step.reward) == (True, -1.0) and len(server.asked) == 4
@@ -293,7 +289,7 @@ def test_a_server_that_refuses_schema_or_temperature_is_asked_without(server):
     assert [("response_format" in b, "temperature" in b) for b in server.asked] == [
         (True, True), (False, True), (False, True),
     ]  # fmt: skip
-    server.replies = [(400, b"no such model")] * 2  # also without any of them
+    server.replies = [(400, b"no such model")]
     with pytest.raises(UserError, match="HTTP 400: no such model"):
         judge("q", "4", "4")
 

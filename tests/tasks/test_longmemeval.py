@@ -80,12 +80,11 @@ def test_a_question_as_a_probe(load):
     assert probe.kind == "knowledge-update" and probe.when == "2024/06/30 (Sun) 08:00"
     assert word_f1("7 pears", probe) == pytest.approx(2 / 3)
     # the marked turns, in the order of the answer sessions
-    assert probe.evidence == ("D1:3", "D3:1") and probe.sessions == (1, 3) and c.dangling == {}
+    assert probe.evidence == ("D1:3", "D3:1") and probe.sessions == (1, 3)
     # without marks the session, and without a session its id
     (c,) = load(asked(answer_session_ids=["filler", "lost"]))
     (probe,) = c.probes
     assert probe.evidence == ("S2", "S4", "lost") and probe.sessions == (2, 4)
-    assert c.dangling == {"q1": ("lost",)}
     assert recall([Entry("m1", "x", evidence=("D4:1",))], probe.evidence) == pytest.approx(1 / 3)
 
 

@@ -89,9 +89,8 @@ def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
         assert {t.id[-1] for t in make_tasks(questions, n, 30)} == {"0"}
         with pytest.raises(UserError, match="30 of 90"):
             make_tasks(questions, n, 31)
-    for n, n_items, split in ((31, 1, ""), (2, 100, ""), (2, 100, "test")):
-        with pytest.raises(UserError):
-            make_tasks(questions, n, n_items, split=split)
+    with pytest.raises(UserError):
+        make_tasks(questions, 31, 1)
 
 
 def test_training_documents_hold_nothing_of_the_test_articles(questions):
@@ -109,7 +108,7 @@ def test_training_documents_hold_nothing_of_the_test_articles(questions):
     )
 
 
-def test_which_articles_are_test(questions, tmp_path):
+def test_which_articles_are_test(questions):
     def test_titles(tasks, rule):
         return {
             task.pool.titles[task.order[0]]
@@ -118,13 +117,7 @@ def test_which_articles_are_test(questions, tmp_path):
         }
 
     assert test_titles(questions, article_rule("0/5")) == {"Article_0", "Article_5"}
-    assert test_titles(questions, lambda index, title: title == "article 7") == {"Article_7"}
-    by_hash = test_titles(questions, article_rule("hash:1/3"))
-    assert 0 < len(by_hash) < 10
-    # Whatever the file's other articles are
-    half = read(squad(tmp_path / "half.json", 5))
-    assert test_titles(half, article_rule("hash:1/3")) == {t for t in by_hash if t[-1] < "5"}
-    for wrong in ("5/5", "1/0", "x", "1", "hash:", "-1/5"):
+    for wrong in ("5/5", "1/0", "x", "1", "hash:1/3", "-1/5"):
         with pytest.raises(UserError):
             article_rule(wrong)
 

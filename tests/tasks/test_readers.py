@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from config.errors import UserError
 from data import Pool, Task
-from tasks import readers, writers
+from tasks import readers
 from tasks.hqa import make_tasks
-from tasks.readers import from_text, read, read_passages
-from tasks.writers import write_built
+from tasks.readers import read, read_passages, read_texts
+from tasks.writers import WRITERS, write_built, write_eval_json
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FIELDS = ("id", "question", "answers", "document", "kind", "dataset", "split")
@@ -226,10 +226,9 @@ def labels(id: str, kind: str = "", dataset: str = "", **more) -> dict:
 def test_what_is_read_of_each_form(tmp_path, name, record, expected):
     (task,) = read(written(tmp_path / name, record))
     assert {field: getattr(task, field) for field in expected} == expected
-    for form, file in FILES.items():
-        writers.write(tmp_path / file, [task], form)
-        (back,) = read(tmp_path / file)
-        assert same([back], [task]) and back.n_documents == task.n_documents
+    write_eval_json(tmp_path / "x.json", [task])
+    (back,) = read(tmp_path / "x.json")
+    assert same([back], [task]) and back.n_documents == task.n_documents
 
 
 def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp_path):
@@ -387,14 +386,10 @@ def test_sets_of_other_frames_come_back(tmp_path, frame):
 
 
 def test_running_text_and_passages(tmp_path):
-    essays = tmp_path / "essays"
-    essays.mkdir()
-    (essays / "b.txt").write_text("Second.")
-    (essays / "a.txt.gz").write_bytes(gzip.compress("Über Bienen\r\n".encode()))
-    lines(essays / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
-    (essays / ".hidden").write_text("no")
-    assert readers.read_texts(essays) == ["Über Bienen\r\n", "Second.", "Third.", "Fourth."]
-    assert from_text(essays / "b.txt", "Q?") == Task("b", "Q?", (), text="Second.")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress("Über Bienen\r\n".encode()))
+    lines(tmp_path / "c.jsonl", [{"title": "T", "text": "Third."}, {"text": "Fourth."}])
+    assert read_texts(tmp_path / "a.txt.gz") == ["Über Bienen\r\n"]
+    assert read_texts(tmp_path / "c.jsonl") == ["Third.", "Fourth."]
     records = [{"title": "T", "text": "X", "source": "s"}, {"title": "U", "text": "Y"}]
     path = lines(tmp_path / "extra.jsonl.gz", records)
     assert read_passages(path) == Pool(["T", "U"], ["X", "Y"])
@@ -402,7 +397,7 @@ def test_running_text_and_passages(tmp_path):
         if raw is not None:
             (tmp_path / name).write_bytes(raw)
         with pytest.raises(UserError, match=name):
-            from_text(tmp_path / name, "Q?")
+            read_texts(tmp_path / name)
 
 
 # ---- readers, broken files ----
@@ -534,7 +529,7 @@ def test_whatever_stands_at_any_place_is_read_or_named(tmp_path, form):
 def test_a_path_that_the_system_does_not_take_is_named(tmp_path, monkeypatch, path):
     monkeypatch.chdir(tmp_path)
     Path("loop.jsonl").symlink_to("loop.jsonl")
-    for reader in (read, read_passages, readers.read_texts, lambda path: from_text(path, "Q?")):
+    for reader in (read, read_passages, read_texts):
         with pytest.raises(UserError) as error:
             reader(path)
         assert len(str(error.value)) < 400
@@ -555,8 +550,6 @@ def test_files_that_hold_no_tasks_are_named(tmp_path):
     fails(written(tmp_path / "x.parquet", *rows), "row 101:", "'question'")
     other = written(tmp_path / "o.jsonl", {"query": "Q?", "passage": "P"})
     fails(other, "line 1:", "query, passage", *readers.FORMS)
-    fails(written(other, OWN), "own (question, context)", form="csv")
-    fails(other, "line 1:", "'input'", form="eval")
 
 
 def test_truncated_and_false_files_are_named(tmp_path):
@@ -595,36 +588,16 @@ def test_damage_is_a_user_error_or_nothing(tmp_path, cut, junk, name):
 
 # ---- writers ----
 
-FILES = {"eval": "x.json", "memagent": "x.parquet", "vime": "x.jsonl.gz"}
-
-
-@pytest.mark.parametrize("form", FILES)
-def test_round_trip(tmp_path, form):
-    tasks = make_tasks(questions(tmp_path), 40, seed=1)
-    writers.write(tmp_path / FILES[form], tasks, form)
-    back = read(tmp_path / FILES[form])
-    assert same(tasks, back)
-    for other in FILES:  # and from any form to any other
-        writers.write(tmp_path / ("2" + FILES[other]), back, other)
-        again = read(tmp_path / ("2" + FILES[other]))
-        # The eval form alone says where the evidence stands
-        assert same(back, again) and (form == "eval" or again == back)
-
 
 def test_eval_files_say_where_the_evidence_stands(tmp_path):
     tasks = make_tasks(questions(tmp_path), 40, seed=1)
     tasks[0] = dataclasses.replace(tasks[0], gold=tasks[0].gold[:1])
     path = tmp_path / "eval_hotpotqa_40.json"
-    writers.write_eval_json(path, tasks)
+    write_eval_json(path, tasks)
     for back, task in zip(read(path), tasks, strict=True):
         for name in ("gold", "depths", "evidence", "kind", "document"):
             assert getattr(back, name) == getattr(task, name)
     items = json.loads(path.read_text("utf-8"))
-    names = ("min_distance", "is_ordered", "is_reverse_ordered")
-    assert [items[0][name] for name in names] == [None, True, True]
-    for item, task in zip(items[1:], tasks[1:], strict=True):
-        a, b = task.gold
-        assert [item[name] for name in names] == [abs(a - b), a < b, a > b]
     # another frame, or none: the text as it stands, without evidence
     items[1]["context"] = "So:\n" + items[1]["context"]
     del items[1]["kind"], items[2]["kind"]
@@ -637,7 +610,7 @@ def test_eval_files_say_where_the_evidence_stands(tmp_path):
     # a passage that serves twice stands once
     assert (again.dataset, again.level, again.gold) == ("2wikimultihopqa", "hard", tasks[2].gold)
     assert read(array(tmp_path / "eval_40.json", [theirs]))[0].dataset == ""
-    writers.write(path, [again], "eval")
+    write_eval_json(path, [again])
     (item,) = json.loads(path.read_text())
     assert (item["level"], item["dataset"]) == ("hard", "2wikimultihopqa")
 
@@ -655,9 +628,8 @@ text = st.text(min_size=1, max_size=20).filter(str.strip)  # line separators, NU
 )
 def test_any_text_comes_back(tmp_path, rows):
     tasks = [Task(str(i), q, tuple(a), text=c, kind=k) for i, (q, a, c, k) in enumerate(rows)]
-    for form, name in FILES.items():
-        writers.write(tmp_path / name, tasks, form)
-        assert read(tmp_path / name) == tasks
+    write_eval_json(tmp_path / "x.json", tasks)
+    assert read(tmp_path / "x.json") == tasks
     pool = Pool([task.question for task in tasks], [task.text for task in tasks])
     tasks = [
         Task(t.id, t.question, t.answers, pool=pool, order=(0, i), gold=(1,))
@@ -667,29 +639,16 @@ def test_any_text_comes_back(tmp_path, rows):
     assert read(tmp_path / "set.jsonl.gz") == tasks
 
 
-def test_the_published_forms_are_kept(tmp_path):
-    tasks = make_tasks(questions(tmp_path), 40, n_items=2)
-    writers.write_eval_json(tmp_path / "x.json", tasks)
+def test_the_published_form_is_kept(tmp_path):
+    write_eval_json(tmp_path / "x.json", make_tasks(questions(tmp_path), 40, n_items=2))
     (item, _) = json.loads((tmp_path / "x.json").read_text("utf-8"))
     assert {"context", "input", "answers"} <= {*item}
     assert (item["num_docs"], item["index"]) == (40, 0)
-    writers.write_vime_jsonl(tmp_path / "x.jsonl", tasks)
-    line = json.loads((tmp_path / "x.jsonl").read_text("utf-8").splitlines()[1])
-    assert [line["label"], "B"] == [*tasks[1].answers] == line["metadata"]["ground_truth"]
-    tasks = tasks[1:] + [Task(str(i), "Q?", ("A",), text="C", kind=" ") for i in range(69)]
-    writers.write_parquet(tmp_path / "x.parquet", tasks)
-    row = pq.read_table(tmp_path / "x.parquet").to_pylist()[0]
-    assert [*row] == [*MEMAGENT] and row["ability"] == "memory"
-    assert row["prompt"] == [{"role": "user", "content": tasks[0].question}]
-    assert (row["extra_info"]["num_docs"], row["extra_info"]["index"]) == (40, 0)
-    # in parts, each of which is in the memory alone
-    assert pq.ParquetFile(tmp_path / "x.parquet").num_row_groups == 3
-    assert read(tmp_path / "x.parquet")[1:] == tasks[1:]
 
 
-@pytest.mark.parametrize("form", [*FILES, "built"])
-def test_nothing_is_half_written(tmp_path, form):
-    path = tmp_path / FILES.get(form, "set.jsonl.gz")
+@pytest.mark.parametrize(("form", "name"), [("eval", "x.json"), ("built", "set.jsonl.gz")])
+def test_nothing_is_half_written(tmp_path, form, name):
+    path = tmp_path / name
     path.write_bytes(b"what was there before")
     good = make_tasks(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
@@ -701,7 +660,7 @@ def test_nothing_is_half_written(tmp_path, form):
         (broken, (IndexError, AttributeError)), ([], UserError), (unanswered, UserError)
     ):  # fmt: skip
         with pytest.raises(error):
-            writers.write(path, tasks, form)
+            WRITERS[form](path, tasks)
         assert path.read_bytes() == b"what was there before"
         assert sorted(p.name for p in tmp_path.iterdir()) == there
 
@@ -710,14 +669,13 @@ def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "folder.json").mkdir()
     tasks = [Task("x", "Q?", ("A",), text="C")]
     for name, form in (
-        ("none/x.json", "eval"), ("folder.json", "eval"), ("x.json", "memagent"), ("x.csv", "csv"),
-        ("x.parquet", "vime"), ("x.parquet", "eval"), ("x.parquet", "built"),
-        ("x.jsonl", "built"),  # whose tasks share one pool
+        ("none/x.json", "eval"), ("folder.json", "eval"), ("x.parquet", "eval"),
+        ("x.parquet", "built"), ("x.jsonl", "built"),  # whose tasks share one pool
     ):  # fmt: skip
         with pytest.raises(UserError):
-            writers.write(tmp_path / name, tasks, form)
+            WRITERS[form](tmp_path / name, tasks)
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
-    writers.write(tmp_path / "x.json", [Task(" ", "q?", ("a",), text="c")], "eval")
+    write_eval_json(tmp_path / "x.json", [Task(" ", "q?", ("a",), text="c")])
     fails(tmp_path / "x.json", "'id'")
 
 
