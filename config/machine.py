@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from config.errors import UserError
-from config.options import TINY
 from config.realmodels import HUB, PACKAGED, base_of, named_folder
 
 HUB_S = 3.0
@@ -53,7 +52,7 @@ def check_hub(model: str | Path) -> None:
     Where the hub does not answer, what is in the cache is taken from there without asking it again:
     each file would otherwise be tried for, five times over.
     """
-    known = str(model) in (*PACKAGED, TINY) or named_folder(model).exists()
+    known = str(model) in PACKAGED or named_folder(model).exists()
     if known or not HUB.fullmatch(str(model)):
         return
     from huggingface_hub import constants

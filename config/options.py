@@ -34,7 +34,7 @@ from config.settings import (
 
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
-TINY = "tiny"  # its name as a --model of `ask`
+TINY = "tiny"  # its name as a --model
 # the real model that reads where nothing else is found, as a --model and for a person
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
@@ -72,6 +72,12 @@ def _clip(ratio: float) -> float:
     if ratio != 0 and not ratio > 1:
         raise ValueError("must be above 1, or 0 for none")
     return ratio
+
+
+def _several(readings: int) -> int:
+    if readings < 2:
+        raise ValueError("must be 2 or more, since readings of a task are judged by each other")
+    return readings
 
 
 Device = Literal["auto", "cpu", "cuda", "mps"]
@@ -130,7 +136,8 @@ class TrainConfig(Settings):
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
     contains "no". Thinking is dropped first"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate"""
+    """peak learning rate; the default is for the embedded policy: recipes/ give real models 1e-6 for
+    all weights, 2e-5 or 4e-5 for adapters"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
@@ -178,8 +185,8 @@ class TrainConfig(Settings):
 class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
-    group_size: Count = 16
-    """G, readings of one task"""
+    group_size: Annotated[int, AfterValidator(_several)] = 16
+    """G, readings of one task, 2 or more"""
     updates_per_rollout: Count = 1
     """optimizer steps per rollout, each on its own share of the readings"""
     rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
@@ -278,7 +285,7 @@ class RunConfig(Settings):
     """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty = the embedded base policy"""
+    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
@@ -350,7 +357,7 @@ class ModelConfig(Settings):
 
     model: str = ""
     """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty = the embedded base policy"""
+    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
     engine: EngineName = "transformers"
     """what answers: transformers; vllm = vLLM in this process"""
     endpoint: tuple[str, ...] = ()
@@ -411,7 +418,7 @@ class EvalConfig(ModelConfig):
     samples: Count = 1
     """answers sampled per question, which counts with their mean"""
     temperatures: Annotated[tuple[Annotated[float, NOT_NEGATIVE], ...], NOT_EMPTY] = (1.0, 0.0)
-    """sampling temperatures; 0 = greedy, one answer per question"""
+    """sampling temperatures, 0 = greedy: one answer per question"""
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
@@ -597,8 +604,8 @@ class PlanConfig(Settings):
     """The machine of `plan`."""
 
     model: str = ""
-    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty = the embedded
-    policy"""
+    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty or tiny = the
+    embedded policy"""
     gpu_gib: float | None = None
     """memory of one GPU; empty = the card's"""
     devices: int = 1
@@ -643,8 +650,8 @@ class FilterConfig(Settings):
     """What `data filter` asks without the document."""
 
     model: str = ""
-    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty = the embedded
-    policy"""
+    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty or tiny =
+    the embedded policy"""
     samples: Count = 2
     """answers per question; one right one is enough"""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0

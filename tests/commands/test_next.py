@@ -84,7 +84,7 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     )
     small = "--chunk-tokens 30 --tasks-per-step 2 --lengths 1 --agent infmem"
     assert following(f"sft --steps 1 --name w {small}") == (
-        "train --model runs/w/model --agent infmem"
+        "train --name w-grpo --model runs/w/model --agent infmem --preset demo"
     )
     assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c"
     assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")
@@ -99,8 +99,8 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
 @pytest.mark.parametrize(
     ("run", "reward", "then"),
     [
-        ({}, 0, "sft"),
-        ({"model": "m", "agent": "rememr1"}, 0, "sft --model m --agent rememr1"),
+        ({}, 0, "sft --name a-warm"),
+        ({"model": "m", "agent": "rememr1"}, 0, "sft --name a-warm --model m --agent rememr1"),
         ({}, 0.5, "eval --name a-eval --model a/model"),
         ({"data": "ledger"}, 0.5, "eval --name a-eval --model a/model --data ledger"),
         ({"data": "d", "validation": "v"}, 1, "eval --name a-eval --model a/model --data v"),
