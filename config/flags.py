@@ -118,6 +118,8 @@ class Command(TyperCommand):
                 parameter.hidden = parameter in more
                 parameter.help = _brief(parameter.help or "")
             parts.append(f"--help-all lists {len(more)} more flags.")
+        if {"model", "chunk_tokens"} <= {p.name for p in self.params}:
+            parts.append("Defaults go by the model: with --model NAME, --help shows that one's.")
         self.epilog = "\n\n".join(filter(None, parts))
         super().format_help(ctx, formatter)
 

@@ -13,7 +13,7 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from commands import train
 from config import terminal
-from config.options import GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from report.training import WATCHED
 
 TRAINED = "train --steps 2 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
@@ -117,6 +117,24 @@ def test_what_follows_a_training_goes_by_what_it_learnt(run, reward, then, here,
     train._next(settings, GRPOConfig(), find.make(settings.agent, {}), Path("a"))
     words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
     assert shlex.join(words) == then
+
+
+@pytest.mark.parametrize(
+    ("model", "left", "then"),
+    [
+        ("", "model", "--model a/model --preset demo"),
+        ("tiny", "adapter", "--model a/adapter --preset demo"),
+        ("m", "model", "--model a/model --lr 1e-06"),
+        ("m", "adapter", "--model a/adapter --lr 2e-05"),
+    ],
+)
+def test_a_warm_start_ends_in_a_training_that_fits_its_model(model, left, then, here, capsys):
+    """Adapters are trained on as such, and a real model at a rate of its own."""
+    Path("a", left).mkdir(parents=True)
+    settings = RunConfig(name="a", model=model)
+    train._next(settings, SFTConfig(), find.make(settings.agent, {}), Path("a"))
+    words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
+    assert shlex.join(words) == f"train --name a-grpo {then}"
 
 
 def test_a_command_is_that_of_this_python(monkeypatch, tmp_path, capsys):
