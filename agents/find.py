@@ -465,7 +465,7 @@ def beginning(
         where = Path(run.runs, run.name)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
-        if not agent.by_section:
+        if agent.trains and not agent.by_section:
             say(f"{agent.label} answers in one turn, all that is trained: it keeps no memory.")
         say("It is a dry run, which leaves nothing." if dry else then)
     if not dry:
@@ -647,7 +647,7 @@ def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
     those of the --config, over them the flags."""
     given = given_in(arguments)
     path, stored = _begun_by(given)
-    if {"grpo", "sft"} & stored.keys():
+    if "eval" not in stored and {"grpo", "sft"} & stored.keys():
         raise UserError(f"{path} is of a training: evaluate what it has left, --model RUN/model.")
     evaluation = stored.get("eval", {})
     check_reach(path, {"suite": evaluation.get("suite", "")}, given)

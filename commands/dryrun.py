@@ -107,7 +107,7 @@ def dry_run(
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
     say(f"Not tried, since not here: {', '.join(missing)}." if missing else "The run can begin.")
     words = [word for word in sys.argv[1:] if word != "--dry-run"]
-    next_step("begin it where that is" if missing else "begin it", *words)
+    next_step("begin it once that is here" if missing else "begin it", *words)
 
 
 def _brief(agent: Agent) -> Agent:

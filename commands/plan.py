@@ -34,7 +34,7 @@ from models.plan import (
     smallest,
     step_seconds,
 )
-from models.setup import LEARNING_RATE, mode_of
+from models.setup import LR, mode_of
 
 # lines of the table, of a plan p: those shown of plans that do not fit, too, and the others
 MEMORY = {
@@ -178,7 +178,7 @@ def show(
     }
     real = c.model not in ("", TINY)
     if real and "lr" not in fields[0]:
-        needed["lr"] = LEARNING_RATE[mode]
+        needed["lr"] = LR[mode]
     flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if real else ""}
     flags["data"] = "FILE" if real and "data" not in run else ""
     flags |= {

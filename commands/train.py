@@ -45,14 +45,7 @@ from models.load import check_export, inner, keep_freed_memory, load_policy, set
 from models.logprobs import mask_head
 from models.packaged import located
 from models.products import use_products
-from models.setup import (
-    LEARNING_RATE,
-    Setup,
-    adapted,
-    base_and_adapter,
-    check_device,
-    check_stored,
-)
+from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
@@ -228,7 +221,7 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
         next_step("see what it read", "show", folder)
     elif isinstance(config, SFTConfig):
         kind, place = ("lora", "adapter") if (folder / "adapter").exists() else ("full", "model")
-        settings = ("--lr", LEARNING_RATE[kind]) if base else ("--preset", "demo")
+        settings = ("--lr", LR[kind]) if base else ("--preset", "demo")
         words = ("--name", f"{run.name}-grpo", "--model", folder / place, *named, *data, *settings)
         next_step("train it with rewards", "train", *words, runs=run.runs)
     elif "wrong" in troubles(rows):
@@ -370,9 +363,7 @@ def _train(
                 trainer = _trainer(run, setup, sections, folder, start, config.steps, callbacks)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
-                say(
-                    f"Step {start} of {start} is done: nothing is left to train, unless --steps is more."
-                )
+                say(f"Step {start} of {start} is done: a larger --steps goes on.")
                 files.dump(folder / "config.yaml", **sections)
                 StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed

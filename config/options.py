@@ -74,12 +74,6 @@ def _clip(ratio: float) -> float:
     return ratio
 
 
-def _several(readings: int) -> int:
-    if readings < 2:
-        raise ValueError("must be 2 or more, since readings of a task are judged by each other")
-    return readings
-
-
 Device = Literal["auto", "cpu", "cuda", "mps"]
 EngineName = Literal["transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16"]
@@ -136,8 +130,8 @@ class TrainConfig(Settings):
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
     contains "no". Thinking is dropped first"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate; the default is for the embedded policy: recipes/ give real models 1e-6 for
-    all weights, 2e-5 or 4e-5 for adapters"""
+    """peak learning rate; the default is for the embedded policy, real models want that of a
+    recipe"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
@@ -185,8 +179,8 @@ class TrainConfig(Settings):
 class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
-    group_size: Annotated[int, AfterValidator(_several)] = 16
-    """G, readings of one task, 2 or more"""
+    group_size: Annotated[int, Field(ge=2)] = 16
+    """G, readings of one task, which are judged by each other"""
     updates_per_rollout: Count = 1
     """optimizer steps per rollout, each on its own share of the readings"""
     rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0

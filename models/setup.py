@@ -283,8 +283,8 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     )
 
 
-LEARNING_RATE = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
-"""Of reinforcement learning with a real model, by what is trained: those of recipes/."""
+LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
+"""Learning rates of GRPO with a real model, by what is trained: those of recipes/."""
 
 
 def mode_of(training: TrainConfig) -> str:

@@ -210,6 +210,9 @@ def test_a_device_that_is_not_here_is_refused_before_torch_is_asked(tmp_path, mo
                   ["serve"], ["stream", "--engine", "transformers"]):  # fmt: skip
         sentence = refused(*words, "--device", "cuda")
         assert sentence == "memagent: No device cuda was found; use --device cpu."
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    for words in (["train", "--name", "t"], ["eval"], ["ask", "notes.txt", "Who?"]):
+        assert "The engine vllm is not installed" in refused(*words, "--engine", "vllm")
     assert not Path("runs").exists()
 
 

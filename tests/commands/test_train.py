@@ -354,9 +354,9 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
 def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path, whole, capsys):
     expected = outcome(whole)
     folder = trained(model, tmp_path, 2)
-    assert "nothing is left to train" not in capsys.readouterr().out
+    assert "a larger --steps" not in capsys.readouterr().out
     assert_same(outcome(trained(model, tmp_path, 2, resume=True)), outcome(folder))
-    assert "Step 2 of 2 is done: nothing is left to train" in capsys.readouterr().out
+    assert "Step 2 of 2 is done: a larger --steps goes on." in capsys.readouterr().out
     assert_same(outcome(trained(model, tmp_path, STEPS, resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == STEPS
     for wrong in ({"steps": 2, "resume": True}, {"steps": 9}):  # past its end; there already
