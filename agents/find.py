@@ -485,8 +485,7 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
     if step is not None and step not in steps:
         kept = ", ".join(map(str, steps))
         raise UserError(
-            f"{folder} keeps no checkpoint of step {step}, only of {kept}; a training that keeps "
-            "more has --save-every and --keep-checkpoints."
+            f"{folder} keeps no checkpoint of step {step}, only of {kept} (--keep-checkpoints)."
         )
     places = (out, out.absolute().with_name(f"{out.absolute().name}-adapter")) if out else ()
     if taken := next((place for place in places if place.exists()), None):

@@ -349,7 +349,9 @@ def test_smollm2_is_known_before_it_is_fetched(cache):
 
 
 def test_a_dry_run_fetches_nothing(cache, tmp_path):
-    said = []
-    model = load_model(_stand_in(RunConfig(model="smollm2"), tmp_path / "base", said.append))
+    said, missing = [], []
+    run = RunConfig(model="smollm2")
+    model = load_model(_stand_in(run, tmp_path / "base", missing, said.append))
+    assert missing == ["the tokenizer of smollm2"]
     assert model.config.model_type == "llama" and not cache.exists()
     assert any("The tokenizer of smollm2 is not here" in line for line in said)
