@@ -13,7 +13,7 @@ import os
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
@@ -448,22 +448,25 @@ def beginning(
     """
     from config.machine import check_here
     from tasks import readers
-    from tasks.episodes import is_conversations
     from tasks.sources import check_sources, parts_of
 
     first = os.environ.get("RANK", "0") == "0"  # torchrun's others may come later
     if run.name and first:
         files.check_folder(files.run_path(run.runs, run.name), resume)
-    parts = [] if is_conversations(run.data) else parts_of(run.data)
-    sources = [*(source for source, _ in parts), run.validation]
-    check_sources(sources)
+    sources = [*(source for source, _ in parts_of(run.data)), run.validation]
+    if not dry:
+        check_sources(sources)
     for path in map(Path, sources):  # a large one takes its time, and torch with it
         if files.is_file(path) and path.stat().st_size < QUICK:
             next(readers.records_of(path), None)
     if first:
-        where = Path(run.runs, run.name or "DATE-TIME")
+        if "RANK" not in os.environ:  # else each rank would have a name of its own
+            run = replace(run, name=files.name_or_now(run.name))
+        where = Path(run.runs, run.name)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
+        if agent.trains and not agent.by_section:
+            say(f"{agent.label} answers in one turn, all that is trained: it keeps no memory.")
         say("It is a dry run, which leaves nothing." if dry else then)
     if not dry:
         check_here(run)
@@ -476,10 +479,14 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
     names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
     steps = sorted(int(name) for name in names if name.isdigit())
     if not steps or "run" not in begun(folder, None):
-        raise UserError(f"{folder} is no run with a checkpoint.{files.near_run(folder)}")
+        near = "" if folder.exists() else files.near_run(folder)
+        near = near or " Name the folder of a `train` or `sft`."
+        raise UserError(f"{folder} is no run with a checkpoint.{near}")
     if step is not None and step not in steps:
         kept = ", ".join(map(str, steps))
-        raise UserError(f"{folder} has no checkpoint of step {step}; there are {kept}.")
+        raise UserError(
+            f"{folder} keeps no checkpoint of step {step}, only of {kept} (--keep-checkpoints)."
+        )
     places = (out, out.absolute().with_name(f"{out.absolute().name}-adapter")) if out else ()
     if taken := next((place for place in places if place.exists()), None):
         raise UserError(f"{taken} is there already: give another --out.")
@@ -608,7 +615,6 @@ def in_force(
     _, stored = _begun_by(given)
     run = stored.get("run", {}) | stored.get("eval", {}) | given
     model = run.get("model") or (None if run.get("endpoint") else usual)
-    model = EMBEDDED if model == options.TINY else model
     agents = agents_of(arguments, flag)
     preset = preset_of(given.get("preset", "default"), agents[0])
     fields = preset["run"] | {flag: agents[0]}
@@ -640,6 +646,8 @@ def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
     those of the --config, over them the flags."""
     given = given_in(arguments)
     path, stored = _begun_by(given)
+    if "eval" not in stored and {"grpo", "sft"} & stored.keys():
+        raise UserError(f"{path} is of a training: evaluate what it has left, --model RUN/model.")
     evaluation = stored.get("eval", {})
     check_reach(path, {"suite": evaluation.get("suite", "")}, given)
     data = {"data": tuple(given["data"].split(","))} if "data" in given else {}

@@ -35,7 +35,7 @@ from config import files
 from config.errors import UserError, clean
 from config.foreign import from_json
 from config.locks import writing
-from config.options import EMBEDDED, AnsweringConfig, AskConfig, EvalConfig, without_url
+from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig, without_url
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, console, say
@@ -359,7 +359,7 @@ def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str
 def _say_notes(config: AskConfig) -> None:
     if config.endpoint and not config.model:
         say("Lengths are estimated at four bytes a token: --model NAME counts tokens.", "dim")
-    elif config.model == str(EMBEDDED):
+    elif config.model == TINY:
         say("The embedded policy knows generated English only: give another --model.", "dim")
 
 

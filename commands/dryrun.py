@@ -28,8 +28,8 @@ from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import if_here
 from models.plan import SIZES
-from tasks.episodes import is_conversations
-from tasks.sources import GENERATED, training_tasks
+from tasks.hub import is_hub
+from tasks.sources import check_sources, parts_of, training_tasks
 from tokens.codec import Codec
 
 # of the model that stands in; vLLM's attention on a CPU knows no smaller heads
@@ -59,18 +59,17 @@ def dry_run(
     if run.adapter:
         changes["adapter"] = ""
         say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
+    missing: list[str] = []  # what the run needs, and this machine or folder lacks
     if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
         changes["engine"] = "transformers"
+        missing.append("vLLM")
         say("vLLM is not installed here: the transformers engine stands in.")
     devices = min(run.devices * run.num_nodes, 2)
     if devices < run.devices * run.num_nodes:
         say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
-    missing = [source for source in (run.data, run.validation) if not _is_here(source)]
-    for source in missing:
-        say(f"{source} is not here: generated English stands in.")
-    data, validation = ("world" if s in missing else s for s in (run.data, run.validation))
+    data, validation = (_readable(source, missing, say) for source in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
-        model = str(_stand_in(run, Path(temporary, "base"), say))
+        model = str(_stand_in(run, Path(temporary, "base"), missing, say))
         if run.answerer != "base":
             changes["answerer"] = f"hf:{model}"
             say("The model that stands in answers the frozen prompts, too.")
@@ -106,10 +105,9 @@ def dry_run(
             max_mismatch=0.0,
         )
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
-    once = f" once {' and '.join(missing)} can be read" if missing else ""
-    say(f"The run can begin{once}.")
+    say(f"Not tried, since not here: {', '.join(missing)}." if missing else "The run can begin.")
     words = [word for word in sys.argv[1:] if word != "--dry-run"]
-    next_step(f"begin it{once}", *words)
+    next_step("begin it once that is here" if missing else "begin it", *words)
 
 
 def _brief(agent: Agent) -> Agent:
@@ -133,8 +131,9 @@ def _dtype(run: RunConfig, config: GRPOConfig) -> str:
     return "bfloat16" if config.lora_rank else "mixed"
 
 
-def _stand_in(run: RunConfig, folder: Path, say) -> Path:
-    """Make a model of the same architecture, with its tokenizer where that is found."""
+def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
+    """Make a model of the same architecture, with its tokenizer where that is found, else that is
+    missing."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -144,6 +143,7 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
         codec = Codec.load(here, trust_remote_code=code, local=True)
     except UserError:
         codec = Codec.load(EMBEDDED)
+        missing.append(f"the tokenizer of {name}")
         say(f"The tokenizer of {name} is not here: that of the embedded policy stands in.")
     try:
         with loading(f"The configuration of {name}"):
@@ -184,10 +184,20 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     return folder
 
 
-def _is_here(source: str) -> bool:
-    """Tell whether the tasks of a `--data` can be made or read."""
-    file = source.partition(":")[2].partition("#")[0] if is_conversations(source) else source
-    return source in GENERATED or Path(file).exists()
+def _readable(source: str, missing: list[str], say) -> str:
+    """Return a `--data` whose tasks can be made or read here, else generated English: then that is
+    missing."""
+    parts = [part for part, _ in parts_of(source)]
+    try:
+        check_sources(parts)
+        if not any(map(is_hub, parts)):
+            return source
+        why = f"{source} is fetched when the run begins."
+    except UserError as error:
+        why = str(error)
+    missing.append(source)
+    say(f"{why} Generated English stands in.")
+    return "world"
 
 
 def _outcome(folder: Path) -> str:

@@ -14,7 +14,7 @@ from itertools import chain
 
 from agents import find
 from config.errors import UserError
-from config.options import EMBEDDED, PlanConfig
+from config.options import EMBEDDED, TINY, PlanConfig
 from config.terminal import console, next_step, say
 from engines.open import gib_of_answerer, refusal_of_answerer
 from memagent import Agent
@@ -34,7 +34,7 @@ from models.plan import (
     smallest,
     step_seconds,
 )
-from models.setup import mode_of
+from models.setup import LR, mode_of
 
 # lines of the table, of a plan p: those shown of plans that do not fit, too, and the others
 MEMORY = {
@@ -176,7 +176,11 @@ def show(
         "recompute": True,
         "micro_tokens": min(plans[mode].micro_tokens or 1 << 20, training.micro_tokens),
     }
-    flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if c.model else ""}
+    real = c.model not in ("", TINY)
+    if real and "lr" not in fields[0]:
+        needed["lr"] = LR[mode]
+    flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if real else ""}
+    flags["data"] = "FILE" if real and "data" not in run else ""
     flags |= {
         field: machine[field] for field in ("model", "devices", "answerer") if field in machine
     }
@@ -185,7 +189,9 @@ def show(
     )
     usual = {"config": None, "preset": "default", "agent": "", "engine": run.get("engine", "")}
     words = [_flag(n, value) for n, value in flags.items() if value not in ("", usual.get(n))]
-    next_step("train (--dry-run tries it here, on a CPU)", "train", *chain.from_iterable(words))
+    data = "on your FILE of tasks " * bool(flags["data"])
+    words = ("train", *chain.from_iterable(words))
+    next_step(f"train {data}(--dry-run tries it here, on a CPU)", *words)
 
 
 def _flag(name: str, value: object) -> tuple[str, ...]:

@@ -44,7 +44,7 @@ from commands.ask import PATIENCE_S, evaluation_of, fitted, made, remarks_on
 from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
 from commands.questions import How
 from config.errors import UserError, clean, clip
-from config.options import EMBEDDED, TINY, ServeConfig
+from config.options import ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
 from engines.service import LONG, Begun, Busy, Ended, Job, Service, Stopped
@@ -105,7 +105,7 @@ def run(config: ServeConfig, how: How) -> None:
     agent, fits = fitted(agent, engine.window, how.settings)
     service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
     model = config.served_as or Path(config.model or "model").name  # without its folder
-    model = TINY if config.model == str(EMBEDDED) else re.sub(r"[^\w.:-]+", "-", model)
+    model = re.sub(r"[^\w.:-]+", "-", model)
     name = config.called or f"{model}-{agent.label}"
     application = app(service, agent, Terms(name, config, key, _log))
     server = Server(application, config.grace_s, service.stop)

@@ -23,18 +23,13 @@ from config.errors import UserError, clean
 from config.files import make_folder
 from config.options import EMBEDDED, BuildConfig, EvalConfig, FilterConfig, GRPOConfig
 from config.realmodels import base_of
-from config.terminal import bar, console, next_step
+from config.terminal import bar, console, next_step, say
 from data import Task
 from engines.open import fingerprint, open_reader
 from models.packaged import ready
 from suites import Suite
 from tasks import episodes, hub, ledger, readers, worlds, writers
 from tokens.codec import Codec
-
-
-def _say(line: str) -> None:
-    console.print(Styled(clean(line)))
-
 
 # ---------------------------------------------------------------- look
 
@@ -59,13 +54,13 @@ def show_tasks(file: str, pool: Path | None, n: int, kind: str, sections: int | 
     elif episodes.is_conversations(file):
         tasks = episodes.all_questions(episodes.conversations_of(file))
     else:
-        tasks = readers.read(hub.pin(file, _say), pool)
+        tasks = readers.read(hub.pin(file, say), pool)
     for task in tasks[:n]:
         _print_task(task)
     if file not in ("world", ledger.KIND):
         counts = Counter(task.kind for task in tasks).most_common(8)
         kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in counts)
-        console.print(Styled(clean(f"\n{len(tasks)} tasks: {kinds}")))
+        say(f"\n{len(tasks)} tasks: {kinds}")
     words = () if file == "world" else ("--data", file)
     if file not in ("world", ledger.KIND) and len(tasks) < GRPOConfig().tasks_per_step[0]:
         words += ("--tasks-per-step", len(tasks))
@@ -76,9 +71,9 @@ def _print_task(task: Task) -> None:
     document = clean(task.document)
     excerpt = f"{document[:600]} [...] {document[-600:]}" if len(document) >= 1200 else document
     console.rule(Styled(clean(task.id)))
-    console.print(Styled(excerpt))
+    say(excerpt)
     answers = " | ".join(task.answers)
-    console.print(Styled(clean(f"\nquestion  {task.question}\nanswers   {answers}")))
+    say(f"\nquestion  {task.question}\nanswers   {answers}")
     facts = [f"kind {task.kind}"] if task.kind else []
     if task.order:
         titled = task.pool and task.pool.frame == "documents"
@@ -86,7 +81,7 @@ def _print_task(task: Task) -> None:
     if task.gold:
         facts.append(f"evidence at {', '.join(str(k + 1) for k in task.gold)}")
     facts.append(f"{len(document):,} characters")
-    console.print(Styled(clean(f"about     {', '.join(facts)}")))
+    say(f"about     {', '.join(facts)}")
 
 
 # ---------------------------------------------------------------- build
@@ -98,8 +93,8 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
     Tasks that share no pool of passages are written with their texts, as .json. data: the files of
     questions that the user names. Nothing is written unless all columns can be.
     """
-    data = tuple(hub.pin(file, _say) for file in data)
-    suite = suites.pinned(suite, _say)
+    data = tuple(hub.pin(file, say) for file in data)
+    suite = suites.pinned(suite, say)
     scope = suites.scope_of(suite, data, config, cache(partial(_codec, config)))
     tokenizer = {"tokenizer": config.tokenizer or "base_policy"} if suite.unit == "tokens" else {}
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
@@ -126,7 +121,7 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
         make_folder(out)
         for path, about in written:
             path.replace(out / path.name)
-            console.print(f"{out / path.name}: {about}")
+            say(f"{out / path.name}: {about}")
     next_step("look at them", "data", "look", out / written[0][0].name)
 
 
@@ -161,7 +156,7 @@ def filter_questions(file: Path, out: Path, config: FilterConfig) -> None:
     """
     from report.summary import bootstrap
 
-    file = Path(hub.pin(file, _say))
+    file = Path(hub.pin(file, say))
     tasks = readers.read(file)
     pool = tasks[0].pool
     if pool is None or any(task.pool is not pool for task in tasks) or out.suffix == ".parquet":
@@ -185,7 +180,7 @@ def filter_questions(file: Path, out: Path, config: FilterConfig) -> None:
     about = {"source": source, "no_context": config.model or "base_policy", "rule": config.rule}
     writers.write_built(out, unknown, **about, samples=samples, dropped=len(known))
     failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
-    console.print(
+    say(
         f"{share} are answered without the document and dropped; "
         f"{len(unknown)} are in {out}.{failures}"
     )

@@ -16,7 +16,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
 
 import lightning
@@ -32,7 +32,7 @@ from config import files, stops
 from config.errors import UserError, kept, no_room
 from config.files import check_folder
 from config.locks import writing
-from config.options import RunConfig, SFTConfig, TrainConfig
+from config.options import TINY, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
@@ -45,7 +45,7 @@ from models.load import check_export, inner, keep_freed_memory, load_policy, set
 from models.logprobs import mask_head
 from models.packaged import located
 from models.products import use_products
-from models.setup import Setup, adapted, base_and_adapter, check_device, check_stored
+from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
 from report.runlog import RunRecorder, StepCSV
@@ -212,6 +212,7 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
     """Say what to do with the policy: train one that is warm or, where no group of the last steps
     had right and wrong answers, warm it up; else evaluate it."""
     rows, model = whole_rows(folder / "metrics.csv"), ("--model", folder / "model")
+    base = ("--model", run.model) if run.model not in ("", TINY) else ()
     named = () if agent.label == find.DEFAULT else ("--agent", agent.name)
     usual = run.data in ("", RunConfig().data)
     data = () if usual else ("--data", run.data)
@@ -219,11 +220,14 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
     if not run.keep_checkpoints:
         next_step("see what it read", "show", folder)
     elif isinstance(config, SFTConfig):
-        next_step("train it with rewards", "train", *model, *named, *data, runs=run.runs)
+        kind, place = ("lora", "adapter") if (folder / "adapter").exists() else ("full", "model")
+        settings = ("--lr", LR[kind]) if base else ("--preset", "demo")
+        words = ("--name", f"{run.name}-grpo", "--model", folder / place, *named, *data, *settings)
+        next_step("train it with rewards", "train", *words, runs=run.runs)
     elif "wrong" in troubles(rows):
         # on generated English, which says where the evidence is
-        model = ("--model", run.model) if run.model else ()
-        next_step("warm it up, for it is never right", "sft", *model, *named, runs=run.runs)
+        words = ("sft", "--name", f"{run.name}-warm", *base, *named)
+        next_step("warm it up, for it is never right", *words, runs=run.runs)
     elif unseen or usual:
         words = ("--name", f"{run.name}-eval", *model)
         words += () if usual else ("--data", unseen)
@@ -312,7 +316,7 @@ def _named(run: RunConfig) -> RunConfig:
             f"On {run.num_nodes} machines torchrun starts the command, on each of them "
             "(docs/engines.md)."
         )
-    return replace(run, name=run.name or datetime.now().strftime("%Y%m%d-%H%M%S"))
+    return replace(run, name=files.name_or_now(run.name))
 
 
 def _check_same(folder: Path, **now: object) -> None:
@@ -359,6 +363,7 @@ def _train(
                 trainer = _trainer(run, setup, sections, folder, start, config.steps, callbacks)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
+                say(f"Step {start} of {start} is done: a larger --steps goes on.")
                 files.dump(folder / "config.yaml", **sections)
                 StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed

@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 
@@ -111,11 +112,16 @@ def check_folder(folder: Path, resume: bool) -> None:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
 
+def name_or_now(name: str) -> str:
+    """Return the name of a run: the one given, else date and time."""
+    return name or datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
 def near_run(folder: Path) -> str:
-    """Ask whether a run of a like name is meant, beside a folder or in runs/; "" of none."""
-    if Path("runs", folder).is_dir() and not folder.is_absolute():
+    """Ask whether a training of a like name is meant, beside a folder or in runs/; "" of none."""
+    if Path("runs", folder, "metrics.csv").exists() and not folder.is_absolute():
         return f" Did you mean {Path('runs', folder)}?"
-    beside = {path.name for path in folder.parent.glob("*") if path.is_dir()} - {folder.name}
+    beside = {path.parent.name for path in folder.parent.glob("*/metrics.csv")} - {folder.name}
     return meant(folder.name, beside)
 
 

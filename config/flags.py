@@ -103,7 +103,9 @@ class Command(TyperCommand):
             ours = {name for p in self.params for name in p.opts if name.startswith("--")}
             other = help_data()["names"].get(error.option_name, "").split()
             guess = [name for name in other if name in ours]
-            guess = guess or get_close_matches(error.option_name, ours, n=2, cutoff=NEAR)
+            bare = {name.removeprefix("--"): name for name in ours}
+            near = get_close_matches(error.option_name.removeprefix("--"), bare, n=2, cutoff=NEAR)
+            guess = guess or [bare[name] for name in near]
             error.possibilities = None
             error.message += f". Did you mean {' or '.join(guess)}?" if guess else "."
             raise
@@ -116,6 +118,8 @@ class Command(TyperCommand):
                 parameter.hidden = parameter in more
                 parameter.help = _brief(parameter.help or "")
             parts.append(f"--help-all lists {len(more)} more flags.")
+        if {"model", "chunk_tokens"} <= {p.name for p in self.params}:
+            parts.append("Defaults go by the model: with --model NAME, --help shows that one's.")
         self.epilog = "\n\n".join(filter(None, parts))
         super().format_help(ctx, formatter)
 

@@ -17,7 +17,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from config.errors import UserError
-from config.options import TINY
 from config.realmodels import HUB, PACKAGED, base_of, named_folder
 
 HUB_S = 3.0
@@ -26,12 +25,19 @@ HUB_S = 3.0
 
 def check_here(config: object) -> None:
     """Raise a UserError for what the settings of a command name and this machine lacks: a device,
-    or a model of the hub (`check_hub`). torch is not loaded for it."""
+    vLLM, or a model of the hub (`check_hub`). torch is not loaded for it."""
     if _lacks(config.device):
         raise UserError(f"No device {config.device} was found; use --device cpu.")
+    asks = getattr(config, "endpoint", ())
+    vllm = config.engine == "vllm" and not asks
+    if vllm and not importlib.util.find_spec("vllm"):
+        raise UserError(
+            "The engine vllm is not installed: pip install -r requirements-gpu.txt, in an "
+            "environment of its own, or use --engine transformers."
+        )
     answerer = getattr(config, "answerer", "").removeprefix("hf:")
     for name in (config.model, getattr(config, "untrained", ""), answerer):
-        if name and name != "base" and not getattr(config, "endpoint", ()):
+        if name and name != "base" and not asks:
             check_hub(base_of(name))
 
 
@@ -53,7 +59,7 @@ def check_hub(model: str | Path) -> None:
     Where the hub does not answer, what is in the cache is taken from there without asking it again:
     each file would otherwise be tried for, five times over.
     """
-    known = str(model) in (*PACKAGED, TINY) or named_folder(model).exists()
+    known = str(model) in PACKAGED or named_folder(model).exists()
     if known or not HUB.fullmatch(str(model)):
         return
     from huggingface_hub import constants

@@ -34,7 +34,7 @@ from config.settings import (
 
 # the base policy that ships with the repository
 EMBEDDED = Path(__file__).parent.parent / "embedded" / "weights"
-TINY = "tiny"  # its name as a --model of `ask`
+TINY = "tiny"  # its name as a --model
 # the real model that reads where nothing else is found, as a --model and for a person
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
@@ -130,7 +130,8 @@ class TrainConfig(Settings):
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
     contains "no". Thinking is dropped first"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate"""
+    """peak learning rate; the default is for the embedded policy, real models want that of a
+    recipe"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
@@ -178,8 +179,8 @@ class TrainConfig(Settings):
 class GRPOConfig(TrainConfig):
     """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
 
-    group_size: Count = 16
-    """G, readings of one task"""
+    group_size: Annotated[int, Field(ge=2)] = 16
+    """G, readings of one task, which are judged by each other"""
     updates_per_rollout: Count = 1
     """optimizer steps per rollout, each on its own share of the readings"""
     rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
@@ -278,7 +279,7 @@ class RunConfig(Settings):
     """folder of all runs"""
     model: str = ""
     """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty = the embedded base policy"""
+    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
@@ -350,7 +351,7 @@ class ModelConfig(Settings):
 
     model: str = ""
     """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty = the embedded base policy"""
+    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
     engine: EngineName = "transformers"
     """what answers: transformers; vllm = vLLM in this process"""
     endpoint: tuple[str, ...] = ()
@@ -411,7 +412,7 @@ class EvalConfig(ModelConfig):
     samples: Count = 1
     """answers sampled per question, which counts with their mean"""
     temperatures: Annotated[tuple[Annotated[float, NOT_NEGATIVE], ...], NOT_EMPTY] = (1.0, 0.0)
-    """sampling temperatures; 0 = greedy, one answer per question"""
+    """sampling temperatures, 0 = greedy: one answer per question"""
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
     transcripts: Annotated[int, NOT_NEGATIVE] = 2
@@ -592,8 +593,8 @@ class PlanConfig(Settings):
     """The machine of `plan`."""
 
     model: str = ""
-    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty = the embedded
-    policy"""
+    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty or tiny = the
+    embedded policy"""
     gpu_gib: float | None = None
     """memory of one GPU; empty = the card's"""
     devices: int = 1
@@ -638,8 +639,8 @@ class FilterConfig(Settings):
     """What `data filter` asks without the document."""
 
     model: str = ""
-    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty = the embedded
-    policy"""
+    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty or tiny =
+    the embedded policy"""
     samples: Count = 2
     """answers per question; one right one is enough"""
     temperature: Annotated[float, NOT_NEGATIVE] = 1.0

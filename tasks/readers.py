@@ -220,8 +220,23 @@ def _sources(path: Path) -> list[tuple[Path, Callable[[], AbstractContextManager
 def existing(path: str | Path) -> Path:
     """Return the path of a file. UserError: there is none, or the system takes no such path."""
     if not is_file(path):
-        raise UserError(f"No file at {path}.")
+        raise UserError(f"No file at {path}.{_instead(Path(path))}")
     return Path(path)
+
+
+def _instead(path: Path) -> str:
+    """Say by which command a file comes that is not there, or that it is a folder; else ""."""
+    if path.is_dir():
+        return " It is a folder: name a file in it."
+    from tasks.downloads import SOURCES
+
+    if name := next((part for part in path.parts if part in SOURCES), ""):
+        get = f"`python cli.py data get {name}` fetches its files to data/{name}"
+        return f" {get}; `data build FILE OUT` makes sets of questions."
+    if length := re.search(r"_(\d+)\.json(l\.gz)?$", path.name):
+        build = f"python cli.py data build FILE {path.parent} --lengths {length[1]}"
+        return f" `{build}` makes such sets, of questions such as `data get hotpotqa` fetches."
+    return ""
 
 
 LARGEST = 1 << 30

@@ -138,7 +138,7 @@ def parts_of(data: str) -> list[tuple[str, float]]:
 
     UserError for a weight that is no positive number.
     """
-    if "," not in data:
+    if "," not in data or episodes.is_conversations(data):
         return [(data, 1.0)]
     parts = []
     for entry in filter(None, data.split(",")):
@@ -155,8 +155,9 @@ def parts_of(data: str) -> list[tuple[str, float]]:
 def check_sources(sources: Iterable[str]) -> None:
     """Raise a UserError for a source that names a file which is not there."""
     for source in sources:
-        elsewhere = is_hub(source) or readers.is_function(source)
-        if not (source in GENERATED or elsewhere or episodes.is_conversations(source)):
+        if episodes.is_conversations(source):
+            source = source.partition(":")[2].partition("#")[0]
+        if not (source in GENERATED or is_hub(source) or readers.is_function(source)):
             readers.existing(source)
 
 

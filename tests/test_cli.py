@@ -313,9 +313,13 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
     "--model Qwen/Qwen3-4B --card 4090": (
         "LoRA fits one RTX 4090 of 24 GiB: about 100 h for 100 steps of 8 x 16 readings of 15 "
         "sections of 2,048 tokens; QLoRA fits, too (75 h); full fine-tuning wants 80 GiB.",
-        {"lora_rank": 32, "recompute": True},
+        {"lora_rank": 32, "recompute": True, "data": "FILE", "lr": 2e-5},
     ),
-    "--model Qwen/Qwen3-0.6B": ("fits one H100 of 80 GiB (give yours by --card)", {"lora_rank": 0}),
+    "--model Qwen/Qwen3-0.6B": (
+        "fits one H100 of 80 GiB (give yours by --card)",
+        {"lora_rank": 0, "data": "FILE", "lr": 1e-6},
+    ),
+    "--model Qwen/Qwen3-0.6B --lr 3e-6": ("Full fine-tuning fits", {"lr": 3e-6}),
     "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16": (
         "QLoRA fits one A100 of 40 GiB",
         {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
@@ -339,6 +343,7 @@ PLANS = {  # words of `plan` -> of its sentence, and what the command that it en
 def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatch, tmp_path):
     said, trained = PLANS[words]
     monkeypatch.chdir(tmp_path)
+    Path("FILE").touch()  # that the user is to name
     for folder in ("hqa", "hqa-dev"):  # of the recipes, whose files `train` looks for
         Path(folder).mkdir()
         Path(folder, "hqa_20.jsonl.gz").touch()
@@ -590,18 +595,19 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(downloads, "get", download)
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
-    shutil.copytree(ROOT / "examples", "examples")
+    for folder in ("examples", "recipes"):
+        shutil.copytree(ROOT / folder, folder)
     engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
     text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [words for words in commands(text) if "my_agent" not in " ".join(words)]
     used = {name for name in SMALL for words in lines if " ".join(words).startswith(name)}
     assert used == {*SMALL}
     for words in lines:
-        words = [str(EMBEDDED) if word == "Qwen/Qwen3-0.6B" else word for word in words]
         name = " ".join(words[: 1 + (words[0] == "data")])
         # a run is resumed with its own settings, and a model that was trained here is asked
         asked = name == "ask" and "--model" in words
         small = [] if "--resume" in words or asked else SMALL[name].split()
+        small += "--model tiny --engine transformers".split() * (words[:2] == ["train", "--config"])
         assert run(*words, *small).strip(), words
     assert json.loads(Path("runs/mine/summary.json").read_text())["steps"] == 2
     assert "Reward by training step" in Path("runs/mine/report.html").read_text()
@@ -609,9 +615,9 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     shown, trained = (next(w for w in lines if w[0] == name) for name in ("show", "train"))
     assert shown[1] == f"runs/{trained[trained.index('--name') + 1]}"
     assert int(shown[shown.index("--step") + 1]) < int(trained[trained.index("--steps") + 1])
-    evaluated = json.loads(Path("runs/real-hqa/summary.json").read_text())
+    evaluated = json.loads(Path("runs/hqa/summary.json").read_text())
     (asked,) = evaluated["trained_on"]  # nothing that it was trained on is asked
-    assert asked["policy"] == "runs/real/model" and asked["known"] == 2
+    assert asked["policy"] == "runs/qwen3-0.6b/model" and asked["known"] == 2
     assert asked["questions"]["hotpotqa"] == {"asked": 2, "seen": 0}
     assert parts_of(evaluated, "agent") == ["memagent", "full", "bm25", "none", "oracle"]
     assert parts_of(evaluated, "question", agent="oracle") == ["hotpotqa"]
@@ -632,13 +638,12 @@ def download(name, out, say):
                 "sentences": [[f"Person {k} is in Lima. "] for k in range(10 * i, 10 * i + 10)],
             },
         }
-        for i in range(44)
+        for i in range(66)
     ]
     say(f"{name} comes from a hub")
     (out / name).mkdir(parents=True)
-    training, _, validation = (file.name for file in downloads.SOURCES[name][2])
-    pq.write_table(pa.Table.from_pylist(questions[:22]), out / name / training)
-    pq.write_table(pa.Table.from_pylist(questions[22:]), out / name / validation)
+    for k, file in enumerate(downloads.SOURCES[name][2]):
+        pq.write_table(pa.Table.from_pylist(questions[22 * k :][:22]), out / name / file.name)
 
 
 def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):

@@ -105,7 +105,7 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
 def test_the_hours_of_the_front_page_are_those_that_plan_says():
     text = README.read_text(encoding="utf-8")
     (words,) = (words for words in commands(text) if words[0] == "plan")
-    (hours,) = re.findall(r"about \d+ h for 100 steps", text)
+    (hours,) = re.findall(r"about [\d.]+ h for 100 steps", text)
     assert hours in " ".join(CliRunner().invoke(cli.app, words).output.split())
 
 

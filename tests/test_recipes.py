@@ -43,8 +43,10 @@ def test_a_recipe_can_be_dry_run(name):
     data = run.data
     dry_run(replace(run, devices=1, num_nodes=1, device="cpu"), *rest, said.append)
     assert said[-2].startswith("2 steps") and said[-2].endswith("the export loads.")
-    once = "" if data == "world" else f" once {data} and "
-    assert said[-1].startswith(f"The run can begin{once}")
+    if data == "world":
+        assert said[-1] == "The run can begin."
+    else:
+        assert said[-1].startswith("Not tried, since not here: vLLM, ") and data in said[-1]
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
@@ -112,7 +114,7 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
     for words in (
         "The tokenizer of Qwen/Qwen3-4B is not here",
         "Qwen3ForCausalLM",
-        "mine.jsonl is not here",
+        "No file at ",
     ):
         assert any(words in line for line in said), words
     task = {"question": "?", "answer": "Lima", "context": "Anna reached Lima."}

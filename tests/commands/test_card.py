@@ -17,7 +17,7 @@ from commands import export, push, train
 from commands.card import write_card
 from config.errors import UserError
 from config.options import EMBEDDED, READER, EvalConfig, RunConfig
-from config.realmodels import ADAPTERS, PACKAGED
+from config.realmodels import PACKAGED, SHIPPED
 from embedded import tiny
 from report.summary import wilson
 
@@ -125,7 +125,7 @@ def test_a_card_without_results_says_so_and_names_no_folder(tmp_path, codec):
 
 def test_what_goes_on_from_the_reader_has_the_licence_of_its_adapters(trained, tmp_path):
     stored = find.begun(trained)
-    for named in ({"model": READER}, {"adapter": str(ADAPTERS[READER]), "model": "smollm2"}):
+    for named in ({"model": READER}, {"adapter": str(SHIPPED[READER]), "model": "smollm2"}):
         write_card(tmp_path, stored | {"run": named}, trained, 2, adapter=True)
         known, text = metadata_load(tmp_path / "README.md"), (tmp_path / "README.md").read_text()
         assert known["license"] == "cc-by-sa-4.0"

@@ -13,10 +13,11 @@ from test_refusals import python, refused, said
 from typer.testing import CliRunner
 
 import cli
+from agents import find
 from bench import first_line
 from config import flags, machine
 from config.errors import UserError
-from config.options import EVERYDAY
+from config.options import EVERYDAY, RunConfig
 
 ROOT = Path(cli.__file__).parent
 EXAMPLES = flags.help_data()["examples"]
@@ -114,18 +115,32 @@ def test_version_and_the_list_of_commands():
     ("export R/onne", "one?"),
 ])  # fmt: skip
 def test_a_near_miss_is_answered_with_what_is_near(tmp_path, line, offered):
-    (tmp_path / "one").mkdir()
+    for name, file in (("one", "metrics.csv"), ("onnne", "rows.jsonl")):  # the latter no training
+        (tmp_path / name).mkdir()
+        (tmp_path / name / file).touch()
     done = CliRunner().invoke(cli.app, line.replace("R", str(tmp_path)).split())
     output = " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
     assert done.exit_code == 2 and f"Did you mean {offered}" in output
 
 
-def test_what_is_near_nothing_is_offered_nothing():
-    done = CliRunner().invoke(cli.app, ["export", "--preset", "x"])
+@pytest.mark.parametrize("command", ["export", "sft"])
+def test_what_is_near_nothing_is_offered_nothing(command):
+    done = CliRunner().invoke(cli.app, [command, "--preset", "demo"])
     assert "No such option: --preset." in done.output and "Did you mean" not in done.output
 
 
 # ---------------------------------------------------------------- the first line
+
+
+@pytest.mark.parametrize("agent, more", [("memagent", 0), ("bm25", 1), ("none", 1)])
+def test_a_training_says_its_folder_and_what_alone_it_trains(agent, more, monkeypatch):
+    said = []
+    run = find.beginning(RunConfig(), find.make(agent, {}), False, said.append)
+    assert run.name and said[-1] == f"Results go to {Path('runs', run.name)}."
+    assert [f"{agent} answers in one turn" in line for line in said].count(True) == more
+    monkeypatch.setenv("RANK", "0")  # torchrun's ranks would have a name each
+    assert not find.beginning(RunConfig(), find.make(agent, {}), False, print).name
+
 
 HALTED = """
 import json, sys
@@ -137,6 +152,7 @@ class Heavy:
 
 sys.meta_path.insert(0, Heavy())
 import cli
+from agents import find
 from typer.testing import CliRunner
 for words in json.loads(sys.argv[1]):
     done = CliRunner().invoke(cli.app, words)
@@ -194,6 +210,9 @@ def test_a_device_that_is_not_here_is_refused_before_torch_is_asked(tmp_path, mo
                   ["serve"], ["stream", "--engine", "transformers"]):  # fmt: skip
         sentence = refused(*words, "--device", "cuda")
         assert sentence == "memagent: No device cuda was found; use --device cpu."
+    monkeypatch.setattr(machine.importlib.util, "find_spec", lambda name: None)
+    for words in (["train", "--name", "t"], ["eval"], ["ask", "notes.txt", "Who?"]):
+        assert "The engine vllm is not installed" in refused(*words, "--engine", "vllm")
     assert not Path("runs").exists()
 
 

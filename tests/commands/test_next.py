@@ -14,7 +14,7 @@ from agents.bank import Bank, BankConfig
 from agents.store import Entry, Store
 from commands import train
 from config import terminal
-from config.options import GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from report.training import WATCHED
 
 TRAINED = "train --steps 2 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
@@ -80,7 +80,7 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     )
     small = "--chunk-tokens 30 --tasks-per-step 2 --lengths 1 --agent infmem"
     assert following(f"sft --steps 1 --name w {small}") == (
-        "train --model runs/w/model --agent infmem"
+        "train --name w-grpo --model runs/w/model --agent infmem --preset demo"
     )
     assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c"
     assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")
@@ -95,8 +95,8 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
 @pytest.mark.parametrize(
     ("run", "reward", "then"),
     [
-        ({}, 0, "sft"),
-        ({"model": "m", "agent": "rememr1"}, 0, "sft --model m --agent rememr1"),
+        ({}, 0, "sft --name a-warm"),
+        ({"model": "m", "agent": "rememr1"}, 0, "sft --name a-warm --model m --agent rememr1"),
         ({}, 0.5, "eval --name a-eval --model a/model"),
         ({"data": "ledger"}, 0.5, "eval --name a-eval --model a/model --data ledger"),
         ({"data": "d", "validation": "v"}, 1, "eval --name a-eval --model a/model --data v"),
@@ -113,6 +113,24 @@ def test_what_follows_a_training_goes_by_what_it_learnt(run, reward, then, here,
     train._next(settings, GRPOConfig(), find.make(settings.agent, {}), Path("a"))
     words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
     assert shlex.join(words) == then
+
+
+@pytest.mark.parametrize(
+    ("model", "left", "then"),
+    [
+        ("", "model", "--model a/model --preset demo"),
+        ("tiny", "adapter", "--model a/adapter --preset demo"),
+        ("m", "model", "--model a/model --lr 1e-06"),
+        ("m", "adapter", "--model a/adapter --lr 2e-05"),
+    ],
+)
+def test_a_warm_start_ends_in_a_training_that_fits_its_model(model, left, then, here, capsys):
+    """Adapters are trained on as such, and a real model at a rate of its own."""
+    Path("a", left).mkdir(parents=True)
+    settings = RunConfig(name="a", model=model)
+    train._next(settings, SFTConfig(), find.make(settings.agent, {}), Path("a"))
+    words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
+    assert shlex.join(words) == f"train --name a-grpo {then}"
 
 
 def test_a_command_is_that_of_this_python(monkeypatch, tmp_path, capsys):

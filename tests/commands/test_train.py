@@ -351,9 +351,12 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
     assert not [*tmp_path.glob("runs/*")]
 
 
-def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path, whole):
+def test_a_finished_run_goes_on_with_more_steps_to_the_same_numbers(model, tmp_path, whole, capsys):
     expected = outcome(whole)
     folder = trained(model, tmp_path, 2)
+    assert "a larger --steps" not in capsys.readouterr().out
+    assert_same(outcome(trained(model, tmp_path, 2, resume=True)), outcome(folder))
+    assert "Step 2 of 2 is done: a larger --steps goes on." in capsys.readouterr().out
     assert_same(outcome(trained(model, tmp_path, STEPS, resume=True)), expected)
     assert find.begun(folder)["grpo"]["steps"] == STEPS
     for wrong in ({"steps": 2, "resume": True}, {"steps": 9}):  # past its end; there already
@@ -636,7 +639,7 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     assert {value.dtype for value in exports["half"].values()} == {torch.bfloat16}
     norm = "model.norm.weight"
     assert not torch.equal(exports["best"][norm], exports["last"][norm])
-    with pytest.raises(UserError, match="no checkpoint of step 2; there are 3, 4, 5"):
+    with pytest.raises(UserError, match="no checkpoint of step 2, only of 3, 4, 5 "):
         export.export(folder, step=2)
     with pytest.raises(UserError, match="is no run with a checkpoint"):
         export.export(tmp_path)

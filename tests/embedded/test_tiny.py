@@ -5,11 +5,17 @@ from dataclasses import replace
 
 from agents import find
 from agents.rememr1 import NOT_RECALLED
-from config.options import EMBEDDED
+from config import machine
+from config.options import EMBEDDED, TINY
+from config.realmodels import titled
 from dev import base
 from embedded import tiny
+from engines.open import fingerprint
 from memagent import NO_MEMORY
+from models import plan
 from models.load import load_model
+from models.packaged import located
+from models.setup import Setup
 from tasks import worlds
 from tokens.codec import Codec
 
@@ -26,6 +32,17 @@ def test_the_embedded_policy_says_how_it_reads_and_in_which_form_it_answers():
     made, shipped = Codec(base.make_tokenizer()), Codec(tiny.make_tokenizer())
     assert made.fingerprint == shipped.fingerprint == Codec.load(EMBEDDED).fingerprint
     assert len(shipped.encode("Anna joined Boris.")) == 4
+
+
+def test_tiny_is_the_embedded_policy_wherever_a_model_is_named(monkeypatch):
+    monkeypatch.setattr(machine, "_answers", None)  # the hub is not asked
+    machine.check_hub(TINY)
+    assert find.starting_point({"model": TINY}) == find.model_or_default(TINY) == TINY
+    assert find.of_model(TINY) == find.of_model(EMBEDDED)
+    setup = located(Setup(TINY, "cpu", "float32"))
+    assert setup.folder == setup.base_folder == EMBEDDED
+    assert plan.geometry(TINY) == plan.geometry("") and fingerprint(TINY) == fingerprint("")
+    assert titled(TINY) == titled("") == "the embedded policy"
 
 
 def test_the_demonstrators_write_what_the_question_needs(codec):

@@ -181,23 +181,23 @@ def wheel(file, tmp_path, monkeypatch):
     """The wheel of a packaged model called tiny, which pip finds in a folder."""
     path = write_wheel(tmp_path / "wheels", file)
     tiny = Packaged("llm-tiny", "1.0", sha256(path), "llm_tiny/tiny.gguf", sha256(file), 1)
-    monkeypatch.setitem(PACKAGED, "tiny", tiny)
+    monkeypatch.setitem(PACKAGED, "small", tiny)
     monkeypatch.setattr(realmodels, "_SETTINGS", tmp_path / "settings")
-    (tmp_path / "settings" / "tiny").mkdir(parents=True)
+    (tmp_path / "settings" / "small").mkdir(parents=True)
     settings = "run:\n  agent: memagent\nagent:\n  chunk_tokens: 77\n"
-    (tmp_path / "settings" / "tiny" / "agent.yaml").write_text(settings)
+    (tmp_path / "settings" / "small" / "agent.yaml").write_text(settings)
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
     return path
 
 
 def test_a_model_comes_out_of_its_wheel(wheel, file, capsys):
-    assert find.of_model("tiny") == {"chunk_tokens": 77}  # before anything was fetched
-    assert packaged.if_here("tiny") == "tiny"
-    setup = packaged.located(Setup("tiny", "cpu", "bfloat16"))
+    assert find.of_model("small") == {"chunk_tokens": 77}  # before anything was fetched
+    assert packaged.if_here("small") == "small"
+    setup = packaged.located(Setup("small", "cpu", "bfloat16"))
     assert setup.codec().tokenizer.eos_token == "<|im_end|>"
     assert find.of_model(setup.folder) == {"chunk_tokens": 77}
-    assert packaged.if_here("tiny") == setup.folder and setup.model == "tiny"
-    assert packaged.at_hand()["tiny"] == "converted"
+    assert packaged.if_here("small") == setup.folder and setup.model == "small"
+    assert packaged.at_hand()["small"] == "converted"
     said = capsys.readouterr()
     assert "fetching 1 MB" in said.err and "  1/1 MB  0:" in said.err and not said.out
     assert not list(setup.folder.rglob("*.gguf")) and not list(setup.folder.rglob("*.whl"))
@@ -208,10 +208,10 @@ def test_a_damaged_wheel_is_fetched_anew(wheel, cache, monkeypatch):
     at = whole.index(b"GGUF") + 5000  # inside the model
     wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
     with pytest.raises(UserError, match="damaged or not the one that is known"):
-        packaged.ready("tiny")
+        packaged.ready("small")
     assert not done and not left_over(cache)
     wheel.write_bytes(whole)
-    assert packaged.ready("tiny").is_dir() and len(done) == 1
+    assert packaged.ready("small").is_dir() and len(done) == 1
 
 
 def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
@@ -220,8 +220,8 @@ def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
         archive.extractall(tmp_path / "site")
     wheel.unlink()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert packaged.at_hand()["tiny"] == "in an installed wheel"
-    packaged.ready("tiny")
+    assert packaged.at_hand()["small"] == "in an installed wheel"
+    packaged.ready("small")
     assert done == [tmp_path / "site" / "llm_tiny" / "tiny.gguf"]
 
 
@@ -237,7 +237,7 @@ def test_a_source_distribution_is_never_run(wheel, tmp_path):
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
     with pytest.raises(UserError, match="llm-tiny"):
-        packaged.ready("tiny")
+        packaged.ready("small")
     assert not mark.exists()
 
 
@@ -247,7 +247,7 @@ def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(UserError) as error:
-        packaged.ready("tiny")
+        packaged.ready("small")
     said = str(error.value)
     assert "secret" not in said and "\n" not in said
     assert not left_over(cache)
@@ -257,16 +257,16 @@ def trained(runs: Path) -> Path:
     """Train adapters of the packaged model for a step; return the run."""
     settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2, lr=0.1)
-    run = RunConfig(name="a", runs=str(runs), model="tiny", lengths=(1,), device="cpu")
-    return train(run, grpo, find.resolve("default", "tiny", {}, settings)[1], reward=made_up)
+    run = RunConfig(name="a", runs=str(runs), model="small", lengths=(1,), device="cpu")
+    return train(run, grpo, find.resolve("default", "small", {}, settings)[1], reward=made_up)
 
 
 def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tmp_path):
     """On another machine the folder of the base is another one; the name is the same."""
     folder = trained(tmp_path)
-    assert find.begun(folder)["run"]["model"] == "tiny"
+    assert find.begun(folder)["run"]["model"] == "small"
     base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    assert base["base_model_name_or_path"] == "tiny"
+    assert base["base_model_name_or_path"] == "small"
     with warnings.catch_warnings(record=True) as said:  # a user would read them
         out = export(folder, out=tmp_path / "out", gguf=True)
     assert not [each for each in said if "distributed" in str(each.message)]
@@ -277,12 +277,12 @@ def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tm
     assert not [path for path in written if str(cache_folder()) in path.read_text()]
     card = (out / "README.md").read_text()
     assert "- gguf\n" in card and "`model.gguf` is the same model for llama.cpp." in card
-    policy = PeftModel.from_pretrained(load_model(packaged.ready("tiny")), folder / "adapter")
+    policy = PeftModel.from_pretrained(load_model(packaged.ready("small")), folder / "adapter")
     file, ids = out / "model.gguf", torch.arange(5, 40)[None]
     with torch.no_grad():
         base, model, read = (
             load_model(packaged.ready(path), "bfloat16", "cpu").eval()(ids).logits
-            for path in ("tiny", out, file)
+            for path in ("small", out, file)
         )
         merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
         assert (policy(ids).logits - merged).abs().mean() < 0.05
@@ -298,16 +298,16 @@ def ours(wheel, tmp_path, monkeypatch):
     """Adapters that come with the repository under a name of their own, with a packaged base."""
     folder = trained(tmp_path)
     seen.add_trained_on(folder / "adapter", {}, 0, [("0123456789abcdef", "q")])
-    monkeypatch.setitem(realmodels.ADAPTERS, "ours", folder / "adapter")
+    monkeypatch.setitem(realmodels.SHIPPED, "ours", folder / "adapter")
     return folder / "adapter"
 
 
 def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path, monkeypatch):
     agent = find.resolve("default", "ours", {}, {})[1]
     assert agent.config.chunk_tokens == 96 and find.trained_agent("ours") == "memagent"
-    monkeypatch.setitem(plan.SIZES, "tiny", plan.SIZES["smollm2"])
-    assert geometry("ours") == geometry("tiny")
-    assert "adapters of tiny" in packaged.at_hand()["ours"]
+    monkeypatch.setitem(plan.SIZES, "small", plan.SIZES["smollm2"])
+    assert geometry("ours") == geometry("small")
+    assert packaged.at_hand()["ours"] == "part of memagent"
     assert seen.trained_on(realmodels.settings_folder("ours"))
     # trained further, it keeps the base's name and what was trained on before
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
@@ -332,7 +332,7 @@ def test_the_base_of_adapters_is_converted_before_ranks_start(ours, cache, tmp_p
     )
     run = RunConfig(name="d", runs=str(tmp_path), model="ours", device="cpu", devices=2)
     found = train(run, GRPOConfig(steps=1), find.resolve("default", "ours", {}, {})[1])
-    assert asked and [path.name for path in found if path.name.startswith("tiny-")]
+    assert asked and [path.name for path in found if path.name.startswith("small-")]
 
 
 # ---------------------------------------------------------------- smollm2
@@ -349,7 +349,9 @@ def test_smollm2_is_known_before_it_is_fetched(cache):
 
 
 def test_a_dry_run_fetches_nothing(cache, tmp_path):
-    said = []
-    model = load_model(_stand_in(RunConfig(model="smollm2"), tmp_path / "base", said.append))
+    said, missing = [], []
+    run = RunConfig(model="smollm2")
+    model = load_model(_stand_in(run, tmp_path / "base", missing, said.append))
+    assert missing == ["the tokenizer of smollm2"]
     assert model.config.model_type == "llama" and not cache.exists()
     assert any("The tokenizer of smollm2 is not here" in line for line in said)

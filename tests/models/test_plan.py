@@ -207,7 +207,7 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
     assert longest > longest_section(AGENT, smallest)
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
     long = AGENT.with_settings(chunk_tokens=20_000)
-    alone = replace(GRPO, tasks_per_step=(1,), group_size=1)
+    alone = replace(GRPO, tasks_per_step=(1,), group_size=2)
     fitting = [gib for gib in range(8, 200) if plan(FOUR, mode, gib, 1, alone, long).fits]
     p = plan(FOUR, mode, fitting[0], 1, alone, long)
     assert p.micro_tokens == GRPO.micro_tokens < long.turn_tokens() < 1 << 15
