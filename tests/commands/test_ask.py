@@ -566,7 +566,7 @@ def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
         found = answerer(AskConfig(served_as="m"))
         assert (found.endpoint, found.served_as) == (("http://127.0.0.1:9/v1",), "m")
         found = answerer(AskConfig(model="tiny"))
-        assert (found.model, found.endpoint) == (str(EMBEDDED), ())
+        assert (found.model, found.endpoint) == ("tiny", ())
         found = answerer(AskConfig(model="m", endpoint=("http://127.0.0.1:8/v1",)))
         assert (found.model, found.endpoint) == ("m", ("http://127.0.0.1:8/v1",))
     monkeypatch.delenv(local.BASE_URL)
