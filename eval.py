@@ -27,7 +27,7 @@ from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
 from config.plugins import failure
-from config.terminal import bar
+from config.terminal import bar, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -35,9 +35,11 @@ from models.packaged import located
 from models.setup import Setup
 from report.evaluation import (
     begin_evaluation,
+    changed,
     dealt,
     evaluation_folder,
     file_of_part,
+    held,
     joined,
     locked,
     room,
@@ -45,7 +47,7 @@ from report.evaluation import (
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, latest, read_rows
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
 
@@ -295,6 +297,11 @@ class _Evaluation:
             for untrained, names in self.groups.items()
         }
         self.labels = labels_of(config.agents)
+        asked = product(self.labels.values(), config.temperatures, self.columns)
+        if words := held(
+            self.folder, [Cell(name, c.question, str(float(t)), c.length) for name, t, c in asked]
+        ):
+            say(words)
         # (agent, temperature, column) -> the keys of its rows -> the part that makes each
         self.places: dict[tuple[str, float, int], dict[tuple, str]] = {}
 
@@ -303,6 +310,7 @@ class _Evaluation:
         config, names = self.config, self.groups[untrained]
         engine = open_reader(config, [self._agent(name) for name in names], untrained)
         model = engine_fingerprint(config, engine, untrained)
+        self._check_settings(names, engine, model)
         weights = {"untrained" if untrained else "model": model}
         settings = find.settings_of(self.agents.values())
         begin_evaluation(self.folder, config, self.suite, settings, weights)
@@ -330,7 +338,8 @@ class _Evaluation:
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
-                    title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
+                    title = f"{name} {column.question} {column.length}".replace("  ", " ")
+                    title += f" temperature {sampling.temperature:g}"
                     shown = progress.add_task(escape(title), total=len(ours) * samples, note="")
                     so_far = room(config, len(self.columns), len(self.places) + 1)
                     filling = Filling(
@@ -354,23 +363,46 @@ class _Evaluation:
             for task in column.make():
                 reader.check(task)
 
+    def _check_settings(self, names: Sequence[str], engine: Engine, model: str) -> None:
+        """Refuse agents whose rows are there under other settings, before any row is made."""
+        agents = {self.labels[n]: self._agent(n).on(engine.codec, engine.window) for n in names}
+        rows = latest(read_rows(*files_of(self.folder)))
+        cells = {row["settings"]: Cell.from_row(row) for row in rows}
+        for settings, cell in cells.items():
+            if agent := agents.get(cell.agent):
+                sampling = Sampling(float(cell.temperature), self.config.top_p)
+                parts = agent, engine.codec.told_date, sampling, self.config.seed, model
+                # of a column without a question the cells are kinds of tasks
+                columns = cell, replace(cell, question="")
+                if settings not in [settings_of_row(column, *parts) for column in columns]:
+                    others = changed(self.folder, agent.config)
+                    raise UserError(
+                        f"{self.folder} holds answers of {cell.agent} under other settings"
+                        f"{others}: give this evaluation another --name."
+                    )
+
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
-        from report.folder import tell
+        from report.folder import agents_of, stored_summary, tell
         from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = self.suite.measured_by([column.question for column in self.columns])
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
         wanted = {key: part for place in order for key, part in self.places[place].items()}
         with locked(self.folder):  # so that who sums up last has the rows of all
             rows, missing = joined(self.folder, wanted)
-            summary = summarise(rows, self.suite.unit, metric, agents=agents)
-            summary["altered"] = find.altered(agents, self.config)
-            summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
+            before = stored_summary(self.folder / "summary.json") or {}
+            metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
+            summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)
+            altered = find.altered(agents, self.config)
+            earlier = before.get("altered", {}).items()
+            summary["altered"] = {k: v for k, v in earlier if k not in agents} | altered
+            seen = [o.summary() for o in self.overlaps.values() if o.known]
+            seen += [old for old in before.get("trained_on", ()) if old not in seen]
+            summary["trained_on"] = seen
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)

@@ -424,7 +424,7 @@ def resumed(
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved
-    stored = begun(Path(run["runs"], run["name"]), run | training | agent)
+    stored = begun(files.run_path(run["runs"], run["name"]), run | training | agent)
     if stored and section not in stored:
         raise UserError(
             f"The run {run['name']} was not trained by this command: go on by the other."
@@ -461,7 +461,7 @@ def beginning(
         if files.is_file(path) and path.stat().st_size < QUICK:
             next(readers.records_of(path), None)
     if first:
-        where = Path(run.runs, run.name or "DATE-TIME")
+        where = files.run_path(run.runs, run.name or "DATE-TIME")
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
         say("It is a dry run, which leaves nothing." if dry else then)
@@ -565,7 +565,7 @@ def _begun_by(given: Mapping[str, str]) -> tuple[Path, dict[str, dict]]:
     """Return the file of settings that a command line goes on from, and its sections: its
     --config, or of the run that is resumed."""
     if "resume" in given and "name" in given:
-        folder = Path(given.get("runs", RunConfig().runs), given["name"])
+        folder = files.run_path(given.get("runs", RunConfig().runs), given["name"])
         return folder / "config.yaml", begun(folder, None)
     path = Path(given.get("config", ""))
     return path, stored_settings(path, None) if "config" in given else {}

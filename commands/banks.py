@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from config.errors import UserError, clean, clip
-from config.files import is_file, replacing_output
+from config.files import found_run, is_file, replacing_output
 from config.flags import command
 from config.settings import NOT_NEGATIVE, Settings
 from config.terminal import next_step
@@ -77,6 +77,7 @@ def _opened(path: Path, namespace: str = "default", embedder: str = "", **how: b
     from agents.bank import Bank, BankConfig
     from models.embedder import embedder_of
 
+    path = found_run(path)
     if not is_file(path):
         known = ", ".join(sorted(map(str, path.glob("*.db"))))
         raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
@@ -109,7 +110,6 @@ def show(
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
     _say(f"{len(entries)} of {len(bank.entries())} entries")
-    next_step("count them", "bank", "stats", file, *_where(namespace))
 
 
 def _print_entry(entry: Entry, whole: bool) -> None:
@@ -156,7 +156,7 @@ def merge(
     namespace: Namespace = "default",
 ):
     """Take over the entries of another bank, with their utilities."""
-    if file.absolute() == other.absolute():
+    if found_run(file).absolute() == found_run(other).absolute():
         raise UserError("A bank cannot be merged with itself: name another one.")
     source = _opened(other, namespace, frozen=True)
     bank = _opened(file, namespace, embedder)

@@ -73,7 +73,7 @@ AMOUNTS = {
         full_context={4: 256, 16: 256, 64: 128, 256: 64, 1024: 64},
         reverse={4: 128, 16: 128, 64: 128},
     ),
-    "short": Amount(3, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8}),
+    "short": Amount(3, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}),
 }
 
 
@@ -438,7 +438,7 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
     for pair in facts.get("seeds", ()):
         if pair["seed"] is None:
             console.print(
-                f"{pair['length']:>4} {plan.unit}, T {pair['temperature']}: {order[0]} - "
+                f"{pair['length']:>4} {plan.unit}, temperature {pair['temperature']}: {order[0]} - "
                 f"{pair['against']} {pair['mean']:+.3f} ({pair['low']:+.3f} to "
                 f"{pair['high']:+.3f}, n {pair['n']})"
             )

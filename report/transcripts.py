@@ -320,7 +320,7 @@ def _verdict(record: dict) -> tuple[str, str]:
     reward = record["reward"]
     if reward is None:
         return "no reward", ""
-    if not record["answers"]:
+    if not record["answers"] and "cell" not in record:
         if record["error"]:
             return "failed", "bad"
         if record["step"] is not None:  # an episode that is paid for otherwise
