@@ -41,6 +41,7 @@ from report.evaluation import (
     file_of_part,
     held,
     joined,
+    known_weights,
     locked,
     room,
 )
@@ -310,9 +311,10 @@ class _Evaluation:
         config, names = self.config, self.groups[untrained]
         engine = open_reader(config, [self._agent(name) for name in names], untrained)
         model = engine_fingerprint(config, engine, untrained)
-        self._check_settings(names, engine, model)
         weights = {"untrained" if untrained else "model": model}
         settings = find.settings_of(self.agents.values())
+        known_weights(self.folder, config, self.suite, weights)
+        self._check_settings(names, engine, model)
         begin_evaluation(self.folder, config, self.suite, settings, weights)
         self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
@@ -338,8 +340,7 @@ class _Evaluation:
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
-                    title = f"{name} {column.question} {column.length}".replace("  ", " ")
-                    title += f" temperature {sampling.temperature:g}"
+                    title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
                     shown = progress.add_task(escape(title), total=len(ours) * samples, note="")
                     so_far = room(config, len(self.columns), len(self.places) + 1)
                     filling = Filling(

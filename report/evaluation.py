@@ -1,8 +1,8 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `begin_evaluation`, `changed`, `held`, `locked`; `room` for transcripts; `dealt`,
-`file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows (report/rows.py), what a
-folder holds later (report/folder.py). No torch.
+Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `changed`, `held`, `locked`; `room`
+for transcripts; `dealt`, `file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows
+(report/rows.py), what a folder holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
 Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights, of
@@ -44,7 +44,7 @@ def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     settings tell.
     """
     folder = files.run_path(config.runs, config.name)
-    _known_weights(folder, config, suite, {})
+    known_weights(folder, config, suite, {})
     return folder
 
 
@@ -67,14 +67,14 @@ def begin_evaluation(
     """
     files.make_folder(folder)
     with locked(folder):
-        known = _known_weights(folder, config, suite, weights)
+        known = known_weights(folder, config, suite, weights)
         hold(folder)
         settings = asdict(config) | asdict(suite)
         sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
         files.dump(folder / "config.yaml", **sections)
 
 
-def _known_weights(
+def known_weights(
     folder: Path, config: EvalConfig, suite: Suite, weights: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the fingerprints that the folder has, {} if its rows are still to come."""

@@ -23,6 +23,7 @@ from config.files import settings_in
 from config.foreign import from_json
 from config.terminal import console, next_step, say
 from memagent import Agent
+from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
 from report.rows import Cell, files_of, labels_of, latest, read_rows
@@ -194,7 +195,7 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     console.print(table(summary, console.width))
     records = transcripts(folder, summary)
     say(kept(rows, records, summary["metric"]))
-    for sentence in overlaps(summary):
+    for sentence in filter(None, [nothing_right(summary, rows), *overlaps(summary)]):
         say(sentence, "bold red")
     if missing := summary.get("missing"):
         those = "are not there yet: the same command with that --part makes them"

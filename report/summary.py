@@ -480,7 +480,10 @@ def markdown_of(summary: dict) -> str:
 
     grid = _grid(summary, percent)
     lengths = by_length(grid.items())
-    rows = [["question", "agent", "temp.", *(f"{n:,}" for n in lengths)], ["---"] * (3 + len(lengths))]
+    rows = [
+        ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
+        ["---"] * (3 + len(lengths)),
+    ]
     rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
     caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "
@@ -551,12 +554,12 @@ def table(summary: dict, width: int = 80) -> Group:
     names = [(c.question, labelled(summary, c.agent)) for c, _ in cells(with_pooled(summary))]
     longest = max((max(len(kind), len(agent) + 1) for kind, agent in names), default=0)
     lengths = {record["length"] for record in summary["cells"]}
-    intervals = longest + 7 + 12 * len(lengths) <= max(width, 80)
+    intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
     title = f"{measured(summary)} in per cent by {summary['unit']}"
-    about = f"mean{about}; temperature 0.0 is greedy; {_about(summary)}"
+    about = f"mean{about}; T: temperature, 0.0 is greedy; {_about(summary)}"
     grid, result = _grid(summary, text), Table(box=None, padding=(0, 1, 0, 0))
-    for name in ("", "temp."):
+    for name in ("", "T"):
         result.add_column(name, no_wrap=True)
     lengths = by_length(grid.items())
     for length in lengths:
