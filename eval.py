@@ -35,7 +35,6 @@ from models.packaged import located
 from models.setup import Setup
 from report.evaluation import (
     begin_evaluation,
-    changed,
     dealt,
     evaluation_folder,
     file_of_part,
@@ -376,10 +375,11 @@ class _Evaluation:
                 # of a column without a question the cells are kinds of tasks
                 columns = cell, replace(cell, question="")
                 if settings not in [settings_of_row(column, *parts) for column in columns]:
-                    others = changed(self.folder, agent.config)
+                    stored = find.begun(self.folder, None).get("agent", {})
+                    others = "; ".join(find.changed({"agent": stored}, agent=agent.config))
                     raise UserError(
                         f"{self.folder} holds answers of {cell.agent} under other settings"
-                        f"{others}: give this evaluation another --name."
+                        f"{others and f' ({others})'}: give this evaluation another --name."
                     )
 
     def _agent(self, name: str) -> Agent:
@@ -398,12 +398,11 @@ class _Evaluation:
             before = stored_summary(self.folder / "summary.json") or {}
             metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
             summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)
-            altered = find.altered(agents, self.config)
-            earlier = before.get("altered", {}).items()
-            summary["altered"] = {k: v for k, v in earlier if k not in agents} | altered
+            altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)
+            summary["altered"] = before.get("altered", {}) | altered
             seen = [o.summary() for o in self.overlaps.values() if o.known]
-            seen += [old for old in before.get("trained_on", ()) if old not in seen]
-            summary["trained_on"] = seen
+            earlier = [each for each in before.get("trained_on", ()) if each not in seen]
+            summary["trained_on"] = earlier + seen
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)

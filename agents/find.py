@@ -476,7 +476,7 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
     names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
     steps = sorted(int(name) for name in names if name.isdigit())
     if not steps or "run" not in begun(folder, None):
-        raise UserError(f"{folder} is no run with a checkpoint.{files.near_run(folder)}")
+        raise UserError(f"{folder} is no run with a checkpoint.")
     if step is not None and step not in steps:
         kept = ", ".join(map(str, steps))
         raise UserError(f"{folder} has no checkpoint of step {step}; there are {kept}.")

@@ -44,8 +44,6 @@ def report(folder: Path) -> Path:
     from report.folder import settings_of
     from report.page import rewrite_report
 
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {clean(folder)}: give a run's, such as runs/demo.")
     path = folder / "config.yaml"
     settings = settings_of(path.read_text(encoding="utf-8")) if path.exists() else {}
     try:

@@ -1,6 +1,6 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `changed`, `held`, `locked`; `room`
+Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `held`, `locked`; `room`
 for transcripts; `dealt`, `file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows
 (report/rows.py), what a folder holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
@@ -124,17 +124,6 @@ def _plain(value: object) -> object:
     if isinstance(value, list | tuple):
         return [*map(_plain, value)]
     return Path(without_url(value)).absolute() if isinstance(value, str) and value else value
-
-
-def changed(folder: Path, reading: object) -> str:
-    """Name the settings of an agent that the last call had otherwise; "" where none is known."""
-    stored = files.read_yaml(folder / "config.yaml").get("agent") or {}
-    others = [
-        f"{name} {stored[name]!r}, not {value!r}"
-        for name, value in asdict(reading).items()
-        if name in stored and _plain(stored[name]) != _plain(value)
-    ]
-    return clip(clean(f" ({'; '.join(others)})"), 300) if others else ""
 
 
 def held(folder: Path, asked: Sequence[Cell]) -> str:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import product
 from pathlib import Path
 
 from agents import find
@@ -26,7 +25,7 @@ from memagent import Agent
 from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
-from report.rows import Cell, files_of, labels_of, latest, read_rows
+from report.rows import Cell, files_of, latest, read_rows
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
@@ -153,26 +152,13 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
     suite = (known(name_of(settings)) or Suite)()
     metric = suite.measured_by([*{row["question"] for row in rows}])
     summary = summarise(rows, suite.unit, metric, agents=agents_of(rows))
-    return summary, _answered(rows, settings)
+    return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
 
 
 def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
     """Return the agents of rows by the names that rows have, but for those of a user's files."""
     kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
     return {name: kind() for name, kind in kinds.items() if kind is not None}
-
-
-def _answered(rows: Sequence[dict], settings: dict) -> str:
-    """Return "37 of 128 answers", "" for all that were asked for last, whatever else is there;
-    without the number of all, where only the suite knows it."""
-    if name_of(settings) != "world" or not settings.get("lengths"):
-        return f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
-    agents = {*labels_of(settings["agents"]).values()}
-    samples = {str(float(t)): settings["samples"] if t > 0 else 1 for t in settings["temperatures"]}
-    places = {*product(agents, settings["kinds"], samples, settings["lengths"])}
-    n_made = sum(astuple(Cell.from_row(row)) in places for row in rows)
-    n = len(places) // len(samples) * settings["n"] * sum(samples.values())
-    return f"{n_made:,} of {n:,} answers" if n_made < n else ""
 
 
 def transcripts(folder: Path, summary: dict) -> list[dict]:
