@@ -394,8 +394,9 @@ class _Evaluation:
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
         wanted = {key: part for place in order for key, part in self.places[place].items()}
         with locked(self.folder):  # so that who sums up last has the rows of all
-            rows, missing = joined(self.folder, wanted)
-            before = stored_summary(self.folder / "summary.json") or {}
+            before = stored_summary(self.folder / "summary.json") or {"cells": ()}
+            known = [cell["agent"] for cell in before["cells"]]
+            rows, missing = joined(self.folder, wanted, known)
             metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
             summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)
             altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)

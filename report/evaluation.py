@@ -12,7 +12,7 @@ and compare all that lies in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -171,11 +171,14 @@ def dealt(tasks: Sequence[Task], part: str) -> tuple[list[str], list[Task]]:
     return parts, [task for task, dealt in zip(tasks, parts, strict=True) if dealt == part]
 
 
-def joined(folder: Path, wanted: Mapping[tuple, str]) -> tuple[list[dict], list[str]]:
-    """Return the rows of all files, those that are asked for first, by agents in the order of the
-    files; and the parts that have not made all of theirs.
+def joined(
+    folder: Path, wanted: Mapping[tuple, str], known: Iterable[str] = ()
+) -> tuple[list[dict], list[str]]:
+    """Return the rows of all files by agents, of each those that are asked for first, and the parts
+    that have not made all of theirs.
 
-    wanted: (settings, id, sample, digest of the task) -> the part that makes it.
+    wanted: (settings, id, sample, digest of the task) -> the part that makes it. known: agents that
+    come first.
     """
     names = ("settings", "id", "sample", "task")
     rows = read_rows(*files_of(folder))
@@ -191,5 +194,5 @@ def joined(folder: Path, wanted: Mapping[tuple, str]) -> tuple[list[dict], list[
         and row["settings"] == cells.get(Cell.from_row(row), row["settings"])
         and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
     ]
-    agents = [*dict.fromkeys(row["agent"] for row in rows)]
+    agents = [*dict.fromkeys([*known, *(row["agent"] for row in asked + others)])]
     return sorted(asked + others, key=lambda row: agents.index(row["agent"])), [*missing]

@@ -127,8 +127,8 @@ def test_an_agent_with_other_settings_is_refused_before_anything_is_written(
     files = {path: path.read_bytes() for path in (folder / "config.yaml", folder / "rows.jsonl")}
     make = tiny.agent
     monkeypatch.setattr(tiny, "agent", lambda **given: make(**given | {"memory_tokens": 5}))
-    said = r"e holds answers of memagent under other settings \(agent.memory_tokens 4, not 5\): .*--name"
-    with pytest.raises(UserError, match=said):
+    other = r"memagent under other settings \(agent.memory_tokens 4, not 5\): .*--name"
+    with pytest.raises(UserError, match=other):
         ask(config(tmp_path, models[0], lengths=(2,)))
     assert all(path.read_bytes() == content for path, content in files.items())
     ask(config(tmp_path, models[0], agents=("full",)))  # another agent may have its own
