@@ -394,8 +394,10 @@ class _Evaluation:
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
         wanted = {key: part for place in order for key, part in self.places[place].items()}
         with locked(self.folder):  # so that who sums up last has the rows of all
-            before = stored_summary(self.folder / "summary.json") or {"cells": ()}
-            known = [cell["agent"] for cell in before["cells"]]
+            before = {}
+            with contextlib.suppress(UserError):  # it is damaged, and made anew
+                before = stored_summary(self.folder / "summary.json") or {}
+            known = (cell["agent"] for cell in before.get("cells", ()))
             rows, missing = joined(self.folder, wanted, known)
             metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
             summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)

@@ -380,8 +380,8 @@ class EvalConfig(ModelConfig):
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
-    """name of the evaluation; results go to RUNS/NAME; a second call continues it, with the same
-    model and suite"""
+    """name of the evaluation; results go to RUNS/NAME; a second call continues it or adds agents,
+    lengths or questions, with the same model, suite and settings"""
     runs: str = "runs"
     """folder of all runs"""
     untrained: str = ""

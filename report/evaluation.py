@@ -186,12 +186,10 @@ def joined(
     missing = {part: None for key, part in wanted.items() if key not in found}
     asked = [found[key] for key in wanted if key in found]
     tasks = {(row["settings"], row["id"]): row["task"] for row in asked}
-    cells = {Cell.from_row(row): row["settings"] for row in asked}
     others = [
         row
         for row in latest(rows)
         if tuple(map(row.get, names)) not in wanted
-        and row["settings"] == cells.get(Cell.from_row(row), row["settings"])
         and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
     ]
     agents = [*dict.fromkeys([*known, *(row["agent"] for row in asked + others)])]

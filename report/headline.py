@@ -112,7 +112,7 @@ NOTHING = {
 
 def nothing_right(summary: dict, rows: Sequence[dict]) -> str:
     """Say what it means that no answer of an evaluation was right; "" if one was, or of none."""
-    if not rows or any(row[summary["metric"]] > 0 for row in rows):
+    if not rows or any((row.get(summary["metric"]) or 0) > 0 for row in rows):
         return ""
     records = summary["cells"]
     return next(
