@@ -257,7 +257,6 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
-    drop_removed(path, sections)
     agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
     suite = sections.get("eval", {}).get("suite")
     strange = {
@@ -285,19 +284,6 @@ def _listed(evaluation: Mapping[str, object]) -> list[str]:
     """Return the agents of an evaluation in a file, without what follows their names."""
     agents = evaluation.get("agents")
     return [str(name).partition("@")[0] for name in agents] if isinstance(agents, list) else []
-
-
-def drop_removed(path: Path, sections: Mapping[str, dict]) -> None:
-    """Take settings of earlier versions out of the sections of a file. UserError: they had another
-    value than the one that is a constant today."""
-    for section, removed in options.REMOVED.items():
-        values = sections.get(section, {})
-        for name in removed.keys() & values:
-            if name in agent_hints([name]):  # an agent of the user's may have such a one
-                continue
-            usual = removed[name]
-            if (value := values.pop(name)) != usual:
-                raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
