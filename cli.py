@@ -20,7 +20,7 @@ from agents import find
 from commands.groups import add_groups
 from config import options
 from config.errors import UserError
-from config.files import run_path
+from config.files import found_run, run_path
 from config.flags import DRY_RUN, RESUME, AgentGroup, AgentName, Compat, Config, Preset, command
 from config.options import (
     AskConfig,
@@ -129,7 +129,7 @@ def sft(
 
 @command(app)
 def export(
-    run: Annotated[Path, typer.Argument(help="a run's folder")],
+    run: Annotated[Path, typer.Argument(help="a run, by its name or its folder")],
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
     best: Annotated[bool, typer.Option("--best", help="of the best by validation")] = False,
     out: Annotated[
@@ -148,6 +148,7 @@ def export(
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
+    run = found_run(run)
     find.check_trained(run, step, out)
     typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export
@@ -239,10 +240,11 @@ def ask(
 
 @command(app)
 def show(
-    path: Annotated[Path, typer.Argument(help="a run's folder, or a file of readings")],
+    path: Annotated[Path, typer.Argument(help="a run, by name or folder, or a file of readings")],
     step: Annotated[int | None, typer.Option(help="only this training step")] = None,
     task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
-    wrong: Annotated[bool, typer.Option(help="only readings with reward 0")] = False,
+    wrong: Annotated[bool, typer.Option("--wrong", help="only readings with reward 0")] = False,
+    right: Annotated[bool, typer.Option("--right", help="only fully right ones")] = False,
     n: Annotated[int, typer.Option("--n", help="how many")] = 3,
     agent: Annotated[
         str, typer.Option(help="the file of an agent of your own, which then shows its turns")
@@ -251,7 +253,7 @@ def show(
     """Print readings: each section, the memory before and after, the answer, the reward."""
     from commands.show import show as run_show
 
-    run_show(path, step, task, wrong, n, agent)
+    run_show(found_run(path), step, task, wrong, n, agent, right)
 
 
 @command(app, PlanConfig, GRPOConfig, ReadConfig, more=find.own_flags, in_force=find.in_training)
@@ -310,7 +312,7 @@ def demo(
     if name is None:
         name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
     line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
-    typer.echo(f"{line} {Path(runs, name)}.")
+    typer.echo(f"{line} {run_path(runs, name)}.")
     run_demo("long" if long else "short" if short else "default", seed, name, runs, kind.name)
 
 

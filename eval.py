@@ -27,7 +27,7 @@ from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
 from config.plugins import failure
-from config.terminal import bar
+from config.terminal import bar, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -38,14 +38,16 @@ from report.evaluation import (
     dealt,
     evaluation_folder,
     file_of_part,
+    held,
     joined,
+    known_weights,
     locked,
     room,
 )
 from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, latest, read_rows
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
 
@@ -295,6 +297,11 @@ class _Evaluation:
             for untrained, names in self.groups.items()
         }
         self.labels = labels_of(config.agents)
+        asked = product(self.labels.values(), config.temperatures, self.columns)
+        if words := held(
+            self.folder, [Cell(name, c.question, str(float(t)), c.length) for name, t, c in asked]
+        ):
+            say(words)
         # (agent, temperature, column) -> the keys of its rows -> the part that makes each
         self.places: dict[tuple[str, float, int], dict[tuple, str]] = {}
 
@@ -305,6 +312,8 @@ class _Evaluation:
         model = engine_fingerprint(config, engine, untrained)
         weights = {"untrained" if untrained else "model": model}
         settings = find.settings_of(self.agents.values())
+        known_weights(self.folder, config, self.suite, weights)
+        self._check_settings(names, engine, model)
         begin_evaluation(self.folder, config, self.suite, settings, weights)
         self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
@@ -354,23 +363,49 @@ class _Evaluation:
             for task in column.make():
                 reader.check(task)
 
+    def _check_settings(self, names: Sequence[str], engine: Engine, model: str) -> None:
+        """Refuse agents whose rows are there under other settings, before any row is made."""
+        agents = {self.labels[n]: self._agent(n).on(engine.codec, engine.window) for n in names}
+        rows = latest(read_rows(*files_of(self.folder)))
+        cells = {row["settings"]: Cell.from_row(row) for row in rows}
+        for settings, cell in cells.items():
+            if agent := agents.get(cell.agent):
+                sampling = Sampling(float(cell.temperature), self.config.top_p)
+                parts = agent, engine.codec.told_date, sampling, self.config.seed, model
+                # of a column without a question the cells are kinds of tasks
+                columns = cell, replace(cell, question="")
+                if settings not in [settings_of_row(column, *parts) for column in columns]:
+                    stored = find.begun(self.folder, None).get("agent", {})
+                    others = "; ".join(find.changed({"agent": stored}, agent=agent.config))
+                    raise UserError(
+                        f"{self.folder} holds answers of {cell.agent} under other settings"
+                        f"{others and f' ({others})'}: give this evaluation another --name."
+                    )
+
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
 
     def report(self) -> Path:
         """Write summary and report, and print the table."""
-        from report.folder import tell
+        from report.folder import agents_of, stored_summary, tell
         from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
-        metric = self.suite.measured_by([column.question for column in self.columns])
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
         wanted = {key: part for place in order for key, part in self.places[place].items()}
         with locked(self.folder):  # so that who sums up last has the rows of all
-            rows, missing = joined(self.folder, wanted)
-            summary = summarise(rows, self.suite.unit, metric, agents=agents)
-            summary["altered"] = find.altered(agents, self.config)
-            summary["trained_on"] = [o.summary() for o in self.overlaps.values() if o.known]
+            before = {}
+            with contextlib.suppress(UserError):  # it is damaged, and made anew
+                before = stored_summary(self.folder / "summary.json") or {}
+            known = (cell["agent"] for cell in before.get("cells", ()))
+            rows, missing = joined(self.folder, wanted, known)
+            metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
+            summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)
+            altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)
+            summary["altered"] = before.get("altered", {}) | altered
+            seen = [o.summary() for o in self.overlaps.values() if o.known]
+            earlier = [each for each in before.get("trained_on", ()) if each not in seen]
+            summary["trained_on"] = earlier + seen
             summary |= {"missing": missing} if missing else {}
             write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)

@@ -257,7 +257,6 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
-    drop_removed(path, sections)
     agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
     suite = sections.get("eval", {}).get("suite")
     strange = {
@@ -285,19 +284,6 @@ def _listed(evaluation: Mapping[str, object]) -> list[str]:
     """Return the agents of an evaluation in a file, without what follows their names."""
     agents = evaluation.get("agents")
     return [str(name).partition("@")[0] for name in agents] if isinstance(agents, list) else []
-
-
-def drop_removed(path: Path, sections: Mapping[str, dict]) -> None:
-    """Take settings of earlier versions out of the sections of a file. UserError: they had another
-    value than the one that is a constant today."""
-    for section, removed in options.REMOVED.items():
-        values = sections.get(section, {})
-        for name in removed.keys() & values:
-            if name in agent_hints([name]):  # an agent of the user's may have such a one
-                continue
-            usual = removed[name]
-            if (value := values.pop(name)) != usual:
-                raise UserError(f"{path}: {name} is {value!r}, and is always {usual!r} today.")
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -424,7 +410,7 @@ def resumed(
     if not run.get("name"):
         raise UserError("--resume goes on with a run: say which by --name.")
     run = {"runs": RunConfig().runs} | run  # where it lies now: it may have been moved
-    stored = begun(Path(run["runs"], run["name"]), run | training | agent)
+    stored = begun(files.run_path(run["runs"], run["name"]), run | training | agent)
     if stored and section not in stored:
         raise UserError(
             f"The run {run['name']} was not trained by this command: go on by the other."
@@ -462,7 +448,7 @@ def beginning(
     if first:
         if "RANK" not in os.environ:  # else each rank would have a name of its own
             run = replace(run, name=files.name_or_now(run.name))
-        where = Path(run.runs, run.name)
+        where = files.run_path(run.runs, run.name)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
         if agent.trains and not agent.by_section:
@@ -479,7 +465,7 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
     names = [path.name.removeprefix("step-") for path in (folder / "checkpoints").glob("step-*")]
     steps = sorted(int(name) for name in names if name.isdigit())
     if not steps or "run" not in begun(folder, None):
-        near = "" if folder.exists() else files.near_run(folder)
+        near = "" if folder.exists() else files.near_run(folder, "metrics.csv")
         near = near or " Name the folder of a `train` or `sft`."
         raise UserError(f"{folder} is no run with a checkpoint.{near}")
     if step is not None and step not in steps:
@@ -572,7 +558,7 @@ def _begun_by(given: Mapping[str, str]) -> tuple[Path, dict[str, dict]]:
     """Return the file of settings that a command line goes on from, and its sections: its
     --config, or of the run that is resumed."""
     if "resume" in given and "name" in given:
-        folder = Path(given.get("runs", RunConfig().runs), given["name"])
+        folder = files.run_path(given.get("runs", RunConfig().runs), given["name"])
         return folder / "config.yaml", begun(folder, None)
     path = Path(given.get("config", ""))
     return path, stored_settings(path, None) if "config" in given else {}

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from config.errors import UserError, clean, clip
-from config.files import is_file, replacing_output
+from config.files import found_run, is_file, replacing_output
 from config.flags import command
 from config.settings import Settings
 from config.terminal import next_step
@@ -56,6 +56,7 @@ def _opened(path: Path, **how: bool) -> Bank:
     """Open a bank that is there; it can be looked at, whatever its embedder."""
     from agents.bank import Bank, BankConfig
 
+    path = found_run(path)
     if not is_file(path):
         known = ", ".join(sorted(map(str, path.glob("*.db"))))
         raise UserError(f"There is no bank at {path}{known and f'; there are {known}'}.")
@@ -80,7 +81,6 @@ def show(
     for entry in entries[:n] if n else entries:
         _print_entry(entry, whole)
     _say(f"{len(entries)} of {len(bank.entries())} entries")
-    next_step("count them", "bank", "stats", file)
 
 
 def _print_entry(entry: Entry, whole: bool) -> None:

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from config.errors import UserError
-from config.files import replacing_output
+from config.files import found_run, replacing_output
 from config.flags import command
 from config.terminal import console, say
 
@@ -26,7 +26,7 @@ def compare_command(app: typer.Typer) -> None:
     def compare(
         runs: Annotated[
             list[Path],
-            typer.Argument(metavar="RUN", help="folders of evaluations; the first is "
+            typer.Argument(metavar="RUN", help="evaluations, by name or folder; the first is "
                            "compared with each other one"),
         ],
         out: Annotated[
@@ -35,7 +35,7 @@ def compare_command(app: typer.Typer) -> None:
         ] = None,
     ):  # fmt: skip
         """Put evaluations side by side: differences on the same questions, with intervals."""
-        print_comparison(runs, out)
+        print_comparison([found_run(run) for run in runs], out)
 
 
 def print_comparison(folders: Sequence[Path], out: Path | None = None) -> None:

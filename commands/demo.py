@@ -20,7 +20,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from multiprocessing import forkserver
 from pathlib import Path
@@ -53,7 +53,6 @@ class Amount:
     greedy: dict[int, int]  # trained, temperature 0
     untrained: dict[int, int]  # both temperatures
     full_context: dict[int, int]  # both temperatures
-    reverse: dict[int, int] = field(default_factory=dict)  # two_hop_reverse, trained, temperature 1
 
 
 AMOUNTS = {
@@ -63,7 +62,6 @@ AMOUNTS = {
         greedy={4: 128, 16: 128, 64: 64, 256: 16, 1024: 8},
         untrained={4: 128, 16: 128, 64: 32, 256: 8, 1024: 4},
         full_context={4: 128, 16: 128, 64: 32, 256: 32, 1024: 32},
-        reverse={4: 64, 16: 64},
     ),
     "long": Amount(
         steps=150,
@@ -71,9 +69,8 @@ AMOUNTS = {
         greedy={4: 512, 16: 256, 64: 128, 256: 64, 1024: 32},
         untrained={4: 512, 16: 256, 64: 64, 256: 32, 1024: 8},
         full_context={4: 256, 16: 256, 64: 128, 256: 64, 1024: 64},
-        reverse={4: 128, 16: 128, 64: 128},
     ),
-    "short": Amount(3, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8}),
+    "short": Amount(3, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}, {2: 8, 4: 8}),
 }
 
 
@@ -207,11 +204,7 @@ def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
     trained = Questions("trained", agent, settings, str(folder / "model"), *rest)
     untrained = replace(trained, label="untrained", model=str(EMBEDDED))
     full = replace(untrained, label=FULL, agent=FULL)
-    reverse = replace(trained, kinds=("two_hop_reverse",))
-    then = [
-        *trained.of_each_length(amount.sampled, amount.greedy),
-        *reverse.of_each_length(amount.reverse, {}),
-    ]
+    then = tuple(trained.of_each_length(amount.sampled, amount.greedy))
     baselines = [
         *untrained.of_each_length(amount.untrained, amount.untrained),
         *full.of_each_length(amount.full_context, amount.full_context),
@@ -221,7 +214,7 @@ def usual(agent: str, size: str, seed: int, folder: Path) -> Plan:
         f"{run.lengths[-1]} sections, then questions about unseen facts in documents of up to "
         f"{max(amount.sampled):,} sections."
     )
-    training = Training(run, grpo, settings, tuple(then))
+    training = Training(run, grpo, settings, then)
     return Plan("memagent: the demo", about, [training], baselines, alone=True)
 
 
@@ -435,7 +428,7 @@ def _report(folder: Path, plan: Plan, rows: list[dict], facts: dict) -> None:
     for pair in facts.get("seeds", ()):
         if pair["seed"] is None:
             console.print(
-                f"{pair['length']:>4} {plan.unit}, T {pair['temperature']}: {order[0]} - "
+                f"{pair['length']:>4} {plan.unit}, temperature {pair['temperature']}: {order[0]} - "
                 f"{pair['against']} {pair['mean']:+.3f} ({pair['low']:+.3f} to "
                 f"{pair['high']:+.3f}, n {pair['n']})"
             )

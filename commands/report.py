@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 
 from config.errors import UserError, clean
+from config.files import found_run
 from config.flags import command
 from config.foreign import from_json
 from data import extract_answer
@@ -24,12 +25,13 @@ def report_command(app: typer.Typer) -> None:
 
     @command(app, name="report")
     def _report(
-        run: Annotated[Path, typer.Argument(help="a run's folder: RUNS/NAME")],
+        run: Annotated[Path, typer.Argument(help="a run, by its name or its folder")],
         open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
     ):
         """Write the page of any run, also of one that goes on or was stopped: RUN/report.html."""
         from report.folder import show_next
 
+        run = found_run(run)
         path = report(run)
         typer.echo(f"The page is {path}.")
         if open_it:
@@ -42,8 +44,6 @@ def report(folder: Path) -> Path:
     from report.folder import settings_of
     from report.page import rewrite_report
 
-    if not folder.is_dir():
-        raise UserError(f"There is no folder {clean(folder)}: give a run's, such as runs/demo.")
     path = folder / "config.yaml"
     settings = settings_of(path.read_text(encoding="utf-8")) if path.exists() else {}
     try:

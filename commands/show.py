@@ -11,23 +11,33 @@ from pathlib import Path
 from agents import find
 from config.errors import UserError
 from config.terminal import console, next_step
-from report.records import read_records
+from report.records import is_graded, is_wrong, read_records
 
 
-def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: str = "") -> None:
-    """Print the first n of the readings that match.
+def show(
+    path: Path,
+    step: int | None,
+    task: str,
+    wrong: bool,
+    n: int,
+    agent: str = "",
+    right: bool = False,
+) -> None:
+    """Print the first n of the readings that match, of a training those of its last steps.
 
     agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
     """
     from report.transcripts import render_trajectory
 
     records, kind = read_records(path), find.find(agent) if agent else None
+    records.sort(key=lambda record: -(record["step"] or 0))
     chosen = [
         r
         for r in records
         if (step is None or r["step"] == step)
         and task in r["id"]
-        and not (wrong and (r["reward"] is None or r["reward"] > 0))
+        and not (wrong and not is_wrong(r))
+        and not (right and (not is_graded(r) or r["reward"] < 1))
     ]
     if not chosen and records:
         steps = sorted({record["step"] for record in records if record["step"] is not None})
@@ -43,9 +53,5 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
         console.print(render_trajectory(record, agent=kind))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")
     kind = ("--agent", agent) if agent else ()
-    if not wrong and any(record["reward"] == 0 for record in records):
+    if not wrong and any(map(is_wrong, records)):
         next_step("see the wrong ones", "show", path, "--wrong", *kind)
-    elif path.is_dir():
-        next_step("see the numbers and the plots", "report", path)
-    else:
-        next_step("see all of them", "show", path, "--n", len(records), *kind)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from config.errors import UserError, clean, clip
-from config.files import is_file
+from config.files import found_run, is_file
 from config.flags import command
 from config.foreign import from_json, unpacked
 
@@ -158,7 +158,7 @@ def _head(store: Store, n: int) -> str:
 
 Source = Annotated[
     Path,
-    typer.Argument(help="a store's file, a file of readings, or a run's folder"),
+    typer.Argument(help="a store's file, a file of readings, or a run"),
 ]
 Task = Annotated[str, typer.Option(help="of readings: of a task whose id contains this")]
 Step = Annotated[int | None, typer.Option(help="of readings: of this step; default: the last")]
@@ -173,7 +173,7 @@ def show(
     step: Step = None,
 ):
     """Print the entries of a store, and how many operations there were."""
-    store = store_of(source, task, step)
+    store = store_of(found_run(source), task, step)
     n = len(store.journal) if until is None else until
     state = store.at(n)
     _print(_head(store, n), *map(_entry, state.entries))
@@ -198,12 +198,12 @@ def compare(
     """Print what is different between two stores, or between two states of one."""
     from agents.store import diff
 
-    store = store_of(source, task, step)
+    store = store_of(found_run(source), task, step)
     if other is None:
         before = store.at(start or 0)
         after = store.at(len(store.journal) if end is None else end)
     elif (start, end) == (None, None):
-        before, after = store.snapshot(), store_of(other, task, step).snapshot()
+        before, after = store.snapshot(), store_of(found_run(other), task, step).snapshot()
     else:
         raise UserError("--from and --to are two states of one source: give no second one.")
     found = diff(before, after)
@@ -229,7 +229,6 @@ def compare(
             _print(title)
         for lines in groups:
             _print(*lines)
-    _next("see why", "log", source, task, step)
 
 
 @command(memory_app)
@@ -238,6 +237,7 @@ def log(source: Source, task: Task = "", step: Step = None):
 
     Entries are measured in characters, as they are shown.
     """
+    source = found_run(source)
     store = store_of(source, task, step)
     _print(_head(store, len(store.journal)))
     sizes = {entry.id: len(entry.line) for entry in store.at(0).entries}

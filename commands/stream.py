@@ -122,7 +122,6 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
     before = files.read_yaml(path)
     if not all(isinstance(before.get(section), dict) for section in given):
         raise UserError(f"{folder} holds a run that is no stream: give this one another --name.")
-    find.drop_removed(path, {section: before[section] for section in given})
     # settings that an earlier version did not have were as they are by default
     usual = asdict(StreamConfig()) | asdict(type(suite)())
     before["stream"] = usual | suites.stored(before["stream"])

@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
 Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`,
-`check_folder`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
+`check_folder`, `found_run`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
@@ -15,10 +15,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from difflib import get_close_matches
 from itertools import chain
 from pathlib import Path
 
-from config.errors import UserError, clip, first_line, meant
+from config.errors import UserError, clip, first_line
 
 
 def is_file(path: str | Path) -> bool:
@@ -117,12 +118,29 @@ def name_or_now(name: str) -> str:
     return name or datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
-def near_run(folder: Path) -> str:
-    """Ask whether a training of a like name is meant, beside a folder or in runs/; "" of none."""
-    if Path("runs", folder, "metrics.csv").exists() and not folder.is_absolute():
-        return f" Did you mean {Path('runs', folder)}?"
-    beside = {path.parent.name for path in folder.parent.glob("*/metrics.csv")} - {folder.name}
-    return meant(folder.name, beside)
+def found_run(path: Path) -> Path:
+    """Return what a command is to look at: the run of this name in runs/, else the path itself.
+
+    UserError: there is neither.
+    """
+    named = Path("runs", path)
+    places = (named, path) if len(path.parts) == 1 else (path, named)  # the repository has folders
+    if place := next(filter(os.path.exists, places), None):
+        return place
+    raise UserError(f"There is no {path}, and no run of this name in runs.{near_run(path)}")
+
+
+def near_run(folder: Path, holding: str = "") -> str:
+    """Ask whether a run of a like name is meant, beside a folder or in runs/; "" of none.
+
+    holding: a file that it has to have.
+    """
+    places = {Path("runs", folder).parent, folder.parent if folder.parent.name else Path("runs")}
+    places = sorted(filter(os.path.isdir, places))
+    runs = (path for place in places for path in place.glob("*") if path.is_dir())
+    beside = {path.name: path for path in runs if (path / holding).exists()}
+    near = get_close_matches(folder.name, [*beside], n=1)
+    return "".join(f" Did you mean {beside[name]}?" for name in near)
 
 
 # ---------------------------------------------------------------- settings as YAML
@@ -241,7 +259,8 @@ def run_path(runs: str, name: str) -> Path:
 
     With an empty name it would be RUNS itself, with all runs in it.
     """
-    folder = Path(runs, name)
+    named = Path(name)  # or the folder, as other commands take it
+    folder = Path(runs, named.relative_to(runs) if named.is_relative_to(runs) else named)
     try:
         inside = Path(runs).resolve() in folder.resolve().parents
         # `resolve` stops checking at the first missing folder, RUNS itself maybe: each part of the

@@ -381,8 +381,8 @@ class EvalConfig(ModelConfig):
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
-    """name of the evaluation; results go to RUNS/NAME; a second call continues it, with the same
-    model and suite"""
+    """name of the evaluation; results go to RUNS/NAME; a second call continues it or adds agents,
+    lengths or questions, with the same model, suite and settings"""
     runs: str = "runs"
     """folder of all runs"""
     untrained: str = ""
@@ -676,24 +676,6 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
 UNUSED = {"sft": "reward engine answerer".split()}
-# settings that earlier versions had, by section, with the only value that still means the same
-REMOVED = {
-    "run": {"engine_window": 0},
-    "grpo": {"importance_cap": 2.0},
-    "stream": {"held_out": ""},
-    "agent": {
-        "delta_quantile": 0.8,
-        "credit": "shared",
-        "credit_gamma": 0.9,
-        "credit_lambda": 0.5,
-        "experience_tokens": 1024,
-        "namespace": "default",
-        "size_cap": 100,
-        "size_weight": 0.1,
-        "turn_format": False,
-        "visible_weight": 1.0,
-    },
-}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {

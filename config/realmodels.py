@@ -114,6 +114,8 @@ def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False
             raise split_file(path, int(part[1]), int(part[2]))
         if not is_gguf(path):
             raise UserError(f"{path} is a file, and no GGUF file: {WANTED}.")
+    elif Path("runs", name, "model").is_dir():
+        raise UserError(f"{name} is a run: give runs/{name}/model, or of the hub ORG/{name}.")
     elif not HUB.fullmatch(name) or path.suffix in FILES or ("/" in name and path.parent.is_dir()):
         raise UserError(f"No model folder at {name}: {WANTED}, or a hub name.")
 

@@ -11,7 +11,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from report.plots import STYLE, length_axis, looks, panel, standalone
+from dev.picture import standalone
+from report.plots import STYLE, length_axis, looks, panel
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT, RESULTS = ROOT / "docs/passages.svg", ROOT / "docs/results.md"

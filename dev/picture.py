@@ -9,12 +9,14 @@ Read next: report/plots.py.
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
 import yaml
 
-from report.plots import LINE, STYLE, length_axis, looks, panel, standalone
+from report.markup import STYLE_SHEET, Markup, fill
+from report.plots import LINE, STYLE, length_axis, looks, panel, written
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/accuracy.svg"
@@ -33,6 +35,19 @@ def curve(summary: dict, agent: str, question: str) -> list[tuple[int, float, fl
         for cell in summary["cells"]
         if (cell["agent"], cell["question"], cell["temperature"]) == (agent, question, "1.0")
     )
+
+
+def standalone(figure, label: str) -> str:
+    """Return a figure as the text of an SVG file, on a ground of its own, which is light or dark as
+    the reader's screen is; the same figure gives the same text."""
+    colours = Markup(STYLE_SHEET.read_text(encoding="utf-8").partition("\n\n")[0])
+    opening, _, content = written(figure, label).partition(">")
+    svg = fill(
+        '{} xmlns="http://www.w3.org/2000/svg"><style>\n{}\nsvg {{ color: var(--ink); }}\n</style>'
+        '<rect width="100%" height="100%" rx="6" fill="var(--page)"/>{}\n',
+        *(Markup(opening), colours, Markup(content)),
+    )
+    return re.sub(r"[ \t]+\n", "\n", svg)
 
 
 def picture(summary: dict, trained_on: tuple[int, ...]) -> str:

@@ -19,7 +19,9 @@ from report.markup import Section, bounds, figures, fill, joined, page, parts, p
 from report.page import comparisons, every_cell
 from report.rows import Cell
 from report.summary import compare, measured, question_key, summarise
+from suites import name_of
 
+COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
 OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
 
 
@@ -47,27 +49,36 @@ def side_by_side(runs: Sequence[Run]) -> dict:
     UserError if the runs were asked or measured otherwise, or if two have no question in common.
     """
     settings = {run.title: settings_of(run.config).get("eval", {}) for run in runs}
+    for given in filter(None, settings.values()):
+        given["suite"] = name_of(given)
     first, *others = runs
     for other in others:
-        for name in ("suite", "unit", "metric"):
+        for name in ("suite", "unit"):
             ours, theirs = (settings[run.title].get(name, run.summary.get(name))
                             for run in (first, other))  # fmt: skip
             if ours != theirs and None not in (ours, theirs):
                 raise UserError(
-                    f"{first.title} has the {name} {ours or 'none'}, {other.title} has "
-                    f"{theirs or 'none'}: they cannot be compared."
+                    f"{first.title} has the {name} {ours}, {other.title} has {theirs}: they cannot "
+                    "be compared."
                 )
     by_run = {run.title: _by_agent(run) for run in runs}
-    metric = first.summary["metric"]
-    every = (row for agents in by_run.values() for rows in agents.values() for row in rows)
+    metrics = {run.title: run.summary["metric"] for run in runs}
+    metric = first.summary["metric"] if len({*metrics.values()}) == 1 else COMMON
+    every = [row for agents in by_run.values() for rows in agents.values() for row in rows]
+    if lacking := [row["agent"] for row in every if row.get(metric) is None]:
+        raise UserError(f"{lacking[0]} has no {metric}: they cannot be compared.")
     summary = summarise(every, first.summary["unit"], metric, paired=False)
     summary["unfinished"] = [f"{run.title}: {run.status}" for run in runs if run.status]
-    names = dict.fromkeys(name for given in settings.values() for name in given)
+    known = {run: given for run, given in settings.items() if given}  # a demo has none
+    names = dict.fromkeys(name for given in known.values() for name in given)
     summary["settings_differ"] = [
-        f"{name}: {', '.join(f'{run} {_plain(g.get(name))}' for run, g in settings.items())}."
+        f"{name}: {', '.join(f'{run} {_plain(g.get(name))}' for run, g in known.items())}."
         for name in names
-        if name not in OF_A_FOLDER and len({str(g.get(name)) for g in settings.values()}) > 1
+        if name not in OF_A_FOLDER and len({str(g.get(name)) for g in known.values()}) > 1
     ]
+    if len({*metrics.values()}) > 1:
+        each = ", ".join(f"{run} by {name}" for run, name in metrics.items())
+        summary["settings_differ"].append(f"Measured are {each}; here all of them by {metric}.")
     summary["altered"] = {
         f"{run.title}: {agent}": changed
         for run in runs
@@ -87,8 +98,9 @@ def side_by_side(runs: Sequence[Run]) -> dict:
             summary["left_out"].append(names | only)
         if not pairs:
             raise UserError(
-                f"{first.title} and {other.title} have no question in common at one temperature, "
-                "there is nothing to compare."
+                f"{first.title} and {other.title} have no question in common at one temperature: "
+                "give `eval` the same suite, --seed, --lengths and --temperatures for both "
+                "(those of a demo: --suite world --split test --seed 1000000)."
             )
         summary["paired"] += pairs
     return summary
@@ -144,7 +156,7 @@ def differences(summary: dict) -> Iterator[tuple[str, str]]:
     for pair in summary["paired"]:
         if heading != (heading := f"{pair['a']} − {pair['b']}"):
             yield f"\n{heading}, {about}", ""
-        place = "{question}, {length:,} {unit}, T {temperature}".format(
+        place = "{question}, {length:,} {unit}, temperature {temperature}".format(
             **pair, unit=summary["unit"]
         )
         interval = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"

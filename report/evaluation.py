@@ -1,17 +1,18 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `begin_evaluation`, `locked`; `room` for transcripts; `dealt`,
-`file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows (report/rows.py), what a
-folder holds later (report/folder.py). No torch.
+Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `held`, `locked`; `room`
+for transcripts; `dealt`, `file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows
+(report/rows.py), what a folder holds later (report/folder.py). No torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
-Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights or to
-questions of another kind may not, for the page sums up and compares all that lies in it.
+Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights, of
+an agent with other settings, or to questions of another suite may not, for summary and page sum up
+and compare all that lies in it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from config import files
 from config.errors import UserError, clean, clip
 from config.options import EvalConfig, without_url
 from data import Task
-from report.rows import TRANSCRIPTS_MIB, files_of, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, files_of, latest, read_rows
 from report.status import hold, is_running
 from suites import Suite
 
@@ -43,7 +44,7 @@ def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     settings tell.
     """
     folder = files.run_path(config.runs, config.name)
-    _known_weights(folder, config, suite, {})
+    known_weights(folder, config, suite, {})
     return folder
 
 
@@ -66,14 +67,14 @@ def begin_evaluation(
     """
     files.make_folder(folder)
     with locked(folder):
-        known = _known_weights(folder, config, suite, weights)
+        known = known_weights(folder, config, suite, weights)
         hold(folder)
         settings = asdict(config) | asdict(suite)
         sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
         files.dump(folder / "config.yaml", **sections)
 
 
-def _known_weights(
+def known_weights(
     folder: Path, config: EvalConfig, suite: Suite, weights: Mapping[str, str]
 ) -> Mapping[str, str]:
     """Return the fingerprints that the folder has, {} if its rows are still to come."""
@@ -125,6 +126,23 @@ def _plain(value: object) -> object:
     return Path(without_url(value)).absolute() if isinstance(value, str) and value else value
 
 
+def held(folder: Path, asked: Sequence[Cell]) -> str:
+    """Say what a folder holds before a call that asks these cells, and what that adds; "" of a
+    folder without rows."""
+    rows = read_rows(*files_of(folder))
+    if not rows:
+        return ""
+    added = []
+    for name in Cell.__slots__:
+        known = {row[name] for row in rows}
+        values = dict.fromkeys(getattr(cell, name) for cell in asked)
+        if new := [str(value) for value in values if value and value not in known]:
+            added.append(f"{name} {', '.join(new)}")
+    agents = ", ".join(dict.fromkeys(row["agent"] for row in rows))
+    then = f"to these it adds {'; '.join(added)}" if added else "what is missing is asked"
+    return clean(f"{folder} holds {len(rows):,} answers of {agents}: {then}.")
+
+
 # ---------------------------------------------------------------- parts
 
 
@@ -153,13 +171,26 @@ def dealt(tasks: Sequence[Task], part: str) -> tuple[list[str], list[Task]]:
     return parts, [task for task, dealt in zip(tasks, parts, strict=True) if dealt == part]
 
 
-def joined(folder: Path, wanted: Mapping[tuple, str]) -> tuple[list[dict], list[str]]:
-    """Return the rows that are asked for from all files, in order, and the parts that have not made
-    all of theirs.
+def joined(
+    folder: Path, wanted: Mapping[tuple, str], known: Iterable[str] = ()
+) -> tuple[list[dict], list[str]]:
+    """Return the rows of all files by agents, of each those that are asked for first, and the parts
+    that have not made all of theirs.
 
-    wanted: (settings, id, sample, digest of the task) -> the part that makes it.
+    wanted: (settings, id, sample, digest of the task) -> the part that makes it. known: agents that
+    come first.
     """
     names = ("settings", "id", "sample", "task")
-    found = {tuple(map(row.get, names)): row for row in read_rows(*files_of(folder))}
+    rows = read_rows(*files_of(folder))
+    found = {tuple(map(row.get, names)): row for row in rows}
     missing = {part: None for key, part in wanted.items() if key not in found}
-    return [found[key] for key in wanted if key in found], [*missing]
+    asked = [found[key] for key in wanted if key in found]
+    tasks = {(row["settings"], row["id"]): row["task"] for row in asked}
+    others = [
+        row
+        for row in latest(rows)
+        if tuple(map(row.get, names)) not in wanted
+        and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
+    ]
+    agents = [*dict.fromkeys([*known, *(row["agent"] for row in asked + others)])]
+    return sorted(asked + others, key=lambda row: agents.index(row["agent"])), [*missing]

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
-from itertools import product
 from pathlib import Path
 
 from agents import find
@@ -22,9 +21,11 @@ from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
 from config.terminal import console, next_step, say
+from memagent import Agent
+from report.headline import nothing_right
 from report.reading import thin
-from report.records import CELL, is_record, step_records
-from report.rows import Cell, files_of, labels_of, latest, read_rows
+from report.records import CELL, is_record, is_wrong, step_records
+from report.rows import Cell, files_of, latest, read_rows
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
@@ -51,7 +52,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    rows, stored = read_rows(*files_of(folder)), _stored(folder / "summary.json")
+    rows, stored = read_rows(*files_of(folder)), stored_summary(folder / "summary.json")
     if "eval" in settings:
         summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
         progress = [folder / "rows.jsonl", *files_of(folder)][-1]
@@ -92,7 +93,7 @@ def reading(path: Path) -> Iterator[None]:
         raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
 
 
-def _stored(path: Path) -> dict | None:
+def stored_summary(path: Path) -> dict | None:
     """Return the summary that a run has written; None: none yet."""
     if not path.exists():
         return None
@@ -149,23 +150,15 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
         missing = ", ".join(summary.get("missing", []))
         return summary, f"without part {missing}" if missing else ""
     suite = (known(name_of(settings)) or Suite)()
-    kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
-    agents = {name: kind() for name, kind in kinds.items() if kind is not None}
     metric = suite.measured_by([*{row["question"] for row in rows}])
-    return summarise(rows, suite.unit, metric, agents=agents), _answered(rows, settings)
+    summary = summarise(rows, suite.unit, metric, agents=agents_of(rows))
+    return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
 
 
-def _answered(rows: Sequence[dict], settings: dict) -> str:
-    """Return "37 of 128 answers", "" for all that were asked for last, whatever else is there;
-    without the number of all, where only the suite knows it."""
-    if settings.get("data") != ["world"] or settings.get("suite") or not settings.get("lengths"):
-        return f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
-    agents = {*labels_of(settings["agents"]).values()}
-    samples = {str(float(t)): settings["samples"] if t > 0 else 1 for t in settings["temperatures"]}
-    places = {*product(agents, settings["kinds"], samples, settings["lengths"])}
-    n_made = sum(astuple(Cell.from_row(row)) in places for row in rows)
-    n = len(places) // len(samples) * settings["n"] * sum(samples.values())
-    return f"{n_made:,} of {n:,} answers" if n_made < n else ""
+def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
+    """Return the agents of rows by the names that rows have, but for those of a user's files."""
+    kinds = {name: find.known(name.partition("@")[0]) for name in {row["agent"] for row in rows}}
+    return {name: kind() for name, kind in kinds.items() if kind is not None}
 
 
 def transcripts(folder: Path, summary: dict) -> list[dict]:
@@ -188,12 +181,12 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     console.print(table(summary, console.width))
     records = transcripts(folder, summary)
     say(kept(rows, records, summary["metric"]))
-    for sentence in overlaps(summary):
+    for sentence in filter(None, [nothing_right(summary, rows), *overlaps(summary)]):
         say(sentence, "bold red")
     if missing := summary.get("missing"):
         those = "are not there yet: the same command with that --part makes them"
         say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
-    show_next(folder, any(record["reward"] == 0 for record in records))
+    show_next(folder, any(map(is_wrong, records)))
 
 
 def show_next(folder: Path, wrong: bool = False) -> None:

@@ -1,7 +1,8 @@
 """Say the result of an evaluation in one sentence.
 
-Holds: `headline`, `reader`, `temperatures_of`. Leaves out: the numbers (report/summary.py), the
-page (report/page.py), words for kinds of questions (tasks/words.py). No torch.
+Holds: `headline`, `nothing_right`, `reader`, `temperatures_of`. Leaves out: the numbers
+(report/summary.py), the page (report/page.py), words for kinds of questions (tasks/words.py). No
+torch.
 Exercise it: `pytest tests/report/test_page.py -k headline`. Read next: report/page.py.
 """
 
@@ -95,6 +96,29 @@ def _of_training(summary: dict) -> str:
     return (
         f"{summary['steps']} {steps}; the mean {measure} of the last ones is "
         f"{summary[measure]:.2f}{change}. Nothing has been evaluated yet."
+    )
+
+
+NOTHING = {
+    "failed": "All readings failed, so this measures nothing: `show RUN` has their errors.",
+    "empty": "All answers are empty: raise --final-tokens, or switch thinking off (--no-thinking).",
+    "unformed": "No answer has the form that was asked for: ask for another one (--form plain), or "
+    "give a --model that keeps to it.",
+    "": "No answer was right: the model cannot do this kind of question (the embedded policy knows "
+    "generated English alone). Give another --model, or train one on such tasks.",
+}
+"""What is said of an evaluation without a right answer: share that is nearly 1 -> the remedy."""
+
+
+def nothing_right(summary: dict, rows: Sequence[dict]) -> str:
+    """Say what it means that no answer of an evaluation was right; "" if one was, or of none."""
+    if not rows or any((row.get(summary["metric"]) or 0) > 0 for row in rows):
+        return ""
+    records = summary["cells"]
+    return next(
+        words
+        for name, words in NOTHING.items()
+        if not name or all(record.get(name, 0) > 0.95 for record in records)
     )
 
 

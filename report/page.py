@@ -20,7 +20,7 @@ from statistics import fmean
 from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
-from report.headline import headline, lead_of, reader, reads_all
+from report.headline import headline, lead_of, nothing_right, reader, reads_all
 from report.machine import foot, note_machine
 from report.markup import (
     Markup,
@@ -456,10 +456,12 @@ def _cost(summary: dict) -> Section:
 # ---------------------------------------------------------------- the page
 
 
-def _warnings(summary: dict) -> Markup:
-    """Return warnings of what was not learnt from and of questions that a policy was trained on, or
-    a note that there are none of these."""
+def _warnings(run: Run) -> Markup:
+    """Return warnings of what was not learnt from, of an evaluation without a right answer and of
+    questions that a policy was trained on, or a note that there are none of these."""
+    summary = run.summary
     sentences = [*(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
+    sentences += filter(None, [nothing_right(summary, run.rows) if not run.status else ""])
     parts = [fill('<p class="warning">{}</p>', sentence) for sentence in sentences]
     for policy in summary.get("trained_on", ()):
         questions = policy["questions"].values()
@@ -539,7 +541,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
     listed, script = viewer_section([] if running else run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
-    lead = macro("lead", run.status, sentence, _warnings(summary))
+    lead = macro("lead", run.status, sentence, _warnings(run))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))

@@ -1,7 +1,7 @@
 """Draw plots as SVG for a page: no size, no colours and no script of their own.
 
 Holds: `accuracy`, `reward`, `occupancy`, and `curves`, which draws all of them; `panel` and
-`standalone`, for a picture in a file (dev/picture.py). Leaves out: the page and its tables
+`written`, for a picture in a file (dev/picture.py). Leaves out: the page and its tables
 (report/page.py), numbers (report/summary.py), which agent has which colour (agents/find.py). No
 torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
@@ -24,7 +24,7 @@ from statistics import fmean
 from agents import find
 from config.errors import clean
 from report.headline import reader, temperatures_of
-from report.markup import STYLE_SHEET, Markup, fill, joined
+from report.markup import Markup, fill, joined
 from report.summary import cells
 from tasks.words import METRICS, title_of
 
@@ -106,10 +106,10 @@ def _svg(draw: Callable, label: str) -> Markup:
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(5.6, 3.5), layout="constrained")
         draw(figure.add_subplot())
-        return _written(figure, label)
+        return written(figure, label)
 
 
-def _written(figure, label: str) -> Markup:
+def written(figure, label: str) -> Markup:
     """Return a figure as an <svg> element."""
     file = io.StringIO()
     figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -129,19 +129,6 @@ def _written(figure, label: str) -> Markup:
     content = svg[svg.index(">") + 1 :]
     opening = fill('<svg {} role="img" aria-label="{}">', Markup(box and box[0]), label)
     return opening + Markup(content)  # matplotlib has escaped the texts
-
-
-def standalone(figure, label: str) -> str:
-    """Return a figure as the text of an SVG file, on a ground of its own, which is light or dark as
-    the reader's screen is; the same figure gives the same text."""
-    colours = Markup(STYLE_SHEET.read_text(encoding="utf-8").partition("\n\n")[0])
-    opening, _, content = _written(figure, label).partition(">")
-    svg = fill(
-        '{} xmlns="http://www.w3.org/2000/svg"><style>\n{}\nsvg {{ color: var(--ink); }}\n</style>'
-        '<rect width="100%" height="100%" rx="6" fill="var(--page)"/>{}\n',
-        *(Markup(opening), colours, Markup(content)),
-    )
-    return re.sub(r"[ \t]+\n", "\n", svg)
 
 
 def _figures(panels: Iterable[Markup]) -> Markup:

@@ -1,7 +1,7 @@
 """Trajectories as plain data, stored as JSON lines.
 
-Holds: `record`, `read_records`, `step_records`, `is_record`. Leaves out: how a record is
-shown (report/transcripts.py).
+Holds: `record`, `read_records`, `step_records`, `is_record`, `is_wrong`. Leaves out: how a record
+is shown (report/transcripts.py).
 Exercise it: `python cli.py show RUN`. Read next: report/transcripts.py.
 """
 
@@ -97,6 +97,18 @@ def is_record(value: object) -> bool:
     return isinstance(turns, list) and all(
         isinstance(turn, dict) and TURN <= turn.keys() for turn in turns
     )
+
+
+def is_graded(record: dict) -> bool:
+    """Tell whether a record's reward says how good it is; to what `ask` reads there is no right
+    answer."""
+    asked = not record["answers"] and record["step"] is None and "cell" not in record
+    return record["reward"] is not None and not asked
+
+
+def is_wrong(record: dict) -> bool:
+    """Tell whether nothing of a record's answer was right."""
+    return is_graded(record) and record["reward"] <= 0
 
 
 def read_records(path: Path) -> list[dict]:

@@ -44,13 +44,10 @@ def release(folder: Path) -> None:
 
 def is_running(folder: Path) -> bool:
     """Tell whether a process fills a folder."""
-    return folder.resolve() in _held or _is_locked(folder / MARK)
-
-
-def _is_locked(path: Path) -> bool:
-    """Try to lock a file; return whether another process had it locked."""
+    if folder.resolve() in _held:
+        return True
     try:
-        fd = os.open(path, os.O_RDWR)
+        fd = os.open(folder / MARK, os.O_RDWR)
     except OSError:
         return False
     try:

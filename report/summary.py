@@ -480,7 +480,10 @@ def markdown_of(summary: dict) -> str:
 
     grid = _grid(summary, percent)
     lengths = by_length(grid.items())
-    rows = [["question", "agent", "T", *(f"{n:,}" for n in lengths)], ["---"] * (3 + len(lengths))]
+    rows = [
+        ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
+        ["---"] * (3 + len(lengths)),
+    ]
     rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
     caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "

@@ -251,7 +251,10 @@ def _section(step: SectionStep | str, n: int, characters: int) -> list[Node]:
         return [node("p", f"… {step} …", style="gap")]
     where = f", {step.where}" * bool(step.where)
     remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
-    changes = [MARKS[kind](text) for kind, text in diff(step.before, step.after)]
+    changes = []
+    for kind, text in diff(step.before, step.after):
+        words = text.rstrip()  # the blank behind them is not marked
+        changes += [MARKS[kind](words), text[len(words) :]]
     return [
         node("h3", f"section {step.number:,} of {n:,}{where}"),
         node("p", clip(step.section.strip(), characters), style="section"),
@@ -320,7 +323,7 @@ def _verdict(record: dict) -> tuple[str, str]:
     reward = record["reward"]
     if reward is None:
         return "no reward", ""
-    if not record["answers"]:
+    if not record["answers"] and "cell" not in record:
         if record["error"]:
             return "failed", "bad"
         if record["step"] is not None:  # an episode that is paid for otherwise
@@ -449,7 +452,7 @@ def _in_terminal(tree: Node) -> Text:
         if not isinstance(child, str):
             text.append_text(_in_terminal(child))
         else:
-            text.append(marked([(SIGNS[tag], child)]) + " " if tag in SIGNS else child)
+            text.append(marked([(SIGNS[tag], child)]) if tag in SIGNS else child)
     return text.append({"h3": "\n", "p": "\n", "dd": "\n", "dt": "  "}.get(tag, ""))
 
 

@@ -51,16 +51,20 @@
   let current = -1; // place in `shown`
   const drawn = new Map(); // place -> its line
 
-  function line(k) {
-    const row = shown[k], length = (+text("length", row)).toLocaleString("en");
-    const cell = [
+  function cell(row) {
+    const length = (+text("length", row)).toLocaleString("en");
+    return [
       text("agent", row), `${length} ${lines.dataset.unit}`,
       text("sampling", row), text("kind", row),
-    ];
+    ].join(", ");
+  }
+
+  function line(k) {
+    const row = shown[k];
     const element = build([
       "div", "rows-line",
       ["span", style(row), text("result", row)], " ",
-      ["small", "", cell.join(", ")],
+      ["small", "", cell(row)],
       ["div", "rows-said", text("question", row), " ", ["b", "", text("answer", row)]],
     ]);
     element.id = `rows-line-${k}`;
@@ -114,6 +118,7 @@
     const head = [
       "div", "",
       ["h3", "", ["span", style(row), text("result", row)], ` ${text("origin", row)}`],
+      ["small", "", cell(row)],
       ["p", "rows-question", text("question", row)],
     ];
     open.replaceChildren(build(head), build(body));

@@ -109,7 +109,9 @@ def _shown(
         "agent": clean(row["agent"]),
         "kind": clean(in_words(row["question"])),
         "length": row["length"],
-        "sampling": "greedy" if row["temperature"] == "0.0" else clean(f"T {row['temperature']}"),
+        "sampling": "greedy"
+        if row["temperature"] == "0.0"
+        else clean(f"temperature {row['temperature']}"),
         "result": _result(row, metric),
         "sections": "kept" if record is not None else "not kept",
         "kept": fate(row) if "needed" in row else "unknown",

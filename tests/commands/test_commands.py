@@ -316,6 +316,33 @@ def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
         show.show(trajectories(tmp_path / "e.jsonl", record()), 3, "", False, 3)
 
 
+@pytest.mark.parametrize(
+    ("flags", "steps", "then"),
+    [
+        ({}, [7, 7, 0], "--wrong"),
+        ({"wrong": True}, [7, 0], ""),
+        ({"right": True}, [7], "--wrong"),
+        ({"step": 0}, [0], "--wrong"),
+    ],
+)
+def test_the_last_steps_come_first_and_right_and_wrong_apart(tmp_path, flags, steps, then, capsys):
+    rewards = {0: [0.0], 7: [1.0, 0.0]}
+    lines = [record(step=s, reward=r) for s, each in rewards.items() for r in each]
+    path = trajectories(tmp_path / "t.jsonl", *lines)
+    given = dict(step=None, task="", wrong=False, n=9) | flags
+    shown = printed(lambda: show.show(path, **given))
+    assert [int(step) for step in re.findall(r"training step (\d)", shown)] == steps
+    assert then in (err := capsys.readouterr().err) and bool(err) == bool(then)
+
+
+def test_what_was_asked_without_a_right_answer_is_not_wrong(tmp_path, capsys):
+    path = trajectories(tmp_path / "t.jsonl", record(answers=[], kind="asked", reward=0.0))
+    assert "answered" in printed(show.show, path, None, "", False, 3)
+    assert "--wrong" not in capsys.readouterr().err
+    with pytest.raises(UserError, match="None of the 1 readings"):
+        show.show(path, None, "", True, 3)
+
+
 def test_damaged_and_unfinished_trajectory_files(tmp_path):
     path = tmp_path / "t.jsonl.gz"
     noise = [record(question=f"{i * 7919 % 104729}" * 9, id=str(i)) for i in range(300)]

@@ -55,13 +55,11 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "then"),
     [
-        ("bank show 'my bank.db'", "bank stats 'my bank.db'"),
         ("bank stats 'my bank.db'", "bank show 'my bank.db'"),
         ("bank export 'my bank.db' e.jsonl", "bank show 'my bank.db'"),
         ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
         ("memory show store.jsonl", "memory log store.jsonl"),
         ("memory log store.jsonl", "memory diff store.jsonl"),
-        ("memory diff store.jsonl", "memory log store.jsonl"),
         ("data convert 'my tasks.jsonl' o.json --to eval", "data look o.json"),
         ("data look 'my tasks.jsonl'", "train --data 'my tasks.jsonl' --tasks-per-step 3"),
         ("data look world", "train"),

@@ -70,11 +70,7 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
     with pytest.raises(UserError, match=r"other settings \(lam\)"):
         done("parts", {"lam": 0.9})
     stored = path.read_text()
-    # a setting of an earlier version, at the only value that it has today
-    path.write_text(stored.replace("agent: {}", "agent: {size_cap: 100}"))
-    done("parts")
     for wrong, sentence in (
-        (stored.replace("agent: {}", "agent: {size_cap: 99}"), "size_cap is 99"),
         (stored.replace("agent: {}", "agent: 5"), "holds a run that is no stream"),
         ("eval: {}\nagent: {}\n", "holds a run that is no stream"),
     ):

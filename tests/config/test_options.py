@@ -165,7 +165,6 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"eval: {part: 9/8}", "eval.part"),
         (b"other: {}", "'other'"),
         (b"run: {engine_window: 4096}", "engine_window"),  # of an earlier version
-        (b"agent: {size_cap: 99}", "size_cap"),
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),
         (b"run: {name: \xff}", "no valid YAML"),
         (b'run: {name: "a\\0b"}', "no valid YAML"),
@@ -261,14 +260,6 @@ def test_the_docs_name_all_settings_that_are_no_flags():
     )
     for cls in (RunConfig, GRPOConfig, EvalConfig, find.find("memagent").Config):
         assert all(f"`{name}`" in text for name in settings.unflagged(cls)), cls
-
-
-def test_a_setting_of_an_earlier_version_is_read_at_its_only_value(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text(
-        "run: {engine_window: 0, name: a}\ngrpo: {importance_cap: 2.0}\nagent: {size_cap: 100}\n"
-    )
-    assert find.stored_settings(path) == {"run": {"name": "a"}, "grpo": {}, "agent": {}}
 
 
 def test_a_class_of_a_users_own_is_checked_and_described(tmp_path):

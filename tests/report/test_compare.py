@@ -84,15 +84,28 @@ def test_what_one_alone_was_asked_is_counted_and_left_out():
 
 
 @pytest.mark.parametrize(("other", "field"), [
-    (run("b", asked(1), metric="reward"), "metric"),
+    (run("b", asked(1, sub_em=None), metric="reward"), "sub_em"),
     (run("b", asked(1), unit="tokens"), "unit"),
     (run("b", asked(1), suite="ruler"), "suite"),
-    (run("b", asked(1, range(50, 60))), "question"),
+    (run("b", asked(1, range(50, 60))), "question.*--split test --seed 1000000"),
     (run("b", asked(1, temperature="0.0")), "temperature"),
 ])  # fmt: skip
 def test_unlike_evaluations_are_refused(other, field):
     with pytest.raises(UserError, match=field):
         side_by_side([run("a", asked(3), suite=""), other])
+
+
+def test_what_was_measured_otherwise_is_compared_by_what_both_have():
+    """As a demo, whose folder has the settings of a training, beside an evaluation."""
+    demo = run("demo", asked(20, sub_em=0.5), metric="reward")
+    demo.config = json.dumps({"run": {"seed": 0}})
+    summary = side_by_side([demo, run("b", asked(5), suite="", data=["world"])])
+    assert summary["metric"] == "sub_em" and summary["paired"][0]["mean"] == 0.5 - 5 / 20
+    assert compare.remarks(summary) == [
+        "Measured are demo by reward, b by sub_em; here all of them by sub_em."
+    ]
+    same = run("c", asked(5), suite="world"), run("d", asked(5), suite="", data=["world"])
+    assert "suite" not in " ".join(compare.remarks(side_by_side(same)))
 
 
 def test_the_command_prints_and_writes_a_page(tmp_path):
@@ -104,7 +117,7 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
     assert "run: trained − c: trained" in done.output
     words = " ".join(done.output.split())
     assert (
-        "+80.0 (+60 … +100, n 15) one_fact, 4 sections, T 1.0" in words
+        "+80.0 (+60 … +100, n 15) one_fact, 4 sections, temperature 1.0" in words
         and "25 questions of the first alone" in words
     )
     page = Page((tmp_path / "x" / "compare-run-c.html").read_text())

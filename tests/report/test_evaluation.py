@@ -95,6 +95,45 @@ def test_what_is_added_to_an_evaluation_stands_beside_what_is_there(tmp_path, mo
     assert read_run(folder).status == ""
 
 
+def test_a_call_says_what_the_folder_holds_and_all_of_it_is_summed_up(tmp_path, models, capsys):
+    """The table, the summary and the page are of all calls, and the leading agent stays."""
+    folder = ask(config(tmp_path, models[0]))
+    assert "holds" not in capsys.readouterr().out
+    more = dict(agents=("full", "memagent"), kinds=("two_hop",), lengths=(2,), suite="world")
+    ask(config(tmp_path, models[0], **more))
+    output = " ".join(capsys.readouterr().out.split())
+    adds = "agent full; question two_hop; length 2."
+    assert f"e holds 2 answers of memagent: to these it adds {adds}" in output
+    assert "one_fact memagent" in output
+
+    def summed_up():
+        found = json.loads((folder / "summary.json").read_text())["cells"]
+        return [(cell["agent"], cell["question"], cell["n"]) for cell in found]
+
+    all_of_it = [("memagent", "one_fact", 2), ("memagent", "two_hop", 2), ("full", "two_hop", 2)]
+    assert summed_up() == all_of_it
+    assert (read_run(folder).status, len(read_run(folder).rows)) == ("", 6)
+    ask(config(tmp_path, models[0]))  # less than there is
+    output = " ".join(capsys.readouterr().out.split())
+    assert "e holds 6 answers of memagent, full: what is missing is asked." in output
+    assert summed_up() == all_of_it
+
+
+def test_an_agent_with_other_settings_is_refused_before_anything_is_written(
+    tmp_path, models, monkeypatch
+):
+    """At other lengths too, whose rows would stand beside those that are there."""
+    folder = ask(config(tmp_path, models[0]))
+    files = {path: path.read_bytes() for path in (folder / "config.yaml", folder / "rows.jsonl")}
+    make = tiny.agent
+    monkeypatch.setattr(tiny, "agent", lambda **given: make(**given | {"memory_tokens": 5}))
+    other = r"memagent under other settings \(agent.memory_tokens 4, not 5\): .*--name"
+    with pytest.raises(UserError, match=other):
+        ask(config(tmp_path, models[0], lengths=(2,)))
+    assert all(path.read_bytes() == content for path, content in files.items())
+    ask(config(tmp_path, models[0], agents=("full",)))  # another agent may have its own
+
+
 def test_of_two_that_begin_at_once_the_second_is_refused(tmp_path, models):
     first, second = (config(tmp_path, model) for model in models)
     folder = evaluation.evaluation_folder(*second)  # nothing is there yet

@@ -25,7 +25,7 @@ from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajec
 from memory import Recall
 from report import plots
 from report.folder import read_run
-from report.headline import headline
+from report.headline import headline, nothing_right
 from report.markup import Markup
 from report.page import TEN, write_report
 from report.records import record as record_of
@@ -606,6 +606,22 @@ def test_notes_that_cannot_be_read_are_said_to_be():
     assert "notes cannot be read" in printed(of_yes).export_text()
     del of_yes["turns"][1]["notes"]  # a record made before notes were kept
     assert "notes" not in printed(of_yes).export_text()
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({}, "embedded policy knows generated English alone"),
+        ({"error": "KeyError: 'a'", "prediction": None}, "All readings failed"),
+        ({"response": "Lima", "prediction": None}, "No answer has the form"),
+        ({"response": "<think>I", "prediction": None}, "All answers are empty: raise --final"),
+    ],
+)
+def test_an_evaluation_without_a_right_answer_says_what_that_means(tmp_path, more, words):
+    rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
+    assert words in nothing_right(summarise(rows), rows)
+    rows[3] |= {"reward": 1.0, "sub_em": 1.0}
+    assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
 
 
 def test_nothing_in_a_document_steers_the_terminal():
