@@ -172,12 +172,8 @@ def _eval(
     agent: dict = {},
 ):
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
-    from config.machine import check_here
-    from tasks import hub, sources
-
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
-    sources.check_sources(eval_config.data)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -196,6 +192,10 @@ def _eval(
     where = run_path(eval_config.runs, eval_config.name)
     typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
+    from config.machine import check_here
+    from tasks import hub, sources
+
+    sources.check_sources(eval_config.data)
     check_here(eval_config)
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
