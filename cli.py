@@ -188,9 +188,9 @@ def _eval(
         for name in names
     }
     engine = "extractive" if eval_config.engine == "extractive" else ""
-    by = titled(eval_config.served_as or eval_config.model or engine)
+    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint) or engine
     where = run_path(eval_config.runs, eval_config.name)
-    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}.")
+    typer.echo(f"{', '.join(eval_config.agents)} by {titled(by)}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
     from config.machine import check_here
     from tasks import hub, sources
@@ -200,6 +200,8 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
+    if not engine:
+        typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
 
     suite = suites.pinned(suite, typer.echo)

@@ -81,8 +81,7 @@ def serve_command(app: typer.Typer) -> None:
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
         config = ServeConfig(**given)
-        by = config.served_as or config.model or "the model that is found (--model)"
-        typer.echo(f"Opening {by}, to serve it at http://{config.host}:{config.port}.")
+        typer.echo(f"Beginning a server at http://{config.host}:{config.port}.")
         from commands.questions import How
         from commands.serve import run
         from config.machine import check_here

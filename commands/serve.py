@@ -53,7 +53,7 @@ from report.reading import begins
 from report.records import record_turn
 from rollout import Sampling
 from tasks import served
-from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
+from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken, unserved
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
 
@@ -96,6 +96,7 @@ def run(config: ServeConfig, how: How) -> None:
 
     listening = _listen(config)
     who = answerer(config)
+    _log(f"Opening {who.said} ...")
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
@@ -137,7 +138,8 @@ def _example(url: str, config: ServeConfig, keyed: bool) -> str:
     file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
     key = f"$(cat {file})" if file else f"${API_KEY}"
     bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    body = '{"messages": [{"role": "user", "content": "Anna is in Oslo. Where is Anna?"}]}'
+    texts = "Anna reached Oslo. Boris toured Lima.", "Where is Anna?"  # the document, the question
+    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
     url = shlex.quote(f"{url}/chat/completions")
     return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
 
@@ -367,8 +369,7 @@ def app(service, agent: Agent, terms: Terms):
         check_key(request)
         if (name := request.path_params.get("name", "")) in ("", terms.model):
             return JSONResponse(card if name else {"object": "list", "data": [card]})
-        known = f"The model {clip(name, 100)!r} is not served: {terms.model} is."
-        raise Refused(known, "model", "model_not_found", 404)
+        raise unserved(name, terms.model)
 
     async def completions(request: Request) -> Response:
         check_key(request)

@@ -43,9 +43,9 @@ def show(path: Path, step: int | None, task: str, wrong: bool, n: int, agent: st
         console.print(render_trajectory(record, agent=kind))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")
     kind = ("--agent", agent) if agent else ()
-    if not wrong and any(record["reward"] == 0 for record in records):
+    if not wrong and any(r["reward"] == 0 and r["kind"] != "asked" for r in records):
         next_step("see the wrong ones", "show", path, "--wrong", *kind)
     elif path.is_dir():
-        next_step("see the numbers and the plots", "report", path)
+        next_step("see it as a page", "report", path)
     else:
         next_step("see all of them", "show", path, "--n", len(records), *kind)

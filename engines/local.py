@@ -53,7 +53,8 @@ def answerer(config: AnsweringConfig) -> Answerer:
     if config.model:
         _check_no_server(config, "--model answers on this machine")
         name = "the embedded policy" if model == str(EMBEDDED) else config.model
-        return Answerer(f"{name} on this machine (--model)", model)
+        aside = f"; --served-as names one of the server of {BASE_URL}" * (BASE_URL in os.environ)
+        return Answerer(f"{name} on this machine (--model{aside})", model)
     if url := os.environ.get(BASE_URL, "").strip():
         said = f"{config.served_as or 'the model'} at {clean(url)} (no --endpoint; {BASE_URL})"
         return Answerer(said, endpoint=(url,), served_as=config.served_as, keyed=True)

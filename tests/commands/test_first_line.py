@@ -156,7 +156,7 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
         ("train", "--resume", "--name", "old", *runs): "memagent learns from world",
         ("sft", "--name", "a", *runs): "memagent learns from world",
         ("eval", "--name", "e", *runs): "memagent, full, bm25 by the embedded policy: world.",
-        ("serve", "--model", "tiny", "--port", "0"): "Opening tiny",
+        ("serve", "--model", "tiny", "--port", "0"): "Beginning a server at http://127.0.0.1:0.",
         ("demo", "--short", *runs): "The demo trains memagent",
         ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",
         ("doctor",): "Looking at this machine",
