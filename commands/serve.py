@@ -113,8 +113,7 @@ def run(config: ServeConfig, how: How) -> None:
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    by = f"{who.said}, reading with {agent.label}{fits}"
-    _log(f"The model {name} answers at {url} (Ctrl-C ends it): {by}. Ask it:")
+    _log(f"The model {name} answers at {url} with {agent.label}{fits} (Ctrl-C ends it). Ask it:")
     _log(_example(url, config, bool(key)))
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -138,7 +137,7 @@ def _example(url: str, config: ServeConfig, keyed: bool) -> str:
     file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
     key = f"$(cat {file})" if file else f"${API_KEY}"
     bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    texts = "Anna reached Oslo. Boris toured Lima.", "Where is Anna?"  # the document, the question
+    texts = "Anna reached Lima. Boris toured Oslo.", "Where is Anna?"  # the document, the question
     body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
     url = shlex.quote(f"{url}/chat/completions")
     return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
