@@ -63,7 +63,7 @@ SHORT_OF_A_WINDOW = 8192
 PATIENCE_S = 30
 """How long a request is tried again that a server fails: somebody waits."""
 KNOWN, WORD = "'Anna reached Lima.'", re.compile(r"\w+|[^\w ]")
-"""What the embedded policy was trained on: each word and sign of it is one token, others are more."""
+"""What the embedded policy was trained on: each word and sign of it is one token."""
 TRIALS = (16, 16, 32, 64, 128, 256, 512)
 """Tokens that are read on trial before the time of a reading is said; the first warm up."""
 TRIAL_S = 0.2
