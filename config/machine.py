@@ -70,7 +70,7 @@ def check_hub(model: str | Path) -> None:
     if not any(cached.glob("*/config.json")):
         raise UserError(
             f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder, "
-            "or a name that needs no hub, such as smollm2. A server's model is named by --served-as."
+            "or a name that needs no hub, such as smollm2; --served-as names a server's model."
         )
 
 

@@ -579,6 +579,8 @@ def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
             "no --endpoint, no OPENAI_BASE_URL)"
         )
         monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
+        aside = f"--served-as names one of the server of {local.BASE_URL}"
+        assert aside in answerer(AskConfig(model="m")).said
         found = answerer(AskConfig(served_as="m"))
         assert (found.endpoint, found.served_as) == (("http://127.0.0.1:9/v1",), "m")
         found = answerer(AskConfig(model="tiny"))

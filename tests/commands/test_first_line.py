@@ -231,6 +231,7 @@ def test_without_a_network_a_model_of_the_hub_is_refused_in_one_sentence(no_netw
             sentence
         )
     assert not (tmp_path / "runs").exists()
+    assert sentence.endswith("--served-as names a server's model.")
     constants.HF_HUB_OFFLINE = True
     assert "and HF_HUB_OFFLINE is set" in refused("eval", "--model", "org/unknown", *runs)
 
