@@ -156,6 +156,7 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
         ("train", "--resume", "--name", "old", *runs): "memagent learns from world",
         ("sft", "--name", "a", *runs): "memagent learns from world",
         ("eval", "--name", "e", *runs): "memagent, full, bm25 by the embedded policy: world.",
+        ("eval", "--endpoint", "http://127.0.0.1:9", *runs): "bm25 by http://127.0.0.1:9: world.",
         ("serve", "--model", "tiny", "--port", "0"): "Beginning a server at http://127.0.0.1:0.",
         ("demo", "--short", *runs): "The demo trains memagent",
         ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",
@@ -168,6 +169,7 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
         assert line in output.splitlines()[0] and code == 77, (words, code, output)
     assert f"Results go to {tmp_path}/a." in found[0][1]
     assert f"It goes on in {tmp_path}/old." in found[1][1]
+    assert "Opening the embedded policy ..." in found[3][1]  # which takes seconds
 
 
 @pytest.mark.parametrize("built, lacks", [
