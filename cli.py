@@ -173,12 +173,8 @@ def _eval(
     agent: dict = {},
 ):
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
-    from config.machine import check_here
-    from tasks import hub, sources
-
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
-    sources.check_sources(eval_config.data)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
     if "agents" not in evaluation:
@@ -193,14 +189,20 @@ def _eval(
         for name in names
     }
     engine = "extractive" if eval_config.engine == "extractive" else ""
-    by = titled(eval_config.served_as or eval_config.model or engine)
+    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint) or engine
     where = run_path(eval_config.runs, eval_config.name)
-    typer.echo(f"{', '.join(eval_config.agents)} by {by}: {suite.label}.")
+    typer.echo(f"{', '.join(eval_config.agents)} by {titled(by)}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
+    from config.machine import check_here
+    from tasks import hub, sources
+
+    sources.check_sources(eval_config.data)
     check_here(eval_config)
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
+    if not engine:
+        typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
 
     suite = suites.pinned(suite, typer.echo)

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from config.errors import UserError
 from config.options import LIMIT
 from data import Task
 from memagent import Agent, Prompt, ReadConfig, Turn, Wording
-from tokens.codec import Codec
+
+if TYPE_CHECKING:  # numpy comes with it, and `eval` would wait for that before its first line
+    from tokens.codec import Codec
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,13 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from itertools import islice
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tasks import lexicon
 from tasks.mentions import INNER, MARKUP
+
+if TYPE_CHECKING:
+    import numpy as np
 
 ARTICLES = {"a", "an", "the"}
 tokens = lexicon.words  # by which entries of a store are compared
@@ -44,6 +46,8 @@ class Lucene:
     def scores(self, query: Sequence[str]) -> np.ndarray:
         """Return the score of every item. Shape [N]."""
         if not (query and self._index):
+            import numpy as np
+
             return np.zeros(self.n, np.float32)
         return self._index.get_scores(list(query))
 
@@ -138,6 +142,8 @@ class Tfidf(Items):
     ln((1 + items) / (1 + items with it)) + 1."""
 
     def _fit(self, query: Sequence[str], items: Sequence[Sequence[str]]) -> list[float]:
+        import numpy as np
+
         having = Counter(word for item in items for word in dict.fromkeys(item))
         counts = np.array([*having.values()], float)
         idf = (np.log((1 + len(items)) / (1 + counts)) + 1).tolist()

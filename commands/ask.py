@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shlex
 import time
 from collections import Counter
@@ -61,6 +62,8 @@ SHORT_OF_A_WINDOW = 8192
 """The window that is assumed where a server does not say: today's are at least as long."""
 PATIENCE_S = 30
 """How long a request is tried again that a server fails: somebody waits."""
+KNOWN, WORD = "'Anna reached Lima.'", re.compile(r"\w+|[^\w ]")
+"""What the embedded policy was trained on: each word and sign of it is one token."""
 TRIALS = (16, 16, 32, 64, 128, 256, 512)
 """Tokens that are read on trial before the time of a reading is said; the first warm up."""
 TRIAL_S = 0.2
@@ -141,7 +144,7 @@ def answered(
             say(f"{way[0].upper()}{way[1:]}.")
         if axes := find.axes(first.agent, compat=how.compat):
             say(axes)
-        _say_notes(first.config)
+        _say_notes(first, engine)
         answers = []
         for number, reading in enumerate(readings, 1):
             reading.agent, reading.by = first.agent, first.by
@@ -356,11 +359,12 @@ def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str
     return agent.with_settings(chunk_tokens=size), words
 
 
-def _say_notes(config: AskConfig) -> None:
+def _say_notes(reading: Inquiry, engine: Engine) -> None:
+    config, text = reading.config, f"{reading.question} {reading.document.text[:1000]}"
     if config.endpoint and not config.model:
         say("Lengths are estimated at four bytes a token: --model NAME counts tokens.", "dim")
-    elif config.model == TINY:
-        say("The embedded policy knows generated English only: give another --model.", "dim")
+    elif config.model == TINY and len(engine.codec.ids(text)) > len(WORD.findall(text)):
+        say(f"The embedded policy knows only English such as {KNOWN}: give another --model.", "dim")
 
 
 # ---------------------------------------------------------------- reading

@@ -80,12 +80,11 @@ def serve_command(app: typer.Typer) -> None:
     @command(app, ServeConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
     def serve(agent_name: AgentName = "", given: dict = {}, agent: dict = {}):
         """Answer chats of any length, as a server of OpenAI's protocol."""
+        config = ServeConfig(**given)
+        typer.echo(f"Beginning a server at http://{config.host}:{config.port}.")
         from commands.questions import How
         from commands.serve import run
         from config.machine import check_here
 
-        config = ServeConfig(**given)
-        by = config.served_as or config.model or "the model that is found (--model)"
-        typer.echo(f"Opening {by}, to serve it at http://{config.host}:{config.port}.")
         check_here(config)
         run(config, How(agent_name, settings=agent))

@@ -8,6 +8,8 @@ Exercise it: `python cli.py ask FILE`. Read next: commands/ask.py.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -19,7 +21,7 @@ import typer
 
 from config.errors import UserError, clean, clip
 from config.options import AskConfig
-from config.terminal import console, say
+from config.terminal import console, next_step, say
 
 NAMED = 3  # files that the first line names, at most
 
@@ -130,6 +132,7 @@ def run(
                 escaped = "utf" not in (sys.stdout.encoding or "").lower()  # no letter is lost
                 plain = [asdict(answer) for answer in answers]
                 typer.echo(json.dumps(plain, ensure_ascii=escaped, indent=1))
+            next_step("see all of it in a browser", "report", readings[-1].folder, "--open")
     except KeyboardInterrupt:
         reading = next((reading for reading in reversed(readings) if reading.folder), None)
         kept = reading and (reading.folder / "document.json").exists()
@@ -152,15 +155,33 @@ def _split(
         is_path = last.is_dir() or bool(last.suffix and last.is_file())
         no_question |= bool(paths and question) and is_path
     if no_question and terminal and not also:
-        return words, [""]
-    if not paths:
+        paths, question = words, ""  # it is asked for
+    elif not paths:
         lacks = f"; {clip(clean(question), 60)!r} is all that was given" * bool(question)
         raise UserError(f'Name what to read, and ask: ask FILE... "QUESTION"{lacks}.')
-    if no_question:
+    elif no_question:
         raise UserError(f"{question} is a file or folder: the question comes last.")
-    for each in (question, *also):
-        _check(each)
+    else:
+        for each in (question, *also):
+            _check(each)
+    for path in paths:
+        _check_there(path)
     return paths, [question, *also]
+
+
+def _check_there(path: str) -> None:
+    """Raise a UserError for what is no file by its looks; others have theirs when they are read."""
+    if re.match(r"https?://", path):
+        how = f'curl -s {shlex.quote(path)} | python cli.py ask - "QUESTION"'
+        raise UserError(f"{clean(path)} is on the web: fetch it first, as in {how}.")
+    with suppress(OSError):  # what the system takes for no name
+        if Path(path).exists() or re.search(r"^-$|[/\\]|\.\w+$", path):
+            return
+    how = 'ask FILE... "QUESTION" --also "QUESTION"'
+    raise UserError(
+        f"No file at {clip(clean(path), 200)}: a question is put in quotes and comes last, further "
+        f"ones follow --also, as in {how}."
+    )
 
 
 def _check(question: str) -> None:

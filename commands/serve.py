@@ -53,7 +53,7 @@ from report.reading import begins
 from report.records import record_turn
 from rollout import Sampling
 from tasks import served
-from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken
+from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken, unserved
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
 
@@ -96,6 +96,7 @@ def run(config: ServeConfig, how: How) -> None:
 
     listening = _listen(config)
     who = answerer(config)
+    _log(f"Opening {who.said} ...")
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
@@ -112,8 +113,7 @@ def run(config: ServeConfig, how: How) -> None:
     host, port = listening.getsockname()[:2]
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
     url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    by = f"{who.said}, reading with {agent.label}{fits}"
-    _log(f"The model {name} answers at {url} (Ctrl-C ends it): {by}. Ask it:")
+    _log(f"The model {name} answers at {url} with {agent.label}{fits} (Ctrl-C ends it). Ask it:")
     _log(_example(url, config, bool(key)))
     # uvicorn passes the signal on when all is done: the process then ends by itself
     before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
@@ -137,7 +137,8 @@ def _example(url: str, config: ServeConfig, keyed: bool) -> str:
     file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
     key = f"$(cat {file})" if file else f"${API_KEY}"
     bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    body = '{"messages": [{"role": "user", "content": "Anna is in Oslo. Where is Anna?"}]}'
+    texts = "Anna reached Lima. Boris toured Oslo.", "Where is Anna?"  # the document, the question
+    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
     url = shlex.quote(f"{url}/chat/completions")
     return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
 
@@ -367,8 +368,7 @@ def app(service, agent: Agent, terms: Terms):
         check_key(request)
         if (name := request.path_params.get("name", "")) in ("", terms.model):
             return JSONResponse(card if name else {"object": "list", "data": [card]})
-        known = f"The model {clip(name, 100)!r} is not served: {terms.model} is."
-        raise Refused(known, "model", "model_not_found", 404)
+        raise unserved(name, terms.model)
 
     async def completions(request: Request) -> Response:
         check_key(request)

@@ -76,7 +76,7 @@ def check_hub(model: str | Path) -> None:
     if not any(cached.glob("*/config.json")):
         raise UserError(
             f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder, "
-            "or a name that needs no hub, such as smollm2."
+            "or a name that needs no hub, such as smollm2; --served-as names a server's model."
         )
 
 

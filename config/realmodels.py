@@ -117,7 +117,8 @@ def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False
     elif Path("runs", name, "model").is_dir():
         raise UserError(f"{name} is a run: give runs/{name}/model, or of the hub ORG/{name}.")
     elif not HUB.fullmatch(name) or path.suffix in FILES or ("/" in name and path.parent.is_dir()):
-        raise UserError(f"No model folder at {name}: {WANTED}, or a hub name.")
+        server = "; a server is named by --endpoint URL --served-as NAME" * ("://" in name)
+        raise UserError(f"No model folder at {name}: {WANTED}, or a hub name{server}.")
 
 
 def split_file(path: Path, number: int, of: int) -> UserError:

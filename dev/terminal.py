@@ -34,7 +34,7 @@ FORMAT = FORMAT.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, 
 def printed(command: str) -> str:
     """Return what a command of the clone prints, with its colours; its run is not kept."""
     words = [sys.executable, f"{ROOT / 'cli.py'}", *shlex.split(command)[2:]]
-    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
         done = subprocess.run(words, cwd=folder, env=os.environ | TERMINAL, text=True, **pipes)

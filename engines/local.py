@@ -52,7 +52,8 @@ def answerer(config: AnsweringConfig) -> Answerer:
         return Answerer(said, config.model, config.endpoint, config.served_as, keyed=True)
     if config.model:
         _check_no_server(config, "--model answers on this machine")
-        return Answerer(f"{titled(config.model)} on this machine (--model)", config.model)
+        aside = f"; --served-as names one of the server of {BASE_URL}" * (BASE_URL in os.environ)
+        return Answerer(f"{titled(config.model)} on this machine (--model{aside})", config.model)
     if url := os.environ.get(BASE_URL, "").strip():
         said = f"{config.served_as or 'the model'} at {clean(url)} (no --endpoint; {BASE_URL})"
         return Answerer(said, endpoint=(url,), served_as=config.served_as, keyed=True)

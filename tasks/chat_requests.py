@@ -174,6 +174,12 @@ class Inquiry:
         return cls(_document(messages, pieces), question, source)
 
 
+def unserved(name: str, model: str) -> Refused:
+    """Return what is said of a model that a client names and a server does not have."""
+    known = f"The model {clip(name, 100)!r} is not served: {model} is (serve --called names it)."
+    return Refused(known, "model", "model_not_found", 404)
+
+
 def taken(body: bytes, model: str) -> tuple[ChatRequest, Inquiry]:
     """Read a body to its end, files included; Refused as by `ChatRequest.parse` and
     `Inquiry.from_chat`.
@@ -182,8 +188,7 @@ def taken(body: bytes, model: str) -> tuple[ChatRequest, Inquiry]:
     """
     request = ChatRequest.parse(body)
     if request.model and request.model != model:
-        known = f"The model {clip(request.model, 100)!r} is not served: {model} is."
-        raise Refused(known, "model", "model_not_found", 404)
+        raise unserved(request.model, model)
     inquiry = Inquiry.from_chat(request)
     return request.model_copy(update={"messages": []}), inquiry
 

@@ -49,6 +49,7 @@ NO_PLACE = re.compile(r"endpoint|not found|route", re.IGNORECASE)
 NEEDED = {"model", "messages", "prompt", "input", "tools"}
 """Fields without which a request would be another one."""
 URL = r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#@]*)?"
+HERE = r"https?://(localhost|127\.[\d.]+|\[::1\])[:/]"
 STOP = "stop eos eos_token end_turn stop_sequence complete completed tool_calls".split()
 LENGTH = "length max_tokens max_output_tokens model_length".split()
 
@@ -73,6 +74,7 @@ class Failed(Exception):
     """A request that failed, and why."""
 
     retry, wait_s = False, 0.0  # another try may succeed, so many seconds later at the earliest
+    absent = False  # it went to this machine, where no server listens
     full = False  # prompt and response do not fit the model's window
     astray = False  # the server may answer at another URL
     status, words, url = 0, "", ""  # of the reply; 0 = there is none
@@ -265,7 +267,8 @@ class Client:
                 other = any(until[i] <= now for i in allowed)
                 wait_s = 0.0 if other else _wait_s(failure, tries)
                 patience_s = max(patience_s, ASKED_S if failure.wait_s else 0)
-                if not failure.retry or now - began + wait_s > patience_s:
+                never = failure.absent and self._bases[last][1:]  # it has not answered before
+                if never or not failure.retry or now - began + wait_s > patience_s:
                     after = f" after {tries} tries in {now - began:.0f} s" if tries > 1 else ""
                     failure.args = (f"{failure.url}{after}: {failure}",)
                     raise
@@ -393,13 +396,16 @@ def _lost(error: Exception, url: str) -> Failed:
     chain = [error]
     while deeper := chain[-1].__cause__ or chain[-1].__context__:
         chain.append(deeper)
+    chain += getattr(chain[-1], "exceptions", ())  # one for each address that the name has
     if isinstance(chain[1], Failed):
         return Failed(str(chain[1]), url=url)
     cause = ([chain[1]] + [deeper for deeper in chain if isinstance(deeper, OSError)])[-1]
     # a certificate that is not trusted now will not be trusted later
     retry = not isinstance(cause, ssl.SSLCertVerificationError)
-    why = f"{type(cause).__name__}: {str(cause) or error}"
-    return Failed(" ".join(why.split()).rstrip(":. "), retry=retry, url=url)
+    why, absent = f"{type(cause).__name__}: {str(cause) or error}", False
+    if isinstance(cause, ConnectionRefusedError) and re.match(HERE, url):
+        why, absent = "no server is running there, start it first", True
+    return Failed(" ".join(why.split()).rstrip(":. "), retry=retry, absent=absent, url=url)
 
 
 def _library(timeout_s: float, secret: str):

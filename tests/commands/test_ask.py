@@ -137,7 +137,10 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     where = turns_of("r")[int(found.split(",")[0].split()[1]) - 1]["where"]
     assert "3" in where and where in found
     assert lines.index(size) < lines.index(changes[0])  # before the memory changes
-    assert lines[-1] == "The whole trace: runs/r/report.html"
+    assert lines[-3:-1] == [
+        "The whole trace: runs/r/report.html", "Next, see all of it in a browser:"
+    ]  # fmt: skip
+    assert lines[-1].endswith("cli.py report runs/r --open")
     page = Path("runs/r/report.html").read_text()
     assert page.count("<h3>section ") == n and "left out" not in page and "finish" not in page
     folded = re.findall("<details><summary>Sections? (.*?) of ", page)
@@ -155,7 +158,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
     ]
     assert -1 not in places and places == sorted(places)
     shown = CliRunner().invoke(cli.app, ["show", "runs/r"]).output
-    assert "section 1 of" in shown and "reward" not in shown
+    assert "section 1 of" in shown and "reward" not in shown and "--wrong" not in shown
 
 
 @pytest.mark.parametrize(
@@ -195,7 +198,7 @@ def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, lines):
     scripted(monkeypatch, codec, lambda p: f"\\boxed{{{answer}}}")
     flags = "a.txt", "Where is Anna?", "--model", "tiny", "--final-tokens", 99
     printed = run(*flags, "--name", "r").splitlines()
-    shown = printed[printed.index(lines[0]) :]
+    shown = printed[printed.index(lines[0]) : -2]
     assert shown[:-1] == lines and shown[-1].startswith("The whole trace: ")
     (found,) = told(*flags)
     page = Path("runs/r/report.html").read_text()
@@ -232,6 +235,19 @@ def test_an_answer_is_shown_once_and_steers_no_terminal(monkeypatch, codec, resp
     unboxed = "boxed" not in response and bool(response)
     assert ("not in the form that was asked for, \\boxed{...}" in printed) == unboxed
     assert printed.count("It is Lima.") == unboxed  # once
+
+
+@pytest.mark.parametrize(("text", "question", "noted"), [
+    ("Anna reached Lima.\n", "Where is Anna?", False), ("Anna reached Lima.", "Who left?", True),
+    ("The contract was signed.", "Where is Anna?", True),
+])  # fmt: skip
+def test_of_the_embedded_policy_is_said_what_it_cannot_read(
+    monkeypatch, codec, text, question, noted
+):
+    Path("a.txt").write_text(text)
+    scripted(monkeypatch, codec, lima)
+    printed = run("a.txt", question, "--model", "tiny", *ROOM)
+    assert ("knows only English such as 'Anna reached Lima.'" in printed) == noted
 
 
 def test_what_is_looked_for_and_what_comes_back_is_shown(monkeypatch, codec):
@@ -563,6 +579,8 @@ def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
             "no --endpoint, no OPENAI_BASE_URL)"
         )
         monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
+        aside = f"--served-as names one of the server of {local.BASE_URL}"
+        assert aside in answerer(AskConfig(model="m")).said
         found = answerer(AskConfig(served_as="m"))
         assert (found.endpoint, found.served_as) == (("http://127.0.0.1:9/v1",), "m")
         found = answerer(AskConfig(model="tiny"))

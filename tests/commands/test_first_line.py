@@ -147,7 +147,7 @@ import json, sys
 
 class Heavy:
     def find_spec(self, name, *_):
-        if name in ("torch", "transformers", "lightning", "tokenizers"):
+        if name in ("torch", "transformers", "lightning", "tokenizers", "numpy", "starlette"):
             raise SystemExit(77)
 
 sys.meta_path.insert(0, Heavy())
@@ -161,7 +161,7 @@ for words in json.loads(sys.argv[1]):
 
 
 def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path):
-    """The import of torch ends each: what stands there by then is the first line."""
+    """The import of torch or numpy ends each: what stands there by then is the first line."""
     runs = ["--runs", str(tmp_path)]
     step = tmp_path / "old" / "checkpoints" / "step-1"
     step.mkdir(parents=True)
@@ -172,7 +172,8 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
         ("train", "--resume", "--name", "old", *runs): "memagent learns from world",
         ("sft", "--name", "a", *runs): "memagent learns from world",
         ("eval", "--name", "e", *runs): "memagent, full, bm25 by the embedded policy: world.",
-        ("serve", "--model", "tiny", "--port", "0"): "Opening tiny",
+        ("eval", "--endpoint", "http://127.0.0.1:9", *runs): "bm25 by http://127.0.0.1:9: world.",
+        ("serve", "--model", "tiny", "--port", "0"): "Beginning a server at http://127.0.0.1:0.",
         ("demo", "--short", *runs): "The demo trains memagent",
         ("export", f"{tmp_path}/old"): f"Writing the policy of {tmp_path}/old",
         ("doctor",): "Looking at this machine",
@@ -184,6 +185,7 @@ def test_a_command_says_what_it_will_do_before_anything_heavy_is_loaded(tmp_path
         assert line in output.splitlines()[0] and code == 77, (words, code, output)
     assert f"Results go to {tmp_path}/a." in found[0][1]
     assert f"It goes on in {tmp_path}/old." in found[1][1]
+    assert "Opening the embedded policy ..." in found[3][1]  # which takes seconds
 
 
 @pytest.mark.parametrize("built, lacks", [
@@ -250,6 +252,7 @@ def test_without_a_network_a_model_of_the_hub_is_refused_in_one_sentence(no_netw
             sentence
         )
     assert not (tmp_path / "runs").exists()
+    assert sentence.endswith("--served-as names a server's model.")
     constants.HF_HUB_OFFLINE = True
     assert "and HF_HUB_OFFLINE is set" in refused("eval", "--model", "org/unknown", *runs)
 

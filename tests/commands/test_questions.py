@@ -108,6 +108,24 @@ def test_there_is_a_prompt_in_a_terminal_alone(monkeypatch, codec, stdin, stdout
         run(*words, *SMALL.split(), *more, code=2)
 
 
+HOW = 'QUESTION" --also "QUESTION".'
+
+
+@pytest.mark.parametrize(("words", "named", "how"), [
+    ("a.txt|Where is Anna?|Who left?", "No file at Where is Anna?", HOW),
+    ("a.txt|Where?|Who?|--also|When?", "No file at Where?", HOW),
+    ("a.txt|Where|is|Anna?", "No file at Where", HOW),
+    ("Where is Anna?|README", "No file at Where is Anna?", HOW),
+    ("Where is Anna?|a.txt", "a.txt is a file or folder", "comes last."),
+    ("b.pdf|Where?", "No file at b.pdf", "b.pdf."),  # no question by its looks
+    ("x/y|Where?", "No file at x/y", "x/y."),
+    ("https://b.org/c.pdf|Who?", "https://b.org/c.pdf is on the web", 'cli.py ask - "QUESTION".'),
+])  # fmt: skip
+def test_a_question_among_the_files_is_told_from_a_file_that_is_not_there(words, named, how):
+    *_, last = run(*words.split("|"), code=2).strip().splitlines()
+    assert last.startswith(f"memagent: {named}") and last.endswith(how)
+
+
 # ---------------------------------------------------------------- a function of Python
 
 

@@ -381,6 +381,7 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         for kind in (ask, ["eval"], ["train"], ["sft"], ["serve"])
         for flags, words in {
             ("--model", "./nowhere"): "No model folder",
+            ("--model", "openai:http://localhost:9/v1#m"): "by --endpoint URL --served-as NAME.",
             ("--model", f"{tmp_path}/lacking"): "has no model.safetensors",
             ("--device", "tpu"): "tpu", ("--agent", "nobody"): "nobody",
         }.items()

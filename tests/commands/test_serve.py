@@ -317,13 +317,18 @@ def test_a_refused_request_has_a_line_without_its_words(codec):
         assert post(chat(), path=f"{PATH}/") == 200
         assert httpx.get(f"{url}/v1/models/", headers=key).json()["data"]
         assert httpx.get(f"{url}/v1/a%0a%1b[31mb", headers=key).status_code == 404
+        for unknown in (
+            httpx.get(f"{url}/v1/models/gpt", headers=key),
+            httpx.post(url + PATH, json=chat(model="gpt"), headers=key),
+        ):
+            assert f"'gpt' is not served: {NAME} is (serve --called names it)." in unknown.text
     at = f"at {PATH}: "
     assert lines[:7] == [
         f"refused 400 {at}n", f"refused 404 {at}model", f"refused 400 {at}messages.0.role",
         f"refused 400 {at}messages.0.content.0", f"refused 400 {at}invalid_request_error",
         f"refused 401 {at}invalid_api_key", "refused 404 at /v1/responses: invalid_request_error",
     ]  # fmt: skip
-    assert len(lines) == 9 and "secret" not in "".join(lines) and " 200: " in lines[7]
+    assert len(lines) == 11 and "secret" not in "".join(lines) and " 200: " in lines[7]
     assert lines[8].isprintable() and "/v1/a \ufffd[31mb" in lines[8]
 
 
@@ -486,7 +491,9 @@ def test_the_last_line_is_a_command_that_asks(tmp_path, monkeypatch, keyed):
     command = out.read_text().splitlines()[-1]
     assert command.startswith("curl http://127.0.0.1:") and "s3cret" not in command
     done = subprocess.run(["sh", "-c", f"{command} -sS --noproxy '*'"], capture_output=True)
-    assert json.loads(done.stdout)["choices"][0]["message"]["content"], done.stderr
+    reply = json.loads(done.stdout)
+    assert reply["choices"][0]["message"]["content"] == "Lima", done.stderr
+    assert reply["metadata"]["where"] == "message 1"  # the document
     os.kill(process.pid, signal.SIGTERM)
     process.join()
 
@@ -537,4 +544,4 @@ def test_past_the_grace_time_the_rest_is_told_so(tmp_path):
     log = out.read_text()
     assert process.exitcode == 0 and "Traceback" not in log
     assert log.count(" 503: ") == 2 and log.count("refused 503") == 1
-    assert len(log.splitlines()) <= 7
+    assert len(log.splitlines()) <= 8

@@ -704,12 +704,31 @@ def test_opening_an_engine_checks_the_models_that_the_server_names(codec, serve,
     with pytest.raises(UserError, match="does not serve the model 'm'; it serves n"):
         serve.engine(server, serve(name="n"), model="")
     server.stop()
+    for host in ("127.0.0.1", "localhost"):
+        url, again = f"http://{host}:{server.port}/v1", []
+        with pytest.raises(UserError, match="/models: no server is running there, start it first"):
+            EndpointEngine(url, "m", codec, terms=Terms(tell=again.append))
+        assert not again  # it is not tried again
+    monkeypatch.setattr(served, "HERE", "of another machine")
     monkeypatch.setattr(endpoint, "READY_S", 0.1)
     with pytest.raises(UserError, match=r"cannot be used: .*ConnectionRefused"):
         serve.engine(server)
     monkeypatch.setattr(endpoint, "READY_S", 5)
     threading.Timer(0.3, server.start).start()
     assert not one(serve.engine(server)).error  # it was still loading
+
+
+@pytest.mark.parametrize(("host", "absent"), [
+    ("localhost", True), ("[::1]", True), ("127.0.0.2", True), ("localhost.org", False),
+])  # fmt: skip
+def test_a_server_that_is_absent_is_known_by_any_address_of_this_machine(host, absent):
+    each = [ConnectionRefusedError(111, "Connect call failed") for _ in range(2)]  # ::1, 127.0.0.1
+    lost, error = OSError("All connection attempts failed"), Exception("Connection error.")
+    error.__cause__, lost.__cause__ = lost, ExceptionGroup("several", each)
+    failure = served._lost(error, f"http://{host}:9/v1/models")
+    assert (
+        failure.absent == absent == (str(failure) == "no server is running there, start it first")
+    )
 
 
 URLS = ["127.0.0.1:8000", "ftp://h/v1", "http://me:pass@h/v1", "http://h/v1?key=1"]

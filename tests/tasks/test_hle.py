@@ -337,7 +337,7 @@ def test_a_judge_that_is_down_is_refused_before_the_first_question(monkeypatch):
     monkeypatch.setattr(module, "PATIENCE_S", 0)
     with serving(lambda h: None) as url:
         pass
-    with pytest.raises(UserError, match=f"The judge at {url} cannot be used: .*ConnectionRefused"):
+    with pytest.raises(UserError, match=f"The judge at {url} cannot be used: .*start it first"):
         HLE(judge=f"openai:{url}#m")
 
 
