@@ -52,9 +52,9 @@ def sentence(error: ValidationError, name: str = "") -> str:
     return f"{name} {must}, not {first['input']!r}"
 
 
-@lru_cache(maxsize=64)
-def _adapter(cls: type) -> TypeAdapter:
-    return TypeAdapter(cls)
+@lru_cache(maxsize=1024)
+def _adapter(kind: object) -> TypeAdapter:
+    return TypeAdapter(kind)
 
 
 class Checked(type):
@@ -117,7 +117,7 @@ def from_yaml(value: object, kind: object, name: str) -> object:
         value = [*map(_number, value)] if isinstance(value, list) else _number(value)
     try:
         text = json.dumps(value, default=_day)
-        return TypeAdapter(kind).validate_json(text, strict=True)
+        return _adapter(kind).validate_json(text, strict=True)
     except ValidationError as error:
         raise UserError(f"{sentence(error, name)}.") from error
     except (TypeError, ValueError) as error:

@@ -28,6 +28,12 @@ def imported():
     load_model(EMBEDDED, "float32", "cpu")
 
 
+@pytest.fixture
+def a_second(monkeypatch):
+    """Let what costs much take a second of a processor: it would take any other time, too."""
+    monkeypatch.setattr("tokens.chat_templates.SECONDS", 1)
+
+
 def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 120) -> str:
     """Return what a function returns in a child, which may take so many bytes more than it begins
     with, and so many seconds of a processor; its exception, as Python writes it; "" if it was
