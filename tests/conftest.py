@@ -251,6 +251,20 @@ def unrendered(draw, label):
     return fill('<svg role="img" aria-label="{}"></svg>', label)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def tried_here():
+    """Try templates and tokenizers in this process, and with short texts, but in tests/hostile/: to
+    fork one of this size takes a twentieth of a second. Gives what they are tried with there."""
+    from tokens import chat_templates
+
+    quick = {"_by_child": lambda function: function(), "RUN": 10, "LENGTH": 1 << 12}
+    with pytest.MonkeyPatch.context() as patch:
+        real = {name: getattr(chat_templates, name) for name in quick}
+        for name, value in quick.items():
+            patch.setattr(chat_templates, name, value)
+        yield real
+
+
 @pytest.fixture
 def read_here(monkeypatch):
     """Read documents in this process: tests/tasks/test_limited.py and tests/hostile/ have the

@@ -88,7 +88,7 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
         done("parts")
 
 
-KILLS = 7
+KILLS = 12
 WORDS = "stream --arms rag,memrl --epochs 3 --batch 4 --n 16 --hints 4 --max-entries 60".split()
 
 

@@ -25,12 +25,12 @@ from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
 READING = (forms, markup, chats, documents, lexicon, notebooks, quotes)
-N = 100_000  # characters, of which n squared steps take more than a minute
+N = 100_000  # characters, of which n squared steps take 15 s or more
 
 
 @pytest.fixture(scope="module")
 def readers():
-    pool = Readers(HANG_S / 20, 4096)  # many times what one pass takes on a busy machine
+    pool = Readers(HANG_S / 4, 4096)  # many times what one pass takes on a busy machine
     yield pool
     pool.close()
 

@@ -237,9 +237,7 @@ def test_any_bytes_are_a_text_or_one_sentence(content):
 # ---------------------------------------------------------------- several files
 
 
-def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(
-    tmp_path, read_here
-):
+def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(tmp_path, read_here):
     for name, content in {
         "b10.txt": b"Ten.",
         "b2.md": b"Two.",
