@@ -272,7 +272,7 @@ def read_here(monkeypatch):
     from tasks.limited import Readers
 
     def start(readers, function, *arguments, name=""):
-        return SimpleNamespace(result=lambda: function(*arguments))
+        return SimpleNamespace(result=lambda: function(*arguments), cancel=lambda: None)
 
     monkeypatch.setattr(Readers, "start", start)
 
