@@ -196,16 +196,16 @@ def settings_in(text: str) -> object:
 
     if len(text) > SETTINGS:
         raise ValueError(f"settings have at most {SETTINGS:,} bytes")
-    depth = 0
+    loader, depth = getattr(yaml, "CSafeLoader", yaml.SafeLoader), 0  # in C: ten times as fast
     try:
-        for event in yaml.parse(text, yaml.SafeLoader):
+        for event in yaml.parse(text, loader):
             if isinstance(event, yaml.AliasEvent):
                 raise ValueError(f"settings may not refer to other settings (*{event.anchor})")
             depth += isinstance(event, yaml.CollectionStartEvent)
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > NESTED:
                 raise ValueError(f"settings are at most {NESTED} lists and sections deep")
-        value = yaml.safe_load(text)
+        value = yaml.load(text, loader)
     except Exception as error:  # a wrong tag, date or number: whatever Python makes of it
         raise ValueError(str(error) or type(error).__name__) from error
     for part in _parts(value):

@@ -52,7 +52,7 @@ def sentence(error: ValidationError, name: str = "") -> str:
     return f"{name} {must}, not {first['input']!r}"
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=1024)
 def _adapter(kind: object) -> TypeAdapter:
     return TypeAdapter(kind)
 

@@ -10,6 +10,7 @@ import gc
 import multiprocessing
 import os
 import signal
+import ssl
 import sys
 import threading
 import time
@@ -18,6 +19,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing import forkserver
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
 # A command's flags are the same whenever it is called: without this every call in a test would
 # make those of all commands anew, which takes longer than most of what is tested so.
 typer.testing._get_command = functools.cache(typer.main.get_command)
+# A client reads the certificates of all authorities when it is made, a tenth of a second each time.
+ssl.create_default_context = functools.cache(ssl.create_default_context)
 # Imported modules are half a million objects that stay to the end, and each search for cycles
 # looks through all of them: 7 of the 18 s that collecting the tests took.
 # `pytest_collection_finish` takes them out of the search and lets it go on.
@@ -245,6 +249,32 @@ def unrendered(draw, label):
 
     draw(Figure().add_subplot())
     return fill('<svg role="img" aria-label="{}"></svg>', label)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def tried_here():
+    """Try templates and tokenizers in this process, and with short texts, but in tests/hostile/: to
+    fork one of this size takes a twentieth of a second. Gives what they are tried with there."""
+    from tokens import chat_templates
+
+    quick = {"_by_child": lambda function: function(), "RUN": 10, "LENGTH": 1 << 12}
+    with pytest.MonkeyPatch.context() as patch:
+        real = {name: getattr(chat_templates, name) for name in quick}
+        for name, value in quick.items():
+            patch.setattr(chat_templates, name, value)
+        yield real
+
+
+@pytest.fixture
+def read_here(monkeypatch):
+    """Read documents in this process: tests/tasks/test_limited.py and tests/hostile/ have the
+    child, which takes half a second to begin."""
+    from tasks.limited import Readers
+
+    def start(readers, function, *arguments, name=""):
+        return SimpleNamespace(result=lambda: function(*arguments), cancel=lambda: None)
+
+    monkeypatch.setattr(Readers, "start", start)
 
 
 class Stop(Exception):

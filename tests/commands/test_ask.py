@@ -46,7 +46,7 @@ ROOM = "--memory-tokens 99 --final-tokens 99".split()
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
+def alone(tmp_path, monkeypatch, read_here):
     """In a folder of its own, where neither a server nor an Ollama is at hand."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(local.HOST, NOBODY)

@@ -19,6 +19,7 @@ TEXT = " ".join(
         strict=True,
     )
 )
+pytestmark = pytest.mark.usefixtures("read_here")
 QUESTIONS = "Where is Anna?", "Where is Clara?", "Where is Ida?"
 SMALL = "--model tiny --chunk-tokens 12 --memory-tokens 8 --final-tokens 12".split()
 

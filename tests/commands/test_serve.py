@@ -36,6 +36,7 @@ from rollout import Sampling, follow
 from tasks import worlds
 from tokens.codec import Codec
 
+pytestmark = pytest.mark.usefixtures("read_here")
 AGENT = tiny.agent("memagent")
 NAME, PATH = "tiny-memagent", "/v1/chat/completions"
 JSON = {"Content-Type": "application/json"}

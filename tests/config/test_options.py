@@ -146,7 +146,7 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"run: {name: 5}", "run.name"),
         (b"run: {name: !!binary aGk=}", "run.name must"),
         (b"run: {name: 2024-07-26 10:00:00}", "run.name must"),
-        (b'run: {name: "\\ud800"}', "run.name must"),
+        (b'run: {name: "\\ud800"}', "invalid Unicode"),
         (b"run: {trust_remote_code: 1}", "run.trust_remote_code"),
         (b"agent: {chunk_tokens: 2.5}", "agent.chunk_tokens"),
         (b"agent: {chunk_tokens: true}", "agent.chunk_tokens"),

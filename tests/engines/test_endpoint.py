@@ -807,6 +807,7 @@ def test_over_https_a_server_needs_a_certificate_that_is_trusted_and_is_not_trie
         with pytest.raises(UserError, match="CERTIFICATE_VERIFY_FAILED"):
             EndpointEngine([url], "m", codec)
     monkeypatch.setenv("SSL_CERT_FILE", str(cert))
+    ssl.create_default_context.cache_clear()  # of tests/conftest.py
     engine = EndpointEngine([url], "m", codec)
     done = list(rollout(engine, AGENT, [(task, 0) for task in tasks(3)], Sampling(0.0)))
     engine.close()

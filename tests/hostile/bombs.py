@@ -23,7 +23,7 @@ def settings() -> dict[str, str]:
         "merged": f"a: &a {{x: 1}}\n{merged}",
         "itself": "run: &a [*a]",
         "as a key": "a: &a [1]\n? *a\n: 1\n",
-        "deep lists": "run: " + "[" * 5000,
+        "deep lists": "run: " + "[" * 900,
         "deep blocks": "- " * 5000,
         "long": "run: {name: " + "x" * (1 << 24) + "}",
         "wide": "run: [" + "1," * (1 << 22) + "]",

@@ -19,13 +19,23 @@ LIGHT, HEAVY = 1 << 30, 8 << 30  # bytes of address space; libraries of models r
 
 
 @pytest.fixture(scope="module", autouse=True)
-def imported():
+def imported(tried_here):
     """What models need is imported here, once; each child would import it anew."""
     from models.load import load_model
     from tokens.codec import Codec
 
     Codec.load(EMBEDDED)
     load_model(EMBEDDED, "float32", "cpu")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in tried_here.items():
+            patch.setattr(f"tokens.chat_templates.{name}", value)
+        yield
+
+
+@pytest.fixture
+def a_second(monkeypatch):
+    """Let what costs much take a second of a processor: it would take any other time, too."""
+    monkeypatch.setattr("tokens.chat_templates.SECONDS", 1)
 
 
 def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 120) -> str:

@@ -444,7 +444,7 @@ FILES: dict[str, Callable[[int], bytes]] = {
 
 # ---------------------------------------------------------------- what a child does with a text
 
-MOST_S = 60  # of a processor, for what takes a few: in n squared steps it would be an hour
+MOST_S = 5  # of a processor, for what takes a tenth: in n squared steps it would be fifteen or more
 
 
 def bounded(function: Callable, *arguments: object) -> object:

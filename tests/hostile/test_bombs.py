@@ -8,7 +8,16 @@ from pathlib import Path
 
 import bombs
 import pytest
-from child import HEAVY, LIGHT, imported, in_child, refused, sentences, written  # noqa: F401
+from child import (  # noqa: F401
+    HEAVY,
+    LIGHT,
+    a_second,
+    imported,
+    in_child,
+    refused,
+    sentences,
+    written,
+)
 
 import suites
 from agents.store import Store
@@ -64,7 +73,8 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
     assert settings_of(bomb) == {}
     with pytest.raises(UserError, match="no evaluation"):
         evaluation_folder(EvalConfig(runs=str(tmp_path), name="run"), suites.make("world"))
-    product = [path for path in those_that_call("yaml.safe_load") if path.parts[-2] != "dev"]
+    calls = [path for words in ("yaml.load(", "yaml.safe_load") for path in those_that_call(words)]
+    product = [path for path in calls if path.parts[-2] != "dev"]
     assert product == [ROOT / "config" / "files.py"]
 
 
@@ -187,6 +197,7 @@ def tokenizer():
     return PreTrainedTokenizerFast.from_pretrained(EMBEDDED)
 
 
+@pytest.mark.usefixtures("a_second")
 @pytest.mark.parametrize("kind", bombs.templates())
 def test_a_chat_template_that_costs_much_is_a_sentence(tokenizer, kind):
     tokenizer.chat_template = bombs.templates()[kind]
@@ -194,6 +205,7 @@ def test_a_chat_template_that_costs_much_is_a_sentence(tokenizer, kind):
         Codec(tokenizer)
 
 
+@pytest.mark.usefixtures("a_second")
 def test_a_chat_template_that_costs_much_for_one_message_is_a_sentence(tokenizer):
     tokenizer.chat_template = bombs.for_systems_only()
     codec = Codec(tokenizer)

@@ -17,7 +17,7 @@ ASK = ("ask", "a.txt", "Where is Anna?")
 
 
 @pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
+def alone(tmp_path, monkeypatch, read_here):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv(local.HOST, "127.0.0.1:1")
     monkeypatch.delenv(local.BASE_URL, raising=False)

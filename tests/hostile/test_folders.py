@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import folders
 import pytest
-from child import HEAVY, LIGHT, imported, in_child, refused, sentences  # noqa: F401
+from child import HEAVY, LIGHT, a_second, imported, in_child, refused, sentences  # noqa: F401
 from test_bombs import FLOOD, ROOT, tasks_of
 from typer.testing import CliRunner
 
@@ -26,6 +26,7 @@ from tokens.codec import Codec
 PIPE = "is a pipe or a device and no file"
 
 
+@pytest.mark.usefixtures("a_second")
 def test_a_tokenizer_that_costs_much_is_a_sentence(tmp_path):
     kinds = folders.tokenizers()
     paths = {name: folders.model(tmp_path / name, **parts) for name, parts in kinds.items()}

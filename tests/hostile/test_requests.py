@@ -97,10 +97,15 @@ def sent(address, data: bytes, beginning: bool = False) -> bytes:
 # ---------------------------------------------------------------- bodies
 
 
+@pytest.fixture(scope="module")
+def readers():
+    pool = Readers(HANG_S, ServeConfig().document_mib)
+    yield pool
+    pool.close()
+
+
 @pytest.mark.parametrize("name", faults.BODIES)
-def test_a_hostile_body_is_refused_within_its_memory(name, request):
-    readers = Readers(HANG_S, ServeConfig().document_mib)
-    request.addfinalizer(readers.close)
+def test_a_hostile_body_is_refused_within_its_memory(name, readers):
     job = readers.start(taken, faults.BODIES[name](), "m", name="The request")
     if name in ("escapes", "a file name of paths"):  # nothing wrong
         assert job.result()[1].question == "Where is Anna?"

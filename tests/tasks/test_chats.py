@@ -8,7 +8,6 @@ from datetime import datetime, timedelta
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_documents import read_here
 
 from tasks.chats import Chat, read_chat
 from tasks.documents import Document, read
@@ -449,8 +448,7 @@ def test_a_chat_is_a_document_with_a_part_for_each_session(tmp_path):
     assert Document.of(older).sessions == ()
 
 
-def test_beside_a_chat_other_files_are_sessions_without_a_date(tmp_path, monkeypatch):
-    read_here(monkeypatch)
+def test_beside_a_chat_other_files_are_sessions_without_a_date(tmp_path, read_here):
     (tmp_path / "a.txt").write_text(CHAT)
     (tmp_path / "b.md").write_text("Cy is in Nice.")
     (tmp_path / "c.json").write_text(json.dumps(PLAIN))

@@ -17,7 +17,6 @@ from config.errors import UserError
 from tasks import forms
 from tasks.documents import Document, Part, natural, read
 from tasks.forms import NotText, contents
-from tasks.limited import Readers
 from tasks.pages import Places
 from tokens.codec import Characters
 
@@ -48,15 +47,6 @@ def pdf(*pages: str, title: str = "") -> bytes:
     size = len(objects) + 1
     trailer = f"trailer\n<< /Size {size} /Root 1 0 R /Info 4 0 R >>\nstartxref\n{len(out)}\n%%EOF"
     return out + f"xref\n0 {size}\n0000000000 65535 f \n{table}{trailer}".encode()
-
-
-def read_here(monkeypatch) -> None:
-    """Let what is read be read in this process; the child is test_limited.py's matter."""
-
-    def start(readers, function, *arguments, name=""):
-        return SimpleNamespace(result=lambda: function(*arguments))
-
-    monkeypatch.setattr(Readers, "start", start)
 
 
 def zipped(**members: str | bytes) -> bytes:
@@ -247,10 +237,7 @@ def test_any_bytes_are_a_text_or_one_sentence(content):
 # ---------------------------------------------------------------- several files
 
 
-def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(
-    tmp_path, monkeypatch
-):
-    read_here(monkeypatch)
+def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(tmp_path, read_here):
     for name, content in {
         "b10.txt": b"Ten.",
         "b2.md": b"Two.",
@@ -317,8 +304,7 @@ def put(folder: Path, **files: bytes) -> Path:
     return folder
 
 
-def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, monkeypatch):
-    read_here(monkeypatch)
+def test_files_of_one_name_are_told_apart_by_their_folders(tmp_path, read_here):
     report = pdf("One.", "Two.", "Three.", "Four.")
     put(tmp_path, y__2023__report___pdf=report, y__2024__report___pdf=report, z___txt=b"Z.")
     document = read([tmp_path / "y/2023/report.pdf", tmp_path / "y/2024/report.pdf"])

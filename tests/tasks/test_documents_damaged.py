@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import HANG_S
-from test_documents import epub, pdf, put, read_here, said, zipped
+from test_documents import epub, pdf, put, said, zipped
 
 from config.errors import UserError
 from tasks import documents, forms
@@ -119,8 +119,7 @@ def test_a_pipe_that_is_named_is_read():
     assert document.size() == "2 pages" and document.parts[0].file == f"/dev/fd/{end}"
 
 
-def test_large_files_are_left_unread(tmp_path, monkeypatch):
-    read_here(monkeypatch)
+def test_large_files_are_left_unread(tmp_path, monkeypatch, read_here):
     put(tmp_path, a___txt=b"Anna.", large___txt=b"Anna " * (1 << 14), film=b"\0\0\0\x18ftypmp42")
     for name in ("large.txt", "film"):  # sparse: so large, and nothing on the disk
         os.truncate(tmp_path / name, 20 << 30)
