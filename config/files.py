@@ -267,8 +267,9 @@ def run_path(runs: str, name: str) -> Path:
         # name is therefore checked on its own, with an OSError if the system rejects it
         for part in Path(name).parts:
             Path(os.sep, part).exists()
-    except (OSError, RuntimeError) as error:  # the latter: links in a loop
-        reason = getattr(error, "strerror", None) or "its links go round in a circle"
+    except (OSError, RuntimeError, ValueError) as error:  # links in a loop; a NUL byte
+        loop = "its links go round in a circle" if isinstance(error, RuntimeError) else str(error)
+        reason = getattr(error, "strerror", None) or loop
         where = clip(str(folder), 200)
         raise UserError(f"The folder {where} cannot be there: {reason}.") from error
     if not inside:

