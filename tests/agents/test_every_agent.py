@@ -25,7 +25,7 @@ def run(*words):
     ("memoryr1", LEDGER, ["--stage", "manager"]),
     ("memoryr1", LEDGER, ["--stage", "answerer"]),
 ])  # fmt: skip
-def test_it_is_trained_evaluated_and_asked(tmp_path, name, data, flags):
+def test_it_is_trained_evaluated_and_asked(tmp_path, name, data, flags, read_here):
     runs, rates = ["--runs", tmp_path], {*find.find(name).rates}
     small = ["--steps", 1, "--tasks-per-step", 1, "--group-size", 2]
     run("train", "--agent", name, *data, *flags, *small, "--name", "t", *runs)
