@@ -148,7 +148,7 @@ def export(
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
-    run = found_run(run)
+    run = found_run(run, "metrics.csv")
     find.check_trained(run, step, out)
     typer.echo(f"Writing the policy of {run} to {out or run / 'model'}.")
     from commands.export import export as run_export

@@ -448,7 +448,7 @@ def beginning(
     if first:
         if "RANK" not in os.environ:  # else each rank would have a name of its own
             run = replace(run, name=files.name_or_now(run.name))
-        where = files.run_path(run.runs, run.name)
+        where = files.run_path(run.runs, run.name) if run.name else Path(run.runs)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
         if agent.trains and not agent.by_section:

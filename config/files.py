@@ -108,7 +108,7 @@ def check_folder(folder: Path, resume: bool) -> None:
                 "or go on with it by --resume."
             )
         if resume and not folder.exists():
-            raise UserError(f"There is no run {folder} to resume.{near_run(folder)}")
+            raise UserError(f"There is no run {folder} to resume.{near_run(folder, 'metrics.csv')}")
     except OSError as error:
         raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
 
@@ -118,16 +118,18 @@ def name_or_now(name: str) -> str:
     return name or datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
-def found_run(path: Path) -> Path:
+def found_run(path: Path, holding: str = "") -> Path:
     """Return what a command is to look at: the run of this name in runs/, else the path itself.
 
-    UserError: there is neither.
+    UserError: there is neither; a run of a like name is offered if it has the file `holding`.
     """
     named = Path("runs", path)
     places = (named, path) if len(path.parts) == 1 else (path, named)  # the repository has folders
     if place := next(filter(os.path.exists, places), None):
         return place
-    raise UserError(f"There is no {path}, and no run of this name in runs.{near_run(path)}")
+    raise UserError(
+        f"There is no {path}, and no run of this name in runs.{near_run(path, holding)}"
+    )
 
 
 def near_run(folder: Path, holding: str = "") -> str:

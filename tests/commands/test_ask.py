@@ -153,7 +153,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
             "Answer: <b>&lt;i&gt;Lima&lt;/i&gt; (not found in the document)</b>",
             "report.pdf (5 pages): page 4 has no text",
             "<h2>What was read</h2>",
-            "<ins>nothing </ins>",
+            "<ins>nothing</ins>",
         )
     ]
     assert -1 not in places and places == sorted(places)

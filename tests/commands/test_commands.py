@@ -280,7 +280,7 @@ def test_nothing_in_a_file_steers_the_terminal(tmp_path):
     path = tmp_path / "own.jsonl"
     fields = dict.fromkeys(("question", "context", "kind", "id"), text)
     path.write_text(json.dumps(fields | {"answers": [text]}))
-    shown = printed(taskfiles.show_tasks, str(path), None, None, 3, "one_fact", 1)
+    shown = printed(taskfiles.show_tasks, str(path), None, 3, "one_fact", 1)
     # and the id, clipped in its rule
     assert "".join(shown.split()).count("[bold]\ufffd[31m\ufffd") == 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", shown)

@@ -111,8 +111,8 @@ def test_version_and_the_list_of_commands():
     ("eval --suite ruler-hq", "ruler-hqa?"),
     ("train --preset papre", "paper?"),
     ("train --agent rememr1 --compat upstrem", "upstream?"),
-    ("train --resume --name onne --runs R", "one?"),
-    ("export R/onne", "one?"),
+    ("train --resume --name onne --runs R", "R/one?"),
+    ("export R/onne", "R/one?"),
 ])  # fmt: skip
 def test_a_near_miss_is_answered_with_what_is_near(tmp_path, line, offered):
     for name, file in (("one", "metrics.csv"), ("onnne", "rows.jsonl")):  # the latter no training
@@ -120,7 +120,7 @@ def test_a_near_miss_is_answered_with_what_is_near(tmp_path, line, offered):
         (tmp_path / name / file).touch()
     done = CliRunner().invoke(cli.app, line.replace("R", str(tmp_path)).split())
     output = " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
-    assert done.exit_code == 2 and f"Did you mean {offered}" in output
+    assert done.exit_code == 2 and f"Did you mean {offered.replace('R', str(tmp_path))}" in output
 
 
 @pytest.mark.parametrize("command", ["export", "sft"])

@@ -16,13 +16,14 @@ from config.realmodels import check_model
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with two evaluations, one of which is called as a folder beside runs/ is."""
+    """A folder with two runs, one of which is called as a folder beside runs/ is."""
     monkeypatch.chdir(tmp_path)
     for name in ("twice", "models"):
         folder = Path("runs", name)
         (folder / "model").mkdir(parents=True)
         (folder / "config.yaml").write_text("eval: {suite: own}\n")
         (folder / "rows.jsonl").write_text(json.dumps(row()) + "\n")
+        (folder / "metrics.csv").touch()
         (folder / "transcripts.jsonl").write_text(json.dumps(record()) + "\n")
     Path("models").mkdir()
     Bank(Path("runs/twice/rag.db"), BankConfig()).close()
@@ -33,7 +34,7 @@ def here(tmp_path, monkeypatch):
     "words",
     [
         "show {}", "report {}", "compare {} models", "compare runs/models {}",
-        "bank show {}/rag.db", "bank stats {}/rag.db", "bank check {}/rag.db",
+        "bank show {}/rag.db", "bank stats {}/rag.db",
     ],
 )  # fmt: skip
 def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
@@ -59,7 +60,6 @@ def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
         ("bank stats twise/rag.db", "There is no twise/rag.db"),
         ("bank stats runs/twice/rog.db", "There is no runs/twice/rog.db"),
         ("bank stats twice", "There is no bank at runs/twice; there are runs/twice/rag.db"),
-        ("bank merge twice/rag.db runs/twice/rag.db", "cannot be merged with itself"),
         ("show nix", "There is no nix, and no run of this name in runs.\n"),
         ("eval --model twice", "twice is a run: give runs/twice/model"),
         ("train --resume --name runs/twise", "no run runs/twise to resume. Did you mean runs/twi"),
