@@ -20,7 +20,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from conftest import random_policy
+from conftest import random_policy, until
 from test_tools import BASES, FORMATS
 
 from agents.calls import CLOSE, OPEN, Format
@@ -502,8 +502,14 @@ def vllm_server(log):
             command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
         ))  # fmt: skip
 
+    def answers() -> bool:  # one that is not there yet is refused at once
+        assert running[-1].poll() is None, "the server has ended before it answered"
+        with socket.socket() as client:
+            return client.connect_ex(("127.0.0.1", port)) == 0
+
     start()
     try:
+        until(answers, 0.5)
         yield f"http://127.0.0.1:{port}/v1", start
     finally:
         os.killpg(running[-1].pid, signal.SIGKILL)
@@ -516,7 +522,6 @@ def test_a_store_is_edited_alike_by_a_server_of_vllm_that_is_killed(
     """The real server returns the tokens that it read and wrote, and names its own limits."""
     pytest.importorskip("uvicorn", reason="vLLM's server is not installed here: make test-vllm")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(endpoint, "READY_S", 300)
     with (tmp_path / "vllm.log").open("wb") as log, vllm_server(log) as (url, start_anew):
         engine = endpoint.EndpointEngine(url, "", Codec.load(keeper.WEIGHTS))
         assert engine.model == "m" and engine.window == 2048
