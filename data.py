@@ -30,6 +30,8 @@ FRAMES: dict[str, tuple[Callable[[int, str, str], str], str]] = {
 }
 
 
+NOT_FOUND = "not found in the document"  # the answer where a document does not hold one
+
 # ---------------------------------------------------------------- tasks
 
 
@@ -187,6 +189,11 @@ class Task:
     def beside(self, prediction: str | None) -> dict[str, float]:
         """Return metrics of an answer beside its score, which replace `grade`'s of that name."""
         return {}
+
+    @property
+    def absent(self) -> bool:
+        """Tell whether the document does not hold the answer."""
+        return self.answers == (NOT_FOUND,)
 
     @property
     def asks_for_all(self) -> bool:
@@ -368,8 +375,11 @@ def _key(text: str | None) -> str:
     """Return an answer as the metrics compare it: `normalize_answer` of what a reader sees, without
     LaTeX styles (their braces are punctuation) and Unicode's punctuation, as MLQA's evaluation.
 
-    What would vanish ("A", "...") comes between two NULs and so equals nothing but itself.
+    What would vanish ("A", "...") comes between two NULs and so equals nothing but itself, and that
+    an answer is not found (`NOT_FOUND`) shares no word with any answer.
     """
+    if text and text.strip().rstrip(".").lower() == NOT_FOUND:
+        return "\0\0"
     seen = re.sub(r"\\[,;: ]", " ", re.sub(STYLE, "", text or ""))
     seen = re.sub("[\uff00-\uffef]+", lambda wide: normalize("NFKC", wide[0]), seen)
     seen = "".join(c for c in normalize("NFC", seen) if not re.match("P|Cf", category(c)))

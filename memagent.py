@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 from config.errors import AgentError, UserError
 from config.options import TemplateConfig
 from config.settings import COUNT, LIMIT, UNFLAGGED
-from data import Task, formed, grade, places, stands_in, strip_thinking
+from data import NOT_FOUND, Task, formed, grade, places, stands_in, strip_thinking
 from memory import overwrite
 from tokens.templates import Wording, read_template, split_template, wording_of
 
@@ -68,6 +68,7 @@ class Prompt:
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
     target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
+    given: str | None = None  # the agent's own response, for which no model is asked
     place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
     aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
@@ -162,6 +163,7 @@ class Group:
 
 
 NO_MEMORY = "No previous memory"
+NO_ENTRIES = "No memories are stored."  # of a store
 
 
 # ---------------------------------------------------------------- the interface
@@ -190,6 +192,9 @@ class ReadConfig(TemplateConfig):
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a
     memory and are not graded"""
+    not_found: Literal["say", "guess"] = "say"
+    """what is answered from a memory in which nothing was noted: say = "not found in the document",
+    by the agent itself; guess = what the model answers all the same, as published agents do"""
     templates: str = ""
     """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of
     our wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt},
@@ -401,8 +406,8 @@ class Agent:
     def prompt(
         self, name: str, max_tokens: int, *, final: bool = False, cut: int = 0, **slots: str
     ) -> Prompt:
-        """Fill a template. final: this turn answers. cut: tokens of the document that are never
-        read.
+        """Fill a template. final: this turn answers, from an empty memory by the agent itself
+        (`not_found`). cut: tokens of the document that are never read.
 
         The other fields of a prompt are set with `dataclasses.replace`:
         `replace(self.prompt("result", 64, result=text), after=turn, role="tool")`.
@@ -415,7 +420,11 @@ class Agent:
                 raise AgentError(f"The agent {self.label} gave no text for {where}.")
             pieces.append((piece, True) if constant else (slots[piece], False))
         section, memory = slots.get("section", ""), slots.get("memory", "")
-        return Prompt(tuple(pieces), max_tokens, final, section, memory, cut)
+        nothing = final and "memory" in slots and memory.strip() in ("", NO_MEMORY, NO_ENTRIES)
+        given = None
+        if nothing and self.config.not_found == "say":
+            given = formed(NOT_FOUND, self.config.form)
+        return Prompt(tuple(pieces), max_tokens, final, section, memory, cut, given=given)
 
     def template(self, name: str) -> tuple[tuple[str, bool], ...]:
         """Return a prompt's template as (piece, constant?) pairs: the user's file, else our
@@ -500,7 +509,7 @@ class MemAgent(Agent):
 
         An unchanged memory is written as nothing where that keeps it (`empty`).
         """
-        if prompt.final or not task.notes:
+        if prompt.final or not (task.notes or task.absent):
             return super().demonstrate(task, prompt)
         known = [words for words, _ in task.notes if any(places(words, prompt.memory))]
         added = [

@@ -91,6 +91,13 @@ def refusal(prompt: Prompt, ids: list[int], window: int, codec: Codec) -> Turn |
     return turn
 
 
+def given(prompt: Prompt, codec: Codec) -> Turn | None:
+    """Return the turn of a prompt to which the agent gives the response itself, else None."""
+    if prompt.given is None:
+        return None
+    return Turn(prompt, [], [], [], Finish.STOP, codec.text(prompt.given))
+
+
 # ---------------------------------------------------------------- the loop
 
 
@@ -178,6 +185,8 @@ def rollout(
             job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
         if prompt is None:
             return False
+        if own := given(prompt, engine.codec):
+            return send(job, own)
         key = engine.add(prompt, sampling.for_prompt(prompt), job.seed + len(job.trajectory.turns))
         running[key] = job
         return True
@@ -213,10 +222,11 @@ def follow(
     base, number = seed_of(seed, task.id, 0), 0
     prompt = advance(agent, steps)
     while prompt is not None:
-        engine.add(prompt, sampling.for_prompt(prompt), base + number)
-        while not (done := engine.step()):
-            pass
-        ((_, turn),) = done
+        if (turn := given(prompt, engine.codec)) is None:
+            engine.add(prompt, sampling.for_prompt(prompt), base + number)
+            while not (done := engine.step()):
+                pass
+            ((_, turn),) = done
         number += 1
         if turn.finish in (Finish.FULL, Finish.ERROR):
             yield turn

@@ -33,13 +33,22 @@ from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE
 from data import Task, extract_answer, formed
-from memagent import Agent, Limits, Line, Prompt, ReadConfig, Trajectory, Turn, Wording
+from memagent import (
+    NO_ENTRIES,
+    Agent,
+    Limits,
+    Line,
+    Prompt,
+    ReadConfig,
+    Trajectory,
+    Turn,
+    Wording,
+)
 from tasks.conversations import Probe
 from tokens.codec import Codec
 
 # ---------------------------------------------------------------- wording and settings
 
-NO_ENTRIES = "No memories are stored."
 BUILD = Wording(
     "You keep a store of memories about dated conversations. Questions will be asked later, and "
     "answered from the store alone. Below are a part of a session, the tools, what is stored, and "

@@ -31,7 +31,7 @@ from models.load import inner, recompute
 from models.loads import new_tokens, stretches
 from models.logprobs import Row, policy_logprobs
 from report.metrics import Clock
-from rollout import advance, start
+from rollout import advance, given, start
 
 KINDS = ("changed", "kept", "answer")  # of turns: the memory changes, it stays, the final turn
 SHARE = 0.1  # of the tasks, for an agent of `also` that names none
@@ -52,6 +52,10 @@ def demonstration(agent: Agent, task: Task, mistake: str = "") -> Trajectory | N
     trajectory, steps, prompt = Trajectory(task), start(agent, task), None
     prompt = advance(agent, steps)
     while prompt is not None:
+        if turn := given(prompt, agent.codec):
+            trajectory.turns.append(turn)
+            prompt = advance(agent, steps, turn)
+            continue
         text = agent.demonstrate(task, prompt)
         first = not trajectory.turns
         if text is not None and mistake and first and kind_of(prompt, text) == "kept":

@@ -658,6 +658,31 @@ class FilterConfig(Settings):
     """what answers"""
 
 
+@dataclass(frozen=True, slots=True)
+class LearnConfig(Settings):
+    """How `learn` makes a reader for documents."""
+
+    name: str = "mine"
+    """of the run; results go to RUNS/NAME"""
+    runs: str = "runs"
+    """folder of all runs"""
+    questions: tuple[str, ...] = ()
+    """a file of questions of SQuAD's form, or hf:ORG/NAME:SPLIT: nine tenths of its articles are
+    mixed in, the others asked before and after"""
+    sft_steps: Count = 100
+    """steps of the warm start, 16 tasks each"""
+    sft_lr: Annotated[float, POSITIVE] = 6e-4
+    """its highest learning rate"""
+    steps: Annotated[int, LIMIT] = 10
+    """steps of reinforcement learning after it, 8 tasks x 8 readings each; 0 = none"""
+    lr: Annotated[float, POSITIVE] = 2e-4
+    """its learning rate"""
+    n: Count = 96
+    """questions that are asked before and after"""
+    devices: Annotated[int, LIMIT] = 2
+    """processes that train side by side on the CPU; 0 = one, on the device that it finds"""
+
+
 EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help
     "train": "name model data agent steps tasks_per_step group_size lr lora_rank devices preset "
     "config resume dry_run",
@@ -690,7 +715,7 @@ PANELS: dict[str, str] = {
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
-    "thinking templates",
+    "thinking not_found templates",
 }
 
 

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from config.errors import AgentError, UserError, show_traceback
 from data import Task, seed_of
 from memagent import Agent, Finish, Turn
-from rollout import Engine, Sampling, advance, start
+from rollout import Engine, Sampling, advance, given, start
 from tokens.codec import Sections
 
 GREEDY = Sampling(0.0)
@@ -265,6 +265,9 @@ class Service:
             reading.tell(turn)  # with the agent's notes
         if prompt is None:
             return self._end(reading, Ended())
+        if answer := given(prompt, self.engine.codec):
+            reading.n_turns += 1
+            return self._send(reading, answer)
         seed = seed_of(reading.seed, reading.task.id, 0) + reading.n_turns
         reading.key = self.engine.add(prompt, reading.sampling.for_prompt(prompt), seed)
         self._running[reading.key] = reading

@@ -8,13 +8,13 @@ Exercise it: `pytest tests/tasks/test_suites.py`. Read next: suites/ruler_hqa.py
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 from config.errors import UserError
-from config.settings import COUNT
+from config.settings import COUNT, SHARE
 from data import Pool, Task
 from suites import Column, Scope, Suite
 from tasks import passages, readers
@@ -36,6 +36,10 @@ class Among(Filled):
 
     together: Annotated[int, COUNT] = 1
     """at most so many questions share one document, which is then computed once for all of them"""
+    absent: Annotated[float, SHARE] = 0.0
+    """share of the questions whose paragraph is left out: right is NOT_FOUND (data.py)"""
+    near: bool = True
+    """among the passages of these are the other paragraphs of the article"""
 
     def columns_among(self, scope: Scope, questions: Sequence[Task], name: str) -> list[Column]:
         """Make a column of each length."""
@@ -43,10 +47,13 @@ class Among(Filled):
         extra = read_filler(self.filler)
 
         def make(length: int) -> list[Task]:
-            more = scope.seed, self.source_split, scope.lengths, self.together
-            return passages.make_tasks(questions, length, n, extra, *more)
+            shared = passages.Shared(self.together, self.absent, self.near)
+            how = scope.seed, self.source_split, scope.lengths, shared
+            tasks = passages.make_tasks(questions, length, n, extra, *how)
+            return [replace(task, kind=task.kind or name) for task in tasks]
 
-        return [Column(name, length, partial(make, length)) for length in scope.lengths]
+        title = "" if self.absent else name  # without one every kind has cells of its own
+        return [Column(title, length, partial(make, length)) for length in scope.lengths]
 
 
 def question_files(data: Sequence[str], standard: str) -> list[str]:

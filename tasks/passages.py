@@ -1,6 +1,6 @@
 """SQuAD's questions as reading tasks: the paragraph that answers among N passages.
 
-Holds: `article_rule`, `split_by_article`, `make_tasks`. Leaves out: reading files
+Holds: `article_rule`, `split_by_article`, `Shared`, `make_tasks`. Leaves out: reading files
 (tasks/readers.py), RULER-HQA with its several pieces of evidence (tasks/hqa.py). No torch.
 Exercise it: `python cli.py data build SQUAD.json OUT --suite passages --lengths 1,4,16`.
 Read next: suites/__init__.py.
@@ -23,9 +23,10 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
+from typing import NamedTuple
 
 from config.errors import UserError
-from data import Pool, Task, normalize_answer
+from data import NOT_FOUND, Pool, Task, normalize_answer, seed_of
 from tasks.hqa import draws, with_own_pool
 from tasks.mentions import separate_words
 from tasks.readers import distinct_passages
@@ -60,6 +61,18 @@ def split_by_article(questions: Sequence[Task], is_test: Rule) -> list[Task]:
     ]
 
 
+class Shared(NamedTuple):
+    """How questions share documents, and which have no answer there."""
+
+    together: int = 1
+    """at most so many share one document (`_blocks`), whose sections are then computed once"""
+    absent: float = 0.0
+    """share of the documents without the paragraph of their questions: the answer of these is
+    `NOT_FOUND`, their kind absent"""
+    near: bool = True
+    """in its place stand the other paragraphs of its article"""
+
+
 def make_tasks(
     questions: Sequence[Task],
     n_documents: int,
@@ -68,7 +81,7 @@ def make_tasks(
     seed: int = 0,
     split: str = "",
     lengths: Sequence[int] = (),
-    together: int = 1,
+    shared: Shared = Shared(),
 ) -> list[Task]:
     """Make tasks of `n_documents` passages; `gold` is the place of the one that answers.
 
@@ -80,14 +93,14 @@ def make_tasks(
     passed over.
     Questions are chosen by the seed alone, other passages by (seed, id), and places by (seed, id,
     n_documents). UserError: no such questions, or too few passages for n_items of them.
-    together: at most so many questions share one document (`_blocks`), whose sections are then
-    computed once for all of them; the sets of several lengths no longer have the same questions,
-    and where few fit together there are fewer than n_items. UserError: none do.
+    shared: how questions share documents. Of several lengths the sets then no longer have the same
+    questions, and where few fit together there are fewer than n_items. UserError: none do.
     """
     chosen = [task for task in questions if split in ("", task.split)]
     n_items = len(chosen) if n_items is None else n_items
     barred = {_article(t) for t in questions if split == "train" and t.split == "test"}
-    filler = _Filler([*{id(t.pool): t.pool for t in questions}.values(), extra], barred)
+    pools = [*{id(t.pool): t.pool for t in questions}.values(), extra]
+    filler, together = _Filler(pools, barred, shared), shared.together
     longest = max((n_documents, *lengths))
     random.Random(str(seed)).shuffle(chosen)
     tasks: list[Task] = []
@@ -149,21 +162,26 @@ class _Filler:
     barred: titles, as `_same_title` returns them, of passages that no document may have.
     """
 
-    def __init__(self, pools: Sequence[Pool | None], barred: set[str]):
+    def __init__(self, pools: Sequence[Pool | None], barred: set[str], how: Shared):
         passages = distinct_passages([pool for pool in pools if pool])
         self.passages = [p for p in passages if _same_title(p[0]) not in barred]
         self.index = {passage: k for k, passage in enumerate(self.passages)}
         self.forms: dict[int, str] = {}  # passage -> its text in all spellings
         self.keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # answers -> all their spellings
+        self.by_title: dict[str, list[int]] = {}  # filled by `beside`
+        self.how = how
 
     def paragraph(self, task: Task) -> int:
         """Return the index of the paragraph that answers the question."""
         (k,) = task.order
         return self.index[task.pool.titles[k], task.pool.texts[k]]
 
-    def others(self, tasks: Sequence[Task], n: int, seed: int) -> list[int]:
-        """Draw n passages without an answer of these questions, or as many as there are."""
-        barred, found = {self.paragraph(task) for task in tasks}, []
+    def others(
+        self, tasks: Sequence[Task], n: int, seed: int, chosen: Sequence[int] = ()
+    ) -> list[int]:
+        """Draw n passages without an answer of these questions, or as many as there are, beside
+        those that are chosen."""
+        barred, found = {*chosen, *(self.paragraph(task) for task in tasks)}, []
         for k in draws(random.Random(f"{seed}:{tasks[0].id}"), len(self.passages)):
             if len(found) == n:
                 break
@@ -177,16 +195,33 @@ class _Filler:
         """Return the questions of a block among the same passages; [] if these are too few, also
         for `longest` of them."""
         order = list(dict.fromkeys(self.paragraph(task) for task in block))
+        absent = seed_of(seed, block[0].id, "absent") < self.how.absent * 2**64
+        if absent:
+            order = self.beside(block)[:n_documents] if self.how.near else []
         needed = max(n_documents, longest) - len(order)
-        others = self.others(block, needed, seed)
+        others = self.others(block, needed, seed, order)
         if len(others) < needed:
             return []
         order += others[: n_documents - len(order)]
         random.Random(f"{seed}:{block[0].id}:{n_documents}").shuffle(order)
+        if absent:
+            nothing = {"answers": (NOT_FOUND,), "kind": "absent", "gold": ()}
+            return [replace(task, pool=None, order=order, **nothing) for task in block]
         return [
             replace(task, pool=None, order=order, gold=(order.index(self.paragraph(task)),))
             for task in block
         ]
+
+    def beside(self, block: Sequence[Task]) -> list[int]:
+        """Return the other paragraphs of the articles of these questions, without an answer of
+        any."""
+        own = {self.paragraph(task) for task in block}
+        titles = {_same_title(self.passages[k][0]) for k in own} - {""}
+        if not self.by_title:
+            for k, (title, _) in enumerate(self.passages):
+                self.by_title.setdefault(_same_title(title), []).append(k)
+        found = [k for title in sorted(titles) for k in self.by_title[title] if k not in own]
+        return [k for k in found if not any(self.answers(task, k) for task in block)]
 
     def answers(self, task: Task, k: int) -> bool:
         """Tell whether a passage contains an answer of the question, in any spelling."""
@@ -223,4 +258,5 @@ def _article(task: Task) -> str:
     if task.pool is None or task.pool.frame != "documents" or len(task.order) != 1:
         needed = "the one paragraph that answers it, as in SQuAD's files"
         raise UserError(f"Question {task.id} does not come with {needed}.")
-    return _same_title(task.pool.titles[task.order[0]])
+    k = task.order[0]  # without titles each paragraph is an article
+    return _same_title(task.pool.titles[k]) or task.pool.texts[k]

@@ -41,7 +41,8 @@ def both():
     policy, codec = load_model(EMBEDDED, device="cpu"), Codec(tokenizer)
     mask_head(policy, codec)
     engine = TransformersEngine(policy, codec)
-    module = GRPO(policy, engine, tiny.agent("memagent"), None, CONFIG)
+    agent = tiny.agent("memagent").with_settings(not_found="guess")  # as published
+    module = GRPO(policy, engine, agent, None, CONFIG)
     with engine.awake(policy):
         groups = module.sample_groups(tasks, 0)
     return module, groups, model, plain

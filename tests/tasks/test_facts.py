@@ -171,12 +171,12 @@ def test_sets_put_the_paragraph_among_others(tmp_path, capsys):
 def test_questions_of_one_paragraph_stand_side_by_side(tmp_path):
     more = [*TRIPLES, ["Los Locos", "place", "Lima"], ["Los Locos", "publication date", "1997"]]
     questions = facts.read(lines(tmp_path / "x.jsonl", [shared(triples=more)]))
-    tasks = passages.make_tasks(questions, 1, together=3)
+    tasks = passages.make_tasks(questions, 1, shared=passages.Shared(3))
     orders = [task.order for task in tasks]
     assert len(tasks) == 5 and len({*orders}) == 3
     assert sum(a != b for a, b in pairwise(orders)) == 2
     # none is lost of a paragraph with more questions than may share a document
-    assert len(passages.make_tasks(questions, 1, together=2)) == 5
+    assert len(passages.make_tasks(questions, 1, shared=passages.Shared(2))) == 5
 
 
 @real

@@ -15,10 +15,10 @@ import suites
 from commands import taskfiles
 from config.errors import UserError
 from config.options import EvalConfig
-from data import Pool, normalize_answer
+from data import NOT_FOUND, Pool, normalize_answer
 from tasks import passages
 from tasks.mentions import separate_words
-from tasks.passages import article_rule, make_tasks, split_by_article
+from tasks.passages import Shared, article_rule, make_tasks, split_by_article
 from tasks.readers import read, read_passages
 
 # Answers that stand in one paragraph; in all of an article, and in another spelling in one of the
@@ -209,3 +209,44 @@ def test_xquad(n):
             for answer in task.answers:
                 assert [answer.lower() in text.lower() for _, text in shown(task)].count(True) == 1
                 assert answer in shown(task)[place][1]
+
+
+# ---------------------------------------------------------------- without their paragraph
+
+
+@pytest.mark.parametrize("together", [1, 3])
+@pytest.mark.parametrize("near", [True, False])
+def test_a_share_of_the_questions_has_no_answer_in_its_document(questions, near, together):
+    tasks = make_tasks(questions, 6, extra=EXTRA, shared=Shared(together, 0.4, near))
+    absent = [task for task in tasks if task.absent]
+    assert 0.2 < len(absent) / len(tasks) < 0.6
+    by_id = {task.id: task for task in questions}
+    for task in tasks:
+        paragraph, *_ = shown(by_id[task.id])
+        assert (paragraph in shown(task)) != task.absent and len(task.order) == 6
+        assert task.absent == (task.kind == "absent") == (task.answers == (NOT_FOUND,))
+    for task in absent:
+        answers = by_id[task.id].answers
+        assert not any(normalize_answer(a) in normalize_answer(task.document) for a in answers)
+        assert task.gold == () and task.evidence is None
+    siblings = [sum(t == shown(by_id[task.id])[0][0] for t, _ in shown(task)) for task in absent]
+    # the second answer stands in all paragraphs of an article, which are then no sibling to keep
+    assert (max(siblings) == 2) == near or together > 1
+
+
+def test_none_is_left_out_unless_it_is_asked_for_and_the_others_stay_as_they_were(questions):
+    plain = make_tasks(questions, 6, extra=EXTRA)
+    some = {task.id: task for task in make_tasks(questions, 6, extra=EXTRA, shared=Shared(1, 0.4))}
+    assert not any(task.absent for task in plain)
+    kept = [task for task in plain if not some[task.id].absent]
+    assert kept and all(task.document == some[task.id].document for task in kept)
+
+
+def test_paragraphs_without_titles_are_articles_of_their_own(tmp_path):
+    path = squad(tmp_path / "squad.json")
+    found = json.loads(path.read_text())
+    for article in found["data"]:
+        article["title"] = ""
+    path.write_text(json.dumps(found))
+    split = split_by_article(read(path), article_rule("0/10"))
+    assert Counter(task.split for task in split) == {"train": 81, "test": 9}

@@ -1,0 +1,146 @@
+"""A folder of documents becomes a reader for them, without a single question.
+
+    documents --cloze--> tasks --sft--> warm --train--> adapter; before and after: unseen passages
+
+Holds: `stages`, `learn`. Leaves out: how questions are made (tasks/cloze.py), what the commands do
+(commands/, by `python cli.py`).
+Exercise it: `python cli.py learn examples --name mine --sft-steps 2 --steps 1`.
+Read next: tasks/cloze.py.
+
+Every tenth passage is held out. Each step is a command line that is printed and can be given alone;
+a call that was stopped goes on by the same words.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from commands.stages import Stage, make
+from config.errors import UserError
+from config.files import make_folder, replacing, run_path
+from config.options import LearnConfig
+from config.realmodels import SHIPPED
+from config.terminal import console, next_step, say
+from data import seed_of
+from tasks import cloze
+
+TRAIN, TEST = "train.jsonl", "test.jsonl"  # passages
+HELD_OUT = "0/10"  # of the articles of --questions
+TRAINED = "--micro-tokens 3072 --save-every 10 --seed 0"
+# on two cores, measured: see docs/results.md
+SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 7.5, 60.0, 1.5
+
+
+def stages(config: LearnConfig, folder: Path) -> list[Stage]:
+    """Return all command lines, in order."""
+    built, questions = folder / "data", [*config.questions]
+    model, adapter = "smollm2", str(SHIPPED["smollm2-reader"])
+    common = ["--lengths", "1,4", "--together", "8", "--seed", "0", "--n", "100000"]
+    common += ["--absent", "0.15"]
+    plan = [_built("cloze", [str(folder / TRAIN)], built, common)]
+    data = {built / "cloze_1.jsonl.gz": 3, built / "cloze_4.jsonl.gz": 3}
+    if questions:
+        rule = ["--source-split", "train", "--test-articles", HELD_OUT]
+        plan.append(_built("passages", questions, built, [*common, *rule]))
+        data |= {built / "passages_1.jsonl.gz": 3, built / "passages_4.jsonl.gz": 3}
+    mixture = ",".join(f"{path}={weight}" for path, weight in data.items())
+    reader = "smollm2-reader"
+    plan += _asked("before", reader, config, folder)
+    runs = ["--model", model, "--runs", str(folder), "--data", mixture, *TRAINED.split()]
+    if config.devices:
+        runs += ["--device", "cpu", "--devices", str(config.devices)]
+    how = f"--lr {config.sft_lr} --tasks-per-step 16 --others 3 --mistakes 0.3 --also full=0.1"
+    words = ["sft", "--name", "warm", "--adapter", adapter, "--steps", str(config.sft_steps)]
+    warm = folder / "warm"
+    plan.append(Stage("warm", (*words, *how.split(), *runs), (warm / "model",), run=warm))
+    last = warm
+    if config.steps:
+        how = f"--lr {config.lr} --tasks-per-step 8 --group-size 8 --outcome f1"
+        words = ["train", "--name", "grpo", "--adapter", str(warm / "adapter")]
+        words += ["--steps", str(config.steps), *how.split()]
+        last = folder / "grpo"
+        plan.append(Stage("grpo", (*words, *runs), (last / "model",), run=last))
+    return [*plan, *_asked("after", str(last / "model"), config, folder)]
+
+
+def _built(suite: str, files: Sequence[str], folder: Path, words: Sequence[str]) -> Stage:
+    made = [folder / f"{suite}_{n}.jsonl.gz" for n in (1, 4)]
+    return Stage(suite, ("data", "build", *files, str(folder), "--suite", suite, *words), (*made,))
+
+
+def _asked(when: str, model: str, config: LearnConfig, folder: Path) -> list[Stage]:
+    """Return the evaluations of a model: gaps of unseen passages and, where given, questions."""
+    asked = {"spans": ("cloze", [str(folder / TEST)], [])}
+    if config.questions:
+        rule = ["--source-split", "test", "--test-articles", HELD_OUT]
+        asked["questions"] = ("passages", config.questions, rule)
+    found = []
+    for name, (suite, files, rest) in asked.items():
+        words = ["eval", "--model", model, "--suite", suite, "--data", ",".join(files), *rest]
+        words += ["--lengths", "4", "--n", str(config.n), "--together", "8", "--agents", "memagent"]
+        words += ["--temperatures", "0", "--runs", str(folder), "--name", f"{name}-{when}"]
+        result = folder / f"{name}-{when}" / "summary.json"
+        found.append(Stage(f"{name}-{when}", tuple(words), (result,)))
+    return found
+
+
+def learn(docs: Sequence[str], config: LearnConfig) -> Path:
+    """Make a reader for documents; return its folder. UserError: a step of it failed."""
+    folder = run_path(config.runs, config.name)
+    made = [_split(docs, folder / name, name == TEST) for name in (TRAIN, TEST)]
+    questions, held = (cloze.questions(cloze.read([str(path)])) for path in made)
+    if min(len(questions), len(held)) < 8:
+        n = f"{len(questions)} questions, and {len(held)} about the passages that are held out"
+        raise UserError(f"These documents give {n}: too few to learn from. Give more text.")
+    n_asked = 2 * min(config.n, len(held)) * (1 + bool(config.questions))
+    seconds = config.sft_steps * SFT_STEP_S + config.steps * TRAIN_STEP_S + n_asked * ANSWER_S
+    say(
+        f"{len(questions):,} questions to learn from, {len(held):,} held out; about "
+        f"{seconds / 60:.0f} minutes on two cores."
+    )
+    make(stages(config, folder))
+    last = folder / ("grpo" if config.steps else "warm") / "model"
+    model = folder / "model"
+    if not model.exists():
+        shutil.copytree(last, model)
+    _show(folder, config)
+    next_step("ask it", "ask", docs[0], "...", "--model", model)
+    return model
+
+
+def _split(docs: Sequence[str], path: Path, test: bool) -> Path:
+    """Write the passages that are learnt from, or those that are held out."""
+    found = cloze.read(docs)
+    pairs = zip(found.titles, found.texts, strict=True)
+    lines = [json.dumps({"title": title, "text": text}) + "\n" for title, text in pairs
+             if (seed_of(text) % 10 == 0) == test]  # fmt: skip
+    make_folder(path.parent)
+    with replacing(path) as temporary:
+        temporary.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def _show(folder: Path, config: LearnConfig) -> None:
+    """Print what was answered before and after."""
+    table = Table("", "before", "after", "n", title="Right answers among four passages, per cent")
+    names = {"spans": "masked spans of unseen passages", "questions": "questions"}
+    for name, title in names.items():
+        if name == "questions" and not config.questions:
+            continue
+        cells = [json.loads((folder / f"{name}-{when}" / "summary.json").read_text())["cells"][0]
+                 for when in ("before", "after")]  # fmt: skip
+        shown = [
+            f"{100 * c['mean']:.0f} ({100 * c['low']:.0f}-{100 * c['high']:.0f})" for c in cells
+        ]
+        table.add_row(title, *shown, str(cells[0]["n"]))
+    console.print(table)
+    if not config.questions:
+        say(
+            "No questions of people were asked: name a file of SQuAD's form by --questions to see "
+            "that they are answered no worse."
+        )

@@ -1,0 +1,79 @@
+"""An agent whose memory is still empty at the end says that nothing was found."""
+
+from __future__ import annotations
+
+import pytest
+
+from agents import find
+from commands.sft import demonstration
+from data import NOT_FOUND, Pool, Task, grade
+from engines.scripted import ScriptedEngine
+from rollout import Sampling, follow, rollout
+
+TASK = Task("t", "Where is Anna?", ("Lima",), text="One. Two. Three. Four.")
+
+
+def read(codec, agent: str, script, **settings):
+    sizes = dict(chunk_tokens=8, memory_tokens=16, final_tokens=16, form="plain") | settings
+    _, reader = find.resolve("default", "", {}, sizes, agent)
+    engine = ScriptedEngine(codec, script)
+    (done,) = rollout(engine, reader, [(TASK, 0)])
+    return done, engine
+
+
+@pytest.mark.parametrize("agent", ["memagent", "infmem", "mem1", "rememr1", "memupdate"])
+def test_an_empty_memory_is_said_to_be_empty_and_no_model_is_asked(codec, agent):
+    asked = []
+
+    def script(prompt):
+        asked.append(prompt.final)
+        return ""
+
+    more = {"budget": "none"} if agent == "memupdate" else {}
+    done, _ = read(codec, agent, script, **more)
+    assert not done.error and done.answer == NOT_FOUND and True not in asked
+    last = done.turns[-1]
+    assert last.prompt.final and last.response_ids == [] and not last.trained
+
+
+@pytest.mark.parametrize("agent", ["full", "bm25", "none"])
+def test_who_has_no_memory_cannot_say_so(codec, agent):
+    done, _ = read(codec, agent, lambda prompt: "Oslo")
+    assert done.answer.strip() == "Oslo"
+
+
+def test_an_agent_may_be_told_to_guess_and_one_that_noted_something_is_asked(codec):
+    done, _ = read(codec, "memagent", lambda p: "Oslo" if p.final else "", not_found="guess")
+    assert done.answer.strip() == "Oslo"
+    done, _ = read(codec, "memagent", lambda p: "Oslo" if p.final else "Anna went.")
+    assert done.answer.strip() == "Oslo"
+
+
+def test_who_follows_a_reading_sees_the_turn_too(codec):
+    _, reader = find.resolve("default", "", {}, {"form": "plain"}, "memagent")
+    turns = [*follow(ScriptedEngine(codec, lambda p: ""), reader, TASK, Sampling())]
+    assert str(turns[-1].response) == NOT_FOUND
+
+
+@pytest.mark.parametrize(
+    ("prediction", "answers", "right"),
+    [
+        (NOT_FOUND, ("document",), 0.0),  # a word of it is no answer
+        (NOT_FOUND, (NOT_FOUND,), 1.0),
+        ("Not found in the document.", (NOT_FOUND,), 1.0),
+        ("the document", (NOT_FOUND,), 0.0),
+    ],
+)
+def test_it_is_right_where_the_document_has_no_answer_and_nowhere_else(prediction, answers, right):
+    scores = grade(prediction, answers, "plain")
+    assert (scores.em, scores.f1, scores.sub_em, scores.reward) == (right,) * 4
+
+
+def test_it_is_demonstrated_by_writing_nothing(codec):
+    pool = Pool(["A", "B"], ["Anna joined Boris.", "Boris toured Oslo."])
+    task = Task("t", "Where is Ida?", (NOT_FOUND,), pool=pool, order=(0, 1), kind="absent")
+    sizes = dict(chunk_tokens=8, memory_tokens=16, final_tokens=16, form="plain", empty="keep")
+    _, reader = find.resolve("default", "", {}, sizes, "memagent")
+    done = demonstration(reader.on(codec), task)
+    assert done.answer == NOT_FOUND
+    assert {str(turn.response) for turn in done.turns[:-1]} == {""}
