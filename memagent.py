@@ -192,9 +192,9 @@ class ReadConfig(TemplateConfig):
     thinking: bool = False
     """let a model think that can (its chat template's enable_thinking); thoughts never enter a
     memory and are not graded"""
-    not_found: Literal["say", "guess"] = "say"
-    """what is answered from a memory in which nothing was noted: say = "not found in the document",
-    by the agent itself; guess = what the model answers all the same, as published agents do"""
+    not_found: Literal["guess", "say"] = "guess"
+    """what is answered from a memory in which nothing was noted: guess = what the model answers all
+    the same, as published agents do; say = "not found in the document", by the agent itself"""
     templates: str = ""
     """folder with a file PROMPT.txt for any of the agent's prompts, used byte for byte instead of
     our wording; slots: {problem}, {memory}, {section} and the agent's own, or MemAgent's {prompt},

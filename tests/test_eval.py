@@ -115,7 +115,7 @@ def alike(rows, others):
 def test_a_row_says_what_happened(codec, tmp_path):
     text = ("Anna reached Lima. " * 12).strip()
     asked = Task("a", "Where is Anna?", ("Lima", "Oslo"), text=text, gold=(0, 11))
-    engine = answering(codec, " ", "Anna reached Lima. " * 5, "It is \\boxed{lima}.")
+    engine = answering(codec, "Anna reached Lima. " * 5, " ", "It is \\boxed{lima}.")
     (row,) = run(codec, tmp_path / "rows", [asked], engine)
     expected = {
         **{"agent": "trained", "question": "one_fact", "temperature": "1.0", "length": 2},

@@ -41,8 +41,7 @@ def both():
     policy, codec = load_model(EMBEDDED, device="cpu"), Codec(tokenizer)
     mask_head(policy, codec)
     engine = TransformersEngine(policy, codec)
-    agent = tiny.agent("memagent").with_settings(not_found="guess")  # as published
-    module = GRPO(policy, engine, agent, None, CONFIG)
+    module = GRPO(policy, engine, tiny.agent("memagent"), None, CONFIG)
     with engine.awake(policy):
         groups = module.sample_groups(tasks, 0)
     return module, groups, model, plain

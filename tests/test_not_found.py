@@ -14,7 +14,8 @@ TASK = Task("t", "Where is Anna?", ("Lima",), text="One. Two. Three. Four.")
 
 
 def read(codec, agent: str, script, **settings):
-    sizes = dict(chunk_tokens=8, memory_tokens=16, final_tokens=16, form="plain") | settings
+    sizes = dict(chunk_tokens=8, memory_tokens=16, final_tokens=16, form="plain")
+    sizes |= {"not_found": "say"} | settings
     _, reader = find.resolve("default", "", {}, sizes, agent)
     engine = ScriptedEngine(codec, script)
     (done,) = rollout(engine, reader, [(TASK, 0)])
@@ -50,7 +51,7 @@ def test_an_agent_may_be_told_to_guess_and_one_that_noted_something_is_asked(cod
 
 
 def test_who_follows_a_reading_sees_the_turn_too(codec):
-    _, reader = find.resolve("default", "", {}, {"form": "plain"}, "memagent")
+    _, reader = find.resolve("default", "", {}, {"form": "plain", "not_found": "say"}, "memagent")
     turns = [*follow(ScriptedEngine(codec, lambda p: ""), reader, TASK, Sampling())]
     assert str(turns[-1].response) == NOT_FOUND
 
@@ -73,6 +74,7 @@ def test_it_is_demonstrated_by_writing_nothing(codec):
     pool = Pool(["A", "B"], ["Anna joined Boris.", "Boris toured Oslo."])
     task = Task("t", "Where is Ida?", (NOT_FOUND,), pool=pool, order=(0, 1), kind="absent")
     sizes = dict(chunk_tokens=8, memory_tokens=16, final_tokens=16, form="plain", empty="keep")
+    sizes |= {"not_found": "say"}
     _, reader = find.resolve("default", "", {}, sizes, "memagent")
     done = demonstration(reader.on(codec), task)
     assert done.answer == NOT_FOUND

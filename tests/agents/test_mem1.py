@@ -21,7 +21,6 @@ from rollout import Sampling, rollout
 from tasks import worlds
 
 SIZES = dict(chunk_tokens=8, memory_tokens=12, action_tokens=48, final_tokens=24)
-SIZES |= {"not_found": "guess"}
 SECTIONS = (  # of eight tokens
     "Nils reached Nice. Emil reached Cork.",
     "Boris toured Oslo. Rita reached Riga.",
