@@ -193,6 +193,8 @@ class SFT(GRPO):
         """
         (agent,) = rng.choices(self.agents, self.shares)
         mistake = other.answers[0] if rng.random() < self.config.mistakes else ""
+        if task.absent or other.absent:  # nothing is noted of such a task, nor is that an answer
+            mistake = ""
         right = (*task.answers, *(words for words, _ in task.notes))
         if any(any(places(words, mistake)) for words in right):
             mistake = ""

@@ -90,7 +90,7 @@ class Reading:
         counts = self.agent.count(self.task, turn)
         for name, value in counts.items():
             self.counts[name] += value
-        self.model_calls += 1
+        self.model_calls += prompt.given is None
         self.tokens_read += len(turn.prompt_ids)
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import random
+from types import SimpleNamespace
+
 import pytest
 
 from agents import find
-from commands.sft import demonstration
+from commands.sft import SFT, demonstration
 from data import NOT_FOUND, Pool, Task, grade
 from engines.scripted import ScriptedEngine
+from memagent import MemAgent
+from report.reading import Reading
 from rollout import Sampling, follow, rollout
 
 TASK = Task("t", "Where is Anna?", ("Lima",), text="One. Two. Three. Four.")
@@ -79,3 +84,24 @@ def test_it_is_demonstrated_by_writing_nothing(codec):
     done = demonstration(reader.on(codec), task)
     assert done.answer == NOT_FOUND
     assert {str(turn.response) for turn in done.turns[:-1]} == {""}
+
+
+def test_no_mistake_is_shown_of_it_and_it_is_none_itself():
+    sft = SimpleNamespace(agents=["a"], shares=[1.0], config=SimpleNamespace(mistakes=1.0))
+    absent, other = Task("a", "Who?", (NOT_FOUND,), text=""), Task("b", "Who?", ("Ida",), text="")
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr("commands.sft.demonstration", lambda agent, task, mistake: mistake)
+        shown = [
+            SFT.demonstrate(sft, task, beside, random.Random(0))
+            for task, beside in ((absent, other), (TASK, absent), (TASK, other))
+        ]
+    assert shown == ["", "", "Ida"]
+
+
+def test_no_model_is_said_to_have_been_called(codec):
+    done, _ = read(codec, "memagent", lambda prompt: "")
+    reading = Reading(TASK, MemAgent())
+    for turn in done.turns:
+        reading.add(turn)
+    assert reading.row()["model_calls"] == len(done.turns) - 1

@@ -49,7 +49,7 @@ def learnt(monkeypatch, docs, *more):
                     cell = {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "n": 8}
                     path.write_text(json.dumps({"cells": [cell]}))
                 elif path.name == "model":
-                    path.mkdir()
+                    path.mkdir(exist_ok=True)
 
     monkeypatch.setattr(learning, "make", run)
     result = CliRunner().invoke(cli.app, ["learn", docs, "--name", "mine", *more])
@@ -67,7 +67,9 @@ def test_what_is_held_out_is_asked_before_and_after_and_learnt_from_never(monkey
     )
     assert train and test and not train & test and len(train | test) == 40
     assert "test.jsonl" in done[1] and "test.jsonl" in done[4] and "test.jsonl" not in done[0]
-    assert "25 (15-35)" in said and "50 (40-60)" in said and "minutes on two cores" in said
+    assert (
+        "25 (15-35)" in said and "50 (40-60)" in said and "minutes on two cores, by guess" in said
+    )
     assert "No questions of people were asked" in said
     assert Path("runs/mine/model").is_dir() and "ask docs ..." in said
 
@@ -79,6 +81,14 @@ def test_questions_of_people_are_mixed_in_and_asked(monkeypatch, docs):
     assert "passages_4.jsonl.gz=3" in done[4] and "cloze_4.jsonl.gz=3" in done[4]
     assert done[1].count("--source-split train") == done[3].count("--source-split test") == 1
     assert "No questions of people" not in said
+
+
+def test_a_folder_is_one_of_the_same_documents_and_settings(monkeypatch, docs):
+    assert learnt(monkeypatch, docs)[2] == learnt(monkeypatch, docs)[2] == 0
+    for change in (lambda: ("--n", "8"), lambda: Path("docs/0.txt").write_text("x" * 99) and ()):
+        done, said, code = learnt(monkeypatch, docs, *change())
+        assert code == 2 and not done
+        assert "begun with other documents or settings: give another --name" in said
 
 
 def test_too_little_text_is_said_before_anything_is_made(monkeypatch, docs):
