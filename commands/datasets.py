@@ -6,6 +6,7 @@ Exercise it: `python cli.py data --help`. Read next: commands/taskfiles.py.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -62,12 +63,23 @@ def convert(
     next_step("look at them", "data", "look", out)
 
 
-@command(data_app, BuildConfig, more=suites.flags(BuildConfig().suite))
+def _suite_before(words: Sequence[str]) -> str:
+    """Return the suite that is named before the files, "" where none is."""
+    first = words[0] if words else ""
+    return first if first in suites.names() and not Path(first).exists() else ""
+
+
+@command(
+    data_app,
+    BuildConfig,
+    more=lambda words: suites.flags(_suite_before(words) or BuildConfig().suite)(words),
+)
 def build(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="[FILE]... OUT", help="questions that the suite asks for; last the folder"
+            metavar="[SUITE] [FILE]... OUT",
+            help="questions or texts that the suite asks for; last the folder",
         ),
     ],
     sets: dict = {},
@@ -75,6 +87,8 @@ def build(
     """Write the tasks of a suite as files OUT/NAME_LENGTH.json or .jsonl.gz, one a length."""
     from commands.taskfiles import build_sets
 
+    if len(paths) > 1 and (name := _suite_before(paths)):
+        sets, paths = {"suite": name, **sets}, paths[1:]
     build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
 
 

@@ -389,6 +389,13 @@ def value_of(name: str, kind: object, value: object) -> object:
         return value
     value = ",".join(value) if isinstance(value, list) else value
     item = typing.get_args(kind)[0]
+    if choices := typing.get_origin(item) is typing.Literal and typing.get_args(item):
+        chosen = tuple(filter(None, str(value).split(",")))
+        if unknown := [text for text in chosen if text not in choices]:
+            names = ", ".join(choices)
+            flag = name.replace("_", "-")
+            raise UserError(f"--{flag} takes one or several of {names}, not {unknown[0]!r}.")
+        return chosen
     try:
         return tuple(_doubled([v if v == "..." else item(v) for v in str(value).split(",") if v]))
     except (ValueError, TypeError):

@@ -39,7 +39,7 @@ class Among(Filled):
     absent: Annotated[float, SHARE] = 0.0
     """share of the questions whose paragraph is left out: right is NOT_FOUND (data.py)"""
     near: bool = True
-    """among the passages of these are the other paragraphs of the article"""
+    """among the passages of these are the other paragraphs of the article, or the most alike"""
 
     def columns_among(self, scope: Scope, questions: Sequence[Task], name: str) -> list[Column]:
         """Make a column of each length."""

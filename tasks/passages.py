@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
@@ -28,6 +29,7 @@ from typing import NamedTuple
 from config.errors import UserError
 from data import NOT_FOUND, Pool, Task, normalize_answer, seed_of
 from tasks.hqa import draws, with_own_pool
+from tasks.lexicon import words
 from tasks.mentions import separate_words
 from tasks.readers import distinct_passages
 
@@ -70,7 +72,7 @@ class Shared(NamedTuple):
     """share of the documents without the paragraph of their questions: the answer of these is
     `NOT_FOUND`, their kind absent"""
     near: bool = True
-    """in its place stand the other paragraphs of its article"""
+    """in its place stand the other paragraphs of its article, or the three that are most like it"""
 
 
 def make_tasks(
@@ -134,13 +136,16 @@ def _blocks(
     """
     by_paragraph: dict[int, list[Task]] = {}
     for task in questions:
-        if n_documents == 1 or filler.share_with(task) <= COMMON:
-            by_paragraph.setdefault(filler.paragraph(task), []).append(task)
+        by_paragraph.setdefault(filler.paragraph(task), []).append(task)
     block: list[Task] = []
     paragraphs: set[int] = set()
+    fit = (  # found one by one, since each is compared with all passages
+        (paragraph, [t for t in tasks if n_documents == 1 or filler.share_with(t) <= COMMON])
+        for paragraph, tasks in by_paragraph.items()
+    )
     parts = (
         (paragraph, tasks[start : start + together])
-        for paragraph, tasks in by_paragraph.items()
+        for paragraph, tasks in fit
         for start in range(0, len(tasks), together)
     )
     for paragraph, tasks in parts:
@@ -168,7 +173,8 @@ class _Filler:
         self.index = {passage: k for k, passage in enumerate(self.passages)}
         self.forms: dict[int, str] = {}  # passage -> its text in all spellings
         self.keys: dict[tuple[str, ...], tuple[str, ...]] = {}  # answers -> all their spellings
-        self.by_title: dict[str, list[int]] = {}  # filled by `beside`
+        self.by_title: dict[str, list[int]] = {}  # filled by `beside`, as is the next one
+        self.by_word: dict[str, list[int]] = {}
         self.how = how
 
     def paragraph(self, task: Task) -> int:
@@ -213,15 +219,24 @@ class _Filler:
         ]
 
     def beside(self, block: Sequence[Task]) -> list[int]:
-        """Return the other paragraphs of the articles of these questions, without an answer of
-        any."""
+        """Return the other paragraphs of the articles of these questions, or, where there are none,
+        the three paragraphs that share most rare words with theirs; none has an answer of any."""
+        if not self.by_title:
+            for k, (title, text) in enumerate(self.passages):
+                self.by_title.setdefault(_same_title(title), []).append(k)
+                for word in {*words(text)}:
+                    self.by_word.setdefault(word, []).append(k)
         own = {self.paragraph(task) for task in block}
         titles = {_same_title(self.passages[k][0]) for k in own} - {""}
-        if not self.by_title:
-            for k, (title, _) in enumerate(self.passages):
-                self.by_title.setdefault(_same_title(title), []).append(k)
         found = [k for title in sorted(titles) for k in self.by_title[title] if k not in own]
-        return [k for k in found if not any(self.answers(task, k) for task in block)]
+        if found := [k for k in found if not any(self.answers(task, k) for task in block)]:
+            return found
+        shared: Counter[int] = Counter()
+        for word in sorted({word for k in own for word in words(self.passages[k][1])}):
+            if len(self.by_word[word]) <= COMMON * len(self.passages):
+                shared.update(dict.fromkeys(self.by_word[word], 1 / len(self.by_word[word])))
+        ranked = (k for k, _ in shared.most_common() if k not in own)
+        return list(islice((k for k in ranked if not any(self.answers(t, k) for t in block)), 3))
 
     def answers(self, task: Task, k: int) -> bool:
         """Tell whether a passage contains an answer of the question, in any spelling."""

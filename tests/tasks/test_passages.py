@@ -250,3 +250,23 @@ def test_paragraphs_without_titles_are_articles_of_their_own(tmp_path):
     path.write_text(json.dumps(found))
     split = split_by_article(read(path), article_rule("0/10"))
     assert Counter(task.split for task in split) == {"train": 81, "test": 9}
+
+
+def test_where_no_title_tells_what_is_near_the_likest_passages_are(tmp_path):
+    """They share rare words with the paragraph: not those that stand everywhere."""
+    texts = {
+        "right": "The harbour of Quillan has a lighthouse of basalt. It was lit in 1871.",
+        "near": "Quillan exports basalt. Its harbour freezes in a hard winter.",
+        "answer": "Another lighthouse of basalt, in a harbour, was lit in 1871.",
+    }
+    rest = [f"The town {k} has a harbour. It is known for its fish {k}x." for k in range(120)]
+    qas = [{"id": "q", "question": "When?", "answers": [{"text": "1871", "answer_start": 0}]}]
+    article = {"title": "", "paragraphs": [{"context": texts["right"], "qas": qas}]}
+    path = tmp_path / "squad.json"
+    path.write_text(json.dumps({"version": "1.1", "data": [article]}))
+    extra = Pool([""] * len(rest) + ["", ""], [*rest, texts["near"], texts["answer"]])
+    (near,) = make_tasks(read(path), 4, extra=extra, shared=Shared(1, 1.0))
+    (far,) = make_tasks(read(path), 4, extra=extra, shared=Shared(1, 1.0, near=False))
+    assert texts["near"] in near.document and texts["near"] not in far.document
+    for task in (near, far):
+        assert texts["answer"] not in task.document and texts["right"] not in task.document
