@@ -40,7 +40,7 @@ from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig, without
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, console, say
-from data import ANSWER_FORMS, Task, extract_answer
+from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer, keyed_here
 from engines.open import open_reader
 from engines.replay import Replay
@@ -303,7 +303,7 @@ def made(name: str, config: AnsweringConfig, how: How) -> Agent:
     """Make an agent with the settings of the model, of the preset and of the user."""
     policy = find.model_or_default(config.model, config.endpoint)
     theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})
-    settings = {"max_sections": None} | theirs | how.settings
+    settings = {"max_sections": None, "not_found": "say"} | theirs | how.settings
     known = find.of_model(policy) | find.preset_of(how.preset, name)["agent"] | settings
     if config.endpoint and "empty" not in known and "empty" in hints_of(find.find(name).Config):
         # a server's model that thinks for too long says nothing: what was noted is not lost by it
@@ -545,7 +545,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
 
     answer, folder = clean(turn.response).strip(), reading.folder
     final, formed = extract_answer(answer, agent.config.form)
-    if (formed or not final) and answer != final:  # else it is shown below, as the answer
+    alone = turn.prompt.given is not None  # answered by the agent, from an empty memory
+    if (formed or not final) and answer != final and not alone:  # else it is shown below
         say(answer)
     if turn.prompt.cut:
         say(
@@ -562,6 +563,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
         say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
+    if alone and final == NOT_FOUND:
+        say("Nothing was noted; --not-found guess lets the model answer all the same.", "dim")
     if words:
         say(words)
     if remarks := reading.document.remarks:

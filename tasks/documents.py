@@ -31,6 +31,7 @@ from pydantic import TypeAdapter
 from config.errors import UserError, clip
 from config.files import is_file
 from config.options import AskConfig
+from data import NOT_FOUND
 from tasks import quotes
 from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
@@ -104,8 +105,9 @@ class Document:
         return "; ".join(named) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
 
     def find(self, answer: str) -> tuple[list[Range], bool] | None:
-        """Return where the words of an answer stand (tasks/quotes.py)."""
-        return quotes.places(self.text, answer)
+        """Return where the words of an answer stand (tasks/quotes.py); None where there is nothing
+        to look for, as in the answer that nothing was found."""
+        return None if answer == NOT_FOUND else quotes.places(self.text, answer)
 
     def _touched(self, ranges: Iterable[Range]) -> list[int]:
         """Return which parts have some of these characters, in order."""

@@ -27,6 +27,7 @@ from config.errors import UserError
 from config.locks import writing
 from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
 from config.terminal import bar
+from data import NOT_FOUND
 from embedded import tiny
 from engines import local
 from engines.local import answerer
@@ -183,6 +184,22 @@ def test_a_section_that_leaves_the_memory_alone_shows_nothing(monkeypatch, codec
     assert [line.partition(":")[0] for line in changes] == [f"section {n}" for n in shown]
     if empty == "keep":
         assert turns_of("r")[-1]["memory"].strip() == "Anna reached Lima."
+
+
+@pytest.mark.parametrize("form", ["boxed", "plain"])
+def test_what_nothing_was_noted_of_is_not_found_and_no_model_guesses(monkeypatch, codec, form):
+    text()
+    scripted(monkeypatch, codec, lambda p: "Oslo" if p.final else "")
+    flags = ["a.txt", "Where?", *"--model tiny --agent memagent --chunk-tokens 6".split()]
+    flags += [*ROOM, "--empty", "keep", "--form", form]
+    printed = run(*flags, "--name", "r").splitlines()
+    assert printed.count("answer: not found in the document") == 1
+    assert not any("Found" in line or "boxed" in line for line in printed)
+    (answer,) = told(*flags, "--name", "s")
+    assert answer["answer"] == NOT_FOUND and answer["found"] is None and not answer["quote"]
+    page = Path("runs/r/report.html").read_text()
+    assert "Answer: <b>not found in the document</b>" in page
+    assert "answer: Oslo" in run(*flags, "--name", "t", "--not-found", "guess")
 
 
 @pytest.mark.parametrize("answer, lines", [
@@ -721,7 +738,7 @@ def test_the_embedded_policys_settings_are_never_used_with_an_endpoint(monkeypat
         printed = run("a.txt", "Where?", "--agent", "memagent", "--name", name, *words)
         stored = find.stored_settings(Path("runs", name, "config.yaml"), None)
         defaults = asdict(find.make("memagent", {}).config)
-        assert stored["agent"] == defaults | {"empty": "keep"}
+        assert stored["agent"] == defaults | {"empty": "keep", "not_found": "say"}
         assert "embedded" not in printed and "estimated" in printed
         assert "about 5,700 tokens" in printed
     assert all("prompt" not in body for body in server.bodies)
