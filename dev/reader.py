@@ -1,6 +1,6 @@
 """How a reader of real text is made of SmolLM2: every command line, setting and seed.
 
-    questions of others --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
+    questions and texts  --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
 
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
 `ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
@@ -15,11 +15,12 @@ on whole documents in one prompt; reinforcement learning goes on from there. A s
 is there is skipped, a training that was stopped goes on by --resume: the script can be stopped at
 any time and called again.
 
-Trained on are questions of train splits alone. XQuAD names none: its articles with index % 5 == 4
-are test, as in `eval --suite passages --source-split test`. A test asserts both. Questions are kept
-apart, Wikipedia is not: a paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may
-answer a question of the validation split too, and the few documents with fewer than ten paragraphs
-are filled up from the whole file. Of XQuAD the test articles are in no document of training.
+Trained on are questions of train splits alone, and gaps of Wikipedia's introductions that a rule
+turned into questions. XQuAD is evaluated as a whole: none of its paragraphs is in a document of
+training (MuSiQue has six of them, and is not used). Questions are kept apart, Wikipedia is not: a
+paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may answer a question of the
+validation split too, and the few documents with fewer than ten paragraphs are filled up from the
+whole file. Of questions whose paragraph is missing the answer is that nothing was found.
 """
 
 from __future__ import annotations
@@ -39,16 +40,18 @@ from safetensors.torch import load_file, save_file
 from commands.stages import Stage, make
 from config.errors import UserError
 from config.files import make_folder, read_yaml, replacing
+from dev import sentences
 
 ROOT = Path(__file__).resolve().parent.parent
 
 # source -> its file below --data
 LOCAL = {
-    "squad": "xquad_en.json.gz",
+    "squad": "squad_train_part.json.gz",
+    "sentences": "squad_sentences.jsonl.gz",
     "2wiki": "2wikimultihopqa_dev.jsonl.gz",
-    "musique": "musique_dev.jsonl.gz",
     "hotpotqa": "hotpotqa_dev.jsonl.gz",
     "extra": "passages_extra.jsonl.gz",
+    "xquad": "xquad_en.json.gz",  # evaluated, never trained on
 }
 # ... or, with --hub, the train split of a data set; nothing stands in for the others. XQuAD's
 # articles are of SQuAD's validation split
@@ -59,18 +62,21 @@ HUB = {
 }
 # set -> its source and how it is built; {name} is filled in by `_values`, and may be several words.
 # HotpotQA and 2WikiMultiHopQA have ten paragraphs a question, few of them fewer
+ABSENT = "--absent 0.15"
 SETS = {
-    "facts-2wiki": ("2wiki", "facts", (1, 4), "{train} {together}"),
-    "facts-musique": ("musique", "facts", (1, 4), "{train} {together}"),
+    "facts-2wiki": ("2wiki", "facts", (1, 4), f"{{train}} {{together}} {ABSENT}"),
     "passages": (
         "squad",
         "passages",
         (1, 4, 16),
-        "--source-split train --test-articles 4/5 {eight} {extra}",
+        f"--source-split train --test-articles 4/20 {{eight}} {{extra}} {ABSENT}",
     ),
+    "sentences": ("sentences", "passages", (1,), f"{{eight}} {ABSENT}"),
+    "cloze": ("extra", "cloze", (1, 4), f"--forms apart,asked {{eight}} {ABSENT}"),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
 }
+SENTENCES = "data/sentences.json"  # with their answers, below --out
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = {"ruler-hqa": "hqa"}  # suite -> the beginning of its files' names, else its own
 # training -> (set, documents) -> weight. About half of the two-hop questions can be demonstrated:
@@ -78,17 +84,19 @@ PREFIX = {"ruler-hqa": "hqa"}  # suite -> the beginning of its files' names, els
 MIXTURES = {
     # one passage and all its questions: the most answers for a token read
     "facts": {
-        ("facts-2wiki", 1): 3,
-        ("facts-musique", 1): 0.5,
-        ("facts-2wiki", 4): 0.5,
         ("passages", 1): 6,
         ("passages", 4): 2,
+        ("sentences", 1): 1.5,
+        ("facts-2wiki", 1): 2,
+        ("facts-2wiki", 4): 0.5,
+        ("cloze", 1): 4,
     },
     "hops": {
-        ("passages", 1): 2,
+        ("passages", 1): 3,
         ("passages", 4): 4,
         ("passages", 16): 2,
         ("facts-2wiki", 4): 1,
+        ("cloze", 4): 1,
         ("hops-2wiki", 10): 1,
         ("hops-hotpotqa", 10): 1.5,
     },
@@ -102,7 +110,7 @@ MIXTURES = {
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
 # on from, the training before
-EVERY = "--dtype bfloat16 --micro-tokens 3072 --save-every 20 --seed 0"
+EVERY = "--not-found say --micro-tokens 3072 --save-every 20 --seed 0"
 TRAININGS = {
     "facts": (
         "sft",
@@ -120,16 +128,23 @@ TRAININGS = {
 BASE, SHIPPED = "", "shipped"
 EVERYONE = "memagent,full,bm25,oracle"
 EVALUATIONS = {
-    "passages": (SHIPPED, "squad", "passages", "4,16,64", EVERYONE),
-    "passages-256": (SHIPPED, "squad", "passages", "256", EVERYONE),
-    "passages-warm": ("hops/adapter", "squad", "passages", "4,16", "memagent"),
-    "passages-untrained": (BASE, "squad", "passages", "4,16", "memagent,full"),
-    "passages-untrained-64": (BASE, "squad", "passages", "64", "memagent"),
-    "passages-untrained-256": (BASE, "squad", "passages", "256", "memagent"),
+    "passages": (SHIPPED, "xquad", "passages", "4,16,64", EVERYONE),
+    "passages-256": (SHIPPED, "xquad", "passages", "256", EVERYONE),
+    "absent": (SHIPPED, "xquad", "passages --absent 1", "4,16,64", "memagent,full,bm25"),
+    "absent-256": (SHIPPED, "xquad", "passages --absent 1", "256", "memagent,full,bm25"),
+    "absent-far": (SHIPPED, "xquad", "passages --absent 1 --no-near", "4", "memagent,full,bm25"),
+    "passages-warm": ("hops/adapter", "xquad", "passages", "4,16", "memagent"),
+    "passages-untrained": (BASE, "xquad", "passages", "4,16", "memagent,full"),
+    "passages-untrained-64": (BASE, "xquad", "passages", "64", "memagent"),
+    "passages-untrained-256": (BASE, "xquad", "passages", "256", "memagent"),
     "hotpotqa-untrained": (BASE, "hotpotqa", "ruler-hqa", "10,50", "memagent"),
     "hotpotqa": (SHIPPED, "hotpotqa", "ruler-hqa", "10,50", EVERYONE),
 }
-HELD_OUT = {"passages": "test --together 16", "ruler-hqa": "validation"}  # suite -> split
+# suite -> split, and how many questions
+HELD_OUT = {
+    "passages": "--together 16 --n 256",
+    "ruler-hqa": "--source-split validation --n 128",
+}
 
 
 def stages(
@@ -138,12 +153,15 @@ def stages(
     model: str = "smollm2",
     scale: float = 1.0,
     processes: int = 0,
+    without: Sequence[str] = (),
 ) -> list[Stage]:
     """Return all stages, in order. sources: as LOCAL, with whole paths, or HUB.
 
-    scale: factor on the steps of every training; each has at least one. processes: that train side
+    without: sets that are left out of every mixture. scale: factor on the steps of every training; each has at least one. processes: that train side
     by side on the CPU; 0 = one process, on the device that it finds.
     """
+    if "sentences" in sources:  # `main` writes it
+        sources = sources | {"sentences": str(out / SENTENCES)}
     values = _values(sources)
     where = ["--device", "cpu", "--devices", str(processes)] if processes else []
     return [
@@ -152,7 +170,10 @@ def stages(
             for name, (kind, *_) in SETS.items()
             if kind in sources
         ),
-        *(_training(name, sources, out, model, scale, where) for name in TRAININGS),
+        *(
+            _training(name, _mixture(name, sources, out, without), out, model, scale, where)
+            for name in TRAININGS
+        ),
         Stage(
             "export",
             ("export", str(out / [*TRAININGS][-1]), "--out", str(out / "reader")),
@@ -192,17 +213,20 @@ def _file(out: Path, name: str, documents: int) -> Path:
     return out / "data" / name / f"{PREFIX.get(suite, suite)}_{documents}.jsonl.gz"
 
 
-def _training(
-    name: str, sources: dict[str, str], out: Path, model: str, scale: float, where: list[str]
-) -> Stage:
-    command, steps, settings = TRAININGS[name]
-    parts = [
+def _mixture(name: str, sources: dict[str, str], out: Path, without: Sequence[str]) -> str:
+    return ",".join(
         f"{_file(out, part, n)}={weight:g}"
         for (part, n), weight in MIXTURES[name].items()
-        if SETS[part][0] in sources
-    ]
+        if SETS[part][0] in sources and part not in without
+    )
+
+
+def _training(
+    name: str, mixture: str, out: Path, model: str, scale: float, where: list[str]
+) -> Stage:
+    command, steps, settings = TRAININGS[name]
     words = [command, "--model", model, "--runs", str(out), "--name", name]
-    words += ["--data", ",".join(parts), "--steps", str(max(1, round(steps * scale)))]
+    words += ["--data", mixture, "--steps", str(max(1, round(steps * scale)))]
     before = [*TRAININGS][: [*TRAININGS].index(name)]
     words += ["--adapter", str(out / before[-1] / "adapter")] if before else []
     words += [*settings.split(), *EVERY.split(), *where]
@@ -210,13 +234,14 @@ def _training(
 
 
 def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> list[Stage]:
-    """Return the evaluations, greedy, 128 questions a cell; by its command each one goes on."""
+    """Return the evaluations, greedy; by its command each one goes on."""
     found = []
-    for name, (policy, source, suite, documents, agents) in EVALUATIONS.items():
+    for name, (policy, source, how, documents, agents) in EVALUATIONS.items():
+        suite, *rest = how.split()
         words = ["eval", "--model", str(out / policy) if policy else model, "--suite", suite]
-        words += ["--data", sources[source]]
-        words += ["--filler", sources["extra"], "--source-split", *HELD_OUT[suite].split()]
-        words += ["--lengths", documents, "--agents", agents, "--n", "128", "--temperatures", "0"]
+        words += ["--data", sources[source], "--filler", sources["extra"], *rest]
+        words += [*HELD_OUT[suite].split(), "--not-found", "say"]
+        words += ["--lengths", documents, "--agents", agents, "--temperatures", "0"]
         words += ["--top-k", "2"] if "bm25" in agents else []  # sections that it reads
         words += ["--runs", str(out)]
         found.append(Stage(name, (*words, "--name", name), (out / name / "summary.json",)))
@@ -246,27 +271,37 @@ def _same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bo
     )
 
 
-def best_by_length(summaries: Sequence[dict]) -> list[list]:
+def best_by_length(summaries: Sequence[tuple[dict, float]]) -> list[list]:
     """Return [tokens of the documents, the agent that answered best], for `ask`, by length.
 
-    A tie is the agent's that reads section by section. The oracle, which knows the evidence, is
-    not offered.
+    summaries: with their weight, as of questions that a document holds and of those that it does
+    not. A tie is the agent's that reads section by section. The oracle, which knows the evidence,
+    is not offered.
     """
-    at: dict[int, list[tuple]] = {}  # by the number of passages
-    for cell in (cell for summary in summaries for cell in summary["cells"]):
-        if cell["agent"] != "oracle":
-            key = cell["mean"], cell["agent"] == "memagent", cell["agent"]
-            at.setdefault(cell["length"], []).append((*key, cell["document_tokens"]))
-    # tokens of the whole document: bm25 and the oracle have read less of it
-    return [[round(max(way[-1] for way in ways)), max(ways)[2]] for _, ways in sorted(at.items())]
+    at: dict[int, dict[str, float]] = {}  # by the number of passages
+    tokens: dict[int, float] = {}
+    for summary, weight in summaries:
+        for cell in (cell for cell in summary["cells"] if cell["agent"] != "oracle"):
+            means = at.setdefault(cell["length"], {})
+            means[cell["agent"]] = means.get(cell["agent"], 0.0) + weight * cell["mean"]
+            # tokens of the whole document: bm25 has read less of it
+            tokens[cell["length"]] = max(tokens.get(cell["length"], 0), cell["document_tokens"])
+    return [
+        [round(tokens[n]), max(means, key=lambda name: (means[name], name == "memagent", name))]
+        for n, means in sorted(at.items())
+    ]
+
+
+# evaluation -> weight in the choice of the agent: one question in five is one whose document does
+# not answer it
+CHOSEN_BY = {"passages": 0.8, "passages-256": 0.8, "absent": 0.2, "absent-256": 0.2}
 
 
 def note_best(folder: Path, out: Path) -> None:
     """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    names = [name for name, (kind, _, suite, *_) in EVALUATIONS.items()
-             if (kind, suite) == (SHIPPED, "passages")]  # fmt: skip
-    summaries = [json.loads((out / name / "summary.json").read_text()) for name in names]
-    settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best_by_length(summaries)}}
+    read = (json.loads((out / name / "summary.json").read_text()) for name in CHOSEN_BY)
+    best = best_by_length([*zip(read, CHOSEN_BY.values(), strict=True)])
+    settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best}}
     with replacing(folder / "agent.yaml") as path:
         path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
@@ -289,6 +324,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2", help="as of `train`")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
     parser.add_argument("--processes", type=int, default=0, help="train in so many, on the CPU")
+    parser.add_argument("--without", default="", help="sets left out of all mixtures: cloze,...")
     parser.add_argument("--evaluate", action="store_true", help="then evaluate what ships")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     given = parser.parse_args(arguments)
@@ -298,7 +334,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "," in str(given.out):  # it parts the files of --data
             raise UserError("The path of --out must not have a comma.")
         sources = dict(HUB) if given.hub else found(given.data)
-        plan = stages(sources, given.out, given.model, given.steps_scale, given.processes)
+        without = [name for name in given.without.split(",") if name]
+        if unknown := next((name for name in without if name not in SETS), ""):
+            raise UserError(f"There is no set {unknown!r}; there are {', '.join(SETS)}.")
+        how = given.model, given.steps_scale, given.processes, without
+        plan = stages(sources, given.out, *how)
         if given.evaluate and given.hub:
             raise UserError("--evaluate needs --data: its questions and passages are no hub's.")
         after = evaluations(sources, given.out, given.model) if given.evaluate else []
@@ -306,7 +346,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             lines = [f"python cli.py {shlex.join(stage.words)}" for stage in [*plan, *after]]
             print("\n".join(lines))
             return 0
-        make_folder(given.out)
+        make_folder(given.out / "data")
+        if "sentences" in sources:
+            sentences.write(Path(sources["sentences"]), given.out / SENTENCES)
         make(plan)
         ship(given.out / "reader-adapter", given.out / "shipped")
         make(after)

@@ -13,7 +13,6 @@ from huggingface_hub import metadata_load
 from safetensors.torch import load_file
 
 import cli
-import suites
 from agents.find import best_by_length, trained_agent
 from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
@@ -38,6 +37,7 @@ def parse(words):
 def test_each_command_parses_with_its_own_flags(sources):
     plan = reader.stages(sources, Path("out"), scale=0.5)
     parsed = {stage.name: parse(stage.words) for stage in plan}
+    assert not any("xquad" in word for stage in plan for word in stage.words)
     built = [name for name, (of, *_) in reader.SETS.items() if of in sources]
     assert [*parsed] == [*built, "facts", "hops", "grpo", "export"]
     assert [parsed[name][0] for name in parsed] == ["build"] * len(
@@ -58,31 +58,40 @@ def test_each_command_parses_with_its_own_flags(sources):
     assert parsed["grpo"][1]["outcome"] == "f1" and parsed["facts"][1]["lora_rank"] == 16
     for name in built:
         given = parsed[name][1]
-        assert given["source_split"] == (
-            "train" if sources is SOURCES or name == "passages" else None
-        )
+        divided = name == "passages" or (sources is SOURCES and name.startswith(("facts", "hops")))
+        assert given.get("source_split") == ("train" if divided else None)
         assert (bool(given["filler"])) == (sources is SOURCES and name == "passages")
+        assert (given.get("absent") == 0.15) == (not name.startswith("hops"))
+    assert all(parsed[name][1]["not_found"] == "say" for name in ("facts", "hops", "grpo"))
     assert all(name.endswith(":train") for name in reader.HUB.values())
 
 
 def test_what_is_reported_was_not_trained_on():
-    """By its split; the articles are the training's others. dev/untrained.py compares the rows."""
+    """XQuAD is in no set of training, and HotpotQA's questions are another split's.
+
+    dev/untrained.py compares the rows.
+    """
     found = reader.evaluations(SOURCES, Path("out"))
     parsed = {stage.name: parse(stage.words)[1] for stage in found}
     assert [*parsed] == [*reader.EVALUATIONS]
-    train = parse(
-        next(s for s in reader.stages(SOURCES, Path("out")) if s.name == "passages").words
-    )
     for name, given in parsed.items():
         policy = "smollm2" if "untrained" in name else "out/shipped"
         assert given["model"] == ("out/hops/adapter" if name == "passages-warm" else policy)
-        assert given["temperatures"] == ["0"] and given["n"] == 128
+        assert given["temperatures"] == ["0"] and given["not_found"] == "say"
         if given["suite"] == "passages":
-            assert given["source_split"] == "test"
-            default = suites.find("passages")().test_articles
-            assert (given["test_articles"] or default) == train[1]["test_articles"]
+            assert given["data"] == [SOURCES["xquad"]] and given["n"] == 256
+            assert (given["absent"] == 1) == name.startswith("absent")
         else:
             assert given["source_split"] == "validation"
+    sources = {source for source, *_ in reader.SETS.values()}
+    assert "xquad" not in sources and sources <= {*SOURCES}
+
+
+def test_a_set_can_be_left_out_of_every_mixture():
+    for without in ((), ("cloze",)):
+        plan = reader.stages(SOURCES, Path("out"), without=without)
+        data = [stage.words[stage.words.index("--data") + 1] for stage in plan if stage.run]
+        assert len(data) == 3 and any("cloze" in words for words in data) == (without == ())
 
 
 def answered(length, tokens, **shares):
@@ -98,13 +107,20 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     of = {
         "passages": {"cells": [
             *answered(16, 2700.4, memagent=0.4, full=0.2, bm25=0.4, oracle=0.9)["cells"],
-            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.5)["cells"],
+            *answered(4, 700.6, memagent=0.3, full=0.2, bm25=0.6)["cells"],
         ]},
         "passages-256": answered(256, 46000.0, memagent=0.1, full=0.2, bm25=0.1, none=0.0),
+        "absent": {"cells": [
+            *answered(16, 2690.0, memagent=0.0, full=0.0, bm25=0.0)["cells"],
+            *answered(4, 690.0, memagent=0.9, full=0.0, bm25=0.0)["cells"],
+        ]},
+        "absent-256": answered(256, 45000.0, memagent=0.9, full=0.0, bm25=0.0),
     }  # fmt: skip
     of["passages"]["cells"][2]["document_tokens"] = 500.0  # what bm25 has read of it
-    best = [[701, "bm25"], [2700, "memagent"], [46000, "full"]]
-    assert reader.best_by_length([*of.values()]) == best
+    # among four .8 * .3 + .2 * .9 = .42 against .48; among 256 .26 against .16
+    best = [[701, "bm25"], [2700, "memagent"], [46000, "memagent"]]
+    weighed = [(of[name], weight) for name, weight in reader.CHOSEN_BY.items()]
+    assert reader.best_by_length(weighed) == best
     for name, summary in of.items():
         (out / name).mkdir(parents=True)
         (out / name / "summary.json").write_text(json.dumps(summary))
@@ -121,12 +137,12 @@ def test_the_shipped_reader_says_what_answered_best_at_each_length():
     assert [agent for _, agent in best] == ["memagent"] * 3 + ["bm25"]
 
 
-LICENCES = {  # source -> name, licence
-    "hotpotqa": ("HotpotQA", "CC BY-SA 4.0"),
-    "squad": ("XQuAD", "CC BY-SA 4.0"),
-    "musique": ("MuSiQue", "CC BY 4.0"),
-    "2wiki": ("2WikiMultiHopQA", "Apache-2.0"),
-}
+LICENCES = (  # of what the adapters that ship were trained on
+    ("HotpotQA", "CC BY-SA 4.0"),
+    ("XQuAD", "CC BY-SA 4.0"),
+    ("MuSiQue", "CC BY 4.0"),
+    ("2WikiMultiHopQA", "Apache-2.0"),
+)
 
 
 def test_beside_all_weights_that_ship_stand_base_licence_and_data():
@@ -139,7 +155,6 @@ def test_beside_all_weights_that_ship_stand_base_licence_and_data():
         text, card = (folder / "README.md").read_text(), metadata_load(folder / "README.md")
         assert card["license"] == ("cc-by-sa-4.0" if folder in adapters else "mit")
         assert all(f"**{word}**" in text for word in ("Base", "Trained on"))
-    trained = {reader.SETS[name][0] for parts in reader.MIXTURES.values() for name, _ in parts}
     for folder in adapters:
         text = (folder / "README.md").read_text()
         base = PACKAGED[adapter_config(folder)["base_model_name_or_path"]]
@@ -147,7 +162,7 @@ def test_beside_all_weights_that_ship_stand_base_licence_and_data():
         assert base.licence == "apache-2.0" and card["base_model"] == base.hub_name
         assert f"{base.hub_name})" in text and "Apache-2.0" in text
         rows = [line for line in text.splitlines() if line.startswith("| [")]
-        for name, licence in (LICENCES[source] for source in trained):
+        for name, licence in LICENCES:
             (row,) = (row for row in rows if row.startswith(f"| [{name}]"))
             assert row.endswith(f"| {licence} |")
 
