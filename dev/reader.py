@@ -157,8 +157,9 @@ def stages(
 ) -> list[Stage]:
     """Return all stages, in order. sources: as LOCAL, with whole paths, or HUB.
 
-    without: sets that are left out of every mixture. scale: factor on the steps of every training; each has at least one. processes: that train side
-    by side on the CPU; 0 = one process, on the device that it finds.
+    without: sets that are left out of every mixture. scale: factor on the steps of every training;
+    each has at least one. processes: that train side by side on the CPU; 0 = one process, on the
+    device that it finds.
     """
     if "sentences" in sources:  # `main` writes it
         sources = sources | {"sentences": str(out / SENTENCES)}
