@@ -22,7 +22,7 @@ from rich.table import Table
 
 from agents import find
 from commands.stages import Stage, make
-from config.errors import UserError
+from config.errors import UserError, clean
 from config.files import make_folder, replacing, run_path
 from config.options import LearnConfig
 from config.realmodels import SHIPPED
@@ -33,9 +33,10 @@ from tasks import cloze
 TRAIN, TEST = "train.jsonl", "test.jsonl"  # passages
 HELD_OUT = "0/10"  # of the articles of --questions
 TRAINED = "--not-found say --micro-tokens 3072 --save-every 10 --seed 0"
-# guesses for two cores that compute in bfloat16, the first after 130 steps in 16 minutes; steps of
-# `train` and answers are not measured yet
+# of two cores: a step of `sft` in bfloat16 after 130 steps in 16 minutes, in float32, without
+# instructions for bfloat16, after 3 steps of 25 s; steps of `train` and answers are guesses
 SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 7.5, 60.0, 1.5
+IN_FLOAT32 = 3.3  # times as long
 
 
 def stages(config: LearnConfig, folder: Path) -> list[Stage]:
@@ -94,7 +95,10 @@ def _asked(when: str, model: str, config: LearnConfig, folder: Path) -> list[Sta
 
 def learn(docs: Sequence[str], config: LearnConfig) -> Path:
     """Make a reader for documents; return its folder. UserError: a step of it failed."""
+    from models.setup import bfloat16_instructions
+
     folder = run_path(config.runs, config.name)
+    say(f"Reading {clean(', '.join(docs))} ...")
     learnt, held_out = _divided(cloze.read(docs))
     questions, held = cloze.questions(learnt), cloze.questions(held_out)
     if min(len(questions), len(held)) < 8:
@@ -102,6 +106,7 @@ def learn(docs: Sequence[str], config: LearnConfig) -> Path:
         raise UserError(f"These documents give {n}: too few to learn from. Give more text.")
     n_asked = 2 * min(config.n, len(held)) * (1 + bool(config.questions))
     seconds = config.sft_steps * SFT_STEP_S + config.steps * TRAIN_STEP_S + n_asked * ANSWER_S
+    seconds *= 1 if bfloat16_instructions() else IN_FLOAT32
     say(
         f"{len(questions):,} questions to learn from, {len(held):,} held out; some "
         f"{seconds / 60:.0f} minutes on two cores, by guess."

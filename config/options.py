@@ -679,8 +679,9 @@ class LearnConfig(Settings):
     """its learning rate"""
     n: Count = 96
     """questions that are asked before and after"""
-    devices: Annotated[int, LIMIT] = 2
-    """processes that train side by side on the CPU; 0 = one, on the device that it finds"""
+    devices: Annotated[int, LIMIT] = 0
+    """processes that train side by side on the CPU; 0 = one of all cores, or on the device that it
+    finds"""
 
 
 EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help

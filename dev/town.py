@@ -2,11 +2,11 @@
 
 Holds: the pages of dev/town.txt, the report of an invented town; the suite of the questions of
 examples/town.csv, all of which were written before the first was asked (one answer was put into
-the document's words afterwards). Leaves out: reading a PDF (tasks/pdf.py).
+the document's words afterwards); ten of thirty ask what the report does not hold. Leaves out: reading a PDF (tasks/pdf.py).
 Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
 
-    python cli.py eval --name town --suite dev/town.py --n 20 --model smollm2-reader \\
-        --agents memagent,bm25 --temperatures 0 --dtype bfloat16
+    python cli.py eval --name town --suite dev/town.py --n 30 --model smollm2-reader \\
+        --agents memagent,bm25 --temperatures 0 --not-found say
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import textwrap
 from dataclasses import dataclass
 from pathlib import Path
 
-from data import Task
+from data import NOT_FOUND, Task
 from suites import Column, Scope, Suite
 from tasks import documents
 
@@ -75,9 +75,10 @@ class Town(Suite):
             asked = [(row["question"], row["answer"]) for row in csv.DictReader(file)]
         text = documents.read([PDF]).text
         tasks = [
-            Task(f"town-{k}", question, (right,), text) for k, (question, right) in enumerate(asked)
+            Task(f"town-{k}", question, (right or NOT_FOUND,), text, kind="" if right else "absent")
+            for k, (question, right) in enumerate(asked)
         ]
-        return [Column("town", self.lengths[0], lambda: tasks[: scope.n])]
+        return [Column("", self.lengths[0], lambda: tasks[: scope.n])]
 
 
 if __name__ == "__main__":

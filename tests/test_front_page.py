@@ -242,7 +242,8 @@ def test_the_document_about_the_town_is_that_of_its_script(tmp_path):
     assert text == again
     with town.QUESTIONS.open(newline="") as file:
         asked = list(csv.DictReader(file))
-    assert len(asked) == 20 and len({row["question"] for row in asked}) == 20
+    assert len(asked) == 30 == len({row["question"] for row in asked})
+    assert [bool(row["answer"]) for row in asked] == [True] * 20 + [False] * 10
 
 
 def test_the_numbers_of_the_tutorial_are_those_of_its_code(monkeypatch):
