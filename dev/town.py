@@ -2,7 +2,8 @@
 
 Holds: the pages of dev/town.txt, the report of an invented town; the suite of the questions of
 examples/town.csv, all of which were written before the first was asked (one answer was put into
-the document's words afterwards); ten of thirty ask what the report does not hold. Leaves out: reading a PDF (tasks/pdf.py).
+the document's words afterwards); ten of thirty ask what the report does not hold. Leaves out:
+reading a PDF (tasks/pdf.py).
 Read next: dev/terminal.py. Exercise it: `python -m dev.town` writes the file, and
 
     python cli.py eval --name town --suite dev/town.py --n 30 --model smollm2-reader \\
