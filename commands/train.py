@@ -32,7 +32,7 @@ from config import files, stops
 from config.errors import UserError, kept, no_room
 from config.files import check_folder
 from config.locks import writing
-from config.options import TINY, RunConfig, SFTConfig, TrainConfig
+from config.options import TINY, GRPOConfig, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
@@ -56,6 +56,7 @@ from tasks import hub
 from tasks.sources import GENERATED, training_tasks, validation_tasks
 
 RewardFunction = Callable[[Trajectory], object]
+SMALL = 20_000_000  # parameters, of which all real models have more
 
 
 def check(
@@ -350,6 +351,10 @@ def _train(
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
     with kept(lambda: _whole(run, config, agent)), alone, group:
         module = _build(run, config, agent, setup, reward)
+        size = sum(weight.numel() for weight in module.model.parameters())
+        if isinstance(config, GRPOConfig) and size > SMALL and config.lr == GRPOConfig().lr:
+            usual = f"{LR['full']:g}, with adapters {LR['lora']:g}"
+            say(f"--lr {config.lr:g} is for the embedded policy; recipes have {usual}.", "yellow")
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
             open_ones.callback(module.agent.close)

@@ -429,6 +429,16 @@ def fails(t):
 """
 
 
+@pytest.mark.parametrize(("small", "lr", "warned"), [(1, 7e-4, True), (1, 1e-3, False),
+                                                     (10**9, 7e-4, False)])  # fmt: skip
+def test_a_real_model_with_the_embedded_policys_learning_rate_is_warned_of(
+    model, tmp_path, monkeypatch, capsys, small, lr, warned
+):
+    monkeypatch.setattr(train, "SMALL", small)
+    trained(model, tmp_path, 1, run={"keep_checkpoints": 0}, lr=lr)
+    assert ("is for the embedded policy; recipes have 1e-06" in capsys.readouterr().out) == warned
+
+
 def test_what_a_function_leaves_out_is_said_in_lines_files_and_page(model, tmp_path, capsys):
     """To the end of the run, with strict JSON in its summary and `None` in its records."""
     path = tmp_path / "mine.py"
