@@ -26,7 +26,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.locks import writing
 from config.options import EvalConfig
-from config.plugins import failure
+from config.plugins import failure, is_path
 from config.terminal import bar, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
@@ -377,6 +377,8 @@ class _Evaluation:
                 if settings not in [settings_of_row(column, *parts) for column in columns]:
                     stored = find.begun(self.folder, None).get("agent", {})
                     others = "; ".join(find.changed({"agent": stored}, agent=agent.config))
+                    edited = "its file may have been edited" if is_path(agent.name) else ""
+                    others = others or edited
                     raise UserError(
                         f"{self.folder} holds answers of {cell.agent} under other settings"
                         f"{others and f' ({others})'}: give this evaluation another --name."

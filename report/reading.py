@@ -13,6 +13,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from itertools import pairwise
+from pathlib import Path
 from statistics import fmean
 
 import psutil
@@ -20,6 +21,7 @@ import psutil
 from agents.rewards import reward_of
 from config.errors import clip
 from config.options import settings_of_rows
+from config.plugins import is_path
 from data import Task, grade, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
@@ -236,7 +238,7 @@ def row_of(
 def settings_of_row(
     cell: Cell, agent: Agent, told_date: str, sampling: Sampling, seed: int, model: str
 ) -> str:
-    """Hash everything that a row depends on beside the task.
+    """Hash everything that a row depends on beside the task, a user's file of the agent included.
 
     told_date: what the codec tells the model. model: a fingerprint of what answers.
     """
@@ -244,6 +246,8 @@ def settings_of_row(
     if not agent.by_section:  # cut to the engine's window, which therefore counts
         reading["window"] = agent.window
     templates = [agent.template(name) for name in agent.prompts]
+    if is_path(agent.name):
+        reading["code"] = hashlib.blake2b(Path(agent.name).read_bytes()).hexdigest()
     parts = asdict(cell), agent.name, reading, templates, asdict(sampling), seed, model
     text = json.dumps(parts, sort_keys=True)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

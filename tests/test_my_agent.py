@@ -86,6 +86,17 @@ def test_an_evaluation_reports_the_agents_count(trained):
     assert "What the agents did" in page and "notes long" in page
 
 
+def test_a_file_that_was_edited_is_another_agent_under_the_same_name(tmp_path, forgotten):
+    path = tmp_path / "mine_too.py"
+    path.write_text(Path(MINE).read_text())
+    words = ["eval", "--agents", path, "--model", "tiny", "--lengths", 2, "--n", 1]
+    words += ["--name", "e", "--runs", tmp_path, *SHORT]
+    run(*words)
+    run(*words)  # goes on
+    path.write_text(path.read_text() + "# another word\n")
+    assert "its file may have been edited" in " ".join(run(*words, code=2).split())
+
+
 def test_a_policy_brings_the_agent_that_it_was_trained_with_if_code_is_trusted(trained, forgotten):
     runs, model, small = trained.parent, trained / "model", ("--lengths", 2, "--n", 1)
     words = ("eval", "--model", model, *small, "--name", "f", "--runs", runs)
