@@ -269,7 +269,8 @@ def questions(
             n += 1
             if n == most:
                 break
-        found.left_out["passage without a span that fits"] += not n
+        if not n:
+            found.left_out["passage without a span that fits"] += 1
     pool = Pool(titles, texts)
     return [
         Task(name, question, (span,), pool=pool, order=(place,), gold=(0,), kind=kind)
