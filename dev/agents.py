@@ -174,20 +174,21 @@ def tables(found: Sequence[dict], costs_at: int) -> Iterator[str]:
         )
         lengths = sorted({length for _, length in of_kind})
         n = ", ".join(str(max(c["n"] for k, c in of_kind.items() if k[1] == x)) for x in lengths)
-        head = (*(f"{x:,}" for x in lengths), "read", "written", "seconds", "left unread")
+        costs = ("read", "written", *["seconds"] * bool(alone), "left unread")
+        head = (*(f"{x:,}" for x in lengths), *costs)
         lines = [
             f"{kind}: right at ... sections (n = {n}); of one with {costs_at:,}, tokens read and "
             f"written, seconds (alone, {ALONE} documents), what was left unread in % and tokens",
             "",
             f"| agent | {' | '.join(head)} |",
-            "|---" * (1 + len(lengths)) + "|---:" * 4 + "|",
+            "|---" * (1 + len(lengths)) + "|---:" * len(costs) + "|",
         ]
         for agent in dict.fromkeys(agent for agent, _ in of_kind):
             rights = (share(of_kind[agent, x]) if (agent, x) in of_kind else "" for x in lengths)
             cell = of_kind[agent, costs_at]
-            costs = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
-            seconds = f"{alone[agent, costs_at]['seconds']:.2f}"
-            row = (agent, *rights, *costs, seconds, saved(cell))
+            tokens = (f"{cell[name]:,.0f}" for name in ("tokens_read", "tokens_written"))
+            seconds = (f"{alone[agent, costs_at]['seconds']:.2f}",) if alone else ()
+            row = (agent, *rights, *tokens, *seconds, saved(cell))
             lines.append(f"| {' | '.join(row)} |")
         yield "\n".join(lines)
 

@@ -67,6 +67,7 @@ def play(codec, responses, task=None, **settings):
     ("<update>a</update> STOPPED", (None, False, False)),
     ("<update>a</update><update>b</update>", (None, False, False)),
     ("<update>a<update>b</update>", (None, False, False)),
+    ("<update>a</update>b</update>", (None, False, False)),
     ("<update>a</update> as STOP", (None, False, False)),
 ])  # fmt: skip
 def test_what_a_turn_says_of_its_gates(response, gates):
