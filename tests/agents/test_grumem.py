@@ -253,5 +253,6 @@ def test_rows_and_transcripts_have_the_memory_that_the_gates_leave(codec, tmp_pa
     shown = [step.after.strip() for step in steps if not isinstance(step, str)]
     assert shown[-1] == BOTH
     # a last turn that does not answer: the memory it leaves is recorded with it
-    done.turns = done.turns[:2]
-    assert record(done, agent)["turns"][-1]["memory_after"].strip() == ONE
+    for n, memory in ((2, ONE), (1, NO_MEMORY)):
+        done.turns = done.turns[:n]
+        assert record(done, agent)["turns"][-1]["memory_after"].strip() == memory
