@@ -150,16 +150,27 @@ def of_gates() -> Iterator[str]:
     found = load("gates")
     for table in agents.tables(found, 64):
         yield from [line for line in table.splitlines() if line.startswith("| ")][1:]
-    cells = {(c["agent"], c["length"]): c for c in found}
     (n,) = {c["n"] for c in found}
     yield f"n = {n} questions a cell, the same"
-    ours = cells["grumem", 64]
-    unread = ours["rates"]["sections_unread"]
-    yield f"reads {100 * (1 - unread):.0f} % of the sections of one fact at 64"
-    right = digits(ours["mean"]), digits(cells["memagent", 64]["mean"])
-    yield "is right in {}, memagent in {}".format(*right)
-    read = [cells[agent, 64]["tokens_read"] for agent in ("grumem", "memagent")]
-    yield "reads {:,.0f} tokens, memagent {:,.0f}".format(*read)
+    cells = {(c["agent"], c["question"], c["length"]): c for c in found}
+    ours, theirs = (cells[agent, "one_fact", 64] for agent in ("grumem", "memagent"))
+    two = cells["grumem", "two_hop", 64]
+    yield f"reads {100 * (1 - ours['rates']['sections_unread']):.0f} % of the sections of one fact"
+    yield f"is right in {digits(ours['mean'])}, memagent in {digits(theirs['mean'])}"
+    assert not any(
+        c["rates"][exits]
+        for (agent, kind, _), c in cells.items()
+        if agent != "memagent" and kind == "one_fact"
+        for exits in ("exits_early", "exits_late")
+    )
+    yield f"reads {100 * (1 - two['rates']['sections_unread']):.0f} %, and is right in"
+    yield f"is right in {digits(two['mean'])}; one"
+    wrong = [n * two["rates"][exits] for exits in ("exits_early", "exits_late")]
+    assert [round(x) for x in wrong] == [1, 3]
+    for name in ("tokens_written", "tokens_read"):
+        yield f"{ours[name]:,.0f} tokens"
+        yield f"memagent {theirs[name]:,.0f}"
+    yield f"answer {digits(cells['grumem, before GRPO', 'one_fact', 64]['mean'])} at 64"
 
 
 def of_the_findings() -> Iterator[str]:
