@@ -859,8 +859,8 @@ def test_presets_are_the_published_settings():
     grpo, agent = find.resolve("memoryr1", "", {}, {}, "memoryr1")
     check_fields(grpo, lr=1e-6, tasks_per_step=(128,), group_size=GRPOConfig().group_size)
     with pytest.raises(
-        UserError, match="default, demo, infmem, mem1, paper, vime, memoryr1, rememr1"
+        UserError, match="default, demo, grumem, infmem, mem1, paper, vime, memoryr1, rememr1"
     ):
         find.resolve("papre", "", {}, {})
-    theirs = {"infmem", "mem1", "memoryr1", "paper", "rememr1", "vime"}
+    theirs = {"grumem", "infmem", "mem1", "memoryr1", "paper", "rememr1", "vime"}
     assert set(find.presets()) == {"default", "demo"} | theirs

@@ -21,6 +21,7 @@ def run(*words):
 
 @pytest.mark.parametrize(("name", "data", "flags"), [
     ("infmem", ["--lengths", 1], ["--plan-tokens", 6]),
+    ("grumem", ["--lengths", 1], ["--memory-tokens", 16]),
     ("mem1", ["--lengths", 1], ["--action-tokens", 8]),
     ("memoryr1", LEDGER, ["--stage", "manager"]),
     ("memoryr1", LEDGER, ["--stage", "answerer"]),

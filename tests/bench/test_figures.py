@@ -145,6 +145,34 @@ def of_agents() -> Iterator[str]:
     yield f"(unread: {', '.join(steps)})"
 
 
+def of_gates() -> Iterator[str]:
+    """GRU-Mem beside memagent and infmem: each row, and what its gates leave unread."""
+    found = load("gates")
+    for table in agents.tables(found, 64):
+        yield from [line for line in table.splitlines() if line.startswith("| ")][1:]
+    (n,) = {c["n"] for c in found}
+    yield f"n = {n} questions a cell, the same"
+    cells = {(c["agent"], c["question"], c["length"]): c for c in found}
+    ours, theirs = (cells[agent, "one_fact", 64] for agent in ("grumem", "memagent"))
+    two = cells["grumem", "two_hop", 64]
+    yield f"reads {100 * (1 - ours['rates']['sections_unread']):.0f} % of the sections of one fact"
+    yield f"is right in {digits(ours['mean'])}, memagent in {digits(theirs['mean'])}"
+    assert not any(
+        c["rates"][exits]
+        for (agent, kind, _), c in cells.items()
+        if agent != "memagent" and kind == "one_fact"
+        for exits in ("exits_early", "exits_late")
+    )
+    yield f"reads {100 * (1 - two['rates']['sections_unread']):.0f} %, and is right in"
+    yield f"is right in {digits(two['mean'])}; one"
+    wrong = [n * two["rates"][exits] for exits in ("exits_early", "exits_late")]
+    assert [round(x) for x in wrong] == [1, 3]
+    for name in ("tokens_written", "tokens_read"):
+        yield f"{ours[name]:,.0f} tokens"
+        yield f"memagent {theirs[name]:,.0f}"
+    yield f"answer {digits(cells['grumem, before GRPO', 'one_fact', 64]['mean'])} at 64"
+
+
 def of_the_findings() -> Iterator[str]:
     reader, untrained = load("reader-256")["memagent"], load("untrained")["256 passages"]
     yield f"{digits(fmean(scores(reader)))} among 256; untrained .03,"
@@ -169,7 +197,7 @@ def of_the_findings() -> Iterator[str]:
             assert f"`Twice` has {twice} right among 16 sections, `memagent` {once}" in front
 
 
-@pytest.mark.parametrize("claims", [of_peers, of_agents, of_the_findings])
+@pytest.mark.parametrize("claims", [of_peers, of_agents, of_gates, of_the_findings])
 def test_a_figure_is_that_of_its_file(claims):
     text = words((ROOT / "docs/results.md").read_text(encoding="utf-8"))
     missing = [claim for claim in claims() if words(claim) not in text]
