@@ -17,7 +17,7 @@ any time and called again.
 
 Trained on are questions of train splits alone, and gaps of Wikipedia's introductions that a rule
 turned into questions. XQuAD is evaluated as a whole: none of its paragraphs is in a document of
-training (MuSiQue has six of them, and is not used). Questions are kept apart, Wikipedia is not: a
+training (MuSiQue has some of them, and is not used). Questions are kept apart, Wikipedia is not: a
 paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may answer a question of the
 validation split too, and the few documents with fewer than ten paragraphs are filled up from the
 whole file. Of questions whose paragraph is missing the answer is that nothing was found.
