@@ -133,7 +133,7 @@ def ask(world: World, agents: str, name: str, policy: str, runs: Path) -> None:
     """Evaluate agents at every length with one policy, sampled; a length each, for its n."""
     for folder, length, flags_of_run in evaluations(world, name):
         if not (runs / folder / "summary.json").exists():
-            kinds = ["--kinds", world.kinds] if world.kinds else []
+            kinds = ["--kinds", world.kinds, "--split", "test"] if world.kinds else []
             call(
                 *("eval", "--agents", agents, *model(policy), "--data", world.data, *kinds),
                 *("--lengths", str(length), *flags_of_run, "--temperatures", "1.0"),
