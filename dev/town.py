@@ -76,8 +76,9 @@ class Town(Suite):
             asked = [(row["question"], row["answer"]) for row in csv.DictReader(file)]
         text = documents.read([PDF]).text
         tasks = [
-            Task(f"town-{k}", question, (right or NOT_FOUND,), text, kind="" if right else "absent")
+            Task(f"town-{k}", question, (right or NOT_FOUND,), text, kind=kind)
             for k, (question, right) in enumerate(asked)
+            for kind in ["town" if right else "absent"]
         ]
         return [Column("", self.lengths[0], lambda: tasks[: scope.n])]
 
