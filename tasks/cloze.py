@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
+from config.terminal import say
 from data import Pool, Task, seed_of
 from tasks import documents, readers
 from tasks.lexicon import words
@@ -300,12 +301,14 @@ def _made(found: Passages, form: str, title: str, text: str, gap: Gap) -> tuple[
 
 def read(files: Sequence[str]) -> Passages:
     """Read passages of files and folders: of JSON {title, text}, of anything else its paragraphs,
-    each once."""
+    each once; what of them was not read is said."""
     tables = [name for name in files if re.search(r"\.(jsonl?|parquet)(\.gz)?$", name)]
     pools = [readers.read_passages(name) for name in tables]
     found = [pair for pool in pools for pair in zip(pool.titles, pool.texts, strict=True)]
     if others := [name for name in files if name not in tables]:
         document = documents.read(others)
+        for remark in document.remarks:
+            say(remark, "yellow")
         ends = [*(part.start for part in document.parts[1:]), len(document.text)]
         for part, end in zip(document.parts, ends, strict=True):
             found += passages_of(part.name or part.file, document.text[part.start : end])

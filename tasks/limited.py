@@ -37,7 +37,10 @@ from config.errors import UserError, clip, first_line
 DATA = ("config.errors", "tasks.chat_requests", "tasks.conversations", "tasks.documents",
         "tasks.forms", "tasks.limited")  # fmt: skip
 """Modules whose classes may come back."""
-MAIN = "import sys; mib, *sys.path = sys.argv[1:]; from tasks.limited import work; work(int(mib))"
+MAIN = (
+    "import sys; mib, parent, *sys.path = sys.argv[1:]; "
+    "from tasks.limited import work; work(int(mib), int(parent))"
+)
 LONGEST_S = 1e6  # that the system can be asked to wait
 GRACE_S = 5.0  # for a process that has closed its end
 TOO_LARGE = pickle.dumps(("memory", None, False))
@@ -181,7 +184,9 @@ class _Child:
     def __init__(self, mib: int):
         # isolated, so that no file of the working directory is taken for a module; in a group of
         # its own, so that Ctrl-C reaches the parent alone
-        command = [sys.executable, "-I", "-c", MAIN, str(mib), *sys.path]
+        parent, alive = os.pipe()
+        self.alive = Connection(alive, readable=False)  # closed with this object
+        command = [sys.executable, "-I", "-c", MAIN, str(mib), str(parent), *sys.path]
         try:
             self.process = subprocess.Popen(
                 command,
@@ -190,12 +195,15 @@ class _Child:
                 stderr=subprocess.DEVNULL,
                 bufsize=0,
                 process_group=0,
+                pass_fds=(parent,),
             )
         except OSError as error:
             why = error.strerror
             raise UserError(
                 f"No process can be begun in which documents are read: {why}."
             ) from None
+        finally:
+            os.close(parent)
         self.jobs = Connection(os.dup(self.process.stdin.fileno()), readable=False)
         self.values = Connection(os.dup(self.process.stdout.fileno()), writable=False)
         self.process.stdin.close()
@@ -235,8 +243,9 @@ class _Plain(pickle.Unpickler):
 # ---------------------------------------------------------------- in the child
 
 
-def work(mib: int) -> None:
-    """Do jobs from standard input, until it ends."""
+def work(mib: int, parent: int) -> None:
+    """Do jobs from standard input, until it ends; parent: the pipe that it holds open."""
+    _end_with(parent)
     jobs, values = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -247,7 +256,7 @@ def work(mib: int) -> None:
         while True:
             n, call = pickle.loads(jobs.recv_bytes())
             large = [jobs.recv_bytes() for _ in range(n)]
-            with _limits(mib), _ended_with_parent(jobs.fileno()):
+            with _limits(mib):
                 # one that has grown is not used again, so that it does not grow on
                 answer = _answer(call, large, lambda: _size() - begun < mib << 18)
             values.send_bytes(answer)
@@ -294,20 +303,15 @@ def _limits(mib: int):
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-@contextlib.contextmanager
-def _ended_with_parent(pipe: int):
+def _end_with(parent: int) -> None:
     """End this process when the other end of a pipe is closed, also amid a call that takes long.
 
-    Nothing else comes through it while there is a job: SIGIO, which ends a process, says that it
-    was closed.
+    Nothing is written into it: SIGIO, which ends a process, can only mean that it was closed. Of
+    the pipe through which jobs come it may be a late word of the last write, which a system sends
+    after the reader could have it.
     """
     signal.signal(signal.SIGIO, signal.SIG_DFL)
-    flags = fcntl.fcntl(pipe, fcntl.F_GETFL)
-    fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(pipe, fcntl.F_SETFL, flags | os.O_ASYNC)
-    try:
-        if select.select([pipe], [], [], 0)[0]:  # closed before that
-            os._exit(0)
-        yield
-    finally:
-        fcntl.fcntl(pipe, fcntl.F_SETFL, flags)
+    fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(parent, fcntl.F_SETFL, fcntl.fcntl(parent, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([parent], [], [], 0)[0]:  # closed before that
+        os._exit(0)

@@ -83,8 +83,16 @@ def test_questions_of_people_are_mixed_in_and_asked(monkeypatch, docs):
     assert "No questions of people" not in said
 
 
+def test_what_of_a_folder_is_not_read_is_said(monkeypatch, docs):
+    Path("docs/7.txt").write_bytes(bytes(range(256)))
+    _, said, code = learnt(monkeypatch, docs)
+    assert code == 0 and "Left out of docs: 7.txt." in said
+
+
 def test_a_folder_is_one_of_the_same_documents_and_settings(monkeypatch, docs):
-    assert learnt(monkeypatch, docs)[2] == learnt(monkeypatch, docs)[2] == 0
+    for _ in range(2):
+        _, said, code = learnt(monkeypatch, docs)
+        assert code == 0, said
     for change in (lambda: ("--n", "8"), lambda: Path("docs/0.txt").write_text("x" * 99) and ()):
         done, said, code = learnt(monkeypatch, docs, *change())
         assert code == 2 and not done
