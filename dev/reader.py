@@ -4,7 +4,7 @@
 
 Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
 `ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
-`best_by_length` (which of the agents `ask` reads with).
+`pool` (their seeds together), `best_by_length` (which of the agents `ask` reads with).
 Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (dev/base.py).
 Exercise it: `python -m dev.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
@@ -31,6 +31,7 @@ import shlex
 import shutil
 import sys
 from collections.abc import Sequence
+from operator import itemgetter
 from pathlib import Path
 
 import torch
@@ -41,6 +42,10 @@ from commands.stages import Stage, make
 from config.errors import UserError
 from config.files import make_folder, read_yaml, replacing
 from dev import sentences
+from dev.untrained import met, questions
+from report.folder import read_run
+from report.summary import markdown_of, summarise, write_summary
+from tasks.seen import trained_on
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -140,11 +145,12 @@ EVALUATIONS = {
     "hotpotqa-untrained": (BASE, "hotpotqa", "ruler-hqa", "10,50", "memagent"),
     "hotpotqa": (SHIPPED, "hotpotqa", "ruler-hqa", "10,50", EVERYONE),
 }
-# suite -> split, and how many questions
+# suite -> how many questions of a seed, and which
 HELD_OUT = {
-    "passages": "--together 16 --n 256",
+    "passages": "--together 16 --n 96",
     "ruler-hqa": "--source-split validation --n 128",
 }
+SEEDS = (0, 1, 2)  # of trained readers on single facts: other questions and documents; else 0
 
 
 def stages(
@@ -234,19 +240,58 @@ def _training(
     return Stage(name, tuple(words), (out / name / "model",), run=out / name)
 
 
+def seeds_of(name: str) -> tuple[int, ...]:
+    """Return the seeds of an evaluation."""
+    policy, _, suite, *_ = EVALUATIONS[name]
+    return SEEDS if policy != BASE and suite.startswith("passages") else SEEDS[:1]
+
+
 def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> list[Stage]:
-    """Return the evaluations, greedy; by its command each one goes on."""
+    """Return the evaluations, greedy; by its command each one goes on.
+
+    The first seed of all comes before the second of any.
+    """
     found = []
-    for name, (policy, source, how, documents, agents) in EVALUATIONS.items():
+    named = sorted(
+        ((seed, name) for name in EVALUATIONS for seed in seeds_of(name)), key=itemgetter(0)
+    )
+    for seed, name in named:
+        policy, source, how, documents, agents = EVALUATIONS[name]
         suite, *rest = how.split()
         words = ["eval", "--model", str(out / policy) if policy else model, "--suite", suite]
         words += ["--data", sources[source], "--filler", sources["extra"], *rest]
         words += [*HELD_OUT[suite].split(), "--not-found", "say"]
         words += ["--lengths", documents, "--agents", agents, "--temperatures", "0"]
         words += ["--top-k", "2"] if "bm25" in agents else []  # sections that it reads
-        words += ["--runs", str(out)]
-        found.append(Stage(name, (*words, "--name", name), (out / name / "summary.json",)))
+        words += ["--runs", str(out), "--seed", str(seed)]
+        run = f"{name}-{seed}"
+        found.append(Stage(run, (*words, "--name", run), (out / run / "summary.json",)))
     return found
+
+
+def pool(out: Path, trained: Path) -> None:
+    """Write a summary NAME.json and a table NAME.md of each evaluation, its seeds together.
+
+    Intervals are over the documents of all seeds; a question that two seeds ask counts twice, among
+    other passages. UserError: one of the questions is among those that `trained` has seen.
+    """
+    known = trained_on(trained)
+    for name in EVALUATIONS:
+        rows = []
+        for seed in seeds_of(name):
+            folder = out / f"{name}-{seed}"
+            if ids := met(questions(folder), known):
+                raise UserError(f"{folder} asks what was trained on: {', '.join(ids)}.")
+            rows += [row | {"id": f"{seed}:{row['id']}"} for row in read_run(folder).rows]
+        summary = summarise(rows, "documents")
+        write_summary(out / f"{name}.json", summary)
+        lines = [
+            f"- {p['a']} - {p['b']}, {p['length']}: {p['mean']:+.3f} ({p['low']:+.3f} to "
+            f"{p['high']:+.3f}), n = {p['n']}"
+            for p in summary["paired"]
+        ]
+        table = markdown_of(summary) + "\n".join(["", *lines, ""])
+        (out / f"{name}.md").write_text(table, encoding="utf-8")
 
 
 def ship(adapter: Path, folder: Path) -> None:
@@ -300,7 +345,7 @@ CHOSEN_BY = {"passages": 0.8, "passages-256": 0.8, "absent": 0.2, "absent-256": 
 
 def note_best(folder: Path, out: Path) -> None:
     """Write into the settings of the adapter in `folder` which agent `ask` reads with."""
-    read = (json.loads((out / name / "summary.json").read_text()) for name in CHOSEN_BY)
+    read = (json.loads((out / f"{name}.json").read_text()) for name in CHOSEN_BY)
     best = best_by_length([*zip(read, CHOSEN_BY.values(), strict=True)])
     settings = read_yaml(folder / "agent.yaml") | {"ask": {"best": best}}
     with replacing(folder / "agent.yaml") as path:
@@ -354,6 +399,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         ship(given.out / "reader-adapter", given.out / "shipped")
         make(after)
         if after:
+            pool(given.out, given.out / "shipped")
             note_best(given.out / "shipped", given.out)
     except UserError as error:
         print(error, file=sys.stderr)

@@ -14,9 +14,12 @@ from safetensors.torch import load_file
 
 import cli
 from agents.find import best_by_length, trained_agent
+from config.errors import UserError
 from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
 from dev import reader
+from tasks.seen import add_trained_on
+from tests.report.test_page import folder_of, row
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {name: f"folder/{file}" for name, file in reader.LOCAL.items()}
@@ -73,13 +76,16 @@ def test_what_is_reported_was_not_trained_on():
     """
     found = reader.evaluations(SOURCES, Path("out"))
     parsed = {stage.name: parse(stage.words)[1] for stage in found}
-    assert [*parsed] == [*reader.EVALUATIONS]
+    assert {name.rpartition("-")[0] for name in parsed} == {*reader.EVALUATIONS}
+    assert [*parsed].index("passages-1") > [*parsed].index("hotpotqa-0") and "passages-2" in parsed
     for name, given in parsed.items():
         policy = "smollm2" if "untrained" in name else "out/shipped"
-        assert given["model"] == ("out/hops/adapter" if name == "passages-warm" else policy)
+        warm = name.startswith("passages-warm")
+        assert given["model"] == ("out/hops/adapter" if warm else policy)
+        assert given["seed"] == int(name[-1]) and ("untrained" not in name or given["seed"] == 0)
         assert given["temperatures"] == ["0"] and given["not_found"] == "say"
         if given["suite"] == "passages":
-            assert given["data"] == [SOURCES["xquad"]] and given["n"] == 256
+            assert given["data"] == [SOURCES["xquad"]] and given["n"] == 96
             assert (given["absent"] == 1) == name.startswith("absent")
         else:
             assert given["source_split"] == "validation"
@@ -122,13 +128,39 @@ def test_ask_reads_with_what_answered_best(tmp_path):
     weighed = [(of[name], weight) for name, weight in reader.CHOSEN_BY.items()]
     assert reader.best_by_length(weighed) == best
     for name, summary in of.items():
-        (out / name).mkdir(parents=True)
-        (out / name / "summary.json").write_text(json.dumps(summary))
+        out.mkdir(exist_ok=True)
+        (out / f"{name}.json").write_text(json.dumps(summary))
     (out / "shipped").mkdir()
     (out / "shipped" / "agent.yaml").write_text("run: {agent: memagent}\n")
     reader.note_best(out / "shipped", out)
     assert best_by_length(out / "shipped") == [tuple(pair) for pair in best]
     assert trained_agent(out / "shipped") == "memagent"
+
+
+def test_the_seeds_of_an_evaluation_are_pooled_and_none_asks_what_was_trained_on(
+    tmp_path, monkeypatch
+):
+    """Intervals are over documents, of which each seed has its own; ids may be the same."""
+    monkeypatch.setattr(reader, "EVALUATIONS", {"passages": reader.EVALUATIONS["passages"]})
+    for seed in reader.SEEDS:
+        rows = [
+            row(agent, "squad", "0.0", id=f"q{k}", reward=float(agent == "memagent" and seed < 2),
+                asked=f"digest {k}", document=f"{seed} {k % 2}")
+            for agent in ("memagent", "full") for k in range(4)
+        ]  # fmt: skip
+        folder = folder_of(tmp_path / f"passages-{seed}", rows, "documents")
+        (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / "config.yaml").write_text("eval: {lengths: [4], n: 4}\n")
+    add_trained_on(tmp_path, {}, 0, [("digest 7", "x")])
+    reader.pool(tmp_path, tmp_path)
+    cells = json.loads((tmp_path / "passages.json").read_text())["cells"]
+    assert [(c["n"], c["documents"], round(c["mean"], 2)) for c in cells] == [
+        (12, 6, 0.67), (12, 6, 0.0)
+    ]  # fmt: skip
+    assert "- memagent - full, 4: +0.667 (" in (tmp_path / "passages.md").read_text()
+    add_trained_on(tmp_path, {}, 0, [("digest 3", "x")])
+    with pytest.raises(UserError, match="passages-0 asks what was trained on: q3"):
+        reader.pool(tmp_path, tmp_path)
 
 
 def test_the_shipped_reader_says_what_answered_best_at_each_length():
