@@ -1,0 +1,166 @@
+"""Parts of a policy that compute the same numbers with fewer passes over memory.
+
+Holds: `fuse`. Leaves out: attention (tokens/attention.py), which layers are recomputed
+(`models.load.recompute`), a CPU's products (models/products.py).
+Exercise it: `pytest tests/models/test_fused.py`. Read next: models/load.py.
+
+Between the products of a layer stand operations that read and write all hidden states, one after
+the other; on a GPU these take as long as the products themselves (dev/LOG.md). Each part can be
+switched on alone, by `--fused`:
+
+    lora      s B(A(x)) is added to W x by the product with B itself, in both directions; peft
+              writes it, scales it and adds it
+    norms     torch's own RMSNorm, one kernel; transformers' takes six
+    compiled  norms, feed-forward layers and rotary embeddings by torch.compile, for any length
+    liger     the kernels of the package liger-kernel, where it is installed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+
+from config.errors import UserError
+from models.products import back, linear
+
+
+def fuse(policy, parts: Collection[str]) -> None:
+    """Let the named parts of a policy compute otherwise, in place. UserError: one cannot."""
+    for part in parts:
+        changed = _PARTS[part](policy)
+        if not changed:
+            raise UserError(f"--fused {part} finds nothing in this model that it could replace.")
+
+
+# ---------------------------------------------------------------- adapters
+
+
+class _Sum(torch.autograd.Function):
+    """Compute x W^T + bias + s (x A^T) B^T: x [..., in], W [out, in], A [r, in], B [out, r].
+
+    W and its bias are frozen. The adapters are float32 and compute in the type of x.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, a, b, scale: float) -> torch.Tensor:
+        rows = x.flatten(0, -2)
+        low = rows @ a.to(x.dtype).t()  # [N, r]
+        out = linear(rows, weight, bias).addmm_(low, b.to(x.dtype).t(), alpha=scale)
+        ctx.save_for_backward(rows, low, weight, a, b)
+        ctx.scale, ctx.shape = scale, x.shape
+        return out.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, gradient: torch.Tensor):
+        rows, low, weight, a, b = ctx.saved_tensors
+        gradient = gradient.flatten(0, -2)
+        of_low = (gradient @ b.to(gradient.dtype)).mul_(ctx.scale)
+        of_x = None
+        if ctx.needs_input_grad[0]:  # not of the first layer: the embeddings are frozen
+            of_x = back(gradient, weight).addmm_(of_low, a.to(gradient.dtype)).view(ctx.shape)
+        of_a = (of_low.t() @ rows).to(a.dtype)
+        of_b = (gradient.t() @ low).mul_(ctx.scale).to(b.dtype)
+        return of_x, None, None, of_a, of_b, None
+
+
+@cache
+def _adapted() -> type:
+    from peft.tuners.lora.layer import Linear
+
+    class Adapted(Linear):
+        """A frozen linear layer with one adapter, whose sum is `_Sum`."""
+
+        def forward(self, x: torch.Tensor, *args, **kwargs) -> torch.Tensor:
+            if args or kwargs or self.disable_adapters or self.merged:
+                return super().forward(x, *args, **kwargs)
+            base, (name,) = self.base_layer, self.active_adapters
+            a, b = self.lora_A[name].weight, self.lora_B[name].weight
+            return _Sum.apply(x, base.weight, base.bias, a, b, self.scaling[name])
+
+    return Adapted
+
+
+def _lora(policy) -> int:
+    """Replace adapters of plain linear layers: neither those of 4-bit weights nor of trained ones.
+    Return how many."""
+    from peft.tuners.lora.layer import Linear
+
+    found = [
+        module
+        for module in policy.modules()
+        if type(module) is Linear
+        and isinstance(module.base_layer, torch.nn.Linear)
+        and type(module.base_layer.weight) is torch.nn.Parameter
+        and not any(p.requires_grad for p in module.base_layer.parameters())
+    ]
+    for module in found:
+        module.__class__ = _adapted()
+    return len(found)
+
+
+# ---------------------------------------------------------------- norms
+
+
+class _Norm(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, _epsilon(self))
+
+
+def _epsilon(module) -> float | None:
+    return getattr(module, "variance_epsilon", getattr(module, "eps", None))
+
+
+def _norms(policy) -> int:
+    """Replace the norms that are RMSNorm; return how many."""
+    found = [module for module in policy.modules() if _is_rms_norm(module)]
+    for module in found:
+        module.__class__ = type(f"Fused{type(module).__name__}", (_Norm, type(module)), {})
+    return len(found)
+
+
+@torch.no_grad()
+def _is_rms_norm(module) -> bool:
+    """Return whether a module is RMSNorm, by what it computes: Gemma's adds 1 to its weights, and
+    LayerNorm has a bias."""
+    names, epsilon = [name for name, _ in module.named_parameters()], _epsilon(module)
+    if names != ["weight"] or module.weight.dim() != 1 or not isinstance(epsilon, float):
+        return False
+    n = len(module.weight)
+    x = torch.linspace(-1, 2, 2 * n, device=module.weight.device).view(1, 2, n)
+    return torch.allclose(module(x), F.rms_norm(x, (n,), module.weight.float(), epsilon), 1e-5)
+
+
+# ---------------------------------------------------------------- compiled, or by a library
+
+
+def _compiled(policy) -> int:
+    """Compile the small parts between products, for any number of tokens; return how many."""
+    norms = [module for module in policy.modules() if _is_rms_norm(module)]
+    forward = [module for module in policy.modules() if hasattr(module, "down_proj")]
+    for module in norms + forward:
+        module.compile(dynamic=True)
+    return len(norms) * len(forward)
+
+
+def _liger(policy) -> int:
+    """Put in the kernels of liger-kernel for this architecture; return 1, or 0 where it has none.
+
+    Its fused loss is left out: log-probs are read by models/logprobs.py.
+    """
+    try:
+        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as known
+    except ImportError as error:
+        raise UserError("--fused liger wants the package: pip install liger-kernel.") from error
+    model = policy.get_base_model() if hasattr(policy, "peft_config") else policy
+    put = known.get(model.config.model_type)
+    if put is None:
+        return 0
+    put(fused_linear_cross_entropy=False, model=model)
+    return 1
+
+
+_PARTS = {"lora": _lora, "norms": _norms, "compiled": _compiled, "liger": _liger}
