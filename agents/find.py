@@ -50,8 +50,9 @@ STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in 
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes", "logger"},
-    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
-    "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
+    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused",
+             "max_mismatch"},
+    "sft": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused"},
     "agent": set(),
 }  # fmt: skip
 

@@ -162,6 +162,12 @@ class TrainConfig(Settings):
     recompute: bool = False
     """gradient checkpointing: recompute activations in the backward pass instead of storing them;
     saves memory, takes about a third longer"""
+    recompute_every: Annotated[Count, UNFLAGGED] = 1
+    """recompute every n-th layer alone, where there is memory for more"""
+    fused: tuple[Literal["lora", "norms", "compiled", "liger"], ...] = ()
+    """parts computed otherwise, with the same results but for rounding: lora = a frozen product and
+    its adapter in one; norms = torch's own RMSNorm; compiled = norms and feed-forward layers by
+    torch.compile; liger = the kernels of liger-kernel, if installed"""
     in_flight: Count = 256
     """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0
@@ -712,7 +718,7 @@ PANELS: dict[str, str] = {
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
     "redo_failed part constants fixed_order retries seed",
-    "What it runs on": "engine answerer dtype quantise device micro_tokens recompute "
+    "What it runs on": "engine answerer dtype quantise device micro_tokens recompute fused "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "

@@ -129,9 +129,11 @@ def _is_rms_norm(module) -> bool:
     names, epsilon = [name for name, _ in module.named_parameters()], _epsilon(module)
     if names != ["weight"] or module.weight.dim() != 1 or not isinstance(epsilon, float):
         return False
-    n = len(module.weight)
-    x = torch.linspace(-1, 2, 2 * n, device=module.weight.device).view(1, 2, n)
-    return torch.allclose(module(x), F.rms_norm(x, (n,), module.weight.float(), epsilon), 1e-5)
+    n, device = len(module.weight), module.weight.device  # whose values may not be there yet
+    x = torch.linspace(-1, 2, 2 * n, device=device).view(1, 2, n)
+    weight = torch.linspace(0.5, 1.5, n, device=device)
+    theirs = torch.func.functional_call(module, {"weight": weight}, (x,))
+    return torch.allclose(theirs, F.rms_norm(x, (n,), weight, epsilon), 1e-5)
 
 
 # ---------------------------------------------------------------- compiled, or by a library

@@ -20,6 +20,7 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,6 +32,7 @@ from config.errors import UserError, first_line, loading
 from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, is_gguf, named_folder
+from models.fused import fuse
 from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -589,8 +591,8 @@ def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def recompute(model, on: bool) -> None:
-    """Switch activation checkpointing of the layers on or off, until the next eval().
+def recompute(model, on: bool, every: int = 1) -> None:
+    """Switch activation checkpointing of every n-th layer on or off, until the next eval().
 
     transformers checkpoints in training mode alone, which would switch dropout on as well, and the
     sampler's and trainer's log-probs would differ. So only the layers themselves are put into that
@@ -598,9 +600,13 @@ def recompute(model, on: bool) -> None:
     """
     if on and not model.is_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    number = count()
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            module.training = on
+            is_layer = isinstance(module, GradientCheckpointingLayer)
+            module.training = on and not (is_layer and next(number) % every)
 
 
 # ---------------------------------------------------------------- the policy of a run's settings
@@ -616,9 +622,8 @@ def load_policy(setup: Setup, training: TrainConfig, device: str = "", dtype: st
     model = load_model(
         setup.folder, dtype, device or setup.device, setup.trust_remote_code, setup.quantise
     )
-    if not training.lora_rank:
-        return model
-    policy = with_lora(model, training)
-    if setup.adapter and device != "unset":
+    policy = with_lora(model, training) if training.lora_rank else model
+    if training.lora_rank and setup.adapter and device != "unset":
         load_adapter(policy, setup.adapter)
+    fuse(policy, training.fused)
     return policy
