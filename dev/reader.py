@@ -115,7 +115,7 @@ MIXTURES = {
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
 # on from, the training before
-EVERY = "--not-found say --micro-tokens 3072 --save-every 20 --seed 0"
+EVERY = "--not-found say --fused lora --micro-tokens 3072 --save-every 20 --seed 0"
 TRAININGS = {
     "facts": (
         "sft",
