@@ -12,6 +12,8 @@ Tasks of G = 8 members, at every turn 2,048 tokens of section and problem in com
 and 512 of response of each member's own. Layers are recomputed. The parts, alone with `--part`:
 
     flex       the packed row's attention: log-probs, gradients, compilations, speed
+    update     Qwen3-4B's LoRA update as it is, with each part of --fused, with all of them, and
+               with half of the layers recomputed: speed, memory, distance from the first
     lora       Qwen3-4B: bfloat16 weights, adapters of rank 16 on all linear layers
     full-1.7b  Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16 arithmetic
     full-4b    the same of Qwen3-4B, on a card that it fits by the plan's figures
@@ -38,6 +40,7 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from grpo import policy_loss, token_weights
 from models import ranks
+from models.fused import fuse
 from models.load import inner, optimizer_of, recompute, with_lora
 from models.logprobs import Row, logprobs, pack, policy_logprobs
 from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib, dense
@@ -53,6 +56,18 @@ SHARED_OVER_PAPER = 1.8
 REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
 LAYOUTS = ("paper", "shared")
+# update -> parts of --fused, and of how many layers one is recomputed
+VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
+    "as it is": ((), 1),
+    "lora": (("lora",), 1),
+    "norms": (("norms",), 1),
+    "compiled": (("compiled",), 1),
+    "liger": (("liger",), 1),
+    "together": (("lora", "norms", "compiled"), 1),
+    "together, every second layer": (("lora", "norms", "compiled"), 2),
+}
+LIMIT_S = 150  # after which no further one is begun
+TOGETHER = 13_700  # tokens/s by arithmetic
 PHASES = ("passes_s", "clip_s", "optimizer_s")
 MOST_SHOWN = 25  # operators and kernels of a profile
 
@@ -111,13 +126,13 @@ def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
     return rows
 
 
-def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, float]:
-    """Make one optimizer step as GRPO.update does.
+def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict[str, float]:
+    """Make one optimizer step as GRPO.update does; every n-th layer is recomputed.
 
     Returns `tokens`, those that went through the model, `grad_norm`, and the seconds of its phases.
     """
     model = inner(policy)
-    recompute(model, True)
+    recompute(model, True, every)
     weights, tokens = token_weights(rows, CONFIG), 0
     clock = [now(model.device)]
     for batch in pack(rows, row_tokens):
@@ -204,14 +219,67 @@ def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     return out
 
 
-def repeated(policy, rows: list[Row], optimizer, row_tokens: int) -> dict:
+def variants(tiny: bool) -> dict:
+    """Measure the update with each of `VARIANTS`, on the same weights and turns.
+
+    Each is saved as it comes. dlogp: the mean |difference| of log-probs from those of the first,
+    dgradient: of the adapters' gradient, relative to its norm.
+    """
+    shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
+    rows, start, first = turns("paper", 1, shape, vocab), time.perf_counter(), None
+    out: dict = {"model": "tiny" if tiny else "Qwen/Qwen3-4B", "shape": shape, "variants": {}}
+    for name, (fused, every) in VARIANTS.items():
+        if first and time.perf_counter() - start > LIMIT_S:
+            out["variants"][name] = {"failed": f"{LIMIT_S} s were over"}
+            continue
+        with policy_of("lora", sizes, device) as policy:
+            for key, weight in policy.named_parameters():
+                if "lora_B" in key:  # of zeros the adapters would do nothing
+                    torch.nn.init.normal_(weight, std=1e-3)
+            try:
+                fuse(policy, fused)
+            except UserError as error:
+                out["variants"][name] = {"failed": str(error)}
+                continue
+            begun = time.perf_counter()
+            computed = both(policy, rows, shape["row_tokens"])
+            first = first or computed
+            apart = {
+                "first_s": round(time.perf_counter() - begun, 2),  # it compiles
+                "dlogp": (computed[0] - first[0]).abs().mean().item(),
+                "dgradient": ((computed[1] - first[1]).norm() / first[1].norm()).item(),
+            }
+            optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
+            measured = repeated(policy, rows, optimizer, shape["row_tokens"], every)
+            out["variants"][name] = measured | apart
+        print(name, out["variants"][name], flush=True)
+        if not tiny:
+            BENCHMARK.save("update", out)
+    return out
+
+
+def both(policy, rows: list[Row], row_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the log-probs of all response tokens, and the gradient of their mean, flat."""
+    policy.zero_grad()
+    recompute(inner(policy), True)
+    found = []
+    for batch in pack(rows, row_tokens):
+        logp = policy_logprobs(inner(policy), batch)
+        logp.mean().backward()
+        found.append(logp.detach().float())
+    gradients = [p.grad.flatten() for p in policy.parameters() if p.requires_grad]
+    policy.zero_grad()
+    return torch.cat(found), torch.cat(gradients)
+
+
+def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict:
     """Measure one update several times, the first time apart: it compiles."""
     device = inner(policy).device.type
     updates = []
     for _ in range(REPEATS + 1):
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        updates.append(update(policy, rows, optimizer, row_tokens))
+        updates.append(update(policy, rows, optimizer, row_tokens, every))
     first, *updates = updates
     tokens, s = first["tokens"], median(x["seconds"] for x in updates)
     peak_gib = round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else None
@@ -300,6 +368,13 @@ def show(part: str, result: dict) -> None:
         show_flex(result)
     elif part == "profile":
         show_profile(result)
+    elif part == "update":
+        columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s", "dlogp", "dgradient")
+        rows = [
+            (name, *([result["failed"]] if "failed" in result else map(result.get, columns)))
+            for name, result in result["variants"].items()
+        ]
+        table("LoRA update in packed rows", ("", *columns), rows)
     else:
         columns = (
             "tokens_per_s", "conversations_per_s", "mfu", "peak_gib", *PHASES, "first_s",
@@ -327,6 +402,10 @@ def lines(part: str, result: dict) -> list[dict]:
         return flex_lines(result)
     if part == "profile":
         return []
+    if part == "update":
+        speed = result["variants"].get("together", {}).get("tokens_per_s", 0)
+        what = "update: tokens/s with lora, norms and compiled"
+        return [line(what, f"{speed:,}", f"at least {TOGETHER:,}", speed >= TOGETHER)]
     speed, ratio = result["paper"]["tokens_per_s"], result["shared_over_paper"]
     gib = max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS)
     bars = [("", True)] * 3
@@ -347,6 +426,7 @@ BENCHMARK = Benchmark(
     "gpu",
     {
         "flex": flex,
+        "update": variants,
         "lora": partial(cell, "lora"),
         "full-1.7b": partial(cell, "full", model="Qwen/Qwen3-1.7B"),
         "full-4b": partial(cell, "full"),

@@ -118,8 +118,13 @@ def _norms(policy) -> int:
     """Replace the norms that are RMSNorm; return how many."""
     found = [module for module in policy.modules() if _is_rms_norm(module)]
     for module in found:
-        module.__class__ = type(f"Fused{type(module).__name__}", (_Norm, type(module)), {})
+        module.__class__ = _fused_norm(type(module))
     return len(found)
+
+
+@cache  # torch.compile compiles for each class anew
+def _fused_norm(norm: type) -> type:
+    return type(f"Fused{norm.__name__}", (_Norm, norm), {})
 
 
 @torch.no_grad()

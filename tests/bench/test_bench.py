@@ -181,6 +181,22 @@ def test_the_gpu_script_runs(mode, monkeypatch):
     assert not torch.distributed.is_initialized()
 
 
+def test_each_variant_of_the_update_computes_the_same(monkeypatch, capsys):
+    plain = {name: how for name, how in gpu.VARIANTS.items() if not {"compiled"} & {*how[0]}}
+    monkeypatch.setattr(gpu, "VARIANTS", plain)
+    monkeypatch.setattr(gpu, "REPEATS", 1)
+    result = gpu.variants(tiny=True)
+    assert "pip install liger-kernel" in result["variants"].pop("liger")["failed"]
+    assert [*result["variants"]] == ["as it is", "lora", "norms"]
+    for measured in result["variants"].values():
+        assert measured["dlogp"] < 1e-5 and measured["dgradient"] < 1e-5
+        assert measured["tokens_per_s"] > 0
+    gpu.show("update", result)
+    assert "norms" in capsys.readouterr().out
+    (line,) = gpu.lines("update", result)  # what it has no time for is no figure that meets a bar
+    assert not line["met"]
+
+
 def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):
     shape = dict(TASKS=2, GROUP=3, SECTIONS=3, SECTION_TOKENS=600)
     for name, value in (shape | dict(MEMORY=12, ANSWER=6, ROW_TOKENS=2000)).items():
