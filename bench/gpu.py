@@ -63,6 +63,7 @@ VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
     "norms": (("norms",), 1),
     "compiled": (("compiled",), 1),
     "liger": (("liger",), 1),
+    "flash": (("flash",), 1),
     "together": (("lora", "norms", "compiled"), 1),
     "together, every second layer": (("lora", "norms", "compiled"), 2),
 }

@@ -164,10 +164,10 @@ class TrainConfig(Settings):
     saves memory, takes about a third longer"""
     recompute_every: Annotated[Count, UNFLAGGED] = 1
     """recompute every n-th layer alone, where there is memory for more"""
-    fused: tuple[Literal["lora", "norms", "compiled", "liger"], ...] = ()
+    fused: tuple[Literal["lora", "norms", "compiled", "liger", "flash"], ...] = ()
     """parts computed otherwise, with the same results but for rounding: lora = a frozen product and
     its adapter in one; norms = torch's own RMSNorm; compiled = norms and feed-forward layers by
-    torch.compile; liger = the kernels of liger-kernel, if installed"""
+    torch.compile; liger, flash = the kernels of liger-kernel, flash-attn-4, if installed"""
     in_flight: Count = 256
     """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0

@@ -13,12 +13,15 @@ switched on alone, by `--fused`:
     norms     torch's own RMSNorm, one kernel; transformers' takes six
     compiled  norms, feed-forward layers and rotary embeddings by torch.compile, for any length
     liger     the kernels of the package liger-kernel, where it is installed
+    flash     FlexAttention by FlashAttention 4 on a GPU, where flash-attn-4 is installed; its
+              gradients are not the same at every call
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
+from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -170,4 +173,21 @@ def _liger(policy) -> int:
     return 1
 
 
-_PARTS = {"lora": _lora, "norms": _norms, "compiled": _compiled, "liger": _liger}
+def _flash(policy) -> int:
+    """Let the attention of packed rows be computed by FlashAttention 4; return 1, on a CPU 0."""
+    if policy.device.type != "cuda":
+        return 0
+    try:
+        found = find_spec("flash_attn.cute")
+    except ImportError:
+        found = None
+    if found is None:
+        raise UserError("--fused flash wants the package: pip install flash-attn-4.")
+    model = policy.get_base_model() if hasattr(policy, "peft_config") else policy
+    model.kernel_options = {"BACKEND": "FLASH"}
+    return 1
+
+
+_PARTS = {
+    "lora": _lora, "norms": _norms, "compiled": _compiled, "liger": _liger, "flash": _flash
+}  # fmt: skip

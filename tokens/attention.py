@@ -110,7 +110,8 @@ def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
     Every token is computed once. Differentiable.
     """
     device = model.device
-    attend = TrieAttention(trie, cost or Cost.from_model(model), device, model.dtype)
+    options = getattr(model, "kernel_options", None)
+    attend = TrieAttention(trie, cost or Cost.from_model(model), device, model.dtype, options)
     ids, depth = (
         torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
         for x in (trie.ids, trie.depth())
@@ -377,8 +378,15 @@ class TrieAttention:
     """
 
     def __init__(
-        self, trie: Trie, cost: Cost, device: torch.device, dtype: torch.dtype = torch.float32
+        self,
+        trie: Trie,
+        cost: Cost,
+        device: torch.device,
+        dtype: torch.dtype = torch.float32,
+        options: dict | None = None,
     ):
+        """options: FlexAttention's kernel_options."""
+        self.options = options
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
         self.buckets: list[_TrieBucket] = []
         self.paths: list[list[slice]] = []
@@ -421,9 +429,8 @@ class TrieAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         if self.flex:
-            return _flex()(
-                query, key, value, block_mask=self.flex, scale=scale, enable_gqa=True
-            ).transpose(1, 2)
+            how = dict(scale=scale, enable_gqa=True, kernel_options=self.options)
+            return _flex()(query, key, value, block_mask=self.flex, **how).transpose(1, 2)
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
 
         def rows(x: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:

@@ -187,6 +187,7 @@ def test_each_variant_of_the_update_computes_the_same(monkeypatch, capsys):
     monkeypatch.setattr(gpu, "REPEATS", 1)
     result = gpu.variants(tiny=True)
     assert "pip install liger-kernel" in result["variants"].pop("liger")["failed"]
+    assert "flash finds nothing" in result["variants"].pop("flash")["failed"]  # on a CPU
     assert [*result["variants"]] == ["as it is", "lora", "norms"]
     for measured in result["variants"].values():
         assert measured["dlogp"] < 1e-5 and measured["dgradient"] < 1e-5

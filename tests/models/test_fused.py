@@ -8,6 +8,8 @@ from config.options import EMBEDDED, TrainConfig
 from models import fused
 from models.fused import fuse
 from models.load import inner, load_model, merge_adapters, with_lora
+from tokens import attention
+from tokens.trie import build_trie
 
 PARTS = ["lora", "norms", "compiled"]
 
@@ -92,3 +94,27 @@ def test_what_is_another_norm_stays():
     with pytest.raises(UserError, match="--fused lora finds nothing"):
         fuse(model, ["lora"])
     assert not fused._is_rms_norm(torch.nn.LayerNorm(8))
+
+
+def test_flash_is_an_option_of_the_kernel_where_it_is_installed(monkeypatch):
+    """On a CPU there is none: the device is made up, and what FlexAttention gets is looked at."""
+    policy = load_model(EMBEDDED, "float32", "cpu")
+    with pytest.raises(UserError, match="--fused flash finds nothing"):
+        fuse(policy, ["flash"])
+    monkeypatch.setattr(type(policy), "device", torch.device("cuda"))
+    monkeypatch.setattr(fused, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match="pip install flash-attn-4"):
+        fuse(policy, ["flash"])
+    monkeypatch.setattr(fused, "find_spec", lambda name: name)
+    fuse(policy, ["flash"])
+    monkeypatch.undo()
+    given = []
+
+    def flex(query, key, value, **how):
+        given.append(how["kernel_options"])
+        return query
+
+    monkeypatch.setattr(attention, "takes_flex", lambda device: True)
+    monkeypatch.setattr(attention, "_flex", lambda: flex)
+    attention.hidden_states(policy, build_trie([[7, 8, 9]]))
+    assert given == [{"BACKEND": "FLASH"}] * len(policy.model.layers)
