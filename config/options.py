@@ -230,7 +230,7 @@ class GRPOConfig(TrainConfig):
     """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
     Not checked with --top-p below 1, where they differ anyway"""
-    turns_per_trajectory: Annotated[int, NOT_NEGATIVE] = 0
+    turns_per_trajectory: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
     """train on this many update turns of a reading, drawn at random and weighted up to stay
     unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
     the reverse) is always trained whole"""
@@ -714,7 +714,7 @@ PANELS: dict[str, str] = {
     "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
     "What it is trained on": "data shuffle lengths kinds validation validation_n",
     "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
-    "aggregation alpha turns_per_trajectory clip_low clip_high kl importance",
+    "aggregation alpha clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
     "redo_failed part constants fixed_order retries seed",

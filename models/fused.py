@@ -157,19 +157,16 @@ def _compiled(policy) -> int:
 
 
 def _liger(policy) -> int:
-    """Put in the kernels of liger-kernel for this architecture; return 1, or 0 where it has none.
+    """Put in the kernels of liger-kernel for this architecture by transformers; return 1.
 
     Its fused loss is left out: log-probs are read by models/logprobs.py.
     """
+    from transformers.integrations.liger import apply_liger_kernel
+
     try:
-        from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN as known
+        apply_liger_kernel(policy, {"fused_linear_cross_entropy": False, "cross_entropy": False})
     except ImportError as error:
         raise UserError("--fused liger wants the package: pip install liger-kernel.") from error
-    model = policy.get_base_model() if hasattr(policy, "peft_config") else policy
-    put = known.get(model.config.model_type)
-    if put is None:
-        return 0
-    put(fused_linear_cross_entropy=False, model=model)
     return 1
 
 
