@@ -11,7 +11,7 @@ switched on alone, by `--fused`:
     lora      s B(A(x)) is added to W x by the product with B itself, in both directions; peft
               writes it, scales it and adds it
     norms     torch's own RMSNorm, one kernel; transformers' takes six
-    compiled  norms, feed-forward layers and rotary embeddings by torch.compile, for any length
+    compiled  norms and feed-forward layers by torch.compile, for any length
     liger     the kernels of the package liger-kernel, where it is installed
     flash     FlexAttention by FlashAttention 4 on a GPU, where flash-attn-4 is installed; its
               gradients are not the same at every call
@@ -157,7 +157,8 @@ def _compiled(policy) -> int:
 
 
 def _liger(policy) -> int:
-    """Put in the kernels of liger-kernel for this architecture by transformers; return 1.
+    """Put in the kernels of liger-kernel by transformers, which warns where it has none for the
+    architecture; return 1.
 
     Its fused loss is left out: log-probs are read by models/logprobs.py.
     """

@@ -182,10 +182,10 @@ class Broken(Exception):
 
 class _Child:
     def __init__(self, mib: int):
-        # isolated, so that no file of the working directory is taken for a module; in a group of
-        # its own, so that Ctrl-C reaches the parent alone
         parent, alive = os.pipe()
         self.alive = Connection(alive, readable=False)  # closed with this object
+        # isolated, so that no file of the working directory is taken for a module; in a group of
+        # its own, so that Ctrl-C reaches the parent alone
         command = [sys.executable, "-I", "-c", MAIN, str(mib), str(parent), *sys.path]
         try:
             self.process = subprocess.Popen(

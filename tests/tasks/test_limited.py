@@ -1,6 +1,7 @@
 """Child processes that read: values and errors come back, and nothing outlives its limits."""
 
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -16,7 +17,7 @@ from conftest import HANG_S, until
 from config.errors import UserError
 from tasks.chat_requests import ChatRequest, Refused
 from tasks.forms import Contents, contents
-from tasks.limited import LINUX, Job, OverLimit, Readers
+from tasks.limited import LINUX, Job, OverLimit, Readers, _Child
 
 ROOT = Path(__file__).parents[2]
 ENDLESS = re.compile("(a+)+$").match, "a" * 60 + "b"  # holds the interpreter, as a parser may
@@ -162,6 +163,24 @@ def test_a_pool_that_is_closed_ends_what_is_at_work(readers):
     assert ended
     with pytest.raises(CancelledError):
         pool.start(os.getpid).result()
+
+
+@linux
+def test_what_is_written_to_a_child_amid_its_job_does_not_end_it(tmp_path):
+    """As a late signal of the last write would: a system sends it after the reader has it."""
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    child = _Child(99)
+    try:
+        child.load("pathlib")
+        child.send(Path.read_text, (fifo,))
+        with fifo.open("w") as file:  # the child has opened it: it is amid its job
+            child.send(os.getpid, ())
+            file.write("read")
+        answers = [pickle.loads(child.values.recv_bytes())[:2] for _ in range(2)]
+        assert answers == [("value", "read"), ("value", child.process.pid)]
+    finally:
+        child.kill()
 
 
 @linux
