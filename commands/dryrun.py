@@ -61,7 +61,7 @@ def dry_run(
         say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
     missing: list[str] = []  # what the run needs, and this machine or folder lacks
     if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
-        changes["engine"] = "transformers"
+        changes |= {"engine": "transformers", "sampler": ()}
         missing.append("vLLM")
         say("vLLM is not installed here: the transformers engine stands in.")
     devices = min(run.devices * run.num_nodes, 2)

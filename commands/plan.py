@@ -31,6 +31,7 @@ from models.plan import (
     geometry,
     longest_section,
     plan,
+    sampled,
     smallest,
     step_seconds,
 )
@@ -96,7 +97,7 @@ def show(
     UserError: the agent has no use for an answerer, or does not read section by section; no model.
     """
     run, (machine, grpo, agent) = stored.get("run", {}), given
-    known = {field: run[field] for field in ("model", "answerer") if field in run}
+    known = {field: run[field] for field in ("model", "answerer", "sampler") if field in run}
     c = PlanConfig(**known | {"devices": run.get("devices", 1) * run.get("num_nodes", 1)} | machine)
     fields = stored.get("grpo", {}) | grpo, stored.get("agent", {}) | agent
     reads = name or run.get("agent", "")
@@ -113,7 +114,7 @@ def show(
     # full training leaves vLLM no weights from before; adapters leave it the base's
     lost = refusal_of_answerer(c.answerer, reader, one_set=True)
     (gpu_gib, card), beside = card_of(c.gpu_gib, c.card), gib_of_answerer(c.answerer)
-    g = geometry(c.model)
+    g = sampled(geometry(c.model), c.sampler)
 
     def planned(mode: str, gib: float = gpu_gib, reader: Agent = reader) -> Plan:
         return plan(g, mode, gib, c.devices, training, reader, beside)
@@ -182,7 +183,9 @@ def show(
     flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if real else ""}
     flags["data"] = "FILE" if real and "data" not in run else ""
     flags |= {
-        field: machine[field] for field in ("model", "devices", "answerer") if field in machine
+        field: machine[field]
+        for field in ("model", "devices", "answerer", "sampler")
+        if field in machine
     }
     flags |= (
         grpo | {n: value for n, value in needed.items() if getattr(training, n) != value} | agent

@@ -69,10 +69,15 @@ def check(
         )
     check_answerer(run, config.lora_rank, agent)
     check_stored(run.model, setup.quantise)
+    if run.sampler and run.engine != "vllm":
+        raise UserError("--sampler says how vLLM samples: give --engine vllm, or leave it out.")
+    if "merged" in run.sampler and not config.lora_rank:
+        raise UserError("--sampler merged is about adapters: give a --lora-rank, or leave it out.")
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
-        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
+        rank = 0 if "merged" in run.sampler else config.lora_rank
+        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
                 f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "

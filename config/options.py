@@ -293,7 +293,7 @@ class RunConfig(Settings):
     locomo:FILE#RULE/PART/adversarial/START = LoCoMo's conversations, with parts as in eval
     --source-split; adversarial = category 5 is paid for too; longmemeval:FILE; own:FILE =
     conversations of yours (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
-    shuffle: bool = True
+    shuffle: Annotated[bool, UNFLAGGED] = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[Count, ...], NOT_EMPTY] = (2, 4, 8, 16)
     """world: sections per document; training moves from each length to the next (grow_at)"""
@@ -341,7 +341,12 @@ class RunConfig(Settings):
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
     sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
-    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
+    drop the cache; 2 = drop both (not with LoRA, unless merged); auto = what `plan` recommends for
+    this GPU"""
+    sampler: tuple[Literal["fp8", "merged"], ...] = ()
+    """vllm: cheaper sampling, further from the trainer's log-probs; a run in which they are too far
+    apart stops (max_mismatch). fp8 = keys and values in 8 bits; merged = adapters are added to the
+    weights, in the type of the base, instead of computed beside them"""
     answerer: Annotated[str, AfterValidator(_answerer)] = "base"
     """what answers the frozen questions of agents that have such: base = the policy as it was
     before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
@@ -605,6 +610,8 @@ class PlanConfig(Settings):
     """memory of one GPU; empty = the card's"""
     devices: int = 1
     """GPUs"""
+    sampler: tuple[Literal["fp8", "merged"], ...] = ()
+    """how vLLM samples, as in `train`: fp8 halves its cache"""
     card: str = ""
     """H200, H100, A100, L40S, RTX 4090, L4 or A10, as people write it (4090, a100-40gb); empty = by
     its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
@@ -707,18 +714,18 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine answerer".split()}
+UNUSED = {"sft": "reward engine sampler answerer".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
     "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
-    "What it is trained on": "data shuffle lengths kinds validation validation_n",
+    "What it is trained on": "data lengths kinds validation validation_n",
     "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
     "aggregation alpha clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
     "redo_failed part constants fixed_order retries seed",
-    "What it runs on": "engine answerer dtype quantise device micro_tokens recompute fused "
+    "What it runs on": "engine sampler answerer dtype quantise device micro_tokens recompute fused "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "

@@ -43,7 +43,7 @@ class WithFrozen(Engine):
         without_adapters: Callable[[], AbstractContextManager] = nullcontext,
     ):
         self.engine, self.frozen, self.without_adapters = engine, frozen, without_adapters
-        self.codec, self.window = engine.codec, engine.window
+        self.codec, self.window, self.hint = engine.codec, engine.window, engine.hint
         self._same_ids = _same_ids(engine.codec, frozen.codec)
         # how long to wait for a server while the other engine has turns in flight
         self._moment_s = MOMENT_S if engine.poll and frozen.poll else 0.0

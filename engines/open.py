@@ -27,6 +27,7 @@ from models.plan import (
     answerer_gib,
     geometry,
     plan,
+    sampled,
     turns_in_cache,
 )
 from models.setup import Setup, auto_dtype, date_of, mode_of
@@ -336,7 +337,8 @@ def most_in_flight(config: EvalConfig, setup: Setup) -> int:
 
 def check_answerer(run: RunConfig, lora_rank: int, agent: Agent) -> None:
     """Raise a UserError if frozen prompts would have no answer, or if an answerer has none."""
-    one_set = run.engine == "vllm" and bool(not lora_rank or run.adapter)
+    loses_base = not lora_rank or run.adapter or "merged" in run.sampler
+    one_set = run.engine == "vllm" and bool(loses_base)
     if refused := refusal_of_answerer(run.answerer, agent, one_set):
         raise UserError(refused)
 
@@ -417,7 +419,7 @@ def _vllm_sampler(
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if setup.on_gpu:
         gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
-        sizes = geometry(str(setup.folder))
+        sizes = sampled(geometry(str(setup.folder)), run.sampler)
         p = plan(sizes, mode_of(training), gpu_gib, setup.ranks, training, agent, beside)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
@@ -433,10 +435,17 @@ def _vllm_sampler(
     dtype = setup.compute_dtype
     window = min(setup.window, window_for_vllm(inner(policy).config))
     options = {"gpu_memory_utilization": share, "trust_remote_code": setup.trust_remote_code}
+    if "fp8" in run.sampler:
+        options["kv_cache_dtype"] = "fp8"
     weights = dequantised_folder(policy, dtype) if setup.quantise else nullcontext(setup.folder)
     with weights as folder:
-        sizes = window, rows, kv_gib or 1.0, dtype, training.lora_rank
-        return ColocatedEngine(folder, codec, *sizes, sleep, **options)
+        rank = 0 if "merged" in run.sampler else training.lora_rank
+        sizes = window, rows, kv_gib or 1.0, dtype, rank
+        engine = ColocatedEngine(folder, codec, *sizes, sleep, **options)
+    if run.sampler:
+        names = ",".join(run.sampler)
+        engine.hint = f" --sampler {names} takes it away from the trainer: leave it out."
+    return engine
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -16,7 +16,7 @@ How deep it sleeps:
     never   weights and cache stay where they are
     1       the weights move to host memory, the cache is dropped
     2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
-            used with adapters, which bring no base weights
+            used with adapters, which bring no base weights, unless they are merged
 
 A prompt with a target is read together with it: vLLM then says how probable the tokens of a prompt
 are, at temperature 1, and computes all of it anew, since cached states do not say that.
@@ -39,9 +39,10 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.errors import UserError
+from config.errors import UserError, first_line
 from engines.hf import misfit
 from memagent import Finish, Prompt, Turn
+from models.load import inner, plain_weights
 from models.logprobs import without
 from models.ranks import full_tensor, world
 from rollout import Engine, Sampling, refusal
@@ -131,7 +132,7 @@ def check_settings(sleep: str, lora_rank: int) -> None:
     if sleep == "2" and lora_rank:
         raise UserError(
             "Sleep level 2 drops the base weights, and adapters do not bring them back: "
-            "use level 1 or never."
+            "use level 1, never, or --sampler merged."
         )
     if lora_rank > RANKS[-1]:
         raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
@@ -195,12 +196,12 @@ class ColocatedEngine(Engine):
 
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
-    rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
-    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
-    trust_remote_code; grammar, a structural tag that says what the responses to prompts which are
-    neither frozen nor final may be (xgrammar); and packed: no policy will bring weights, so that on
-    a CPU vLLM may compute with copies of them in oneDNN's layout. vLLM keeps its state in globals:
-    there is one engine a process, until `close`.
+    rank of the adapters that a policy will bring; 0 = it brings all its weights, with adapters
+    merged. sleep: never, 1 or 2, see above. options: further arguments of `vllm.LLM`, such as
+    gpu_memory_utilization and trust_remote_code; grammar, a structural tag that says what the
+    responses to prompts which are neither frozen nor final may be (xgrammar); and packed: no policy
+    will bring weights, so that on a CPU vLLM may compute with copies of them in oneDNN's layout.
+    vLLM keeps its state in globals: there is one engine a process, until `close`.
     """
 
     # referred to from here, or the garbage collector would end the process group with the engine
@@ -240,8 +241,15 @@ class ColocatedEngine(Engine):
             "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
         }
         settings |= self._fixed_settings() | options
-        with preserve_process():
-            self._engine = vllm.LLM(str(model), **settings).llm_engine
+        try:
+            with preserve_process():
+                self._engine = vllm.LLM(str(model), **settings).llm_engine
+        except (NotImplementedError, ValueError) as error:
+            if "kv_cache_dtype" not in options:
+                raise
+            raise UserError(
+                f"vLLM has no cache in 8 bits here: leave --sampler fp8 out ({first_line(error)})."
+            ) from error
         if lora_rank:
             self._engine.apply_model(_drop_adapter_of_head)
         self._masked = frozenset(codec.never_sampled(self._engine.model_config.get_vocab_size()))
@@ -440,14 +448,20 @@ class ColocatedEngine(Engine):
     def take_over(self, policy) -> None:
         """Load the policy's weights, cast to the engine's dtype.
 
-        Adapters go through files in shared memory and replace the old ones; they are never merged.
-        Without adapters every parameter is loaded by name. Cached prefixes are still those of the
-        old weights until `forget`.
+        Adapters go through files in shared memory and replace the old ones. An engine without room
+        for adapters loads every weight by its name, with adapters added to it in float32. Cached
+        prefixes are still those of the old weights until `forget`.
         """
         if self.packed:
             raise RuntimeError("This engine's weights are packed: they cannot be replaced.")
         if not self.lora_rank:
-            names = ((name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters())
+            lm = inner(policy)
+            if lm is not policy:  # under adapters
+                names = ((name, p.to(self.dtype)) for name, p in plain_weights(lm, full_tensor))
+            else:
+                names = (
+                    (name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters()
+                )
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
             return
         weights = {

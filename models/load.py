@@ -483,28 +483,45 @@ def _plain(lm, weights: dict[str, torch.Tensor]):
 def _merged_weights(lm, values: bool = True) -> dict[str, torch.Tensor]:
     """Return the weights of a plain model by their names, or without `values` their shapes."""
     weights = {}
-    for name, module in lm.named_modules():
-        if name.endswith(".base_layer") or ".lora_" in name:
-            continue
-        base = getattr(module, "base_layer", module)  # of a layer with an adapter
+    for name, _, base in _plain_modules(lm):
         for key in base._buffers.keys() - base._non_persistent_buffers_set:
             weights[f"{name}.{key}"] = base._buffers[key].detach().cpu()
-        for key, value in base.named_parameters(recurse=False):
-            if not values:
+        if not values:
+            for key, value in base.named_parameters(recurse=False):
                 shape = getattr(value, "quant_state", value).shape
                 weights[f"{name}.{key}"] = torch.empty(shape, device="meta")
-                continue
+    if values:
+        weights |= {name: value.cpu() for name, value in plain_weights(lm)}
+    return weights
+
+
+def _plain_modules(lm) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
+    """Yield the modules of a model but adapters: name, module, and what the adapter is around."""
+    for name, module in lm.named_modules():
+        if not (name.endswith(".base_layer") or ".lora_" in name):
+            yield name, module, getattr(module, "base_layer", module)
+
+
+@torch.no_grad()
+def plain_weights(lm, gathered=torch.Tensor.detach) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the weights of the plain model that a peft model computes, by their names, in float32.
+
+    4-bit weights are dequantised, adapters added. gathered: makes a whole weight of its shards
+    (models/ranks.py, full_tensor).
+    """
+    for name, module, base in _plain_modules(lm):
+        for key, value in base.named_parameters(recurse=False):
             if hasattr(value, "quant_state"):
                 from bitsandbytes.functional import dequantize_4bit
 
                 value = dequantize_4bit(value.data, value.quant_state)
-            value = value.detach().float()
+            value = gathered(value).float()
             if key == "weight" and base is not module:
                 value = value + sum(
-                    module.get_delta_weight(adapter).float() for adapter in module.active_adapters
+                    gathered(module.get_delta_weight(adapter)).float()
+                    for adapter in module.active_adapters
                 )
-            weights[f"{name}.{key}"] = value.cpu()
-    return weights
+            yield f"{name}.{key}", value
 
 
 def cast_parameters(model, dtype: torch.dtype = torch.bfloat16):

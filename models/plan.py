@@ -14,8 +14,8 @@ kernel's share of a card's peak, room for CUDA graphs and fragmentation) is a na
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from config.errors import UserError, first_line
 from config.options import EMBEDDED, GRPOConfig
@@ -68,6 +68,7 @@ class Geometry:
     passed: int  # of both, those that one token is multiplied with
     ends: int  # inputs and outputs of the linear layers
     weights: int  # of the whole model
+    cache_bytes: int = 2  # of a number in the sampler's cache
 
     @property
     def layer(self) -> int:
@@ -80,8 +81,8 @@ class Geometry:
 
     @property
     def kv_bytes(self) -> int:
-        """Return the bytes of one token's keys and values in 16 bits."""
-        return 2 * 2 * self.layers * self.kv_heads * self.head_dim
+        """Return the bytes of one token's keys and values in the sampler's cache."""
+        return 2 * self.cache_bytes * self.layers * self.kv_heads * self.head_dim
 
     def adapter(self, rank: int) -> int:
         """Count LoRA weights on all linear layers: rank x (inputs + outputs) of each."""
@@ -216,6 +217,11 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     dequantised = 2 * g.hidden * g.intermediate if mode == "qlora" else 0  # one matrix at a time
     logits = 3 * 512 * g.vocab * 4
     return (stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6) / GIB
+
+
+def sampled(g: Geometry, sampler: Sequence[str]) -> Geometry:
+    """Return the sizes as a sampler has them (`RunConfig.sampler`)."""
+    return replace(g, cache_bytes=1) if "fp8" in sampler else g
 
 
 def turns_in_cache(g: Geometry, cache_gib: float, window: int) -> int:

@@ -1,4 +1,5 @@
 import json
+import re
 import shlex
 from dataclasses import fields, replace
 from pathlib import Path
@@ -9,10 +10,11 @@ import yaml
 from agents import find
 from agents.find import resolve
 from commands.dryrun import dry_run
+from commands.plan import card_of
 from config import options
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
-from models.plan import geometry, plan
+from models.plan import geometry, plan, sampled, step_seconds
 from tasks.downloads import SOURCES
 
 RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))
@@ -80,9 +82,22 @@ def test_a_recipe_fits_the_cards_that_it_names(name):
     if config.lora_rank:
         mode = "lora"
     gib, devices = 24 if name.endswith("24gb") else 80, run.devices * run.num_nodes
-    p = plan(geometry(run.model, download=False), mode, gib, devices, config, agent)
+    g = sampled(geometry(run.model, download=False), run.sampler)
+    p = plan(g, mode, gib, devices, config, agent)
     assert p.fits and p.micro_tokens >= config.micro_tokens
     assert p.sleep == ("never" if config.lora_rank else "2")
+    # what it says of its cost
+    text = next(path for path in RECIPES if path.stem == name).read_text(encoding="utf-8")
+    found = re.search(
+        r"# By plan, --sections (\d+): (\d+) of (\d+) GiB, ([\d,]+) s a step, ([\d,]+) h for (\d+) "
+        r"steps on (one|\d+) (.+) \(estimate\)\n", text,
+    )  # fmt: skip
+    *numbers, n, card = (word.replace(",", "") for word in found.groups())
+    sections, peak, memory, s, hours, steps = map(int, numbers)
+    seconds = sum(step_seconds(g, p, devices, config, agent, sections, card))
+    assert (memory, steps, n.replace("one", "1")) == (gib, config.steps, str(devices))
+    assert [round(max(p.rollout, p.update)), round(seconds)] == [peak, s]
+    assert round(seconds * steps / 3600) == hours and card_of(gib, card) == (gib, card)
 
 
 @pytest.mark.parametrize(
@@ -125,6 +140,8 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
         (there | {"name": "there"}, {}, False, "is there already"),
         (there | {"name": "nowhere"}, {}, True, "There is no run"),
         ({"sleep": "2"}, {}, False, "Sleep level 2"),
+        ({"sampler": ("merged",)}, {"lora_rank": 0}, False, "merged is about adapters"),
+        ({"sampler": ("fp8",), "engine": "transformers"}, {}, False, "says how vLLM samples"),
         ({"model": "foo/bar"}, {}, False, r"needs its config\.json"),
     ):
         with pytest.raises(UserError, match=why):

@@ -32,7 +32,7 @@ from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from dev import base, keeper
 from embedded import tiny
-from engines import endpoint
+from engines import checks, endpoint
 from engines.hf import TransformersEngine
 from engines.open import grammar_of
 from eval import run_suite
@@ -50,7 +50,14 @@ from engines.vllm_colocated import ColocatedEngine
 
 AGENT = tiny.agent()
 SMALL_STEPS = {"steps": 2, "tasks_per_step": (4,), "group_size": 6}
-CHANGES = ({}, {"lora_rank": 4}, {"lora_rank": 4, "quantise": True})
+MERGED = {"sampler": ("merged",)}
+CHANGES = (
+    ({}, {}),
+    ({"lora_rank": 4}, {}),
+    ({"lora_rank": 4}, MERGED),
+    ({"lora_rank": 4, "quantise": True}, {}),
+    ({"lora_rank": 4, "quantise": True}, MERGED),
+)
 
 
 def tasks(n, n_sections=3, kind="one_fact"):
@@ -206,9 +213,10 @@ def test_a_turn_that_is_given_up_never_comes_back_and_changes_no_other(codec, op
         assert 0 <= turn.reused_tokens <= len(turn.prompt_ids)
 
 
-def test_an_adapter_is_swapped_in_and_nothing_else_changes(codec, opened):
+@pytest.mark.parametrize("room", [{"lora_rank": 4, "sleep": "1"}, {"sleep": "2"}], ids=str)
+def test_an_adapter_is_swapped_in_or_merged_and_nothing_else_changes(codec, opened, room):
     policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
-    engine = opened(lora_rank=4, sleep="1")
+    engine = opened(**room)
     base = {name: p.clone() for name, p in inner(policy).named_parameters() if "lora" not in name}
     written = []
     for _ in range(3):
@@ -542,10 +550,11 @@ def rows_of(folder):
         return [{key: float(value) for key, value in row.items()} for row in csv.DictReader(file)]
 
 
-@pytest.mark.parametrize("lora_rank", [0, 4])
-def test_two_ranks_with_an_engine_each_learn_the_same_as_one(tmp_path, lora_rank):
+@pytest.mark.parametrize(("lora_rank", "more"), [(0, {}), (4, {}), (4, MERGED)], ids=str)
+def test_two_ranks_with_an_engine_each_learn_the_same_as_one(tmp_path, lora_rank, more):
     grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"lora_rank": lora_rank}, {})
     runs, settings = {}, {"runs": str(tmp_path), "engine": "vllm", "kv_gib": 0.1, "device": "cpu"}
+    settings |= more
     for n in (1, 2):
         run = RunConfig(name=str(n), devices=n, save_every=1, **settings)
         runs[n] = train(run, grpo, agent)
@@ -560,17 +569,32 @@ def test_two_ranks_with_an_engine_each_learn_the_same_as_one(tmp_path, lora_rank
     assert len(rows_of(more)) == 3 and rows_of(more)[2]["mismatch_mean"] < 1e-5
 
 
-@pytest.mark.parametrize("change", CHANGES, ids=str)
-def test_in_bfloat16_sampler_and_trainer_stay_close(tmp_path, change):
+@pytest.mark.parametrize(("change", "more"), CHANGES, ids=str)
+def test_in_bfloat16_sampler_and_trainer_stay_close(tmp_path, change, more):
     """The bar is .02 on average; here it is .002 to .004.
 
     Weights that learn do so in float32; those in 4 bits stay as they are.
     """
     grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"steps": 3} | change, {})
     dtype = "bfloat16" if change else "mixed"
-    run = RunConfig(name="a", runs=str(tmp_path), engine="vllm", kv_gib=0.1, dtype=dtype)
+    run = RunConfig(name="a", runs=str(tmp_path), engine="vllm", kv_gib=0.1, dtype=dtype, **more)
     rows = rows_of(train(run, grpo, agent))
     assert all(0 < row["mismatch_mean"] < 0.02 for row in rows)
+
+
+def test_cheaper_sampling_is_watched_and_refuses_itself(tmp_path, monkeypatch):
+    grpo, agent = resolve("demo", EMBEDDED, SMALL_STEPS | {"lora_rank": 4}, {})
+    run = RunConfig(runs=str(tmp_path), engine="vllm", kv_gib=0.1, dtype="bfloat16", **MERGED)
+    monkeypatch.setattr(checks, "MAX_KL_16_BIT", 1e-9)
+    with pytest.raises(UserError, match=r"1e-09 is allowed.*--sampler merged takes it away"):
+        train(replace(run, name="apart"), grpo, agent)
+    monkeypatch.undo()
+    run = replace(run, name="cache", sampler=("fp8",))
+    if torch.cpu._is_avx512_supported():
+        assert all(0 < row["mismatch_kl"] < 0.01 for row in rows_of(train(run, grpo, agent)))
+    else:
+        with pytest.raises(UserError, match=r"leave --sampler fp8 out \(.*AVX-512"):
+            train(run, grpo, agent)
 
 
 def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
