@@ -5,7 +5,8 @@ phases beside the plan's; mismatch of sampler and trainer after each of three st
 Leaves out: the update alone (gpu.py), quality: the weights are random.
 Exercise it: `python -m bench.gpu step --tiny`, with vLLM. Read next: pipeline.py.
 
-Steps write neither checkpoint nor export: they take the disk of the base weights alone, 8 GB.
+Steps write neither checkpoint nor export: they take the disk of the base weights alone, 8 GB, or
+memory (TMPDIR=/dev/shm).
 
 A sampler that keeps old weights, or wakes with garbage, is detected: between rounds the weights
 move so far that the old ones are `stale` from the new ones. They move no further: with noise of .05
@@ -199,15 +200,12 @@ def step(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dic
     agent, (card, gib) = MemAgent(settings), card_and_gib()
     p = plan(sizes, mode, gib, 1, config, agent)
     rollout_s, update_s = step_seconds(sizes, p, 1, config, agent, shape["sections"], card)
-    planned = {
-        "rollout_s": rollout_s,
-        "update_s": update_s,
-        "peak_gib": max(p.rollout, p.update),
-        "start_gib": p.sampler + p.cache + GRAPHS_GIB,
-    }
-    out = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape, "steps": []}
-    out["plan"] = {k: round(x, 2) for k, x in planned.items()}
-    out["plan"] |= {"card": card, "sleep": p.sleep, "turns": p.turns, "tokens": p.micro_tokens}
+    peak_gib, start_gib = max(p.rollout, p.update), p.sampler + p.cache + GRAPHS_GIB
+    planned = dict(rollout_s=rollout_s, update_s=update_s, peak_gib=peak_gib, start_gib=start_gib)
+    planned = {name: round(x, 2) for name, x in planned.items()}
+    planned |= dict(card=card, sleep=p.sleep, turns=p.turns, micro_tokens=p.micro_tokens)
+    out = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape, "plan": planned}
+    out["steps"] = []
     begin = ColocatedEngine.__init__
 
     def timed(self, *arguments, **options) -> None:
@@ -285,11 +283,10 @@ def show_level(name: str, result: dict) -> None:
         print(f"{name} failed: {result['failed']}")
         return
     rows = [
-        (f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
-        for x in result["rounds"]
+        (k, f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
+        for k, x in enumerate(result["rounds"])
     ]
     columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
-    rows = [(number, *row) for number, row in enumerate(rows)]
     table(f"Three rounds, {name}", ("", *columns), rows)
 
 

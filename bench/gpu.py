@@ -27,7 +27,6 @@ response of each member's own; `update` and `profile` have one full row. Layers 
 from __future__ import annotations
 
 import gc
-import math
 import random
 import time
 from collections.abc import Iterator
@@ -48,7 +47,8 @@ from models import ranks
 from models.fused import fuse
 from models.load import inner, optimizer_of, recompute, with_lora
 from models.logprobs import Row, logprobs, pack, policy_logprobs
-from models.plan import CARDS, GIB, KNOWN, Geometry
+from models.plan import GIB, KNOWN, Geometry
+from report.metrics import PeakMemory, on_gpu
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
@@ -75,14 +75,15 @@ TOGETHER = 13_700  # tokens/s by arithmetic
 PHASES = ("passes_s", "clip_s", "optimizer_s")
 PROFILED = ("as it is", "together")
 MOST_SHOWN = 25  # operators and kernels of a profile
+Computed = tuple[torch.Tensor, torch.Tensor]  # log-probs, gradients
 # kind of kernel -> parts of their names; the first that fits
 KINDS = {
     "attention": ("flex", "triton_tem", "flash", "attention"),
+    "fused": ("triton",),
     "products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "::mm", "addmm"),
+    "indexing": ("index", "scatter", "gather"),
     "norms, softmax": ("softmax", "rms", "reduce"),
     "copies, casts": ("copy", "cat", "Cat"),
-    "fused": ("triton",),
-    "indexing": ("index", "scatter", "gather"),
     "optimizer": ("multi_tensor", "adam"),
     "element by element": ("elementwise", "vectorized"),
 }
@@ -95,18 +96,18 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     lora: bfloat16 weights (on a CPU float32) under adapters. full: float32 weights that FSDP2 holds
     over a process group of one rank; on a GPU they are computed with in bfloat16.
     """
-    on_gpu = device == "cuda"
+    on_card = device == "cuda"
     gc.collect()  # one that was compiled stays until then
     if mode == "lora":
-        dtype = torch.bfloat16 if on_gpu else torch.float32
+        dtype = torch.bfloat16 if on_card else torch.float32
         yield with_lora(random_qwen3(sizes, dtype, device), CONFIG)
         return
     from torch.distributed.device_mesh import init_device_mesh
 
-    with ranks.process_group(on_gpu):
+    with ranks.process_group(on_card):
         model = random_qwen3(sizes, torch.float32, device)
         mesh = init_device_mesh(device, (1,))
-        ranks.shard(model, mesh, mixed=on_gpu, logprobs=logprobs)
+        ranks.shard(model, mesh, mixed=on_card, logprobs=logprobs)
         yield model
 
 
@@ -150,7 +151,7 @@ def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
 def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict[str, float]:
     """Make one optimizer step as GRPO.update does; every n-th layer is recomputed.
 
-    Returns `tokens`, those that went through the model, `grad_norm`, and the seconds of its phases.
+    Returns `tokens`, those that went through the model, the seconds in all and of its phases.
     """
     model = inner(policy)
     recompute(model, True, every)
@@ -164,22 +165,14 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) 
         loss, _ = policy_loss(logp, old, old, batch.advantage, weight, CONFIG)
         loss.backward()
     clock.append(now(model.device))
-    norm = ranks.full_tensor(
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
-    ).item()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
     clock.append(now(model.device))
     optimizer.step()
     optimizer.zero_grad()
     clock.append(now(model.device))
-    passes, clip, step = (b - a for a, b in pairwise(clock))
-    return {
-        "tokens": tokens,
-        "grad_norm": norm,
-        "seconds": clock[-1] - clock[0],
-        "passes_s": passes,
-        "clip_s": clip,
-        "optimizer_s": step,
-    }
+    phases = (b - a for a, b in pairwise(clock))
+    seconds = dict(zip(("seconds", *PHASES), (clock[-1] - clock[0], *phases), strict=True))
+    return {"tokens": tokens} | seconds
 
 
 def now(device: torch.device) -> float:
@@ -230,9 +223,6 @@ def variants(tiny: bool, keep: Keep) -> dict:
     return {}
 
 
-Computed = tuple[torch.Tensor, torch.Tensor]
-
-
 def variant(name: str, tiny: bool, first: Computed | None) -> tuple[dict, Computed]:
     """Measure one of `VARIANTS`; returns also its log-probs and gradients.
 
@@ -243,8 +233,8 @@ def variant(name: str, tiny: bool, first: Computed | None) -> tuple[dict, Comput
     # the other variants' graphs count as well
     recompiling = torch._dynamo.config.patch(recompile_limit=64)
     with recompiling, fused_policy(name, sizes, device) as policy:
-        begun = time.perf_counter()
-        computed = both(policy, rows, shape["row_tokens"])
+        begun, every = time.perf_counter(), VARIANTS[name][1]
+        computed = both(policy, rows, shape["row_tokens"], every)
         logp, gradient = first or computed
         apart = {
             "first_s": round(time.perf_counter() - begun, 2),  # it compiles
@@ -252,14 +242,13 @@ def variant(name: str, tiny: bool, first: Computed | None) -> tuple[dict, Comput
             "dgradient": ((computed[1] - gradient).norm() / gradient.norm()).item(),
         }
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        every = VARIANTS[name][1]
         return repeated(policy, rows, optimizer, shape["row_tokens"], every) | apart, computed
 
 
-def both(policy, rows: list[Row], row_tokens: int) -> Computed:
+def both(policy, rows: list[Row], row_tokens: int, every: int) -> Computed:
     """Return the log-probs of all response tokens, and the gradient of their mean, flat."""
     policy.zero_grad()
-    recompute(inner(policy), True)
+    recompute(inner(policy), True, every)
     found = []
     for batch in pack(rows, row_tokens):
         logp = policy_logprobs(inner(policy), batch)
@@ -280,8 +269,10 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1
         updates.append(update(policy, rows, optimizer, row_tokens, every))
     first, *updates = updates
     tokens, s = first["tokens"], median(x["seconds"] for x in updates)
-    peak_gib = round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else None
-    return {
+    on_card = on_gpu(inner(policy), tokens, s, PeakMemory())
+    if on_card:  # of torch alone
+        on_card["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
+    return on_card | {
         "first_s": round(first["seconds"], 4),
         "seconds": [round(x["seconds"], 4) for x in updates],
         **{phase: round(median(x[phase] for x in updates), 4) for phase in PHASES},
@@ -289,21 +280,7 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1
         "computed_tokens": tokens,
         "tokens_per_s": round(tokens / s),
         "conversations_per_s": round(len(rows) / s, 3),
-        "mfu": round(tokens / s * flop_per_token(policy) / peak_flops(device), 4),
-        "peak_gib": peak_gib,
     }
-
-
-def flop_per_token(policy) -> int:
-    """Count the FLOP of matrix multiplications in the layers: frozen weights have no gradient."""
-    layers = [p for name, p in policy.named_parameters() if ".layers." in name]
-    return sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
-
-
-def peak_flops(device: str) -> float:
-    """Return the card's peak FLOP/s, nan for an unknown card or a CPU."""
-    card = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan)
 
 
 def profile(tiny: bool, keep: Keep) -> dict:
@@ -388,12 +365,11 @@ def show(part: str, result: dict) -> None:
         colocated.show(part, result)
     elif part == "update":
         columns += ("dlogp", "dgradient")
-        rows = []
-        for name in VARIANTS:
-            found = result["variants"].get(name, {"failed": "missing"})
-            rows.append(
-                (name, *([found["failed"]] if "failed" in found else map(found.get, columns)))
-            )
+        every = {name: {"failed": "missing"} for name in VARIANTS} | result["variants"]
+        rows = [
+            (name, *([found["failed"]] if "failed" in found else map(found.get, columns)))
+            for name, found in every.items()
+        ]
         table("LoRA update in packed rows", ("", *columns), rows)
     else:
         columns += ("conversations_per_s",)
@@ -427,7 +403,7 @@ def lines(part: str, result: dict) -> list[dict]:
     if "shared_over_paper" not in result:  # of another kind, or cut
         return []
     speed, ratio = result["paper"]["tokens_per_s"], result["shared_over_paper"]
-    gib = max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS)
+    gib = max(result[layout].get("peak_gib", 0) for layout in LAYOUTS)
     bars = [("", True)] * 3
     if target := TARGETS.get(part):
         bars = [

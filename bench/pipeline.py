@@ -192,7 +192,8 @@ class Pipeline:
             texts = path.read_text(errors="replace").splitlines()
             said = [text.strip("│ ") for text in texts if re.search(r"\w", text)]
             ended = f"exit code {process.returncode}: {' '.join(said[-1:])[:300]}"
-        self.note(name, ended=ended, seconds=round(time.perf_counter() - start, 1), limit=limit)
+        seconds = round(time.perf_counter() - start, 1)
+        self.note(name, ended=ended, seconds=seconds, limit=round(limit, 1))
 
     def train(self, plan: Sequence[Sequence[str]]) -> tuple[str, dict]:
         """Run the trainings, each from the last adapters that there are.
@@ -209,7 +210,9 @@ class Pipeline:
                 if not (self.runs / run / "adapter").exists() and self.saved(run):
                     self.cli(f"export-{run}", ["export", str(self.runs / run)], kind="export")
                 rows = whole_rows(self.runs / run / "metrics.csv")
-                columns = {c: [float(row[c]) for row in rows if c in row] for c in COLUMNS}
+                columns = {
+                    c: [round(float(row[c]), 6) for row in rows if c in row] for c in COLUMNS
+                }
                 self.note(run, n=len(rows), steps={c: x for c, x in columns.items() if x})
                 if (self.runs / run / "adapter").exists():
                     adapter, more = self.runs / run / "adapter", how or more

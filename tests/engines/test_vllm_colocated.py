@@ -597,7 +597,7 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
         assert key == refused and turn.finish is Finish.FULL
 
 
-def test_the_gpu_benchmark_runs_here_in_small(capsys):
+def test_the_gpu_benchmark_runs_here_in_small(capfd):
     for number in colocated.level("lora", "1")["rounds"]:
         assert number["mean"] < 1e-5 and number["stale"] > 0.05
         assert set(number["seconds"]) == {"wake", "sync", "sleep"}
@@ -608,7 +608,7 @@ def test_the_gpu_benchmark_runs_here_in_small(capsys):
     assert {"rollout_s", "update_s", "peak_gib", "start_gib"} < result["plan"].keys()
     assert result["start_s"] > 0 and {*result["phases_s"]} == {"wake", "sync", "sleep"}
     colocated.show("step", result)
-    assert "planned" in capsys.readouterr().out
+    assert "planned" in capfd.readouterr().out
 
 
 def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
