@@ -1,15 +1,12 @@
-"""vLLM in the trainer's process on a GPU: the proof of every sleep level, then training steps.
+"""vLLM in the trainer's process on a GPU: training steps, and the proof of every sleep level.
 
-Holds: mismatch of sampler and trainer after each of three steps and sleeps, GiB that sleep gives
-back, seconds of each phase; tokens a second, utilisation and peak memory of a step.
+Holds: `step` and `sleep`, parts of gpu.py: GiB and seconds of vLLM's start and of every step's
+phases beside the plan's; mismatch of sampler and trainer after each of three steps and sleeps.
 Leaves out: the update alone (gpu.py), quality: the weights are random.
-Exercise it: `python -m bench.colocated` on a machine with a GPU and vLLM, `python -m
-bench.colocated --tiny` on a CPU, to see that it runs. Read next: parts.py.
+Exercise it: `python -m bench.gpu step --tiny`, with vLLM. Read next: pipeline.py.
 
-The parts, alone with `--part`: full-2, lora-1, full-1, full-never and lora-never are a way of
-training and a sleep level, of a small model; step-lora and step-full-4b are steps of Qwen3-4B,
-step-full-1.7b of Qwen3-1.7B. A step that does not fit the card by the plan is refused. Steps write
-neither checkpoint nor export: they take the disk of the base weights alone, 8 GB.
+Steps write neither checkpoint nor export: they take the disk of the base weights alone, 8 GB, or
+memory (TMPDIR=/dev/shm).
 
 A sampler that keeps old weights, or wakes with garbage, is detected: between rounds the weights
 move so far that the old ones are `stale` from the new ones. They move no further: with noise of .05
@@ -18,35 +15,35 @@ the third round of a right sampler in bfloat16 is .02 from the trainer.
 
 from __future__ import annotations
 
-import csv
 import gc
 import json
 import random
+import sys
 import tempfile
-from functools import partial
+import time
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 
 from bench.common import line, random_qwen3, table
-from bench.parts import Benchmark
-from config.errors import UserError
-from models.plan import KNOWN, Geometry, dense, plan
+from bench.parts import Keep, streamed
+from models.plan import CARDS, GIB, GRAPHS_GIB, KNOWN, Geometry, dense, plan, step_seconds
 
 SMALL = dense(4, 256, 8, 4, 32, 512, 512, True)
-ENGINE = "vllm"  # of the steps
 LEVELS = [("full", "2"), ("lora", "1"), ("full", "1"), ("full", "never"), ("lora", "never")]
 # mean |log-prob of the sampler - of the trainer|: float32, bfloat16
 BAR = {"cpu": 1e-5, "cuda": 0.02}
+# but for the number of sections as recipes/qwen3-4b-80gb-lora.yaml
 STEP = {
-    "sections": 4, "chunk": 2048, "memory": 512, "final": 128, "tasks": 4, "group": 8, "steps": 3,
+    "sections": 2, "chunk": 2048, "memory": 512, "final": 128, "tasks": 4, "group": 8, "steps": 3,
 }  # fmt: skip
 NOISE = 0.02  # standard deviation of what is added to every weight between rounds
 TINY = {"sections": 2, "chunk": 64, "memory": 12, "final": 12, "tasks": 2, "group": 2, "steps": 2}
-# the columns of metrics.csv that a step reports
 COLUMNS = (
-    "mismatch_mean", "read_tokens", "reused_tokens", "written_tokens", "computed_tokens",
-    "share_saved", "rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s", "mfu", "peak_gib",
+    "mismatch_mean", "mismatch_kl", "read_tokens", "reused_tokens", "written_tokens",
+    "trained_tokens", "computed_tokens", "share_saved", "rollout_s", "switch_s", "update_s",
+    "step_s", "tokens_per_s", "mfu", "peak_gib",
 )  # fmt: skip
 
 
@@ -70,11 +67,20 @@ def model_folder(folder: Path, sizes: Geometry, dtype: torch.dtype) -> Path:
 # ---------------------------------------------------------------- sleep levels
 
 
-def level(mode: str, sleep: str, dtype: str = "") -> dict:
+def sleep(tiny: bool, keep: Keep) -> dict:
+    """Prove all sleep levels, each in a process of its own; it is as small without `tiny`."""
+    levels = {}
+    for mode, depth in LEVELS:
+        result, errors = streamed([sys.executable, "-m", "bench.colocated", mode, depth])
+        levels[f"{mode}-{depth}"] = result or {"failed": errors[-800:]}
+        keep({"levels": levels})
+    return {}
+
+
+def level(mode: str, sleep: str) -> dict:
     """Run three rounds of sampling, learning and sleeping.
 
-    mode: full or lora. sleep: a level of `ColocatedEngine`. dtype: empty = bfloat16 on a GPU,
-    float32 on a CPU.
+    mode: full or lora. sleep: a level of `ColocatedEngine`. In bfloat16 on a GPU, float32 on a CPU.
     """
     from config.options import GRPOConfig
     from engines.vllm_colocated import ColocatedEngine
@@ -83,7 +89,7 @@ def level(mode: str, sleep: str, dtype: str = "") -> dict:
     from tokens.codec import Codec
 
     on_gpu = torch.cuda.is_available()
-    device, dtype = ("cuda", dtype or "bfloat16") if on_gpu else ("cpu", dtype or "float32")
+    device, dtype = ("cuda", "bfloat16") if on_gpu else ("cpu", "float32")
     with tempfile.TemporaryDirectory() as temporary:
         folder = model_folder(Path(temporary), SMALL, torch.float32)
         codec, policy = Codec.load(folder), load_model(folder, dtype, device)
@@ -161,23 +167,29 @@ def mean_difference(policy, turns: list) -> float:
 # ---------------------------------------------------------------- training steps
 
 
-def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
+def step(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dict:
     """Measure real training steps: documents of random words, made-up rewards.
 
-    Every step is reported: medians would need more of them.
+    Every step is reported as it ends: medians would need more of them. Beside a row of theirs
+    stands what the plan expects, and of memory the larger of its two peaks.
     """
+    import lightning
+
     from commands.dryrun import made_up
     from commands.train import train
     from config.options import GRPOConfig, RunConfig
+    from engines.vllm_colocated import ColocatedEngine
     from memagent import MemAgent, MemAgentConfig
 
-    shape = TINY if tiny else STEP
+    shape, sizes = (TINY, SMALL) if tiny else (STEP, KNOWN[model])
     config = GRPOConfig(
         steps=shape["steps"],
         tasks_per_step=(shape["tasks"],),
         group_size=shape["group"],
-        lora_rank=16 if mode == "lora" else 0,
-        lr=1e-6,
+        lora_rank=32 if mode == "lora" else 0,
+        lr=2e-5 if mode == "lora" else 1e-6,
+        normalisation="std",
+        in_flight=shape["tasks"] * shape["group"],  # few CUDA graphs are captured then
         recompute=True,
         # two bfloat16 passes of these random weights are .03 apart; the levels prove the weights
         max_mismatch=1.0,
@@ -185,42 +197,56 @@ def step(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
     settings = MemAgentConfig(
         chunk_tokens=shape["chunk"], memory_tokens=shape["memory"], final_tokens=shape["final"]
     )
-    agent = MemAgent(settings)
-    sizes = SMALL if tiny else KNOWN[model]
-    check_fits(sizes, mode, config, agent)
-    with tempfile.TemporaryDirectory() as temporary:
+    agent, (card, gib) = MemAgent(settings), card_and_gib()
+    p = plan(sizes, mode, gib, 1, config, agent)
+    rollout_s, update_s = step_seconds(sizes, p, 1, config, agent, shape["sections"], card)
+    peak_gib, start_gib = max(p.rollout, p.update), p.sampler + p.cache + GRAPHS_GIB
+    planned = dict(rollout_s=rollout_s, update_s=update_s, peak_gib=peak_gib, start_gib=start_gib)
+    planned = {name: round(x, 2) for name, x in planned.items()}
+    planned |= dict(card=card, sleep=p.sleep, turns=p.turns, micro_tokens=p.micro_tokens)
+    out = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape, "plan": planned}
+    out["steps"] = []
+    begin = ColocatedEngine.__init__
+
+    def timed(self, *arguments, **options) -> None:
+        free, start = free_gib(), time.perf_counter()
+        begin(self, *arguments, **options)
+        out["start_s"] = round(time.perf_counter() - start, 2)
+        out["start_gib"] = round(free - free_gib(), 2)
+        keep(out)
+
+    class Steps(lightning.Callback):
+        def on_train_batch_end(self, trainer, module, *_) -> None:
+            found = {k: round(float(module.metrics[k]), 6) for k in COLUMNS if k in module.metrics}
+            out["steps"].append(found)
+            out["phases_s"] = {k: round(s, 3) for k, s in module.engine.seconds.items()}
+            print(f"step {len(out['steps'])}", found, flush=True)
+            keep(out)
+
+    watched = patch.object(ColocatedEngine, "__init__", timed)
+    with tempfile.TemporaryDirectory() as temporary, watched:
         dtype = torch.float32 if tiny else torch.bfloat16
         run = RunConfig(
             name="step",
             runs=temporary,
             model=str(model_folder(Path(temporary, "base"), sizes, dtype)),
             data=str(write_tasks(Path(temporary, "tasks.jsonl"), shape)),
-            engine=ENGINE,
+            engine="vllm",
             keep_checkpoints=0,
             keep_trajectories=0,
             kv_gib=0.1 if tiny else 0.0,
         )
-        train(run, config, agent, reward=made_up)
-        with Path(temporary, "step", "metrics.csv").open() as file:
-            rows = list(csv.DictReader(file))
-    return {
-        "mode": mode,
-        "model": "tiny" if tiny else model,
-        "shape": shape,
-        "steps": [{key: round(float(x[key]), 6) for key in COLUMNS if key in x} for x in rows],
-    }
+        train(run, config, agent, callbacks=[Steps()], reward=made_up)
+    return out
 
 
-def check_fits(sizes: Geometry, mode: str, config, agent) -> None:
-    """Raise UserError where a training does not fit this GPU; `train` does after writing 8 GB."""
+def card_and_gib() -> tuple[str, float]:
+    """Return the card by its name in the plan, and its GiB; without one those of an H100."""
     if not torch.cuda.is_available():
-        return
-    gib = torch.cuda.get_device_properties(0).total_memory / 2**30
-    if not plan(sizes, mode, gib, 1, config, agent).fits:
-        raise UserError(
-            f"By the plan {mode} training of {sizes.weights / 1e9:.3g} billion weights "
-            f"does not fit {gib:.1f} GiB."
-        )
+        return "H100", 80.0
+    name = torch.cuda.get_device_name()
+    card = next((card for card in CARDS if card in name), "H100")
+    return card, torch.cuda.get_device_properties(0).total_memory / GIB
 
 
 def write_tasks(path: Path, shape: dict) -> Path:
@@ -241,46 +267,44 @@ def write_tasks(path: Path, shape: dict) -> Path:
 
 def show(part: str, result: dict) -> None:
     """Print a part's table."""
-    if part.startswith("step"):
-        names = list(result["steps"][0])
-        rows = [(name, *(x[name] for x in result["steps"])) for name in names]
-        table(f"Training steps, {part}", ("", *map(str, range(len(result["steps"])))), rows)
+    if part == "sleep":
+        for name, found in result["levels"].items():
+            show_level(name, found)
+        return
+    planned, steps = result["plan"], result["steps"]
+    start = f"{result['start_gib']} GiB (planned {planned['start_gib']}), {result['start_s']} s"
+    print(f"vLLM's start: {start}; phases in all: {result.get('phases_s')}")
+    rows = [(k, planned.get(k, ""), *(x[k] for x in steps)) for k in (steps or [{}])[0]]
+    table(f"Training steps, {part}", ("", "planned", *map(str, range(len(steps)))), rows)
+
+
+def show_level(name: str, result: dict) -> None:
+    if "failed" in result:
+        print(f"{name} failed: {result['failed']}")
         return
     rows = [
-        (f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
-        for x in result["rounds"]
+        (k, f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
+        for k, x in enumerate(result["rounds"])
     ]
     columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
-    rows = [(number, *row) for number, row in enumerate(rows)]
-    table(f"Three rounds, {part}", ("", *columns), rows)
+    table(f"Three rounds, {name}", ("", *columns), rows)
 
 
-def lines(part: str, result: dict) -> list[dict]:
-    """Compare the largest distance of sampler and trainer with its bar; steps have none."""
-    if part.startswith("step"):
-        return []
-    bar = BAR[result["device"]]
-    worst = max(x["mean"] for x in result["rounds"])
-    stale = min(x["stale"] for x in result["rounds"])
-    what = f"{result['mode']}, sleep {result['sleep']}: sampler from trainer"
-    return [line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar < stale)]
+def lines(result: dict) -> list[dict]:
+    """Compare the largest distance of sampler and trainer at each sleep level with its bar."""
+    found = []
+    for name, level in result["levels"].items():
+        if "failed" in level:
+            reason = level["failed"].splitlines()[-1]
+            found.append(line(f"sleep {name}", f"failed: {reason}", "", False))
+            continue
+        bar = BAR[level["device"]]
+        worst = max(x["mean"] for x in level["rounds"])
+        stale = min(x["stale"] for x in level["rounds"])
+        what = f"{level['mode']}, sleep {level['sleep']}: sampler from trainer"
+        found.append(line(what, f"{worst:.2g}", f"at most {bar:g}", worst <= bar < stale))
+    return found
 
 
-STEPS = {
-    "step-lora": ("lora", "Qwen/Qwen3-4B"),
-    "step-full-1.7b": ("full", "Qwen/Qwen3-1.7B"),
-    "step-full-4b": ("full", "Qwen/Qwen3-4B"),
-}
-BENCHMARK = Benchmark(
-    "colocated",
-    {
-        f"{mode}-{sleep}": lambda tiny, mode=mode, sleep=sleep: level(mode, sleep)
-        for mode, sleep in LEVELS
-    }
-    | {name: partial(step, mode, model=model) for name, (mode, model) in STEPS.items()},
-    show,
-    lines,
-)
-
-if __name__ == "__main__":
-    BENCHMARK.main()
+if __name__ == "__main__":  # of `sleep`
+    print(json.dumps(level(*sys.argv[1:])))

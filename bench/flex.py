@@ -2,7 +2,7 @@
 
 Holds: `flex`, a part of gpu.py: log-probs, gradients, graphs compiled, speed of attention alone.
 Leaves out: the update.
-Exercise it: `python -m bench.gpu --tiny --part flex`. Read next: tokens/trie.py.
+Exercise it: `python -m bench.gpu flex --tiny`. Read next: tokens/trie.py.
 
 Without a GPU flex is traced and differentiated (aot_eager), but no kernel is generated: that
 checks the mask, the layout and the graphs, not the kernels.
@@ -19,9 +19,11 @@ from unittest.mock import patch
 
 import torch
 
-from bench.common import line, table
+from bench.common import line, random_qwen3, table
+from bench.parts import Keep
 from models.load import recompute
 from models.logprobs import Row, TokenBatch, logprobs, pack
+from models.plan import dense
 from tokens import attention as tokens_attention
 from tokens import trie
 
@@ -33,6 +35,13 @@ ATTENTION = {
     "shared, 32k": (2048, 512, 512, 29),
     "alone, 16k": (0, 2560, 512, 5),
 }
+# head size -> sizes; grouped heads, and in the last a key for each query
+MODELS = {
+    128: dense(4, 512, 32, 8, 128, 1024, 8192, True),
+    64: dense(4, 576, 9, 3, 64, 1024, 8192, True),
+    32: dense(4, 512, 4, 4, 32, 1024, 8192, True),
+}
+TINY_MODEL = dense(2, 64, 4, 2, 16, 96, 512, True)
 BARS = {"float32": 1e-3, "bfloat16": 5e-2}  # of the gradients' difference, relative to their norm
 
 
@@ -47,36 +56,6 @@ def batch_of(common: int, tail: int, response: int, members: int, vocab: int) ->
     rows = [Row(section + some(tail), some(response), [0.0] * response) for _ in range(members)]
     (batch,) = pack(rows, 1 << 16)
     return batch
-
-
-def model_of(head: int, dtype: torch.dtype, tiny: bool, device: str):
-    """Make a small model with random weights.
-
-    head: 128, a Qwen3 with grouped heads; 64, a Llama with such; 32, a Llama with a key a query.
-    """
-    from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
-
-    sizes = dict(hidden_size=512, intermediate_size=1024, num_hidden_layers=4, vocab_size=8192)
-    heads, kv_heads = {128: (32, 8), 64: (9, 3), 32: (4, 4)}[head]
-    make_config, make_model = LlamaConfig, LlamaForCausalLM
-    if head == 128 or tiny:
-        make_config, make_model = Qwen3Config, Qwen3ForCausalLM
-    if tiny:
-        sizes = dict(hidden_size=64, intermediate_size=96, num_hidden_layers=2, vocab_size=512)
-        head, heads, kv_heads = 16, 4, 2
-    if head == 64:
-        sizes["hidden_size"] = 576
-    config = make_config(
-        **sizes,
-        num_attention_heads=heads,
-        num_key_value_heads=kv_heads,
-        head_dim=head,
-        tie_word_embeddings=True,
-        max_position_embeddings=40_960,
-    )
-    torch.manual_seed(0)
-    with torch.device(device):
-        return make_model(config).to(dtype).eval()
 
 
 @lru_cache(maxsize=1)
@@ -183,7 +162,7 @@ def milliseconds(function: Callable[[], object]) -> float:
     return start.elapsed_time(end) / 10
 
 
-def flex(tiny: bool) -> dict:
+def flex(tiny: bool, keep: Keep) -> dict:
     """Compare the paths in several models and rows and, on a GPU, time attention alone."""
     import torch._dynamo
 
@@ -191,7 +170,7 @@ def flex(tiny: bool) -> dict:
     models = [(128, torch.float32), *[(head, torch.bfloat16) for head in (128, 64, 32)]]
     paths: list[dict] = []
     for head, dtype in models[: 1 if tiny else None]:
-        model = model_of(head, dtype, tiny, device)
+        model = random_qwen3(TINY_MODEL if tiny else MODELS[head], dtype, device)
         recompute(model, True)
         for rows in TINY_ROWS if tiny else ROWS:
             batch = batch_of(*rows, model.config.vocab_size - 8)
@@ -201,8 +180,9 @@ def flex(tiny: bool) -> dict:
             name = str(dtype).removeprefix("torch.")
             paths.append({"head": model.config.head_dim, "dtype": name} | result)
             print(paths[-1], flush=True)
+            keep({"paths": paths, "attention": {}, "graphs": result["graphs"]})
     alone = {} if tiny else {name: speed(batch_of(*rows, 8000)) for name, rows in ATTENTION.items()}
-    return {"paths": paths, "attention": alone, "graphs": paths[-1]["graphs"]}
+    return {"attention": alone}
 
 
 def show_flex(result: dict) -> None:

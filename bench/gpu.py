@@ -1,28 +1,32 @@
-"""The update on a GPU, with random weights of Qwen3's sizes, in packed rows of 16,384 tokens.
+"""What one wants to know of one's own card: `python -m bench.gpu PART`, on a machine with a GPU.
 
-Holds: seconds, tokens a second, utilisation and peak memory of LoRA and of full fine-tuning, each
-as `train` does it on one GPU, in both layouts; the mean difference of log-probs between the packed
-row and one sequence at a time; a profile of a LoRA update.
-Leaves out: rollouts and whole steps (colocated.py), the packed row's attention (flex.py, a part of
-this one).
-Exercise it: `python -m bench.gpu` on a machine with a GPU, `python -m bench.gpu --tiny` without
-one, to see that it runs. Read next: parts.py.
+Holds: the parts, their limits; the update alone. Leaves out: attention (flex.py), vLLM in the
+trainer's process (colocated.py), the commands from a warm start to an evaluation (pipeline.py).
+Exercise it: `python -m bench.gpu update --tiny` on a CPU, to see that it runs. Read next: parts.py.
 
-Tasks of G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory
-and 512 of response of each member's own. Layers are recomputed. The parts, alone with `--part`:
+The first three take a quarter of an hour; each has a limit, and what it has measured by then stays
+in bench/results/gpu.json:
 
-    flex       the packed row's attention: log-probs, gradients, compilations, speed
-    update     Qwen3-4B's LoRA update as it is, with each part of --fused, with all of them, and
-               with half of the layers recomputed: speed, memory, distance from the first
-    lora       Qwen3-4B: bfloat16 weights, adapters of rank 16 on all linear layers
-    full-1.7b  Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16 arithmetic
-    full-4b    the same of Qwen3-4B, on a card that it fits by the plan's figures
-    profile    a LoRA update of Qwen3-4B: its operators by shape and its kernels, by time
+    update    Qwen3-4B's LoRA update as it is, with all parts of --fused together, with each alone,
+              with half of the layers recomputed: speed, memory, distance from the first
+    step      training steps of Qwen3-4B with vLLM: rollout, switch, update, the plan's GiB beside
+    pipeline  SmolLM2: warm start, GRPO with vLLM, evaluations
+    profile   that update: its kernels by kind, its operators by shape, all by time
+    flex      the packed row's attention: log-probs, gradients, compilations, speed
+    lora      Qwen3-4B's LoRA update in both layouts
+    full-1.7b the same of all weights of Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16
+              arithmetic; full-4b of Qwen3-4B
+    sleep     every sleep level of vLLM, proven
+    step-full-1.7b, step-full-4b: steps of full fine-tuning
+
+Weights are random but for `pipeline`. Updates are of packed rows of 16,384 tokens, of tasks of
+G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory and 512 of
+response of each member's own; `update` and `profile` have one full row. Layers are recomputed.
 """
 
 from __future__ import annotations
 
-import math
+import gc
 import random
 import time
 from collections.abc import Iterator
@@ -33,21 +37,21 @@ from statistics import median
 
 import torch
 
+from bench import colocated, pipeline
 from bench.common import line, random_qwen3, table
-from bench.flex import flex, flex_lines, show_flex
-from bench.parts import Benchmark
-from config.errors import UserError
+from bench.flex import TINY_MODEL, flex, flex_lines, show_flex
+from bench.parts import Benchmark, Keep
 from config.options import GRPOConfig
 from grpo import policy_loss, token_weights
 from models import ranks
 from models.fused import fuse
 from models.load import inner, optimizer_of, recompute, with_lora
 from models.logprobs import Row, logprobs, pack, policy_logprobs
-from models.plan import CARDS, CONTEXT_GIB, FRAGMENTS, GIB, KNOWN, Geometry, activations_gib, dense
+from models.plan import GIB, KNOWN, Geometry
+from report.metrics import PeakMemory, on_gpu
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
-TINY_MODEL = dense(2, 64, 4, 2, 16, 96, 512, True)
 TARGETS = {
     "lora": {"tokens_per_s": 14_000, "gib": 30},
     "full-4b": {"tokens_per_s": 10_000, "gib": 85},
@@ -56,37 +60,33 @@ SHARED_OVER_PAPER = 1.8
 REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
 LAYOUTS = ("paper", "shared")
-# update -> parts of --fused, and of how many layers one is recomputed
+# update -> parts of --fused, and of how many layers one is recomputed; what matters most first
 VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
     "as it is": ((), 1),
+    "together": (("lora", "norms", "compiled"), 1),
+    "together, every second layer": (("lora", "norms", "compiled"), 2),
     "lora": (("lora",), 1),
     "norms": (("norms",), 1),
     "compiled": (("compiled",), 1),
     "liger": (("liger",), 1),
     "flash": (("flash",), 1),
-    "together": (("lora", "norms", "compiled"), 1),
-    "together, every second layer": (("lora", "norms", "compiled"), 2),
 }
-LIMIT_S = 150  # after which no further one is begun
 TOGETHER = 13_700  # tokens/s by arithmetic
 PHASES = ("passes_s", "clip_s", "optimizer_s")
+PROFILED = ("as it is", "together")
 MOST_SHOWN = 25  # operators and kernels of a profile
-
-
-def check_fits(sizes: Geometry, row_tokens: int, gib: float) -> dict[str, float]:
-    """Return the plan's GiB of a full update alone, without a sampler: `state`, `activations`.
-
-    UserError where a card of `gib` GiB has less.
-    """
-    state, activations = 16 * sizes.weights / GIB, activations_gib(sizes, row_tokens, "full")
-    room = gib * (1 - FRAGMENTS) - CONTEXT_GIB
-    if state + activations > room:
-        raise UserError(
-            f"By the plan's figures a full update of {sizes.weights / 1e9:.3g} billion weights "
-            f"takes {state + activations:.1f} GiB, "
-            f"and a card of {gib:.1f} GiB has room for {room:.1f}."
-        )
-    return {"state": round(state, 2), "activations": round(activations, 2)}
+Computed = tuple[torch.Tensor, torch.Tensor]  # log-probs, gradients
+# kind of kernel -> parts of their names; the first that fits
+KINDS = {
+    "attention": ("flex", "triton_tem", "flash", "attention"),
+    "fused": ("triton",),
+    "products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "::mm", "addmm"),
+    "indexing": ("index", "scatter", "gather"),
+    "norms, softmax": ("softmax", "rms", "reduce"),
+    "copies, casts": ("copy", "cat", "Cat"),
+    "optimizer": ("multi_tensor", "adam"),
+    "element by element": ("elementwise", "vectorized"),
+}
 
 
 @contextmanager
@@ -96,18 +96,39 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     lora: bfloat16 weights (on a CPU float32) under adapters. full: float32 weights that FSDP2 holds
     over a process group of one rank; on a GPU they are computed with in bfloat16.
     """
-    on_gpu = device == "cuda"
+    on_card = device == "cuda"
+    gc.collect()  # one that was compiled stays until then
     if mode == "lora":
-        dtype = torch.bfloat16 if on_gpu else torch.float32
+        dtype = torch.bfloat16 if on_card else torch.float32
         yield with_lora(random_qwen3(sizes, dtype, device), CONFIG)
         return
     from torch.distributed.device_mesh import init_device_mesh
 
-    with ranks.process_group(on_gpu):
+    with ranks.process_group(on_card):
         model = random_qwen3(sizes, torch.float32, device)
         mesh = init_device_mesh(device, (1,))
-        ranks.shard(model, mesh, mixed=on_gpu, logprobs=logprobs, alone=alone)
+        ranks.shard(model, mesh, mixed=on_card, logprobs=logprobs)
         yield model
+
+
+@contextmanager
+def fused_policy(name: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Module]:
+    """Make the policy of LoRA for an update of VARIANTS.
+
+    Its adapters are not 0, or they would do nothing.
+    """
+    with policy_of("lora", sizes, device) as policy:
+        for key, weight in policy.named_parameters():
+            if "lora_B" in key:
+                torch.nn.init.normal_(weight, std=1e-3)
+        fuse(policy, VARIANTS[name][0])
+        yield policy
+
+
+def one_row(shape: dict) -> dict:
+    """Return the shape with the members of one packed row, so that one graph is compiled."""
+    member = shape["common"] + shape["own"] + shape["response"]
+    return shape | {"group": shape["row_tokens"] // member}
 
 
 def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
@@ -130,7 +151,7 @@ def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
 def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict[str, float]:
     """Make one optimizer step as GRPO.update does; every n-th layer is recomputed.
 
-    Returns `tokens`, those that went through the model, `grad_norm`, and the seconds of its phases.
+    Returns `tokens`, those that went through the model, the seconds in all and of its phases.
     """
     model = inner(policy)
     recompute(model, True, every)
@@ -144,22 +165,14 @@ def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) 
         loss, _ = policy_loss(logp, old, old, batch.advantage, weight, CONFIG)
         loss.backward()
     clock.append(now(model.device))
-    norm = ranks.full_tensor(
-        torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
-    ).item()
+    torch.nn.utils.clip_grad_norm_(policy.parameters(), CONFIG.grad_clip)
     clock.append(now(model.device))
     optimizer.step()
     optimizer.zero_grad()
     clock.append(now(model.device))
-    passes, clip, step = (b - a for a, b in pairwise(clock))
-    return {
-        "tokens": tokens,
-        "grad_norm": norm,
-        "seconds": clock[-1] - clock[0],
-        "passes_s": passes,
-        "clip_s": clip,
-        "optimizer_s": step,
-    }
+    phases = (b - a for a, b in pairwise(clock))
+    seconds = dict(zip(("seconds", *PHASES), (clock[-1] - clock[0], *phases), strict=True))
+    return {"tokens": tokens} | seconds
 
 
 def now(device: torch.device) -> float:
@@ -169,30 +182,6 @@ def now(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def alone(model, row: Row) -> torch.Tensor:
-    """Compute log-probs of a row's response ids [R], by transformers' own attention."""
-    ids = torch.tensor([row.prompt_ids + row.response_ids], device=model.device)
-    p = len(row.prompt_ids)
-    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state[0, p - 1 : -1]
-    return model.lm_head(hidden).float().log_softmax(-1).gather(1, ids[0, p:, None])[:, 0]
-
-
-@torch.no_grad()
-def rounding(policy, rows: list[Row], row_tokens: int) -> float:
-    """Return the mean |log-prob of the packed row - that of one sequence at a time|.
-
-    Both are in the precision that the policy is trained in.
-    """
-    model, differences = inner(policy), []
-    logprobs = model.alone if hasattr(model, "alone") else partial(alone, model)
-    for batch in pack(rows, row_tokens):
-        sizes = [len(rows[i].response_ids) for i in batch.index]
-        packed = policy_logprobs(model, batch).float().split(sizes)
-        for i, ours in zip(batch.index, packed, strict=True):
-            differences.append((ours - logprobs(rows[i])).abs())
-    return torch.cat(differences).mean().item()
-
-
 def setting(tiny: bool, model: str) -> tuple[dict, Geometry, int, str]:
     """Return the turns' shape, the model's sizes, how many token ids are drawn from, the device."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -200,69 +189,66 @@ def setting(tiny: bool, model: str) -> tuple[dict, Geometry, int, str]:
     return shape, sizes, sizes.vocab * 99 // 100, device
 
 
-def cell(mode: str, tiny: bool, model: str = "Qwen/Qwen3-4B") -> dict:
+def cell(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dict:
     """Measure the update of one model in both layouts."""
     shape, sizes, vocab, device = setting(tiny, model)
     out: dict = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape}
-    if mode == "full" and device == "cuda":
-        gib = torch.cuda.get_device_properties(0).total_memory / GIB
-        out["plan_gib"] = check_fits(sizes, shape["row_tokens"], gib)
     with policy_of(mode, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        out["mean_dlogp"] = rounding(policy, turns("shared", 1, shape, vocab), shape["row_tokens"])
-        print(f"mean |log-prob of the packed row - alone| {out['mean_dlogp']:.2g}", flush=True)
         for layout in LAYOUTS:
             rows = turns(layout, 2, shape, vocab)
             out[layout] = repeated(policy, rows, optimizer, shape["row_tokens"])
             print(layout, out[layout], flush=True)
+            keep(out)
     speeds = [out[layout]["conversations_per_s"] for layout in ("shared", "paper")]
     out["shared_over_paper"] = round(speeds[0] / speeds[1], 2)
     return out
 
 
-def variants(tiny: bool) -> dict:
+def variants(tiny: bool, keep: Keep) -> dict:
     """Measure the update with each of `VARIANTS`, on the same weights and turns.
 
-    Each is saved as it comes. dlogp: the mean |difference| of log-probs from those of the first,
-    dgradient: of the adapters' gradient, relative to its norm.
+    dlogp: the mean |difference| of log-probs from those of the first, dgradient: of the adapters'
+    gradient, relative to its norm. One that fails says so, and the others go on.
+    """
+    model, first, found = "tiny" if tiny else "Qwen/Qwen3-4B", None, {}
+    for name in VARIANTS:
+        try:
+            found[name], computed = variant(name, tiny, first)
+            first = first or computed
+        except Exception as error:  # of a compiler, of memory: whatever it is
+            found[name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
+        print(name, found[name], flush=True)
+        keep({"model": model, "shape": one_row(setting(tiny, model)[0]), "variants": found})
+    return {}
+
+
+def variant(name: str, tiny: bool, first: Computed | None) -> tuple[dict, Computed]:
+    """Measure one of `VARIANTS`; returns also its log-probs and gradients.
+
+    first: those of the first of them, None: of this one.
     """
     shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
-    rows, start, first = turns("paper", 1, shape, vocab), time.perf_counter(), None
-    out: dict = {"model": "tiny" if tiny else "Qwen/Qwen3-4B", "shape": shape, "variants": {}}
-    for name, (fused, every) in VARIANTS.items():
-        if first and time.perf_counter() - start > LIMIT_S:
-            out["variants"][name] = {"failed": f"{LIMIT_S} s were over"}
-            continue
-        with policy_of("lora", sizes, device) as policy:
-            for key, weight in policy.named_parameters():
-                if "lora_B" in key:  # of zeros the adapters would do nothing
-                    torch.nn.init.normal_(weight, std=1e-3)
-            try:
-                fuse(policy, fused)
-            except UserError as error:
-                out["variants"][name] = {"failed": str(error)}
-                continue
-            begun = time.perf_counter()
-            computed = both(policy, rows, shape["row_tokens"])
-            first = first or computed
-            apart = {
-                "first_s": round(time.perf_counter() - begun, 2),  # it compiles
-                "dlogp": (computed[0] - first[0]).abs().mean().item(),
-                "dgradient": ((computed[1] - first[1]).norm() / first[1].norm()).item(),
-            }
-            optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-            measured = repeated(policy, rows, optimizer, shape["row_tokens"], every)
-            out["variants"][name] = measured | apart
-        print(name, out["variants"][name], flush=True)
-        if not tiny:
-            BENCHMARK.save("update", out)
-    return out
+    rows = turns("paper", 1, one_row(shape), vocab)
+    # the other variants' graphs count as well
+    recompiling = torch._dynamo.config.patch(recompile_limit=64)
+    with recompiling, fused_policy(name, sizes, device) as policy:
+        begun, every = time.perf_counter(), VARIANTS[name][1]
+        computed = both(policy, rows, shape["row_tokens"], every)
+        logp, gradient = first or computed
+        apart = {
+            "first_s": round(time.perf_counter() - begun, 2),  # it compiles
+            "dlogp": (computed[0] - logp).abs().mean().item(),
+            "dgradient": ((computed[1] - gradient).norm() / gradient.norm()).item(),
+        }
+        optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
+        return repeated(policy, rows, optimizer, shape["row_tokens"], every) | apart, computed
 
 
-def both(policy, rows: list[Row], row_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+def both(policy, rows: list[Row], row_tokens: int, every: int) -> Computed:
     """Return the log-probs of all response tokens, and the gradient of their mean, flat."""
     policy.zero_grad()
-    recompute(inner(policy), True)
+    recompute(inner(policy), True, every)
     found = []
     for batch in pack(rows, row_tokens):
         logp = policy_logprobs(inner(policy), batch)
@@ -283,8 +269,10 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1
         updates.append(update(policy, rows, optimizer, row_tokens, every))
     first, *updates = updates
     tokens, s = first["tokens"], median(x["seconds"] for x in updates)
-    peak_gib = round(torch.cuda.max_memory_allocated() / GIB, 2) if device == "cuda" else None
-    return {
+    on_card = on_gpu(inner(policy), tokens, s, PeakMemory())
+    if on_card:  # of torch alone
+        on_card["peak_gib"] = round(torch.cuda.max_memory_allocated() / GIB, 2)
+    return on_card | {
         "first_s": round(first["seconds"], 4),
         "seconds": [round(x["seconds"], 4) for x in updates],
         **{phase: round(median(x[phase] for x in updates), 4) for phase in PHASES},
@@ -292,38 +280,31 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1
         "computed_tokens": tokens,
         "tokens_per_s": round(tokens / s),
         "conversations_per_s": round(len(rows) / s, 3),
-        "mfu": round(tokens / s * flop_per_token(policy) / peak_flops(device), 4),
-        "peak_gib": peak_gib,
     }
 
 
-def flop_per_token(policy) -> int:
-    """Count the FLOP of matrix multiplications in the layers: frozen weights have no gradient."""
-    layers = [p for name, p in policy.named_parameters() if ".layers." in name]
-    return sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
+def profile(tiny: bool, keep: Keep) -> dict:
+    """Profile the update of each of `PROFILED`.
 
-
-def peak_flops(device: str) -> float:
-    """Return the card's peak FLOP/s, nan for an unknown card or a CPU."""
-    card = torch.cuda.get_device_name() if device == "cuda" else ""
-    return next((tflops * 1e12 for name, (tflops, _) in CARDS.items() if name in card), math.nan)
-
-
-def profile(tiny: bool) -> dict:
-    """Profile a LoRA update.
-
-    Lists its operators by the shapes of their inputs and, on a GPU, its kernels, each with the
-    milliseconds of its own. An operator's are those of the kernels that it starts; on a CPU they
-    are the processor's.
+    Sums its kernels by kind, and lists its operators by the shapes of their inputs and its kernels,
+    each with the milliseconds of its own. An operator's are those of the kernels that it starts; on
+    a CPU they are the processor's, and operators stand for kernels.
     """
+    for name in PROFILED:
+        keep({name: profiled(name, tiny)})
+    return {}
+
+
+def profiled(name: str, tiny: bool) -> dict:
+    """Profile one of `VARIANTS`."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity
 
     shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
-    with policy_of("lora", sizes, device) as policy:
+    with fused_policy(name, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        rows = turns("paper", 1, shape, vocab)
-        measure = partial(update, policy, rows, optimizer, shape["row_tokens"])
+        rows, every = turns("paper", 1, one_row(shape), vocab), VARIANTS[name][1]
+        measure = partial(update, policy, rows, optimizer, shape["row_tokens"], every)
         measure()  # compiles
         undisturbed = measure()
         activities = [ProfilerActivity.CPU]
@@ -335,10 +316,16 @@ def profile(tiny: bool) -> dict:
     operators = [e for e in events if e.device_type == DeviceType.CPU]
     kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
     own_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
+    kinds: dict[str, float] = {}
+    for e in kernels or operators:
+        names = (kind for kind, words in KINDS.items() if any(word in e.key for word in words))
+        kind = next(names, "other")
+        kinds[kind] = kinds.get(kind, 0) + getattr(e, own_time) / 1e3
     return {
         "tokens": undisturbed["tokens"],
         "seconds": round(undisturbed["seconds"], 4),
-        "shape": shape,
+        "shape": one_row(shape),
+        "kinds": {k: round(ms, 3) for k, ms in sorted(kinds.items(), key=lambda x: -x[1])},
         "operators": longest(operators, own_time),
         "kernels": longest(kernels, own_time),
     }
@@ -365,28 +352,34 @@ def longest(events: list, own_time: str) -> dict:
 
 def show(part: str, result: dict) -> None:
     """Print a part's table."""
+    columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s")
     if part == "flex":
         show_flex(result)
     elif part == "profile":
-        show_profile(result)
+        for name in PROFILED:
+            if name in result:
+                show_profile(name, result[name])
+    elif part == "pipeline":
+        pipeline.show(result)
+    elif part == "sleep" or part.startswith("step"):
+        colocated.show(part, result)
     elif part == "update":
-        columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s", "dlogp", "dgradient")
+        columns += ("dlogp", "dgradient")
+        every = {name: {"failed": "missing"} for name in VARIANTS} | result["variants"]
         rows = [
-            (name, *([result["failed"]] if "failed" in result else map(result.get, columns)))
-            for name, result in result["variants"].items()
+            (name, *([found["failed"]] if "failed" in found else map(found.get, columns)))
+            for name, found in every.items()
         ]
         table("LoRA update in packed rows", ("", *columns), rows)
     else:
-        columns = (
-            "tokens_per_s", "conversations_per_s", "mfu", "peak_gib", *PHASES, "first_s",
-        )  # fmt: skip
-        rows = [(f"{part}, {layout}", *map(result[layout].get, columns)) for layout in LAYOUTS]
+        columns += ("conversations_per_s",)
+        rows = [(f"{part}, {x}", *map(result[x].get, columns)) for x in LAYOUTS if x in result]
         table("Update in packed rows", ("", *columns), rows)
-        print(f"{part}: mean |log-prob of the packed row - alone| = {result['mean_dlogp']:.2g}")
 
 
-def show_profile(result: dict) -> None:
-    print(f"A LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
+def show_profile(name: str, result: dict) -> None:
+    print(f"{name}: a LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
+    table("Milliseconds by kind", ("kind", "ms"), result["kinds"].items())
     for kind in ("operators", "kernels"):
         rows = [
             (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
@@ -398,17 +391,19 @@ def show_profile(result: dict) -> None:
 
 
 def lines(part: str, result: dict) -> list[dict]:
-    """List what was measured against the bars; full-1.7b has none."""
+    """List what was measured against the bars, where there are any."""
     if part == "flex":
         return flex_lines(result)
-    if part == "profile":
-        return []
+    if part == "sleep":
+        return colocated.lines(result)
     if part == "update":
         speed = result["variants"].get("together", {}).get("tokens_per_s", 0)
         what = "update: tokens/s with lora, norms and compiled"
         return [line(what, f"{speed:,}", f"at least {TOGETHER:,}", speed >= TOGETHER)]
+    if "shared_over_paper" not in result:  # of another kind, or cut
+        return []
     speed, ratio = result["paper"]["tokens_per_s"], result["shared_over_paper"]
-    gib = max(result[layout]["peak_gib"] or 0 for layout in LAYOUTS)
+    gib = max(result[layout].get("peak_gib", 0) for layout in LAYOUTS)
     bars = [("", True)] * 3
     if target := TARGETS.get(part):
         bars = [
@@ -423,18 +418,26 @@ def lines(part: str, result: dict) -> list[dict]:
     ]
 
 
+# part -> its measurement, and the seconds of its limit
+PARTS = {
+    "update": (variants, 150),
+    "step": (partial(colocated.step, "lora"), 200),
+    "pipeline": (pipeline.pipeline, 480),
+    "profile": (profile, 120),
+    "flex": (flex, 240),
+    "lora": (partial(cell, "lora"), 120),
+    "full-1.7b": (partial(cell, "full", model="Qwen/Qwen3-1.7B"), 120),
+    "full-4b": (partial(cell, "full"), 180),
+    "sleep": (colocated.sleep, 420),
+    "step-full-1.7b": (partial(colocated.step, "full", model="Qwen/Qwen3-1.7B"), 240),
+    "step-full-4b": (partial(colocated.step, "full"), 300),
+}
 BENCHMARK = Benchmark(
     "gpu",
-    {
-        "flex": flex,
-        "update": variants,
-        "lora": partial(cell, "lora"),
-        "full-1.7b": partial(cell, "full", model="Qwen/Qwen3-1.7B"),
-        "full-4b": partial(cell, "full"),
-        "profile": profile,
-    },
+    {name: measure for name, (measure, _) in PARTS.items()},
     show,
     lines,
+    limits={name: seconds for name, (_, seconds) in PARTS.items()},
 )
 
 if __name__ == "__main__":

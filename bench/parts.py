@@ -1,29 +1,66 @@
 """Benchmarks of several parts: each part has its own process, and its result is saved at once.
 
-Holds: `Benchmark`, `streamed`. Leaves out: the measurements (gpu.py, colocated.py, real.py).
-Exercise it: `python -m bench.gpu --tiny --part lora`. Read next: gpu.py.
+Holds: `Benchmark`, `limited`, `left`, `streamed`. Leaves out: the measurements (gpu.py, real.py).
+Exercise it: `python -m bench.gpu lora --tiny`. Read next: gpu.py.
 
-Time on a GPU is often rented by the minute. bench/results/NAME.json is replaced after each part, so
-a kill loses no part but the running one, and the next call continues with the missing parts.
+Time on a GPU is often rented by the minute. bench/results/NAME.json is replaced after each part,
+and as a part with a limit of its time goes on: a kill loses only what was being measured, and the
+next call continues with the missing parts.
 """
 
 from __future__ import annotations
 
 import argparse
+import faulthandler
 import json
+import math
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 import torch
 
 from bench import common
 from config.errors import UserError
+
+Keep = Callable[[dict], None]
+"""Saves what a part with a limit has measured so far; what was kept last is its result then."""
+HUNG_S = 60  # past its limit a process that cannot be interrupted is ended
+
+
+class OutOfTime(BaseException):
+    """The limit of a part is reached. No Exception: one that fails is counted, and it goes on."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise OutOfTime in the block after so many seconds; 0 = never. For the main thread."""
+
+    def over(*_) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, over)
+    signal.alarm(seconds)
+    if seconds:
+        faulthandler.dump_traceback_later(seconds + HUNG_S, exit=True, file=sys.__stderr__)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        faulthandler.cancel_dump_traceback_later()
+        signal.signal(signal.SIGALRM, before)
+
+
+def left() -> float:
+    """Return the seconds that are left of a limit."""
+    return signal.getitimer(signal.ITIMER_REAL)[0] or math.inf
 
 
 def streamed(command: Sequence[str]) -> tuple[dict | None, str]:
@@ -70,11 +107,12 @@ class Benchmark:
     """A benchmark of several parts. `main` is its command line."""
 
     name: str  # of its module in bench/ and of its result
-    parts: dict[str, Callable[[bool], dict]]  # name -> its measurement; the argument: tiny
+    parts: dict[str, Callable[..., dict]]  # name -> its measurement; the argument: tiny
     show: Callable[[str, dict], None]  # prints the table of one part
     lines: Callable[[str, dict], list[dict]]  # of one part, against the bars (`common.line`)
-    module: str = ""  # empty = bench.NAME
     needs_gpu: bool = True  # unless tiny
+    # part -> seconds after which it ends with what it has; such a part is given a `Keep`, too
+    limits: dict[str, int] = field(default_factory=dict)
 
     def saved(self) -> dict[str, dict]:
         """Read the results so far: part -> result, in the order of the parts."""
@@ -105,15 +143,32 @@ class Benchmark:
                 out += self.lines(part, result)
         return out
 
-    def here(self, part: str, tiny: bool) -> dict:
-        """Measure one part in this process; print its table and, unless tiny, save its result."""
-        start = time.perf_counter()
+    def here(self, part: str, tiny: bool, limit: int = 0) -> dict:
+        """Measure one part in this process; print its table and, unless tiny, save its result.
+
+        limit: instead of the part's own. Where it is reached, `cut_s` says so in the result.
+        """
+        start, limit = time.perf_counter(), limit or self.limits.get(part, 0)
+        result: dict = {}
+
+        def keep(so_far: dict) -> None:
+            result.update(so_far)
+            if not tiny:
+                self.save(part, result | {"machine": common.machine()})
+
         try:
-            result = self.parts[part](tiny)
+            with limited(limit):
+                result |= self.parts[part](tiny, *([keep] if part in self.limits else []))
         except UserError as error:
             raise SystemExit(str(error)) from error
+        except OutOfTime:
+            if not result:
+                raise SystemExit(f"Nothing was measured within {limit} s.") from None
+            result["cut_s"] = limit
         result |= {"wall_s": round(time.perf_counter() - start, 1), "machine": common.machine()}
         self.show(part, result)
+        if "cut_s" in result:
+            print(f"{part}: the limit of {limit} s was reached; what is missing was not measured.")
         if not tiny:
             self.save(part, result)
         print(json.dumps(result), flush=True)
@@ -128,7 +183,7 @@ class Benchmark:
         if self.needs_gpu and not args.tiny and not torch.cuda.is_available():
             raise SystemExit(f"bench.{self.name} needs a GPU; --tiny shows on a CPU that it runs.")
         if args.part:
-            return {args.part: self.here(args.part, args.tiny)}
+            return {args.part: self.here(args.part, args.tiny, args.limit)}
         results = {}
         if not args.tiny and not args.again:
             results = {p: r for p, r in self.saved().items() if "failed" not in r}
@@ -137,7 +192,7 @@ class Benchmark:
                 print(f"{part}: there is a result", flush=True)
                 continue
             print(f"{part} ...", flush=True)
-            results[part] = self._elsewhere(part, args.tiny)
+            results[part] = self._elsewhere(part, args.tiny, args.limit)
         results = {part: results[part] for part in self.parts}
         # tiny results are compared with no bar
         compared = {p: r for p, r in results.items() if not args.tiny or "failed" in r}
@@ -154,15 +209,19 @@ class Benchmark:
         parser = argparse.ArgumentParser(prog=f"python -m bench.{self.name}")
         help = "small, on whatever device there is; saves no result"
         parser.add_argument("--tiny", action="store_true", help=help)
-        help = "this one alone, in this process, even if there is a result of it"
-        parser.add_argument("--part", choices=self.parts, help=help)
+        help = (
+            f"{', '.join(self.parts)}: this one alone, in this process, even if there is a result"
+        )
+        parser.add_argument("part", nargs="?", choices=self.parts, help=help, metavar="PART")
+        help = "seconds after which a part ends with what it has, instead of its own"
+        parser.add_argument("--limit", type=int, default=0, help=help)
         help = "all parts, not only those without a result"
         parser.add_argument("--again", action="store_true", help=help)
         return parser.parse_args(arguments)
 
-    def _elsewhere(self, part: str, tiny: bool) -> dict:
+    def _elsewhere(self, part: str, tiny: bool, limit: int) -> dict:
         """Measure one part in a process of its own, which saves its result unless it fails."""
-        command = [sys.executable, "-m", self.module or f"bench.{self.name}", "--part", part]
+        command = [sys.executable, "-m", f"bench.{self.name}", part, "--limit", str(limit)]
         if tiny:
             command.append("--tiny")
         result, errors = streamed(command)

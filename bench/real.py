@@ -3,9 +3,9 @@
 Holds: update and its arithmetic (`update`, `matmul`, `profile`), the rollout beside `generate` and
 vLLM, reading a long PDF beside llama.cpp's server.
 Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
-Exercise it: `python -m bench.real --tiny --part matmul`. Read next: parts.py.
+Exercise it: `python -m bench.real matmul --tiny`. Read next: parts.py.
 
-The parts, alone with `--part`, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
+The parts, alone by name, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
 the embedded policy):
 
     matmul               the rate of bare matrix products of the model's shapes, with gradients

@@ -9,7 +9,6 @@ import torch
 
 import bench.__main__ as everything
 import bench.common as common
-import bench.gpu as gpu
 import bench.parts as parts
 import bench.prefill as prefill
 from config.errors import UserError
@@ -97,9 +96,9 @@ def benchmark_of(tmp_path, monkeypatch):
     made = parts.Benchmark("made", measures, lambda part, result: None, lines)
 
     def streamed(command):
-        assert command[1:4] == ["-m", "bench.made", "--part"]
+        assert command[1:3] == ["-m", "bench.made"]
         try:
-            return made.here(command[4], "--tiny" in command), ""
+            return made.here(command[3], "--tiny" in command), ""
         except (ValueError, SystemExit) as error:
             return None, f"Traceback\n{error}"
 
@@ -121,7 +120,7 @@ def test_a_kill_loses_only_the_part_that_was_running_and_the_next_call_does_the_
     assert saved()["parts"]["c"]["machine"] == {"commit": "0"}
     made.main([])
     assert len(ran) == 4  # nothing is missing
-    made.main(["--part", "a"])
+    made.main(["a"])
     assert ran[4:] == ["a"]
     assert saved()["parts"]["a"]["value"] == 5 and saved()["parts"]["b"]["value"] == 3
     made.main(["--again"])
@@ -155,47 +154,6 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         common.write(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
-
-
-# ---------------------------------------------------------------- on a GPU, here tiny on a CPU
-
-
-@pytest.mark.parametrize("mode", ["lora", "full"])
-def test_the_gpu_script_runs(mode, monkeypatch):
-    trained, make = [], gpu.optimizer_of
-
-    def optimizer_of(weights, config):
-        trained.extend(weights)
-        return make(weights, config)
-
-    monkeypatch.setattr(gpu, "optimizer_of", optimizer_of)
-    monkeypatch.setattr(gpu, "REPEATS", 1)
-    result = gpu.cell(mode, tiny=True)
-    assert result["mean_dlogp"] < 1e-5
-    paper, shared = result["paper"], result["shared"]
-    assert paper["turn_tokens"] == paper["computed_tokens"] == shared["turn_tokens"]
-    assert shared["computed_tokens"] == 2 * (48 + 4 * 24)
-    assert paper["first_s"] > 0 and len(paper["seconds"]) == 1
-    # in full training FSDP2's shards, as in train
-    assert trained and all(hasattr(p, "full_tensor") == (mode == "full") for p in trained)
-    assert not torch.distributed.is_initialized()
-
-
-def test_each_variant_of_the_update_computes_the_same(monkeypatch, capsys):
-    plain = {name: how for name, how in gpu.VARIANTS.items() if not {"compiled"} & {*how[0]}}
-    monkeypatch.setattr(gpu, "VARIANTS", plain)
-    monkeypatch.setattr(gpu, "REPEATS", 1)
-    result = gpu.variants(tiny=True)
-    assert "pip install liger-kernel" in result["variants"].pop("liger")["failed"]
-    assert "flash finds nothing" in result["variants"].pop("flash")["failed"]  # on a CPU
-    assert [*result["variants"]] == ["as it is", "lora", "norms"]
-    for measured in result["variants"].values():
-        assert measured["dlogp"] < 1e-5 and measured["dgradient"] < 1e-5
-        assert measured["tokens_per_s"] > 0
-    gpu.show("update", result)
-    assert "norms" in capsys.readouterr().out
-    (line,) = gpu.lines("update", result)  # what it has no time for is no figure that meets a bar
-    assert not line["met"]
 
 
 def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):

@@ -621,13 +621,18 @@ def test_phases_that_would_hang_or_lie_are_refused(codec, folder, opened):
         assert key == refused and turn.finish is Finish.FULL
 
 
-def test_the_gpu_benchmark_runs_here_in_small():
+def test_the_gpu_benchmark_runs_here_in_small(capfd):
     for number in colocated.level("lora", "1")["rounds"]:
         assert number["mean"] < 1e-5 and number["stale"] > 0.05
         assert set(number["seconds"]) == {"wake", "sync", "sleep"}
-    steps = colocated.step("lora", tiny=True)["steps"]
-    assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in steps)
-    assert len(steps) == 2
+    kept = []
+    result = colocated.step("lora", True, lambda so_far: kept.append(len(so_far["steps"])))
+    assert kept == [0, 1, 2]  # when vLLM has begun, and as each step ends
+    assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in result["steps"])
+    assert {"rollout_s", "update_s", "peak_gib", "start_gib"} < result["plan"].keys()
+    assert result["start_s"] > 0 and {*result["phases_s"]} == {"wake", "sync", "sleep"}
+    colocated.show("step", result)
+    assert "planned" in capfd.readouterr().out
 
 
 def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
