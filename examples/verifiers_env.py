@@ -123,7 +123,7 @@ class Reader(vf.Harness[ReaderConfig]):
         if task.digest != data.digest:
             raise vf.HarnessError(f"The task {task.id} is another one here: its file differs.")
         trajectory, steps = Trajectory(task), start(agent, task)
-        prompt, training = advance(agent, steps), isinstance(ctx.client, vf.TrainClientConfig)
+        prompt, training = advance(agent, steps), ctx.client.type == "train"
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
             while prompt is not None:
                 if prompt.frozen or prompt.target or (training and not prompt.trained):
@@ -143,9 +143,7 @@ class Reader(vf.Harness[ReaderConfig]):
         )
         answer = Completion.of(reply.model_dump())
         if (n := answer.usage.get("completion_tokens", 0)) > most:  # a client that trains sets it
-            raise vf.HarnessError(
-                f"A response has {n} tokens, of at most {most}: set the sampling's max_tokens to "
-                "the least of the agent's memory_tokens and final_tokens."
-            )
-        response, ids = worded(answer, codec), prompt.ids(codec)
-        return Turn(prompt, ids, [*response.ids], [], Finish(answer.reason), response)
+            raise vf.HarnessError(f"{n} tokens of at most {most}: lower the sampling's max_tokens.")
+        response = worded(answer, codec)
+        finish = Finish(answer.reason)
+        return Turn(prompt, prompt.ids(codec), [*response.ids], [], finish, response)

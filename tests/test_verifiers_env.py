@@ -123,4 +123,4 @@ def test_what_cannot_be_kept_is_an_error(server, tmp_path):
     server.written = 99  # a client for training heeds the run's max_tokens alone
     one = WORLD | {"n": 1, "settings": {"kinds": ["one_fact"]}}
     (trace,) = evaluated(server, tmp_path, one, {}).values()
-    assert "set the sampling's max_tokens" in trace.errors[-1].message and not trace.ok
+    assert "lower the sampling's max_tokens" in trace.errors[-1].message and not trace.ok
