@@ -38,6 +38,16 @@ def _windows(reply: object) -> dict[str, int]:
     return windows
 
 
+def worded(answer: Completion, codec: Codec) -> Text:
+    """Return the response of a server that sends no ids; the codec encodes it."""
+    ids, text = codec.reply(answer.text), codec.shown(answer.text)
+    # where the chat template opens <think>, the text must say so: see `Codec.response`
+    opened = codec.response(ids).startswith("<think>")
+    if opened and not answer.has_reasoning and not text.startswith("<think>"):
+        text = f"<think>{text}"
+    return Text(text, ids)
+
+
 def _plain(name: str) -> str:
     return name.removeprefix("models/").removesuffix(":latest")
 
@@ -208,13 +218,8 @@ class EndpointEngine(Engine):
         if out is not None and not self.chat:
             response = self.codec.response(out)
         else:
-            out, text = list(self.codec.reply(answer.text)), self.codec.shown(answer.text)
-            # where the chat template opens <think>, the text must say so: see `Codec.response`
-            opened = self.codec.response(out).startswith("<think>")
-            if opened and not answer.has_reasoning and not text.startswith("<think>"):
-                text = f"<think>{text}"
-            response, end = Text(text, out), self.codec.end_id
-            out = [*out, end] if finish == "stop" and end is not None else out
+            response, end = worded(answer, self.codec), self.codec.end_id
+            out = [*response.ids, *([end] if finish == "stop" and end is not None else ())]
         turn = Turn(prompt, ids, out, [], Finish(finish), response)
         details = usage.get("prompt_tokens_details")
         cached = details.get("cached_tokens") if isinstance(details, dict) else 0
