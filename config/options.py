@@ -10,7 +10,7 @@ Exercise it: `python cli.py train --help`. Read next: config/presets.py.
 from __future__ import annotations
 
 import re
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from datetime import date
 from pathlib import Path
 from typing import Annotated, Literal
@@ -708,8 +708,8 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset",
     "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
     "chunk_tokens memory_tokens",
-    "plan": " ".join(field.name for field in fields(PlanConfig))
-    + " agent preset lora_rank tasks_per_step group_size chunk_tokens",
+    "plan": "model gpu_gib devices card sections answerer explain agent preset lora_rank "
+    "tasks_per_step group_size chunk_tokens",
     "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
 }
 
