@@ -185,7 +185,7 @@ class Pipeline:
                     process.wait(GRACE_S)
                 except subprocess.TimeoutExpired:
                     process.kill()
-            except BaseException:
+            except BaseException:  # the part's limit and Ctrl-C, too: no command outlives it
                 process.kill()
                 raise
         if process.returncode and ended == "done":

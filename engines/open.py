@@ -362,7 +362,7 @@ def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
         return (
             f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
             "one set of weights: give --answerer hf:FOLDER or openai:URL#MODEL, or a --lora-rank "
-            "and no --adapter, or --engine transformers."
+            "and neither --adapter nor --sampler merged, or --engine transformers."
         )
     return ""
 

@@ -248,7 +248,7 @@ class ColocatedEngine(Engine):
             if "kv_cache_dtype" not in options:
                 raise
             raise UserError(
-                f"vLLM has no cache in 8 bits here: leave --sampler fp8 out ({first_line(error)})."
+                f"vLLM does not begin so: leave --sampler fp8 out ({first_line(error)})."
             ) from error
         if lora_rank:
             self._engine.apply_model(_drop_adapter_of_head)

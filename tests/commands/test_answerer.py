@@ -185,14 +185,19 @@ def test_with_vllm_another_model_answers_where_the_policy_before_training_is_los
     monkeypatch.setattr(vllm_colocated, "ColocatedEngine", Colocated)
     codec, policy = Codec.load(keeper.WEIGHTS), load_model(keeper.WEIGHTS, "float32", "cpu")
 
-    def sampler(answerer, rank=0):
-        run, grpo = run_config(tmp_path, answerer, engine="vllm"), replace(GRPO, lora_rank=rank)
+    def sampler(answerer, rank=0, **more):
+        run = run_config(tmp_path, answerer, engine="vllm", **more)
+        grpo = replace(GRPO, lora_rank=rank)
         run, grpo, setup = train.resolved(run, grpo, AGENT)
         return open_sampler(run, grpo, AGENT, located(setup), policy, codec)
 
     with pytest.raises(UserError, match="--answerer hf:FOLDER or openai:URL#MODEL"):
         sampler("base")
     assert isinstance(sampler("base", rank=2), Colocated)  # vLLM answers, without the adapter
+    with pytest.raises(UserError, match="nor --sampler merged"):
+        sampler("base", rank=2, sampler=("merged",))
+    merged = sampler(f"hf:{folder}", rank=2, sampler=("merged",))
+    assert isinstance(merged, WithFrozen) and "--sampler merged" in merged.hint
     engine = sampler(f"hf:{folder}")
     assert isinstance(engine, WithFrozen) and engine.engine.asleep
     where = Prompt((("Where is Anna?", False),), 6)
