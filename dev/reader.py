@@ -9,9 +9,10 @@ Leaves out: what the commands do (commands/, by `python cli.py`), the embedded p
 Exercise it: `python -m dev.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
 Read next: tasks/facts.py.
 
-An untrained model of this size is right almost never. It learns in two warm starts what a careful
+An untrained model of this size is right almost never. It learns in three warm starts what a careful
 reader would write, first on single facts and short documents, then on longer ones, on two hops and
-on whole documents in one prompt; reinforcement learning goes on from there. A stage whose result
+on whole documents in one prompt, then on many questions about short ones again; reinforcement
+learning goes on from there. A stage whose result
 is there is skipped, a training that was stopped goes on by --resume: the script can be stopped at
 any time and called again.
 
@@ -105,6 +106,14 @@ MIXTURES = {
         ("hops-2wiki", 10): 1,
         ("hops-hotpotqa", 10): 1.5,
     },
+    # more questions for a token read: what the two before lack is reading, not keeping
+    "reading": {
+        ("passages", 1): 8,
+        ("passages", 4): 3,
+        ("facts-2wiki", 1): 1,
+        ("hops-2wiki", 10): 0.5,
+        ("hops-hotpotqa", 10): 1,
+    },
     # short documents: the more tasks in a step, the less its mean reward is chance
     "grpo": {
         ("passages", 1): 2,
@@ -123,6 +132,11 @@ TRAININGS = {
         "--lora-rank 16 --lr 1e-3 --tasks-per-step 16 --others 2 --mistakes 0.3 --also full=0.1",
     ),
     "hops": ("sft", 100, "--lr 7e-4 --tasks-per-step 16 --others 3 --mistakes 0.4 --also full=0.1"),
+    "reading": (
+        "sft",
+        160,
+        "--lr 7e-4 --tasks-per-step 24 --others 1 --mistakes 0.3 --also full=0.1",
+    ),
     "grpo": ("train", 50, "--lr 2e-4 --tasks-per-step 8 --group-size 8 --outcome f1"),
 }
 
@@ -138,7 +152,7 @@ EVALUATIONS = {
     "absent": (SHIPPED, "xquad", "passages --absent 1", "4,16,64", "memagent,full,bm25"),
     "absent-256": (SHIPPED, "xquad", "passages --absent 1", "256", "memagent,full,bm25"),
     "absent-far": (SHIPPED, "xquad", "passages --absent 1 --no-near", "4", "memagent,full,bm25"),
-    "passages-warm": ("hops/adapter", "xquad", "passages", "4,16", "memagent"),
+    "passages-warm": ("reading/adapter", "xquad", "passages", "4,16", "memagent"),
     "passages-untrained": (BASE, "xquad", "passages", "4,16", "memagent,full"),
     "passages-untrained-64": (BASE, "xquad", "passages", "64", "memagent"),
     "passages-untrained-256": (BASE, "xquad", "passages", "256", "memagent"),

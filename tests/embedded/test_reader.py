@@ -42,15 +42,17 @@ def test_each_command_parses_with_its_own_flags(sources):
     parsed = {stage.name: parse(stage.words) for stage in plan}
     assert not any("xquad" in word for stage in plan for word in stage.words)
     built = [name for name, (of, *_) in reader.SETS.items() if of in sources]
-    assert [*parsed] == [*built, "facts", "hops", "grpo", "export"]
+    assert [*parsed] == [*built, *reader.TRAININGS, "export"]
+    assert [*reader.TRAININGS] == ["facts", "hops", "reading", "grpo"]
     assert [parsed[name][0] for name in parsed] == ["build"] * len(
         built
-    ) + "sft sft train export".split()
+    ) + "sft sft sft train export".split()
     made = {str(path) for stage in plan for path in stage.makes}
     for name, before in (
         ("facts", None),
         ("hops", "out/facts/adapter"),
-        ("grpo", "out/hops/adapter"),
+        ("reading", "out/hops/adapter"),
+        ("grpo", "out/reading/adapter"),
     ):
         given = parsed[name][1]
         assert given["adapter"] == before and given["seed"] == 0 and given["model"] == "smollm2"
@@ -65,7 +67,7 @@ def test_each_command_parses_with_its_own_flags(sources):
         assert given.get("source_split") == ("train" if divided else None)
         assert (bool(given["filler"])) == (sources is SOURCES and name == "passages")
         assert (given.get("absent") == 0.15) == (not name.startswith("hops"))
-    assert all(parsed[name][1]["not_found"] == "say" for name in ("facts", "hops", "grpo"))
+    assert all(parsed[name][1]["not_found"] == "say" for name in reader.TRAININGS)
     assert all(name.endswith(":train") for name in reader.HUB.values())
 
 
@@ -81,7 +83,7 @@ def test_what_is_reported_was_not_trained_on():
     for name, given in parsed.items():
         policy = "smollm2" if "untrained" in name else "out/shipped"
         warm = name.startswith("passages-warm")
-        assert given["model"] == ("out/hops/adapter" if warm else policy)
+        assert given["model"] == ("out/reading/adapter" if warm else policy)
         assert given["seed"] == int(name[-1]) and ("untrained" not in name or given["seed"] == 0)
         assert given["temperatures"] == ["0"] and given["not_found"] == "say"
         if given["suite"] == "passages":
@@ -97,7 +99,7 @@ def test_a_set_can_be_left_out_of_every_mixture():
     for without in ((), ("cloze",)):
         plan = reader.stages(SOURCES, Path("out"), without=without)
         data = [stage.words[stage.words.index("--data") + 1] for stage in plan if stage.run]
-        assert len(data) == 3 and any("cloze" in words for words in data) == (without == ())
+        assert len(data) == 4 and any("cloze" in words for words in data) == (without == ())
 
 
 def answered(length, tokens, **shares):
