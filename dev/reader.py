@@ -12,9 +12,8 @@ Read next: tasks/facts.py.
 An untrained model of this size is right almost never. It learns in three warm starts what a careful
 reader would write, first on single facts and short documents, then on longer ones, on two hops and
 on whole documents in one prompt, then on many questions about short ones again; reinforcement
-learning goes on from there. A stage whose result
-is there is skipped, a training that was stopped goes on by --resume: the script can be stopped at
-any time and called again.
+learning goes on from there. A stage whose result is there is skipped, a training that was stopped
+goes on by --resume: the script can be stopped at any time and called again.
 
 Trained on are questions of train splits alone, and gaps of Wikipedia's introductions that a rule
 turned into questions. XQuAD is evaluated as a whole: none of its paragraphs is in a document of
