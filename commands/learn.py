@@ -57,13 +57,13 @@ def stages(config: LearnConfig, folder: Path) -> list[Stage]:
     runs = ["--model", model, "--runs", str(folder), "--data", mixture, *TRAINED.split()]
     if config.devices:
         runs += ["--device", "cpu", "--devices", str(config.devices)]
-    how = f"--lr {config.sft_lr} --tasks-per-step 16 --others 3 --mistakes 0.3 --also full=0.1"
+    how = f"--lr {config.sft_lr} --tasks-per-step 16 --others 1 --mistakes 0.3 --also full=0.1"
     words = ["sft", "--name", "warm", "--adapter", adapter, "--steps", str(config.sft_steps)]
     warm = folder / "warm"
     plan.append(Stage("warm", (*words, *how.split(), *runs), (warm / "model",), run=warm))
     last = warm
     if config.steps:
-        how = f"--lr {config.lr} --tasks-per-step 8 --group-size 8 --outcome f1"
+        how = f"--lr {config.lr} --tasks-per-step 4 --group-size 8 --outcome f1"
         words = ["train", "--name", "grpo", "--adapter", str(warm / "adapter")]
         words += ["--steps", str(config.steps), *how.split()]
         last = folder / "grpo"
