@@ -15,6 +15,7 @@ from typing import Annotated
 
 from config.errors import UserError
 from config.settings import COUNT, SHARE
+from config.terminal import say
 from data import Pool, Task
 from suites import Column, Scope, Suite
 from tasks import passages, readers
@@ -50,6 +51,13 @@ class Among(Filled):
             shared = passages.Shared(self.together, self.absent, self.near)
             how = scope.seed, self.source_split, scope.lengths, shared
             tasks = passages.make_tasks(questions, length, n, extra, *how)
+            if len(tasks) < n:
+                say(
+                    f"Passed over among {length}: {n - len(tasks):,} of {n:,} questions; their "
+                    "answers stand in many passages or in another of their document, or too few "
+                    "passages are left beside them.",
+                    "yellow",
+                )
             return [replace(task, kind=task.kind or name) for task in tasks]
 
         title = "" if self.absent else name  # without one every kind has cells of its own

@@ -122,7 +122,8 @@ def make_tasks(
     return with_own_pool(tasks, filler.passages)
 
 
-COMMON = 0.02  # share of all passages; an answer in more of them ("two") shares no document
+# an answer in more passages than this share of them, and than so many, shares no document ("two")
+COMMON, FEW = 0.02, 3
 SAMPLED = 2000
 
 
@@ -140,8 +141,9 @@ def _blocks(
         by_paragraph.setdefault(filler.paragraph(task), []).append(task)
     block: list[Task] = []
     paragraphs: set[int] = set()
+    most = max(COMMON, FEW / len(filler.passages))
     fit = (  # found one by one, since each is compared with all passages
-        (paragraph, [t for t in tasks if n_documents == 1 or filler.share_with(t) <= COMMON])
+        (paragraph, [t for t in tasks if n_documents == 1 or filler.share_with(t) <= most])
         for paragraph, tasks in by_paragraph.items()
     )
     parts = (
