@@ -682,11 +682,11 @@ class LearnConfig(Settings):
     questions: tuple[str, ...] = ()
     """a file of questions of SQuAD's form, or hf:ORG/NAME:SPLIT: nine tenths of its articles are
     mixed in, the others asked before and after"""
-    sft_steps: Count = 60
+    sft_steps: Count = 40
     """steps of the warm start, 16 tasks each"""
     sft_lr: Annotated[float, POSITIVE] = 6e-4
     """its highest learning rate"""
-    steps: Annotated[int, LIMIT] = 10
+    steps: Annotated[int, LIMIT] = 8
     """steps of reinforcement learning after it, 4 tasks x 8 readings each; 0 = none"""
     lr: Annotated[float, POSITIVE] = 2e-4
     """its learning rate"""
