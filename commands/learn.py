@@ -33,10 +33,10 @@ from tasks import cloze
 TRAIN, TEST = "train.jsonl", "test.jsonl"  # passages
 HELD_OUT = "0/10"  # of the articles of --questions
 TRAINED = "--not-found say --micro-tokens 3072 --save-every 10 --seed 0"
-# of two cores: a step of `sft` in bfloat16 after 130 steps in 16 minutes, in float32, without
-# instructions for bfloat16, after 3 steps of 25 s; steps of `train` and answers are guesses
-SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 7.5, 60.0, 1.5
-IN_FLOAT32 = 3.3  # times as long
+# of two cores without instructions for bfloat16, in float32: means of 40 steps of `sft`, 8 of `train`
+# and 151 answers of one call; with them, by a guess from two other runs
+SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 35.0, 39.0, 1.8
+IN_BFLOAT16 = 0.3  # of that time
 
 
 def stages(config: LearnConfig, folder: Path) -> list[Stage]:
@@ -106,7 +106,7 @@ def learn(docs: Sequence[str], config: LearnConfig) -> Path:
         raise UserError(f"These documents give {n}: too few to learn from. Give more text.")
     n_asked = 2 * min(config.n, len(held)) * (1 + bool(config.questions))
     seconds = config.sft_steps * SFT_STEP_S + config.steps * TRAIN_STEP_S + n_asked * ANSWER_S
-    seconds *= 1 if bfloat16_instructions() else IN_FLOAT32
+    seconds *= IN_BFLOAT16 if bfloat16_instructions() else 1
     say(
         f"{len(questions):,} questions to learn from, {len(held):,} held out; some "
         f"{seconds / 60:.0f} minutes on two cores, by guess."
