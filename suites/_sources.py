@@ -44,18 +44,19 @@ class Among(Filled):
 
     def columns_among(self, scope: Scope, questions: Sequence[Task], name: str) -> list[Column]:
         """Make a column of each length."""
-        n = min(scope.n, len(select_split(questions, self.source_split)))
+        n_all = len(select_split(questions, self.source_split))
+        n = min(scope.n, n_all)
         extra = read_filler(self.filler)
 
         def make(length: int) -> list[Task]:
             shared = passages.Shared(self.together, self.absent, self.near)
             how = scope.seed, self.source_split, scope.lengths, shared
             tasks = passages.make_tasks(questions, length, n, extra, *how)
-            if len(tasks) < n:
+            if len(tasks) < n:  # then all were tried
                 say(
-                    f"Passed over among {length}: {n - len(tasks):,} of {n:,} questions; their "
-                    "answers stand in many passages or in another of their document, or too few "
-                    "passages are left beside them.",
+                    f"Passed over among {length}: {n_all - len(tasks):,} of {n_all:,} questions; "
+                    "their answers stand in many passages or in another of their document, or too "
+                    "few passages are left beside them.",
                     "yellow",
                 )
             return [replace(task, kind=task.kind or name) for task in tasks]

@@ -214,7 +214,7 @@ def test_xquad(n):
 def test_few_passages_have_shared_documents_and_what_is_passed_over_is_counted(tmp_path, capsys):
     """Of 30 passages one holds the answer of a first question, four that of a second or third."""
     file = str(squad(tmp_path / "squad.json"))
-    _, columns = asked_of(suite="passages", data=(file,), together=3, lengths=(4,), n=90)
+    _, columns = asked_of(suite="passages", data=(file,), together=3, lengths=(4,), n=40)
     tasks = columns[0].make()
     assert len(tasks) == 30 and {task.id[-1] for task in tasks} == {"0"}
     said = " ".join(capsys.readouterr().out.split())
