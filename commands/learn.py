@@ -32,7 +32,7 @@ from tasks import cloze
 
 TRAIN, TEST = "train.jsonl", "test.jsonl"  # passages
 HELD_OUT = "0/10"  # of the articles of --questions
-TRAINED = "--not-found say --micro-tokens 3072 --save-every 10 --seed 0"
+TRAINED = "--not-found say --fused lora --micro-tokens 3072 --save-every 10 --seed 0"
 # of two cores without instructions for bfloat16: means of 40 steps of `sft`, of 8 of `train`
 # and 151 answers of one call; with them, by a guess from two other runs
 SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 35.0, 39.0, 1.8
