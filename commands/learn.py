@@ -33,9 +33,10 @@ from tasks import cloze
 TRAIN, TEST = "train.jsonl", "test.jsonl"  # passages
 HELD_OUT = "0/10"  # of the articles of --questions
 TRAINED = "--not-found say --fused lora --micro-tokens 3072 --save-every 10 --seed 0"
-# of two cores without instructions for bfloat16: means of 40 steps of `sft`, of 8 of `train`
-# and 151 answers of one call; with them, by a guess from two other runs
-SFT_STEP_S, TRAIN_STEP_S, ANSWER_S = 35.0, 39.0, 1.8
+# of two cores without instructions for bfloat16: means of two calls, 80 steps of `sft`, 16 of
+# `train` and some 600 answers; what else the second took, which fetched the model; with such
+# instructions, by a guess from two other runs
+SFT_STEP_S, TRAIN_STEP_S, ANSWER_S, REST_S = 37.0, 36.0, 1.9, 270.0
 IN_BFLOAT16 = 0.3  # of that time
 
 
@@ -107,6 +108,7 @@ def learn(docs: Sequence[str], config: LearnConfig) -> Path:
     n_asked = 2 * min(config.n, len(held)) * (1 + bool(config.questions))
     seconds = config.sft_steps * SFT_STEP_S + config.steps * TRAIN_STEP_S + n_asked * ANSWER_S
     seconds *= IN_BFLOAT16 if bfloat16_instructions() else 1
+    seconds += REST_S
     say(
         f"{len(questions):,} questions to learn from, {len(held):,} held out; some "
         f"{seconds / 60:.0f} minutes on two cores, by guess."

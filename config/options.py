@@ -682,7 +682,7 @@ class LearnConfig(Settings):
     questions: tuple[str, ...] = ()
     """a file of questions of SQuAD's form, or hf:ORG/NAME:SPLIT: nine tenths of its articles are
     mixed in, the others asked before and after"""
-    sft_steps: Count = 40
+    sft_steps: Count = 32
     """steps of the warm start, 16 tasks each"""
     sft_lr: Annotated[float, POSITIVE] = 6e-4
     """its highest learning rate"""
