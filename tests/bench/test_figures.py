@@ -197,7 +197,36 @@ def of_the_findings() -> Iterator[str]:
             assert f"`Twice` has {twice} right among 16 sections, `memagent` {once}" in front
 
 
-@pytest.mark.parametrize("claims", [of_peers, of_agents, of_gates, of_the_findings])
+def of_absent() -> Iterator[str]:
+    found = load("absent")["cells"]
+    cells = {(c["others"], c["length"], c["agent"]): interval(c) for c in found}
+    n = {c["length"]: c["n"] for c in found if c["agent"] == "memagent"}
+    near = "its article's"
+    for others in ("unrelated", near):
+        ours, full, bm25 = (cells[others, 4, agent] for agent in ("memagent", "full", "bm25"))
+        yield row(others, 4, ours, n[4], full, bm25, n[4])
+    for length in (16, 64):
+        yield f"| {near} | {length} | {cells[near, length, 'memagent']} | {n[length]} |"
+    front = words((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert cells["unrelated", 4, "memagent"].startswith("1.00")
+    assert f"all of {n[4]} questions" in front
+    assert f"to {cells[near, 4, 'memagent'].split()[0]} among four of its article" in front
+
+
+def of_learn() -> Iterator[str]:
+    cells = {(c["asked"], c["when"]): c for c in load("learn")["cells"]}
+    for asked in ("spans", "questions"):
+        before, after = cells[asked, "before"], cells[asked, "after"]
+        yield f"| {interval(before)} | {interval(after)} | {after['n']} |"
+
+
+def interval(cell: dict) -> str:
+    return f"{digits(cell['mean'])} ({digits(cell['low'])}-{digits(cell['high'])})"
+
+
+@pytest.mark.parametrize(
+    "claims", [of_peers, of_agents, of_gates, of_the_findings, of_absent, of_learn]
+)
 def test_a_figure_is_that_of_its_file(claims):
     text = words((ROOT / "docs/results.md").read_text(encoding="utf-8"))
     missing = [claim for claim in claims() if words(claim) not in text]
