@@ -213,6 +213,14 @@ def of_absent() -> Iterator[str]:
     assert f"to {cells[near, 4, 'memagent'].split()[0]} among four of its article" in front
 
 
+def of_the_ablation() -> Iterator[str]:
+    cells = {(c["asked"], c["cloze"], c["agent"]): c for c in load("ablation")["cells"]}
+    for asked in ("squad", "2wiki"):
+        for agent in ("memagent", "oracle"):
+            without, with_them = cells[asked, "without", agent], cells[asked, "with", agent]
+            yield f"| {interval(without)} | {interval(with_them)} | {without['n']} |"
+
+
 def of_learn() -> Iterator[str]:
     cells = {(c["asked"], c["when"]): c for c in load("learn")["cells"]}
     for asked in ("spans", "questions"):
@@ -225,7 +233,7 @@ def interval(cell: dict) -> str:
 
 
 @pytest.mark.parametrize(
-    "claims", [of_peers, of_agents, of_gates, of_the_findings, of_absent, of_learn]
+    "claims", [of_peers, of_agents, of_gates, of_the_findings, of_absent, of_the_ablation, of_learn]
 )
 def test_a_figure_is_that_of_its_file(claims):
     text = words((ROOT / "docs/results.md").read_text(encoding="utf-8"))
