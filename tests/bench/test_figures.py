@@ -190,8 +190,7 @@ def of_the_findings() -> Iterator[str]:
         ("one_fact", "one fact", 16),
     ):
         pair = [cells[agent, kind, length] for agent in ("Twice", "memagent")]
-        shown = [f"{digits(c['mean'])} ({digits(c['low'])}-{digits(c['high'])})" for c in pair]
-        yield row(f"{name}, {length}", *shown)
+        yield row(f"{name}, {length}", *map(interval, pair))
         if (kind, length) == ("two_hop_reverse", 16):
             twice, once = (digits(c["mean"]) for c in pair)
             assert f"`Twice` has {twice} right among 16 sections, `memagent` {once}" in front
