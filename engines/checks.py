@@ -113,7 +113,7 @@ class SamplerChecks:
             old = self.row_logprobs(rows, inner(self.model))
         finally:
             snapshot.exchange()
-        match = match_weights([r.sampler for r in rows], new, old)
+        match = match_weights(rows, new, old)
         if not match.decided:
             return False
         if not match.new_is_nearer:

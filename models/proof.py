@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import torch
 
 from models import ranks
+from models.logprobs import Row
 
 LogProbs = Sequence[Sequence[float]]  # [turns][response ids]
 
@@ -55,36 +56,52 @@ class WeightMatch:
 
     new: float
     old: float
+    tokens: float  # effective number in the smaller of both means' samples, by Kish's formula
 
     @property
     def decided(self) -> bool:
-        """Whether one is at least twice as far as the other, and farther than float32 rounds.
+        """Whether one is farther than the other by more than rounding explains.
 
-        Below that nothing follows: a small update moves bfloat16 log-probs by rounding alone, and
-        either weights may then be nearer by 40 %.
+        A small update moves 16-bit log-probs by rounding alone, and where a policy is sure of its
+        words that is the rounding of one token or two: either weights may then be nearer by far.
+        The factor that is asked for is 4 among many tokens, 16 among eight, 1024 among two. Two
+        means of normal errors of one size are that far apart in about one case of a thousand at
+        most (the F distribution with `tokens` degrees of freedom in both).
         """
         near, far = sorted((self.new, self.old))
-        return far >= 4 * near and far > 1e-6
+        return far > 1e-6 and far >= near * 4 ** (1 + 8 / self.tokens)
 
     @property
     def new_is_nearer(self) -> bool:
         return self.new < self.old
 
 
-def match_weights(sampler: LogProbs, new: LogProbs, old: LogProbs) -> WeightMatch:
-    """Compare the sampler's log-probs with those under new and old weights, over all ranks."""
-    tokens = [
-        token for turn in zip(sampler, new, old, strict=True) for token in zip(*turn, strict=True)
-    ]
+def match_weights(rows: Sequence[Row], new: LogProbs, old: LogProbs) -> WeightMatch:
+    """Compare the sampler's log-probs with those under new and old weights, over all ranks.
+
+    A token counts once where responses of a prompt begin alike: they share its errors.
+    """
+    squares: dict[int, tuple[float, float]] = {}  # hash of context and token -> new, old
+    for row, news, olds in zip(rows, new, old, strict=True):
+        context = hash(tuple(row.prompt_ids))
+        for token, s, n, o in zip(row.response_ids, row.sampler, news, olds, strict=True):
+            context = hash((context, token))
+            squares.setdefault(context, ((s - n) ** 2, (s - o) ** 2))
     sums = ranks.all_reduce_sum(
         {
-            "n": len(tokens),
-            "new": sum((s - n) ** 2 for s, n, _ in tokens),
-            "old": sum((s - o) ** 2 for s, _, o in tokens),
+            "n": len(squares),
+            "new": sum(d for d, _ in squares.values()),
+            "old": sum(d for _, d in squares.values()),
+            "new_squared": sum(d * d for d, _ in squares.values()),
+            "old_squared": sum(d * d for _, d in squares.values()),
         }
     )
     n = max(1.0, sums["n"])
-    return WeightMatch(sums["new"] / n, sums["old"] / n)
+    effective = [
+        sums[name] ** 2 / sums[f"{name}_squared"] if sums[f"{name}_squared"] else n
+        for name in ("new", "old")
+    ]
+    return WeightMatch(sums["new"] / n, sums["old"] / n, min(effective))
 
 
 class WeightSnapshot:

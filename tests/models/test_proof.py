@@ -13,9 +13,14 @@ from config.errors import UserError
 from config.options import GRPOConfig
 from engines.hf import TransformersEngine
 from models.load import with_lora
+from models.logprobs import Row
 from models.proof import WeightSnapshot, agreement, match_weights
 
 FEW = replace(CONFIG, max_mismatch=0.0, warmup=0)
+
+
+def row(sampler, ids=None):
+    return Row([1], ids or [*range(len(sampler))], sampler)
 
 
 def test_agreement_by_hand():
@@ -38,15 +43,35 @@ def test_new_weights_are_told_from_old_through_noise_and_else_nothing_is_decided
         after = before + move * torch.randn(500, generator=draw)
         new, old = (after + noise()).tolist(), (before + noise()).tolist()
         right, stale = (
-            match_weights([(x + noise()).tolist()], [new], [old]) for x in (after, before)
+            match_weights([row((x + noise()).tolist())], [new], [old]) for x in (after, before)
         )
         assert right.decided == stale.decided == decided
         assert not decided or (right.new_is_nearer and not stale.new_is_nearer)
-    exact = match_weights(
-        [[-1.0, -2.0]], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]]
-    )  # rounding, in float32
+    exact = match_weights([row([-1.0, -2.0])], [[-1.0 + 1e-7, -2.0]], [[-1.0, -2.0]])
     assert not exact.decided and (exact.new, exact.old) == (pytest.approx(5e-15, rel=1e-3), 0.0)
     assert not match_weights([], [], []).decided
+
+
+def test_a_verdict_asks_for_more_the_fewer_tokens_it_has():
+    """Seen with adapters in bfloat16: eight answers, seven of them the same, and of their tokens
+    one whose probability was not near 1. The sampler had the new weights."""
+    rows = [row([-1.848, -0.006], [7, 2])] + 7 * [row([-0.257, -0.003], [5, 2])]
+    new, old = (
+        [[-2.074, -0.006]] + 7 * [[-0.207, -0.003]],
+        [[-1.856, -0.005]] + 7 * [[-0.282, -0.003]],
+    )
+    match = match_weights(rows, new, old)
+    assert match.new > 50 * match.old and match.tokens < 2 and not match.decided
+    assert match.new == pytest.approx((0.226**2 + 0.05**2) / 4, rel=1e-3)  # each token once
+    # what was rounded off in float32 is told from any change by a single token
+    assert match_weights([row([-1.0], [7])], [[-1.0 + 1e-6]], [[-1.1]]).decided
+    # old and new are equally far, and nothing but chance decides
+    draw, wrong = torch.Generator().manual_seed(0), 0
+    for n in (1, 2, 4, 8, 16):
+        for _ in range(400):
+            errors = (0.05 * torch.randn(3, n, generator=draw) - 1).tolist()
+            wrong += match_weights([row(errors[0])], [errors[1]], [errors[2]]).decided
+    assert wrong <= 8  # of 2000; about one in a thousand by arithmetic
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
