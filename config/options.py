@@ -166,8 +166,9 @@ class TrainConfig(Settings):
     """recompute every n-th layer alone, where there is memory for more"""
     fused: tuple[Literal["lora", "norms", "compiled", "liger", "flash"], ...] = ()
     """parts computed otherwise, with the same results but for rounding: lora = a frozen product and
-    its adapter in one; norms = torch's own RMSNorm; compiled = norms and feed-forward layers by
-    torch.compile; liger, flash = the kernels of liger-kernel, flash-attn-4, if installed"""
+    its adapter in one; norms = torch's own RMSNorm; compiled = norms, feed-forward layers and
+    rotations by torch.compile; liger, flash = the kernels of liger-kernel, flash-attn-4, if
+    installed"""
     in_flight: Count = 256
     """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0

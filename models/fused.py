@@ -11,7 +11,7 @@ switched on alone, by `--fused`:
     lora      s B(A(x)) is added to W x by the product with B itself, in both directions; peft
               writes it, scales it and adds it
     norms     torch's own RMSNorm, one kernel; transformers' takes six
-    compiled  norms and feed-forward layers by torch.compile, for any length
+    compiled  norms, feed-forward layers and rotations by torch.compile, for any length
     liger     the kernels of the package liger-kernel, where it is installed
     flash     FlexAttention by FlashAttention 4 on a GPU, where flash-attn-4 is installed; its
               gradients are not the same at every call
@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from functools import cache
 from importlib.util import find_spec
+from types import FunctionType, MethodType
 
 import torch
 import torch.nn.functional as F
@@ -147,13 +148,37 @@ def _is_rms_norm(module) -> bool:
 # ---------------------------------------------------------------- compiled, or by a library
 
 
+ROTATION = "apply_rotary_pos_emb"  # what the models of transformers call it, all of them
+
+
 def _compiled(policy) -> int:
     """Compile the small parts between products, for any number of tokens; return how many."""
     norms = [module for module in policy.modules() if _is_rms_norm(module)]
     forward = [module for module in policy.modules() if hasattr(module, "down_proj")]
     for module in norms + forward:
         module.compile(dynamic=True)
+    for module in policy.modules():
+        if ROTATION in getattr(getattr(module.forward, "__code__", None), "co_names", ()):
+            _compile_rotation(module)
     return len(norms) * len(forward)
+
+
+def _compile_rotation(attention: torch.nn.Module) -> None:
+    """Let an attention layer rotate queries and keys by a compiled function.
+
+    It is a global name of the model's source, where other policies find it too: so the layer gets a
+    copy of its forward function, with globals of its own.
+    """
+    plain = attention.forward.__func__
+    names = plain.__globals__ | {ROTATION: _compiled_function(plain.__globals__[ROTATION])}
+    copy = FunctionType(plain.__code__, names, None, plain.__defaults__, plain.__closure__)
+    copy.__kwdefaults__ = plain.__kwdefaults__
+    attention.forward = MethodType(copy, attention)
+
+
+@cache  # one for all layers
+def _compiled_function(function):
+    return torch.compile(function, dynamic=True)
 
 
 def _liger(policy) -> int:

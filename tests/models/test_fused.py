@@ -1,6 +1,6 @@
 """Fused parts of a policy: the same log-probs and gradients, with fewer passes over memory."""
 
-from functools import partialmethod
+from types import FunctionType
 
 import pytest
 import torch
@@ -49,16 +49,46 @@ def distance(a, b):
     return float((a.double() - b.double()).norm() / b.double().norm())
 
 
+def traced(monkeypatch):
+    """Trace and differentiate what is compiled, but make no C++ of it, which takes half a minute.
+    Return the functions that are compiled, but for the modules'."""
+    compiled, functions = torch.compile, []
+
+    def keep(function, **how):
+        if isinstance(function, FunctionType):
+            functions.append(function)
+        return compiled(function, **how, backend="aot_eager")
+
+    monkeypatch.setattr(torch, "compile", keep)
+    fused._compiled_function.cache_clear()
+    return functions
+
+
 @pytest.mark.parametrize("parts", [*([part] for part in PARTS), PARTS])
 def test_log_probs_and_gradients_are_the_same(parts, monkeypatch):
-    # traced and differentiated, but no C++ is made of it, which takes half a minute
-    compiled = partialmethod(torch.nn.Module.compile, backend="aot_eager")
-    monkeypatch.setattr(torch.nn.Module, "compile", compiled)
+    traced(monkeypatch)
     exact, exact_gradient = computed(policy_of())
     policy = policy_of()
     fuse(policy, parts)
     logp, gradient = computed(policy)
     assert distance(logp, exact) < 1e-5 and distance(gradient, exact_gradient) < 1e-5
+
+
+def test_rotations_are_compiled_once_and_for_this_policy_alone(monkeypatch):
+    functions = traced(monkeypatch)
+    policy, other = policy_of(), policy_of()
+    fuse(policy, ["compiled"])
+    (plain,) = functions
+
+    def rotations(policy):
+        layers = [layer.self_attn.forward.__func__ for layer in inner(policy).model.layers]
+        assert all(fused.ROTATION in forward.__code__.co_names for forward in layers)
+        return [forward.__globals__[fused.ROTATION] for forward in layers]
+
+    compiled = fused._compiled_function(plain)
+    assert functions == [plain] and compiled is not plain
+    assert all(rotation is compiled for rotation in rotations(policy))
+    assert all(rotation is plain for rotation in rotations(other))
 
 
 @pytest.mark.parametrize("parts", [["lora"], ["norms"], ["lora", "norms"]])
