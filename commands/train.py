@@ -550,6 +550,9 @@ class TrainingProgress(lightning.Callback):
         if not self.last and (left := self.steps - done):
             took = timedelta(seconds=round(left * m["step_s"]))
             self.say(done, f"It took {m['step_s']:.1f} s: {took} for the other {left}.")
+        if not (self.last or module.proofs):
+            unproven = "That new weights reach the sampler could not be proven (docs/engines.md)."
+            say(f"step {done:>4}  {unproven}", "yellow", self.progress.console)
         self.last.append(m)
         found = troubles([*self.last])
         for kind in [kind for kind in found if kind not in self.known]:
