@@ -148,7 +148,7 @@ def _is_rms_norm(module) -> bool:
 # ---------------------------------------------------------------- compiled, or by a library
 
 
-ROTATION = "apply_rotary_pos_emb"  # what the models of transformers call it, all of them
+ROTATION = "apply_rotary_pos_emb"  # the name in most models of transformers; others stay plain
 
 
 def _compiled(policy) -> int:
@@ -158,7 +158,8 @@ def _compiled(policy) -> int:
     for module in norms + forward:
         module.compile(dynamic=True)
     for module in policy.modules():
-        if ROTATION in getattr(getattr(module.forward, "__code__", None), "co_names", ()):
+        plain = getattr(module.forward, "__func__", None)
+        if ROTATION in getattr(plain, "__globals__", ()) and ROTATION in plain.__code__.co_names:
             _compile_rotation(module)
     return len(norms) * len(forward)
 
