@@ -213,11 +213,15 @@ def of_absent() -> Iterator[str]:
 
 
 def of_the_ablation() -> Iterator[str]:
-    cells = {(c["asked"], c["cloze"], c["agent"]): c for c in load("ablation")["cells"]}
+    found = load("ablation")
+    cells = {(c["asked"], c["cloze"], c["agent"]): c for c in found["cells"]}
     for asked in ("squad", "2wiki"):
         for agent in ("memagent", "oracle"):
             without, with_them = cells[asked, "without", agent], cells[asked, "with", agent]
-            yield f"| {interval(without)} | {interval(with_them)} | {without['n']} |"
+            a, b = (found[f"{asked}, {cloze}, {agent}"] for cloze in ("without", "with"))
+            difference = sum(a[key][1] - b[key][1] for key in a.keys() | b.keys()) / len(a)
+            cells_of_row = interval(without), interval(with_them), without["n"]
+            yield f"{row(*cells_of_row)} {digits(difference, '+')} ("
 
 
 def of_learn() -> Iterator[str]:

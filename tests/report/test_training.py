@@ -44,33 +44,31 @@ def test_what_goes_wrong_in_all_of_the_last_steps_is_said_with_the_remedy(kind):
     assert bool(troubles(one)) is (kind == "skipped")  # one of which is one too many
 
 
-def test_it_is_said_once_and_again_when_it_returns(monkeypatch):
+def lines_of(rows, proofs, monkeypatch):
+    """What a terminal shows of the steps with these metrics."""
     shown = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, shown))
     progress = train.TrainingProgress(40)
-    module = SimpleNamespace(done_steps=0, validated={}, progress="reward 0.4", proofs=["one"])
+    module = SimpleNamespace(done_steps=0, validated={}, progress="reward 0.4", proofs=proofs)
     progress.on_train_start(None, module)
-    dead = FINE | ALIKE | {"reward": 0.0}
-    for metrics in [dead] * 8 + [FINE] * 2 + [dead] * 6:
+    for metrics in rows:
         module.done_steps, module.metrics = module.done_steps + 1, metrics
         progress.on_train_batch_end(None, module, None, None, 0)
-    lines = shown.file.getvalue().splitlines()
+    return shown.file.getvalue().splitlines()
+
+
+def test_it_is_said_once_and_again_when_it_returns(monkeypatch):
+    dead = FINE | ALIKE | {"reward": 0.0}
+    lines = lines_of([dead] * 8 + [FINE] * 2 + [dead] * 6, ["one"], monkeypatch)
     said = [line.split()[1] for line in lines if "No answer of the last" in line]
     assert said == ["5", "15"]
     assert lines[1] == "step    1  It took 2.0 s: 0:01:18 for the other 39."
-    assert "proven" not in shown.file.getvalue()
+    assert not any("proven" in line for line in lines)
 
 
 def test_a_sampler_that_nothing_was_proven_of_is_said_once(monkeypatch):
-    shown = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, shown))
-    progress = train.TrainingProgress(40)
-    module = SimpleNamespace(done_steps=0, validated={}, progress="", proofs=[], metrics=FINE)
-    progress.on_train_start(None, module)
-    for _ in range(3):
-        module.done_steps += 1
-        progress.on_train_batch_end(None, module, None, None, 0)
-    said = [line for line in shown.file.getvalue().splitlines() if "could not be proven" in line]
+    lines = lines_of([FINE] * 3, [], monkeypatch)
+    said = [line for line in lines if "could not be proven" in line]
     assert [line.split()[1] for line in said] == ["1"]
 
 
