@@ -231,8 +231,9 @@ def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object])
     """Check the sections of `read_yaml` and convert their values: section name -> dict of fields.
 
     sections: section name -> its fields, as a dataclass or as names -> types. UserError: a wrong
-    section, field or type.
+    section, field or type. Settings that went are passed over (config/gone.py).
     """
+    from config.gone import is_gone
     from config.settings import from_yaml, hints_of
 
     found: dict[str, dict] = {}
@@ -247,6 +248,8 @@ def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object])
         found[section] = {}
         for name, value in (values or {}).items():
             if name not in hints:
+                if is_gone(name, value, f"{path}: {section}"):
+                    continue
                 names = ", ".join(hints)
                 raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
             found[section][name] = from_yaml(value, hints[name], f"{path}: {section}.{name}")
