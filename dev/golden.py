@@ -1,8 +1,8 @@
 """Compare what two commits compute, bit for bit: weights, metrics, trajectories, evaluation rows.
 
-Holds: the runs that are compared, their digest, the comparison. Leaves out: speed (bench/).
-Exercise it: `python dev/golden.py --against HEAD~1` (about five minutes on one core). A refactoring
-that changes no result prints no difference. Read next: dev/LOG.md.
+`python -m dev.golden --against COMMIT` takes about fifteen minutes on one core. A change that keeps
+all results prints no difference. What this machine lacks (a sandbox, ALFWorld, SmolLM2's package)
+is named and not compared.
 
 Each commit runs through its own `cli.py` in processes of its own, one after the other on the same
 machine, because another kind of processor rounds differently. Times, paths, memory and the identity
@@ -16,43 +16,58 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from config.realmodels import cache_folder
+
 HERE = Path(__file__).resolve().parent.parent
-TRAIN = "train --preset demo --steps 14 --lengths 2,4 --save-every 14"
-EVAL = "eval --n 4 --transcripts 0 --temperatures 1,0"
-COMMANDS = {
-    "memagent": f"{TRAIN}",
-    "rememr1": f"{TRAIN} --agent rememr1",
+TRAIN = "train --dtype float32"
+DEMO = f"{TRAIN} --preset demo --steps 14 --lengths 2,4 --save-every 14"
+FEW = f"{TRAIN} --tasks-per-step 2 --group-size 4 --save-every 2"
+EVAL = "eval --dtype float32 --n 4 --transcripts 0 --temperatures 1,0"
+TRAININGS = {
+    "memagent": DEMO,
+    "rememr1": f"{DEMO} --agent rememr1",
+    "memupdate": f"{FEW} --agent memupdate --data ledger --model embedded/keeper_weights "
+    "--lengths 6 --steps 1",
+    "smollm2": f"{FEW} --model smollm2 --lora-rank 8 --lengths 2 --steps 2 --lr 2e-4 "
+    "--chunk-tokens 64 --memory-tokens 16 --final-tokens 16",  # where its package is at hand
+}
+SUITES = {
+    "files": "--data {data}/hotpotqa.jsonl --agents memagent,oracle",
+    "ruler-hqa": "--suite ruler-hqa --data {data}/hotpotqa.jsonl --filler {data}/passages.jsonl "
+    "--agents memagent,oracle --lengths 10,20 --evidence-order reverse",
+    "ruler": "--suite ruler --data {data}/hotpotqa.jsonl --squad {data}/squad.json --filler "
+    "{data}/passages.jsonl --agents none,newest --lengths 2048 --ruler-tasks all",
+    "passages": "--suite passages --data {data}/squad.json --filler {data}/passages.jsonl "
+    "--agents memagent,none --lengths 1,3 --together 2",
+    "locomo": "--suite locomo --data {data}/locomo.json --agents full,bm25",
+    "own": "--suite own --data {data}/own.jsonl --agents full,memupdate",
+    "bandit": "--suite bandit --agents none,gold",
+    "llb-db": "--suite llb-db --data {data}/llb_db.json --agents none,gold{rules}",
+    "llb-os": "--suite llb-os --data {data}/llb_os.json --agents gold{rules}",
+    "bcb": "--suite bcb --data {data}/bcb.jsonl --agents none,gold",
+    "alfworld": "--suite alfworld --agents gold",
+    "hle": "--suite hle --judge {judge} --agents none",
+}
+EVALUATIONS = {
     "world": f"{EVAL} --agents memagent,rememr1,full,bm25,none,oracle --lengths 2,4",
     "trained": f"{EVAL} --model {{runs}}/rememr1/model --agents rememr1,memagent --lengths 4",
     "ledger": f"{EVAL} --data ledger --agents memupdate,full --lengths 8",
-    "files": f"{EVAL} --data {{data}}/hotpotqa.jsonl --agents memagent,oracle",
-    **{
-        suite: f"{EVAL} --suite {suite} {arguments}"
-        for suite, arguments in {
-            "ruler-hqa": "--data {data}/hotpotqa.jsonl --filler {data}/passages.jsonl "
-            "--agents memagent,oracle --lengths 10,20 --evidence-order reverse",
-            "ruler": "--data {data}/hotpotqa.jsonl --squad {data}/squad.json --filler "
-            "{data}/passages.jsonl --agents none,newest --lengths 2048 --ruler-tasks all",
-            "passages": "--data {data}/squad.json --filler {data}/passages.jsonl "
-            "--agents memagent,none --lengths 1,3 --together 2",
-            "facts": "--data {data}/wiki.jsonl --agents memagent,oracle --lengths 1,3",
-            "locomo": "--data {data}/locomo.json --agents full,bm25 --metric mem0",
-            "longmemeval": "--data {data}/longmemeval.json --agents full,memupdate",
-            "own": "--data {data}/own.jsonl --agents full,memoryr1",
-            "memoryagentbench": "--data {data}/accurate.jsonl --agents memagent,bm25",
-            "bandit": "--agents none",
-            "llb-db": "--agents none",
-        }.items()
-    },
+    **{suite: f"{EVAL} {arguments}" for suite, arguments in SUITES.items()},
 }
+STREAM = "stream --suite bandit --n 10 --epochs 4 --batch 4 --arms memrl"
 UNEQUAL = ("seconds", "mib", "settings")  # of a row or a record
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 
@@ -98,19 +113,6 @@ def write_sources(folder: Path) -> None:
         }
         for k, name in enumerate(names)
     ]
-    wiki = [
-        {
-            "id": f"w{k}",
-            "dataset": "made",
-            "question": "Which?",
-            "answers": [towns[k]],
-            "hops": [0, 1],
-            "orig_split": "train",
-            "paragraphs": [{"title": title, "text": text} for title, text in paragraphs],
-            "evidences": [[name, "place of birth", towns[k]]],
-        }
-        for k, name in enumerate(names)
-    ]
     talk = {"speaker_a": "Ada", "speaker_b": "Bo"}
     for n, day in enumerate(("3 January", "17 January", "28 February"), 1):
         talk[f"session_{n}_date_time"] = f"4:05 pm on {day}, 2024"
@@ -140,21 +142,6 @@ def write_sources(folder: Path) -> None:
             for k in range(8)
         ],
     }
-    dates = [f"2024/06/{n:02} (Mon) 09:05" for n in (3, 10, 17)]
-    longmemeval = {
-        "question_id": "l0",
-        "question_type": "knowledge-update",
-        "question": "Where was Person 5 born?",
-        "answer": "Town 5",
-        "question_date": "2024/06/30 (Sun) 08:00",
-        "haystack_session_ids": ["a", "b", "c"],
-        "haystack_dates": dates,
-        "haystack_sessions": [
-            [{"role": "user", "content": text}, {"role": "assistant", "content": "I see."}]
-            for text in texts[4:7]
-        ],
-        "answer_session_ids": ["b"],
-    }
     own = {
         "id": "talk",
         "sessions": [
@@ -163,44 +150,105 @@ def write_sources(folder: Path) -> None:
         ],
         "qa": [{"question": "Where was Person 2 born?", "answer": "Town 2", "evidence": ["D3:1"]}],
     }
-    accurate = {
-        "context": " ".join(texts),
-        "questions": ["Where was Person 3 born?"],
-        "answers": [["Town 3"]],
-        "metadata": {"source": "ruler_qa1_197K", "qa_pair_ids": ["a0"]},
+    program = {
+        "task_id": "Made/0",
+        "instruct_prompt": "Return twice a number.\n```\ndef task_func(n):\n```",
+        "complete_prompt": 'def task_func(n):\n    """Return twice a number."""\n',
+        "canonical_solution": "    return 2 * n\n",
+        "test": "import unittest\nclass TestCases(unittest.TestCase):\n"
+        "    def test_twice(self):\n        self.assertEqual(task_func(4), 8)\n",
+        "entry_point": "task_func",
+        "libs": "[]",
+    }
+    commands = {
+        "ground_truth_command_item": {"command_name": "bash", "script": "touch /srv/a"},
+        "evaluation_command_item": {"command_name": "bash", "script": "[ -e /srv/a ]"},
+    }
+    shell = {
+        "instruction": "Make the file /srv/a.",
+        "initialization_command_item": {"command_name": "bash", "script": "true"},
+        "evaluation_info": commands,
+        "skill_list": ["touch"],
     }
     filler = [{"title": f"F{k}", "text": f"Filler {k} says nothing."} for k in range(300)]
     for name, value in {
         "hotpotqa.jsonl": questions,
         "passages.jsonl": filler,
         "squad.json": {"version": "1.1", "data": squad},
-        "wiki.jsonl": wiki,
         "locomo.json": [locomo],
-        "longmemeval.json": [longmemeval],
         "own.jsonl": [own],
-        "accurate.jsonl": [accurate],
+        "bcb.jsonl": [program],
+        "llb_os.json": {"1": shell},
     }.items():
         items = value if name.endswith("jsonl") else [value]
         (folder / name).write_text("".join(json.dumps(item) + "\n" for item in items))
+    shutil.copy(HERE / "tasks" / "llb_db_own.json", folder / "llb_db.json")
 
 
-def run(checkout: Path, runs: Path) -> None:
-    """Run every command with the code of a checkout."""
+@contextmanager
+def judge() -> Iterator[str]:
+    """Serve a judge without a model, which finds every answer wrong; yield its name."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._send({"data": [{"id": "judge"}]})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            said = {"extracted_final_answer": "None", "reasoning": "", "correct": "no"}
+            message = {"role": "assistant", "content": json.dumps(said | {"confidence": 100})}
+            self._send({"choices": [{"index": 0, "message": message, "finish_reason": "stop"}]})
+
+        def _send(self, value: dict) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"openai:http://127.0.0.1:{server.server_port}/v1#judge"
+    server.shutdown()
+
+
+def run(checkout: Path, runs: Path, only: Sequence[str] = ()) -> dict[str, str]:
+    """Run every command with the code of a checkout: name -> why it was refused, of those that were.
+
+    only: of these names alone.
+    """
     data = runs / "data"
     data.mkdir(parents=True)
     write_sources(data)
-    for name, command in COMMANDS.items():
-        arguments = f"{command} --name {name}".format(runs=runs, data=data)
-        done = subprocess.run(
-            [sys.executable, "cli.py", *arguments.split(), "--runs", str(runs)],
-            cwd=checkout,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-        )
-        if done.returncode:
-            output = f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
-            raise SystemExit(f"{checkout}: cli.py {arguments} failed:\n{output}")
+    # before the second rules of these suites went, those of the release were a choice
+    had_rules = "rules" in (checkout / "suites" / "llb_db.py").read_text(encoding="utf-8")
+    rules, refused = " --rules released" if had_rules else "", {}
+    with judge() as address:
+        for name, command in (TRAININGS | EVALUATIONS | {"stream": STREAM}).items():
+            if only and name not in only:
+                continue
+            if name == "smollm2" and not [*(cache_folder() / "models").glob("smollm2-*")]:
+                refused[name] = "its package is not at hand"
+                continue
+            arguments = f"{command} --name {name}".format(
+                runs=runs, data=data, judge=address, rules=rules
+            )
+            done = subprocess.run(
+                [sys.executable, "cli.py", *arguments.split(), "--runs", str(runs)],
+                cwd=checkout,
+                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                capture_output=True,
+                text=True,
+            )
+            if done.returncode == 2:
+                refused[name] = " ".join(done.stderr.split())[-300:]
+            elif done.returncode:
+                output = f"{done.stdout[-2000:]}{done.stderr[-4000:]}"
+                raise SystemExit(f"{checkout}: cli.py {arguments} failed:\n{output}")
+    return refused
 
 
 def digest(runs: Path) -> dict[str, object]:
@@ -208,8 +256,10 @@ def digest(runs: Path) -> dict[str, object]:
     from safetensors.torch import load_file
 
     values: dict[str, object] = {}
-    for name in ("memagent", "rememr1"):
-        for key, tensor in load_file(runs / name / "model" / "model.safetensors").items():
+    for name in filter(lambda name: (runs / name).is_dir(), TRAININGS):
+        adapter = runs / name / "adapter" / "adapter_model.safetensors"
+        weights = adapter if adapter.exists() else runs / name / "model" / "model.safetensors"
+        for key, tensor in load_file(weights).items():
             sha256 = hashlib.sha256(tensor.numpy().tobytes()).hexdigest()
             values[f"{name}: weights of {key}"] = sha256
         with (runs / name / "metrics.csv").open() as file:
@@ -221,11 +271,14 @@ def digest(runs: Path) -> dict[str, object]:
             for number, record in enumerate(map(json.loads, lines)):
                 values[f"{name}: trajectory {number}"] = _without(record)
     parts = ("agent", "question", "temperature", "length", "id", "sample")
-    for name in [*COMMANDS][2:]:
+    for name in filter(lambda name: (runs / name / "rows.jsonl").exists(), EVALUATIONS):
         for line in (runs / name / "rows.jsonl").read_text(encoding="utf-8").splitlines():
             row = json.loads(line)
-            key = " ".join(str(row[part]) for part in parts)
+            key = " ".join(str(row[part]) for part in parts).replace(", released rules", "")
             values[f"{name}: row {key}"] = _without(row)
+    for path in (runs / "stream").glob("*.jsonl"):
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()):
+            values[f"stream: {path.stem}, row {number}"] = _without(json.loads(line))
     return values
 
 
@@ -260,27 +313,36 @@ def main(
     before: Annotated[
         Path | None, typer.Option(help="compare with a digest written by --keep on this machine")
     ] = None,
+    only: Annotated[str, typer.Option(help="of these runs alone, such as memagent,world")] = "",
 ) -> None:
     """Compare the results of this checkout with those of another commit."""
+    names = [name for name in only.split(",") if name]
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        run(HERE, Path(folder, "after"))
-        after = digest(Path(folder, "after"))
+        after, refused = _results(HERE, Path(folder, "after"), names)
         if keep:
-            keep.write_text(json.dumps(after), encoding="utf-8")
+            keep.write_text(json.dumps([after, refused]), encoding="utf-8")
             return typer.echo(f"{len(after)} values")
         if before:
-            old = json.loads(before.read_text(encoding="utf-8"))
+            old, old_refused = json.loads(before.read_text(encoding="utf-8"))
         else:
             checkout, git = Path(folder, "checkout"), ["git", "-C", HERE, "worktree"]
             subprocess.run([*git, "add", "--detach", "-q", checkout, against], check=True)
             try:
-                run(checkout, Path(folder, "before"))
+                old, old_refused = _results(checkout, Path(folder, "before"), names)
             finally:
                 subprocess.run([*git, "remove", "--force", checkout], check=True)
-            old = digest(Path(folder, "before"))
-    lines = differences(old, json.loads(json.dumps(after)))
+    for name in refused.keys() & old_refused.keys():
+        typer.echo(f"not compared: {name}: {refused[name]}")
+    lines = [f"refused on one side: {name}" for name in refused.keys() ^ old_refused.keys()]
+    lines += differences(old, after)
     typer.echo("\n".join(lines[:100]) or f"{len(after)} values, all the same")
     raise typer.Exit(bool(lines))
+
+
+def _results(checkout: Path, runs: Path, only: Sequence[str]) -> tuple[dict, dict[str, str]]:
+    """Return the digest of a checkout's results, as JSON has it, and what it refused to run."""
+    refused = run(checkout, runs, only)
+    return json.loads(json.dumps(digest(runs))), refused
 
 
 if __name__ == "__main__":
