@@ -2,7 +2,7 @@
 
 Holds: the runs that are compared, their digest, the comparison. Leaves out: speed (bench/).
 Exercise it: `python dev/golden.py --against HEAD~1` (about five minutes on one core). A refactoring
-that changes no result prints no difference. Read next: dev/LOG.md.
+that changes no result prints no difference. Read next: dev/LESSONS.md.
 
 Each commit runs through its own `cli.py` in processes of its own, one after the other on the same
 machine, because another kind of processor rounds differently. Times, paths, memory and the identity
