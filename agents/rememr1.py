@@ -168,7 +168,7 @@ AS_THE_CODE = Compat(
     "ids in evaluation too",
 )  # fmt: skip
 
-# Chosen on the dev split (dev/LOG.md), for each agent on its own: MemAgent learns nothing at 4
+# Chosen on the dev split (dev/LESSONS.md), for each agent on its own: MemAgent learns nothing at 4
 # sections and more before it has learnt 2.
 TRAINING = {
     "rememr1": dict(steps=60, grow_at=0.7, grow_steps=10, temperature=(1.2, 1.3)),

@@ -3,7 +3,7 @@
 Holds: `run_demo`; `Plan`: what a demo trains and asks; `usual`, that of an agent beside its
 untrained self and full context, and `compared`, that of an agent with a demo of its own. Leaves
 out: what these train and ask (agents/demos.py), training (commands/train.py), evaluation (eval.py).
-Exercise it: `python cli.py demo --short`. Read next: dev/LOG.md.
+Exercise it: `python cli.py demo --short`. Read next: dev/LESSONS.md.
 
 Training reads facts of the train split in documents of at most 16 sections; evaluation asks for
 facts of the test split, in documents of up to 1,024. Two processes train the one agent of the usual

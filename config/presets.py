@@ -10,7 +10,7 @@ from __future__ import annotations
 
 PRESETS: dict[str, dict[str, dict]] = {
     "default": {},
-    # for the embedded policy, chosen on the dev split (dev/LOG.md). Sampled hotter than evaluated:
+    # for the embedded policy, chosen on the dev split (dev/LESSONS.md). Hotter than evaluated:
     # a failure of probability p at temperature T has about p^T at 1; hotter as documents grow,
     # because failures, the signal, get rare
     "demo": {

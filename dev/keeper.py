@@ -35,7 +35,7 @@ ID, END = '", "memory_id": "', '"}}</tool_call>'
 
 # of `demonstrate` where it is careless: cumulative
 CARELESS = (("create", 0.5), ("nothing", 0.75), ("update", 0.92), ("delete", 1.0))
-# settings of the supervised training; chosen by what GRPO makes of it on the dev split (dev/LOG.md)
+# of the supervised training; chosen by what GRPO makes of it on the dev split (dev/LESSONS.md)
 TRAINING = dict(steps=1800, careless_steps=60)
 EPISODES = 6  # in a step
 

@@ -2,7 +2,7 @@
 
 Holds: the sample of mutants, the tests of a module, the count. Leaves out: coverage.
 Exercise it: `pip install cosmic-ray==8.7.0 pytest-cov`, then `python dev/mutants.py --n 20` (200
-mutants took two and a half hours beside other work). Read next: dev/LOG.md.
+mutants took two and a half hours beside other work). Read next: dev/LESSONS.md.
 
 A mutant is one operator, number or condition of one module changed by cosmic-ray's operators. The
 sample depends on the code and the seed alone. The tests of a module are the files of its own room

@@ -575,7 +575,7 @@ def keep_freed_memory(model) -> None:
     """Let the C library keep what a step on a CPU frees, instead of returning it to the system.
 
     The next step asks for the same blocks again, and each page of theirs costs an interrupt: 1.3 of
-    25 CPU seconds of a SmolLM2 update in float32 (dev/LOG.md). Does nothing but under glibc.
+    25 CPU seconds of a SmolLM2 update in float32 (dev/LESSONS.md). Does nothing but under glibc.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if model.device.type == "cpu" and mallopt:

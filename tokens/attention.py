@@ -137,13 +137,13 @@ BY_PRODUCTS = {torch.float32: 256, torch.bfloat16: 1024}
 
 In blocks of `AT_ONCE` queries and with the way back they take half of its time in bfloat16, of
 which an update with long prompts becomes 1.2 times as fast; in float32 as long as the library for
-longer rows, and up to twice as long without gradients (dev/LOG.md).
+longer rows, and up to twice as long without gradients (dev/LESSONS.md).
 """
 ONE_BY_ONE = {torch.float32: 1024, torch.bfloat16: 1024}
 """Up to so many queries a segment of a trie that is computed alone goes through `_OneByOne`.
 
 In float32, beside 256, an update of SmolLM2 becomes 1 to 8 % faster, and with long prompts needs
-8 % more memory for the weights that are kept (dev/LOG.md).
+8 % more memory for the weights that are kept (dev/LESSONS.md).
 """
 IN_CACHE = 1 << 20
 """So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""

@@ -249,7 +249,7 @@ class Cost:
         """Derive the costs from the sizes of a transformers model.
 
         A call's overhead is that of a few kernels a layer; any value from a sixth to five times
-        this one gave the same times on a CPU (dev/LOG.md).
+        this one gave the same times on a CPU (dev/LESSONS.md).
         """
         config, layers = model.config, model.model.layers
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
