@@ -1,7 +1,7 @@
 """All benchmarks one after the other, each in a process of its own, and one table of the outcome.
 
 Holds: the order, bench/results/table.md. Leaves out: the measurements; gpu.py, which needs a GPU.
-Exercise it: `make bench`, or `python -m bench update loop` for some of them. Read next: update.py.
+Exercise it: `make bench`, or `python -m bench update step` for some of them. Read next: update.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 
 from bench.common import RESULTS, machine
 
-ORDER = ("update", "step", "rollout", "prefill", "length", "loop")
+ORDER = ("update", "step", "rollout", "length")
 
 
 def run(name: str) -> dict:

@@ -45,17 +45,16 @@ from statistics import median, quantiles
 import torch
 
 from agents import find
-from bench.common import ROOT, against, line, paired, show, spread, table
+from bench.common import ROOT, against, line, our_update, paired, show, spread, table, turns
 from bench.parts import Benchmark
 from config.errors import UserError
-from config.options import EMBEDDED
+from config.options import EMBEDDED, GRPOConfig
 from config.realmodels import PACKAGED
 from engines.hf import TransformersEngine
 from memagent import Agent, Trajectory
 from models.load import keep_freed_memory, load_model
 from models.logprobs import Row, pack
 from models.packaged import ready
-from models.products import use_products
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -148,20 +147,9 @@ def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
     return {"tokens": tokens, "places": places, "pairs": pairs, "gflop": round(gflop, 1)}
 
 
-def turns(tiny: bool, layout: str, vocab: int) -> list[Row]:
-    """Make the turns of one group: 512 tokens in common, 128 own, 32 to 128 written."""
-    common, tail, response = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))
-    rng = random.Random(0)
-
-    def some(n: int) -> list[int]:
-        return [rng.randrange(2, vocab) for _ in range(n)]
-
-    first, rows = some(common), []
-    for k in range(GROUP):
-        mine, written = some(tail), some(rng.randint(*response))
-        prompt = first + mine if layout == "shared" else mine + first
-        rows.append(Row(prompt, written, [0.0] * len(written), rng.gauss(0, 1), trajectory=k))
-    return rows
+def group_of_turns(tiny: bool, layout: str, model) -> list[Row]:
+    sizes = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))  # in common, own, written
+    return turns(layout, model.config.vocab_size, GROUP, *sizes)
 
 
 def matmul(tiny: bool) -> dict:
@@ -170,7 +158,7 @@ def matmul(tiny: bool) -> dict:
     by_dtype = {}
     for dtype in DTYPES:
         model = load_model(folder_of(tiny), dtype, "cpu")
-        rows = turns(tiny, "shared", model.config.vocab_size)
+        rows = group_of_turns(tiny, "shared", model)
         work = work_of(model, rows, 16_384)
         found = rates(model, int(work["tokens"]), int(work["places"]))
         by_dtype[dtype] = {"shapes": found, "gflop_per_s": round(of_all(found), 1)}
@@ -200,10 +188,9 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     from bench import update as peers
 
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
-    keep_freed_memory(model)  # as `train` does, and the next line; this one serves both sides
-    use_products(model)
-    rows = turns(tiny, layout, model.config.vocab_size)
-    peers.ours(model, rows)
+    keep_freed_memory(model)  # as `train` does; it serves both sides
+    rows = group_of_turns(tiny, layout, model)
+    our_update(model, rows, peers.CONFIG)
     found = peers.gradient(model).float()
     sides: dict[int, Callable[[], object]] = {}
     for micro in (GROUP, GROUP // 4, 1):
@@ -211,7 +198,8 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
         sides[micro] = partial(peers.trl, trainer, peers.trl_inputs(rows, micro))
     trials = paired(sides, 1)
     best = min(sides, key=lambda micro: median(trials[micro]))
-    seconds = paired({"ours": partial(peers.ours, model, rows), "trl": sides[best]}, REPEATS)
+    ours = partial(our_update, model, rows, peers.CONFIG)
+    seconds = paired({"ours": ours, "trl": sides[best]}, REPEATS)
     reference = peers.gradient(theirs).float()
     work = work_of(model, rows, peers.CONFIG.micro_tokens)
     bare = of_all(rates(model, int(work["tokens"]), int(work["places"])))
@@ -270,12 +258,11 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
     use_threads(tiny)
     model = load_model(folder_of(tiny), dtype, "cpu")
     keep_freed_memory(model)
-    use_products(model)
-    rows = turns(tiny, layout, model.config.vocab_size)
-    our_update(model, rows)
+    rows, config = group_of_turns(tiny, layout, model), GRPOConfig()
+    our_update(model, rows, config)
     with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
         start = time.perf_counter()
-        our_update(model, rows)
+        our_update(model, rows, config)
         seconds = time.perf_counter() - start
     groups: dict[str, float] = {}
     for event in record.key_averages():
@@ -308,23 +295,6 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
             for event in longest
         ],
     }
-
-
-def our_update(model, rows: list[Row]) -> None:
-    """Leave the gradient of the rows in the model, as GRPO.update does."""
-    from config.options import GRPOConfig
-    from grpo import policy_loss, token_weights
-    from models.logprobs import logprobs
-
-    model.zero_grad()
-    config = GRPOConfig()
-    weights = token_weights(rows, config)
-    for batch in pack(rows, config.micro_tokens, Cost.from_model(model)):
-        logp = logprobs(model, batch)
-        weight = batch.per_token(weights)
-        old = logp.detach()
-        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, config)
-        loss.backward()
 
 
 # ---------------------------------------------------------------- the rollout
@@ -444,7 +414,7 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
     n_tasks, n_members, n_sections = rollout_size(tiny)
     folder = folder_of(tiny)
     codec, plain = Codec.load(folder), load_model(folder, dtype, "cpu")
-    # a model of our own: the engine computes the products of its model's layers in another way
+    # a model of our own: the engine masks the head of its model
     engine = TransformersEngine(load_model(folder, dtype, "cpu"), codec)
     agent = reader(tiny, n_sections)
     on_codec = agent.on(codec)

@@ -2,7 +2,7 @@
 
 Holds: the padded rollout with a barrier (`with_barrier`), as MemAgent's own code does it, and the
 comparison. Leaves out: training (update.py, step.py).
-Exercise it: `python -m bench.rollout`. Read next: prefill.py.
+Exercise it: `python -m bench.rollout`. Read next: length.py.
 
 The same agent, model, tasks and temperature on both sides, 64 trajectories of 2 to 32 sections. In
 `groups` eight trajectories read the same document, as in training; in `documents` every trajectory

@@ -4,13 +4,13 @@ import json
 import sys
 from functools import partial
 
+import bench.prefill as prefill
 import pytest
 import torch
 
 import bench.__main__ as everything
 import bench.common as common
 import bench.parts as parts
-import bench.prefill as prefill
 from config.errors import UserError
 
 
