@@ -16,7 +16,7 @@ def model():
 
 
 def test_work_is_counted_as_by_hand(model):
-    rows = real.turns(True, "shared", model.config.vocab_size)
+    rows = real.group_of_turns(True, "shared", model)
     work = real.work_of(model, rows, 16_384)
     common, own = 48, 12
     written = [len(row.response_ids) for row in rows]
@@ -31,7 +31,7 @@ def test_work_is_counted_as_by_hand(model):
     heads = c.hidden_size * c.num_hidden_layers
     assert work["gflop"] == pytest.approx(1e-9 * (expected + 12 * heads * pairs), abs=0.06)
     # in the other order nothing is shared
-    paper = real.turns(True, "paper", model.config.vocab_size)
+    paper = real.group_of_turns(True, "paper", model)
     assert real.work_of(model, paper, 16_384)["tokens"] == sum(map(len, paper))
 
 
