@@ -10,20 +10,18 @@ in bench/results/gpu.json:
     update    Qwen3-4B's LoRA update in both layouts: speed, memory
     step      training steps of Qwen3-4B with vLLM: rollout, switch, update, the plan's GiB beside
     pipeline  SmolLM2: warm start, GRPO with vLLM, evaluations
-    profile   that update: its kernels by kind, its operators by shape, all by time
-    full-1.7b the update of all weights of Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16
-              arithmetic; full-4b of Qwen3-4B
+    full-1.7b the update of all weights of Qwen3-1.7B: FSDP2 over one rank, float32 weights,
+              bfloat16 arithmetic; full-4b of Qwen3-4B
     sleep     every sleep level of vLLM, proven
     step-full-1.7b, step-full-4b: steps of full fine-tuning
 
 Weights are random but for `pipeline`. Updates are of packed rows of 16,384 tokens, of tasks of
 G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory and 512 of
-response of each member's own; `profile` has one full row. Layers are recomputed.
+response of each member's own. Layers are recomputed.
 """
 
 from __future__ import annotations
 
-import gc
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -56,17 +54,6 @@ REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
 LAYOUTS = ("paper", "shared")
 PHASES = ("passes_s", "clip_s", "optimizer_s")
-MOST_SHOWN = 25  # operators and kernels of a profile
-# kind of kernel -> parts of their names; the first that fits
-KINDS = {
-    "attention": ("flex", "triton_tem", "flash", "attention"),
-    "products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "::mm", "addmm"),
-    "indexing": ("index", "scatter", "gather"),
-    "norms, softmax": ("softmax", "rms", "reduce"),
-    "copies, casts": ("copy", "cat", "Cat"),
-    "optimizer": ("multi_tensor", "adam"),
-    "element by element": ("elementwise", "vectorized"),
-}
 
 
 @contextmanager
@@ -77,7 +64,6 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     over a process group of one rank; on a GPU they are computed with in bfloat16.
     """
     on_card = device == "cuda"
-    gc.collect()
     if mode == "lora":
         dtype = torch.bfloat16 if on_card else torch.float32
         yield with_lora(random_qwen3(sizes, dtype, device), CONFIG)
@@ -89,17 +75,6 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
         mesh = init_device_mesh(device, (1,))
         ranks.shard(model, mesh, mixed=on_card, logprobs=logprobs)
         yield model
-
-
-def one_row(shape: dict) -> dict:
-    """Return the shape with the members of one packed row."""
-    member = shape["common"] + shape["own"] + shape["response"]
-    return shape | {"group": shape["row_tokens"] // member}
-
-
-def turns_of(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
-    sizes = shape["common"], shape["own"], (shape["response"], shape["response"])
-    return turns(layout, vocab, shape["group"], *sizes, groups)
 
 
 def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, float]:
@@ -147,10 +122,11 @@ def cell(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dic
     """Measure the update of one model in both layouts."""
     shape, sizes, vocab, device = setting(tiny, model)
     out: dict = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape}
+    sizes_of_turns = shape["common"], shape["own"], (shape["response"], shape["response"])
     with policy_of(mode, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
         for layout in LAYOUTS:
-            rows = turns_of(layout, 2, shape, vocab)
+            rows = turns(layout, vocab, shape["group"], *sizes_of_turns, groups=2)
             out[layout] = repeated(policy, rows, optimizer, shape["row_tokens"])
             print(layout, out[layout], flush=True)
             keep(out)
@@ -183,71 +159,9 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int) -> dict:
     }
 
 
-def profile(tiny: bool, keep: Keep) -> dict:
-    """Profile the update.
-
-    Sums its kernels by kind, and lists its operators by the shapes of their inputs and its kernels,
-    each with the milliseconds of its own. An operator's are those of the kernels that it starts; on
-    a CPU they are the processor's, and operators stand for kernels.
-    """
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity
-
-    shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
-    with policy_of("lora", sizes, device) as policy:
-        optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        rows = turns_of("paper", 1, one_row(shape), vocab)
-        measure = partial(update, policy, rows, optimizer, shape["row_tokens"])
-        measure()  # compiles
-        undisturbed = measure()
-        activities = [ProfilerActivity.CPU]
-        if device == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-            measure()
-    events = profiler.key_averages(group_by_input_shape=True)
-    operators = [e for e in events if e.device_type == DeviceType.CPU]
-    kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
-    own_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    kinds: dict[str, float] = {}
-    for e in kernels or operators:
-        names = (kind for kind, words in KINDS.items() if any(word in e.key for word in words))
-        kind = next(names, "other")
-        kinds[kind] = kinds.get(kind, 0) + getattr(e, own_time) / 1e3
-    return {
-        "tokens": undisturbed["tokens"],
-        "seconds": round(undisturbed["seconds"], 4),
-        "shape": one_row(shape),
-        "kinds": {k: round(ms, 3) for k, ms in sorted(kinds.items(), key=lambda x: -x[1])},
-        "operators": longest(operators, own_time),
-        "kernels": longest(kernels, own_time),
-    }
-
-
-def longest(events: list, own_time: str) -> dict:
-    """List the profiler's events that take the most time, and the time of all."""
-    total = sum(getattr(e, own_time) for e in events)
-    events = sorted(events, key=lambda e: -getattr(e, own_time))[:MOST_SHOWN]
-    return {
-        "ms": round(total / 1e3, 3),
-        "most": [
-            {
-                "name": e.key,
-                "shapes": str([s for s in e.input_shapes or () if s]),
-                "calls": e.count,
-                "ms": round(getattr(e, own_time) / 1e3, 3),
-                "share": round(getattr(e, own_time) / max(total, 1e-9), 4),
-            }
-            for e in events
-        ],
-    }
-
-
 def show(part: str, result: dict) -> None:
     """Print a part's table."""
-    if part == "profile":
-        show_profile(result)
-    elif part == "pipeline":
+    if part == "pipeline":
         pipeline.show(result)
     elif part == "sleep" or part.startswith("step"):
         colocated.show(part, result)
@@ -255,19 +169,6 @@ def show(part: str, result: dict) -> None:
         columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s", "conversations_per_s")
         rows = [(f"{part}, {x}", *map(result[x].get, columns)) for x in LAYOUTS if x in result]
         table("Update in packed rows", ("", *columns), rows)
-
-
-def show_profile(result: dict) -> None:
-    print(f"A LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
-    table("Milliseconds by kind", ("kind", "ms"), result["kinds"].items())
-    for kind in ("operators", "kernels"):
-        rows = [
-            (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
-            for x in result[kind]["most"]
-        ]
-        if rows:
-            header = ("own time", "shapes", "calls", "ms", "share")
-            table(f"{kind}: {result[kind]['ms']:,} ms in all", header, rows)
 
 
 def lines(part: str, result: dict) -> list[dict]:
@@ -297,7 +198,6 @@ PARTS = {
     "update": (partial(cell, "lora"), 150),
     "step": (partial(colocated.step, "lora"), 200),
     "pipeline": (pipeline.pipeline, 480),
-    "profile": (profile, 120),
     "full-1.7b": (partial(cell, "full", model="Qwen/Qwen3-1.7B"), 120),
     "full-4b": (partial(cell, "full"), 180),
     "sleep": (colocated.sleep, 420),

@@ -103,14 +103,6 @@ def test_the_update_is_measured_in_both_layouts(mode, monkeypatch, capsys):
     assert gpu.lines(mode, result) == []
 
 
-def test_a_profile_sums_up_by_kind(monkeypatch, capsys):
-    found = gpu.BENCHMARK.here("profile", tiny=True)
-    kinds = found["kinds"]
-    assert sum(kinds.values()) == pytest.approx(found["operators"]["ms"], rel=1e-3)
-    assert kinds["products"] > 0 and len(found["operators"]["most"]) == 25
-    assert "A LoRA update of 216 tokens" in capsys.readouterr().out
-
-
 # ---------------------------------------------------------------- sleep levels
 
 
