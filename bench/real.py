@@ -1,7 +1,7 @@
 """A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
 
 Holds: update and its arithmetic (`update`, `matmul`, `profile`), the rollout beside `generate` and
-vLLM, reading a long PDF beside llama.cpp's server.
+vLLM, reading a long text beside llama.cpp's server.
 Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
 Exercise it: `python -m bench.real matmul --tiny`. Read next: parts.py.
 
@@ -71,7 +71,7 @@ OVER_GENERATE, OVER_VLLM = 2.0, 1.0
 PEERS = ("generate", "vllm", "packed")  # of the rollout; the last two as in `vllm_rounds`
 GROUP, REPEATS = 8, 3
 SECTIONS, TRAJECTORIES = 8, 32
-PAGES, LINES = 100, 40  # of the PDF; lines of a page
+PAGES, LINES = 100, 40  # of the text; lines of a page
 VLLM, BENCH = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-bench/bin/python"
 
 
@@ -456,49 +456,15 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
 # ---------------------------------------------------------------- ask, beside llama.cpp
 
 
-def pdf(pages: list[list[str]]) -> bytes:
-    """Make a PDF of these lines of these pages; no brackets or backslashes."""
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} "
-        f"/Kids [{' '.join(f'{4 + 2 * k} 0 R' for k in range(len(pages)))}] >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for k, lines in enumerate(pages):
-        stream = "BT /F1 10 Tf 14 TL 50 760 Td " + " ".join(f"({x}) Tj T*" for x in lines) + " ET"
-        objects += [
-            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
-            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * k} 0 R >>",
-            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
-        ]
-    out, offsets = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        offsets.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
-    rows = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    size = len(objects) + 1
-    out += f"xref\n0 {size}\n0000000000 65535 f \n{rows}".encode()
-    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{out.rindex(b'xref')}\n%%EOF"
-    return out + end.encode()
-
-
-def read_pdf(n_pages: int) -> str:
-    """Write a PDF of generated English and return its text, as `ask` reads it."""
-    from tasks import documents
-
-    words = worlds.make_task("real.pdf", 40 * n_pages, "one_fact").document.split()
-    rng = random.Random(0)
+def pages(n: int) -> str:
+    """Make generated English as long as n pages."""
+    words = worlds.make_task("real.pages", 40 * n, "one_fact").document.split()
     # an even number of words a line, from the world's own; more pages than it has words go round
-    all_lines = [
-        " ".join(words[(12 * k + j) % len(words)] for j in range(12))
-        for k in range(n_pages * LINES)
+    lines = [
+        " ".join(words[(12 * k + j) % len(words)] for j in range(12)) for k in range(n * LINES)
     ]
-    rng.shuffle(all_lines)  # or a world that goes round would be one text many times
-    pages = [all_lines[k * LINES : (k + 1) * LINES] for k in range(n_pages)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "long.pdf")
-        path.write_bytes(pdf(pages))
-        return documents.read([str(path)]).text
+    random.Random(0).shuffle(lines)  # or a world that goes round would be one text many times
+    return "\n".join(lines)
 
 
 # llama.cpp's server in a process of its own, which ends with its standard input
@@ -562,7 +528,7 @@ def post(url: str, body: dict) -> dict:
 
 
 def ask(tiny: bool) -> dict:
-    """Read a PDF, then have llama.cpp read the same prompts; turn by turn, in one run.
+    """Read a long text, then have llama.cpp read the same prompts; turn by turn, in one run.
 
     Both write at most as many tokens a turn; each stops where it likes, so tokens a second, read
     and written, are compared. llama.cpp computes with the 4-bit weights of the file, ours with what
@@ -575,12 +541,12 @@ def ask(tiny: bool) -> dict:
     agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
     codec = Codec.load(folder)
     engine = TransformersEngine(load_model(folder, "bfloat16", "cpu"), codec)
-    text = read_pdf(1 if tiny else PAGES)
+    text = pages(1 if tiny else PAGES)
     if tiny:
         agent = agent.with_settings(max_sections=2)
     from data import Task
 
-    task = Task("pdf", "Where is Anna?", ("",), text)
+    task = Task("pages", "Where is Anna?", ("",), text)
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
     written = dict.fromkeys(tokens, 0)
@@ -677,7 +643,7 @@ def print_part(part: str, result: dict) -> None:
             for name, whole in c["tokens_per_s"].items()
         ]
         rows.append(("ratio", c["ratio"], c["turn_ratio"]["median"]))
-        table("A PDF", ("side", "tokens/s", "median of the turns"), rows)
+        table("A long text", ("side", "tokens/s", "median of the turns"), rows)
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
@@ -703,7 +669,7 @@ def lines_of(part: str, result: dict) -> list[dict]:
         measured = f"{c['ratio']}x"
         if "turn_ratio" in c:  # not in a result from before the turns were told apart
             measured += f", median of {c['turns']} turns {c['turn_ratio']['median']}x"
-        out.append(line("reading a PDF: ours / llama.cpp's server", measured, "", True))
+        out.append(line("reading 100 pages: ours / llama.cpp's server", measured, "", True))
     return out
 
 
