@@ -1,9 +1,4 @@
-"""Shared by the benchmarks: the machine, timing side by side, the table, the line of JSON.
-
-Holds: `machine`, `paired`, `spread`, `show`, `against`, `verdict`, `table`, `line`, `write`,
-`finish`, `random_qwen3`, `turns`, `our_update`. Leaves out: the measurements, benchmarks of several parts (parts.py).
-Exercise it: `python -m bench.update`. Read next: update.py.
-"""
+"""Shared by the benchmarks: the machine, random turns, timing side by side, the table, the line."""
 
 from __future__ import annotations
 

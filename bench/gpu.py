@@ -1,10 +1,6 @@
 """What one wants to know of one's own card: `python -m bench.gpu PART`, on a machine with a GPU.
 
-Holds: the parts, their limits; the update alone. Leaves out: vLLM in the trainer's process
-(colocated.py), the commands from a warm start to an evaluation (pipeline.py).
-Exercise it: `python -m bench.gpu update --tiny` on a CPU, to see that it runs. Read next: parts.py.
-
-The first three take a quarter of an hour; each has a limit, and what it has measured by then stays
+`--tiny` shows on a CPU that a part runs. The first three take a quarter of an hour; each has a limit, and what it has measured by then stays
 in bench/results/gpu.json:
 
     update    Qwen3-4B's LoRA update in both layouts: speed, memory

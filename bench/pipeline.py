@@ -1,9 +1,7 @@
 """SmolLM2 from a warm start to an evaluation, by commands of cli.py, each with a limit of its time.
 
-Holds: `pipeline`, a part of gpu.py; `prepare`, what can be made before a card is rented.
-Leaves out: the recipe (dev/reader.py), quality of long trainings: they take what time there is.
-Exercise it: `python -m bench.gpu pipeline --tiny`, after `python -m bench.pipeline DIR`. Read next:
-dev/reader.py.
+Exercise it: `python -m bench.pipeline DIR`, before a card is rented, then `python -m bench.gpu
+pipeline --tiny`. The recipe is that of dev/reader.py; trainings take what time there is.
 
     untrained model  --eval-->           (beside the trainings)
     short, hops      --sft-->            adapters; where there are none, those of the repository

@@ -1,11 +1,6 @@
 """A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
 
-Holds: update and its arithmetic (`update`, `matmul`, `profile`), the rollout beside `generate` and
-vLLM, reading a long text beside llama.cpp's server.
-Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
-Exercise it: `python -m bench.real matmul --tiny`. Read next: parts.py.
-
-The parts, alone by name, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
+`python -m bench.real matmul --tiny`: the parts, alone by name, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
 the embedded policy):
 
     matmul               the rate of bare matrix products of the model's shapes, with gradients

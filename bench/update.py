@@ -1,13 +1,10 @@
 """The update: our loss and gradient against TRL's GRPOTrainer, one thread, float32.
 
-Holds: the turns, the three implementations (ours, TRL's, ten obvious lines), the comparison of
-their gradients and times. Leaves out: rollouts and whole steps (step.py).
-Exercise it: `python -m bench.update` (needs `trl`). Read next: step.py.
-
-A group is G turns as a memory agent makes them: 512 tokens in common (section and problem), 128 of
-each member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the common
-tokens come first; in `paper` the memory does, and no two turns have a prefix in common. DAPO's
-normaliser, no KL, the first update on a rollout.
+`python -m bench.update` (needs `trl`) compares gradients and times of ours, TRL's and ten obvious
+lines. A group is G turns as a memory agent makes them: 512 tokens in common (section and problem),
+128 of each member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the
+common tokens come first; in `paper` the memory does, and no two turns have a prefix in common.
+DAPO's normaliser, no KL, the first update on a rollout.
 
 Ours is timed from rows to gradient, building the trie included. TRL gets finished tensors, padded
 and masked as its trainer makes them, and is timed in `compute_loss` and the backward pass alone,
