@@ -1,7 +1,7 @@
 """What one wants to know of one's own card: `python -m bench.gpu PART`, on a machine with a GPU.
 
-`--tiny` shows on a CPU that a part runs. The first three take a quarter of an hour; each has a limit, and what it has measured by then stays
-in bench/results/gpu.json:
+`--tiny` shows on a CPU that a part runs. The first three take a quarter of an hour; each has a
+limit, and what it has measured by then stays in bench/results/gpu.json:
 
     update    Qwen3-4B's LoRA update in both layouts: speed, memory
     step      training steps of Qwen3-4B with vLLM: rollout, switch, update, the plan's GiB beside

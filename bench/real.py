@@ -1,7 +1,7 @@
 """A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
 
-`python -m bench.real matmul --tiny`: the parts, alone by name, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
-the embedded policy):
+`python -m bench.real [PART]`: the parts, alone by name, on two threads (`--tiny`: one thread, small
+sizes, and but for `ask` the embedded policy):
 
     matmul               the rate of bare matrix products of the model's shapes, with gradients
     update-TYPE-LAYOUT   loss and gradient of one group, ours and TRL's
