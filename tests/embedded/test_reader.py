@@ -119,19 +119,19 @@ def test_a_stage_is_made_once_and_one_that_fails_ends_the_call(tmp_path, monkeyp
         make(plan)
     assert calls[1:] == [["z", "--resume"], ["w"]]
     (run / "config.yaml").write_text("sft: {steps: 5}\n")
-    for steps, done in (("5", True), ("6", False)):
-        stage = reader.Stage("five", ("sft", "--steps", steps), (there,), run=run)
-        if done:
-            assert stage.done
-            continue
-        with pytest.raises(UserError, match="has 5 steps, not 6"):
-            make([stage])
+    of_five, of_six = (
+        reader.Stage("five", ("sft", "--steps", steps), (there,), run=run) for steps in "56"
+    )
+    assert of_five.done
+    with pytest.raises(UserError, match="has 5 steps, not 6"):
+        make([of_six])
 
 
 @pytest.mark.parametrize(
     ("question", "sentence", "right"),
     [
         ("When did Ida leave?", "Ida left on 4 May 1931 with a friend.", "4 May 1931"),
+        ("When did Ida leave?", "Born in 1911, Ida left on 4 May 1931.", "4 May 1931"),
         ("When did Ida leave?", "Ida left in 1931.", "1931"),
         ("In which year did Ida leave?", "Born on May 4, 1911, Ida left in 1931.", "1931"),
         ("When did Ida leave?", "Ida, born in 1911, left in 1931.", ""),  # one of several
