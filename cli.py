@@ -26,7 +26,6 @@ from config.options import (
     AskConfig,
     EvalConfig,
     GRPOConfig,
-    LearnConfig,
     PlanConfig,
     RunConfig,
     SFTConfig,
@@ -273,17 +272,6 @@ def plan(
 
     stored = find.stored_settings(config, grpo | agent | machine) if config else {}
     show_plan(name, preset, stored, (machine, grpo, agent), config)
-
-
-@command(app, LearnConfig)
-def learn(
-    docs: Annotated[list[str], typer.Argument(help="files and folders, or passages as JSON")],
-    settings: dict = {},
-):
-    """Make a reader for documents of yours, without a question; goes on where it stopped."""
-    from commands.learn import learn as run_learn
-
-    run_learn(docs, LearnConfig(**settings))
 
 
 @command(app)

@@ -1,15 +1,11 @@
-"""Shared by the benchmarks: the machine, timing side by side, the table, the line of JSON.
-
-Holds: `machine`, `paired`, `spread`, `show`, `against`, `verdict`, `table`, `line`, `write`,
-`finish`, `random_qwen3`. Leaves out: the measurements, benchmarks of several parts (parts.py).
-Exercise it: `python -m bench.update`. Read next: update.py.
-"""
+"""Shared by the benchmarks: the machine, random turns, timing side by side, the table, the line."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
+import random
 import subprocess
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,8 +19,11 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+from config.options import GRPOConfig
 from models.load import cast_parameters
+from models.logprobs import Row, logprobs, pack
 from models.plan import Geometry
+from tokens.trie import Cost
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -172,3 +171,54 @@ def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int =
     with torch.device(device):
         model = Qwen3ForCausalLM(config)
     return cast_parameters(model, dtype).eval()
+
+
+def turns(
+    layout: str,
+    vocab: int,
+    group: int,
+    common: int,
+    own: int,
+    response: tuple[int, int],
+    groups: int = 1,
+) -> list[Row]:
+    """Make random turns of groups with so many tokens in common and of each member's own.
+
+    response: fewest and most that are written. The pieces are the same in both layouts; advantages
+    are not 0 and sum to 0.
+    """
+    rng, rows = random.Random(group), []
+
+    def some(n: int) -> list[int]:
+        return [rng.randrange(2, vocab) for _ in range(n)]
+
+    for _ in range(groups):
+        first = some(common)
+        for k in range(group):
+            mine, written = some(own), some(rng.randint(*response))
+            prompt = first + mine if layout == "shared" else mine + first
+            rows.append(Row(prompt, written, [0.0] * len(written), rng.gauss(0, 1), trajectory=k))
+    mean = sum(row.advantage for row in rows) / len(rows)
+    for row in rows:
+        row.advantage -= mean
+    return rows
+
+
+def our_update(model, rows: list[Row], config: GRPOConfig) -> int:
+    """Leave the gradient of the rows in the model, as GRPO.update does; returns the number of
+    tokens that went through it.
+
+    Its log-probs are the sampler's too, since the peers weigh no token by its importance: in
+    bfloat16 those of another implementation would make another loss of it.
+    """
+    from grpo import policy_loss, token_weights  # Lightning with it, which not every script needs
+
+    model.zero_grad()
+    weights, computed = token_weights(rows, config), 0
+    for batch in pack(rows, config.micro_tokens, Cost.from_model(model)):
+        computed += len(batch.trie)
+        logp = logprobs(model, batch, temperature=1.0)
+        old, weight = logp.detach(), batch.per_token(weights)
+        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, config)
+        loss.backward()
+    return computed

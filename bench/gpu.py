@@ -1,33 +1,23 @@
 """What one wants to know of one's own card: `python -m bench.gpu PART`, on a machine with a GPU.
 
-Holds: the parts, their limits; the update alone. Leaves out: attention (flex.py), vLLM in the
-trainer's process (colocated.py), the commands from a warm start to an evaluation (pipeline.py).
-Exercise it: `python -m bench.gpu update --tiny` on a CPU, to see that it runs. Read next: parts.py.
+`--tiny` shows on a CPU that a part runs. The first three take a quarter of an hour; each has a
+limit, and what it has measured by then stays in bench/results/gpu.json:
 
-The first three take a quarter of an hour; each has a limit, and what it has measured by then stays
-in bench/results/gpu.json:
-
-    update    Qwen3-4B's LoRA update as it is, with all parts of --fused together, with each alone,
-              with half of the layers recomputed: speed, memory, distance from the first
+    update    Qwen3-4B's LoRA update in both layouts: speed, memory
     step      training steps of Qwen3-4B with vLLM: rollout, switch, update, the plan's GiB beside
     pipeline  SmolLM2: warm start, GRPO with vLLM, evaluations
-    profile   that update: its kernels by kind, its operators by shape, all by time
-    flex      the packed row's attention: log-probs, gradients, compilations, speed
-    lora      Qwen3-4B's LoRA update in both layouts
-    full-1.7b the same of all weights of Qwen3-1.7B: FSDP2 over one rank, float32 weights, bfloat16
-              arithmetic; full-4b of Qwen3-4B
+    full-1.7b the update of all weights of Qwen3-1.7B: FSDP2 over one rank, float32 weights,
+              bfloat16 arithmetic; full-4b of Qwen3-4B
     sleep     every sleep level of vLLM, proven
     step-full-1.7b, step-full-4b: steps of full fine-tuning
 
 Weights are random but for `pipeline`. Updates are of packed rows of 16,384 tokens, of tasks of
 G = 8 members, at every turn 2,048 tokens of section and problem in common, 512 of memory and 512 of
-response of each member's own; `update` and `profile` have one full row. Layers are recomputed.
+response of each member's own. Layers are recomputed.
 """
 
 from __future__ import annotations
 
-import gc
-import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,55 +28,28 @@ from statistics import median
 import torch
 
 from bench import colocated, pipeline
-from bench.common import line, random_qwen3, table
-from bench.flex import TINY_MODEL, flex, flex_lines, show_flex
+from bench.common import line, random_qwen3, table, turns
 from bench.parts import Benchmark, Keep
 from config.options import GRPOConfig
 from grpo import policy_loss, token_weights
 from models import ranks
-from models.fused import fuse
 from models.load import inner, optimizer_of, recompute, with_lora
 from models.logprobs import Row, logprobs, pack, policy_logprobs
-from models.plan import GIB, KNOWN, Geometry
+from models.plan import GIB, KNOWN, Geometry, dense
 from report.metrics import PeakMemory, on_gpu
 
 SHAPE = {"group": 8, "common": 2048, "own": 512, "response": 512, "row_tokens": 16384}
 TINY = {"group": 4, "common": 48, "own": 12, "response": 12, "row_tokens": 256}
+TINY_MODEL = dense(2, 64, 4, 2, 16, 96, 512, True)
 TARGETS = {
-    "lora": {"tokens_per_s": 14_000, "gib": 30},
+    "update": {"tokens_per_s": 14_000, "gib": 30},
     "full-4b": {"tokens_per_s": 10_000, "gib": 85},
 }
 SHARED_OVER_PAPER = 1.8
 REPEATS = 5
 CONFIG = GRPOConfig(importance="none", lora_rank=16, lr=1e-6)
 LAYOUTS = ("paper", "shared")
-# update -> parts of --fused, and of how many layers one is recomputed; what matters most first
-VARIANTS: dict[str, tuple[tuple[str, ...], int]] = {
-    "as it is": ((), 1),
-    "together": (("lora", "norms", "compiled"), 1),
-    "together, every second layer": (("lora", "norms", "compiled"), 2),
-    "lora": (("lora",), 1),
-    "norms": (("norms",), 1),
-    "compiled": (("compiled",), 1),
-    "liger": (("liger",), 1),
-    "flash": (("flash",), 1),
-}
-TOGETHER = 13_700  # tokens/s by arithmetic
 PHASES = ("passes_s", "clip_s", "optimizer_s")
-PROFILED = ("as it is", "together")
-MOST_SHOWN = 25  # operators and kernels of a profile
-Computed = tuple[torch.Tensor, torch.Tensor]  # log-probs, gradients
-# kind of kernel -> parts of their names; the first that fits
-KINDS = {
-    "attention": ("flex", "triton_tem", "flash", "attention"),
-    "fused": ("triton",),
-    "products": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "::mm", "addmm"),
-    "indexing": ("index", "scatter", "gather"),
-    "norms, softmax": ("softmax", "rms", "reduce"),
-    "copies, casts": ("copy", "cat", "Cat"),
-    "optimizer": ("multi_tensor", "adam"),
-    "element by element": ("elementwise", "vectorized"),
-}
 
 
 @contextmanager
@@ -97,7 +60,6 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
     over a process group of one rank; on a GPU they are computed with in bfloat16.
     """
     on_card = device == "cuda"
-    gc.collect()  # one that was compiled stays until then
     if mode == "lora":
         dtype = torch.bfloat16 if on_card else torch.float32
         yield with_lora(random_qwen3(sizes, dtype, device), CONFIG)
@@ -111,50 +73,13 @@ def policy_of(mode: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Modu
         yield model
 
 
-@contextmanager
-def fused_policy(name: str, sizes: Geometry, device: str) -> Iterator[torch.nn.Module]:
-    """Make the policy of LoRA for an update of VARIANTS.
-
-    Its adapters are not 0, or they would do nothing.
-    """
-    with policy_of("lora", sizes, device) as policy:
-        for key, weight in policy.named_parameters():
-            if "lora_B" in key:
-                torch.nn.init.normal_(weight, std=1e-3)
-        fuse(policy, VARIANTS[name][0])
-        yield policy
-
-
-def one_row(shape: dict) -> dict:
-    """Return the shape with the members of one packed row, so that one graph is compiled."""
-    member = shape["common"] + shape["own"] + shape["response"]
-    return shape | {"group": shape["row_tokens"] // member}
-
-
-def turns(layout: str, groups: int, shape: dict, vocab: int) -> list[Row]:
-    """Make random turns of some groups; the same pieces in both layouts."""
-    rng = random.Random(0)
-
-    def some(n: int) -> list[int]:
-        return [rng.randrange(2, vocab) for _ in range(n)]
-
-    rows = []
-    for _ in range(groups):
-        common = some(shape["common"])
-        for k in range(shape["group"]):
-            tail, response = some(shape["own"]), some(shape["response"])
-            prompt = common + tail if layout == "shared" else tail + common
-            rows.append(Row(prompt, response, [0.0] * len(response), rng.gauss(0, 1), trajectory=k))
-    return rows
-
-
-def update(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict[str, float]:
-    """Make one optimizer step as GRPO.update does; every n-th layer is recomputed.
+def update(policy, rows: list[Row], optimizer, row_tokens: int) -> dict[str, float]:
+    """Make one optimizer step as GRPO.update does; layers are recomputed.
 
     Returns `tokens`, those that went through the model, the seconds in all and of its phases.
     """
     model = inner(policy)
-    recompute(model, True, every)
+    recompute(model, True)
     weights, tokens = token_weights(rows, CONFIG), 0
     clock = [now(model.device)]
     for batch in pack(rows, row_tokens):
@@ -193,10 +118,11 @@ def cell(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dic
     """Measure the update of one model in both layouts."""
     shape, sizes, vocab, device = setting(tiny, model)
     out: dict = {"mode": mode, "model": "tiny" if tiny else model, "shape": shape}
+    sizes_of_turns = shape["common"], shape["own"], (shape["response"], shape["response"])
     with policy_of(mode, sizes, device) as policy:
         optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
         for layout in LAYOUTS:
-            rows = turns(layout, 2, shape, vocab)
+            rows = turns(layout, vocab, shape["group"], *sizes_of_turns, groups=2)
             out[layout] = repeated(policy, rows, optimizer, shape["row_tokens"])
             print(layout, out[layout], flush=True)
             keep(out)
@@ -205,68 +131,14 @@ def cell(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dic
     return out
 
 
-def variants(tiny: bool, keep: Keep) -> dict:
-    """Measure the update with each of `VARIANTS`, on the same weights and turns.
-
-    dlogp: the mean |difference| of log-probs from those of the first, dgradient: of the adapters'
-    gradient, relative to its norm. One that fails says so, and the others go on.
-    """
-    model, first, found = "tiny" if tiny else "Qwen/Qwen3-4B", None, {}
-    for name in VARIANTS:
-        try:
-            found[name], computed = variant(name, tiny, first)
-            first = first or computed
-        except Exception as error:  # of a compiler, of memory: whatever it is
-            found[name] = {"failed": f"{type(error).__name__}: {error}"[:500]}
-        print(name, found[name], flush=True)
-        keep({"model": model, "shape": one_row(setting(tiny, model)[0]), "variants": found})
-    return {}
-
-
-def variant(name: str, tiny: bool, first: Computed | None) -> tuple[dict, Computed]:
-    """Measure one of `VARIANTS`; returns also its log-probs and gradients.
-
-    first: those of the first of them, None: of this one.
-    """
-    shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
-    rows = turns("paper", 1, one_row(shape), vocab)
-    # the other variants' graphs count as well
-    recompiling = torch._dynamo.config.patch(recompile_limit=64)
-    with recompiling, fused_policy(name, sizes, device) as policy:
-        begun, every = time.perf_counter(), VARIANTS[name][1]
-        computed = both(policy, rows, shape["row_tokens"], every)
-        logp, gradient = first or computed
-        apart = {
-            "first_s": round(time.perf_counter() - begun, 2),  # it compiles
-            "dlogp": (computed[0] - logp).abs().mean().item(),
-            "dgradient": ((computed[1] - gradient).norm() / gradient.norm()).item(),
-        }
-        optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        return repeated(policy, rows, optimizer, shape["row_tokens"], every) | apart, computed
-
-
-def both(policy, rows: list[Row], row_tokens: int, every: int) -> Computed:
-    """Return the log-probs of all response tokens, and the gradient of their mean, flat."""
-    policy.zero_grad()
-    recompute(inner(policy), True, every)
-    found = []
-    for batch in pack(rows, row_tokens):
-        logp = policy_logprobs(inner(policy), batch)
-        logp.mean().backward()
-        found.append(logp.detach().float())
-    gradients = [p.grad.flatten() for p in policy.parameters() if p.requires_grad]
-    policy.zero_grad()
-    return torch.cat(found), torch.cat(gradients)
-
-
-def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1) -> dict:
-    """Measure one update several times, the first time apart: it compiles."""
+def repeated(policy, rows: list[Row], optimizer, row_tokens: int) -> dict:
+    """Measure one update several times, the first time apart: it compiles attention's kernel."""
     device = inner(policy).device.type
     updates = []
     for _ in range(REPEATS + 1):
         if device == "cuda":
             torch.cuda.reset_peak_memory_stats()
-        updates.append(update(policy, rows, optimizer, row_tokens, every))
+        updates.append(update(policy, rows, optimizer, row_tokens))
     first, *updates = updates
     tokens, s = first["tokens"], median(x["seconds"] for x in updates)
     on_card = on_gpu(inner(policy), tokens, s, PeakMemory())
@@ -283,123 +155,22 @@ def repeated(policy, rows: list[Row], optimizer, row_tokens: int, every: int = 1
     }
 
 
-def profile(tiny: bool, keep: Keep) -> dict:
-    """Profile the update of each of `PROFILED`.
-
-    Sums its kernels by kind, and lists its operators by the shapes of their inputs and its kernels,
-    each with the milliseconds of its own. An operator's are those of the kernels that it starts; on
-    a CPU they are the processor's, and operators stand for kernels.
-    """
-    for name in PROFILED:
-        keep({name: profiled(name, tiny)})
-    return {}
-
-
-def profiled(name: str, tiny: bool) -> dict:
-    """Profile one of `VARIANTS`."""
-    from torch.autograd import DeviceType
-    from torch.profiler import ProfilerActivity
-
-    shape, sizes, vocab, device = setting(tiny, "Qwen/Qwen3-4B")
-    with fused_policy(name, sizes, device) as policy:
-        optimizer = optimizer_of([p for p in policy.parameters() if p.requires_grad], CONFIG)
-        rows, every = turns("paper", 1, one_row(shape), vocab), VARIANTS[name][1]
-        measure = partial(update, policy, rows, optimizer, shape["row_tokens"], every)
-        measure()  # compiles
-        undisturbed = measure()
-        activities = [ProfilerActivity.CPU]
-        if device == "cuda":
-            activities.append(ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
-            measure()
-    events = profiler.key_averages(group_by_input_shape=True)
-    operators = [e for e in events if e.device_type == DeviceType.CPU]
-    kernels = [e for e in events if e.device_type != DeviceType.CPU and not e.is_user_annotation]
-    own_time = "self_device_time_total" if device == "cuda" else "self_cpu_time_total"
-    kinds: dict[str, float] = {}
-    for e in kernels or operators:
-        names = (kind for kind, words in KINDS.items() if any(word in e.key for word in words))
-        kind = next(names, "other")
-        kinds[kind] = kinds.get(kind, 0) + getattr(e, own_time) / 1e3
-    return {
-        "tokens": undisturbed["tokens"],
-        "seconds": round(undisturbed["seconds"], 4),
-        "shape": one_row(shape),
-        "kinds": {k: round(ms, 3) for k, ms in sorted(kinds.items(), key=lambda x: -x[1])},
-        "operators": longest(operators, own_time),
-        "kernels": longest(kernels, own_time),
-    }
-
-
-def longest(events: list, own_time: str) -> dict:
-    """List the profiler's events that take the most time, and the time of all."""
-    total = sum(getattr(e, own_time) for e in events)
-    events = sorted(events, key=lambda e: -getattr(e, own_time))[:MOST_SHOWN]
-    return {
-        "ms": round(total / 1e3, 3),
-        "most": [
-            {
-                "name": e.key,
-                "shapes": str([s for s in e.input_shapes or () if s]),
-                "calls": e.count,
-                "ms": round(getattr(e, own_time) / 1e3, 3),
-                "share": round(getattr(e, own_time) / max(total, 1e-9), 4),
-            }
-            for e in events
-        ],
-    }
-
-
 def show(part: str, result: dict) -> None:
     """Print a part's table."""
-    columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s")
-    if part == "flex":
-        show_flex(result)
-    elif part == "profile":
-        for name in PROFILED:
-            if name in result:
-                show_profile(name, result[name])
-    elif part == "pipeline":
+    if part == "pipeline":
         pipeline.show(result)
     elif part == "sleep" or part.startswith("step"):
         colocated.show(part, result)
-    elif part == "update":
-        columns += ("dlogp", "dgradient")
-        every = {name: {"failed": "missing"} for name in VARIANTS} | result["variants"]
-        rows = [
-            (name, *([found["failed"]] if "failed" in found else map(found.get, columns)))
-            for name, found in every.items()
-        ]
-        table("LoRA update in packed rows", ("", *columns), rows)
     else:
-        columns += ("conversations_per_s",)
+        columns = ("tokens_per_s", "mfu", "peak_gib", *PHASES, "first_s", "conversations_per_s")
         rows = [(f"{part}, {x}", *map(result[x].get, columns)) for x in LAYOUTS if x in result]
         table("Update in packed rows", ("", *columns), rows)
 
 
-def show_profile(name: str, result: dict) -> None:
-    print(f"{name}: a LoRA update of {result['tokens']:,} tokens takes {result['seconds']} s.")
-    table("Milliseconds by kind", ("kind", "ms"), result["kinds"].items())
-    for kind in ("operators", "kernels"):
-        rows = [
-            (x["name"][:70], x["shapes"][:50], x["calls"], x["ms"], f"{x['share']:.1%}")
-            for x in result[kind]["most"]
-        ]
-        if rows:
-            header = ("own time", "shapes", "calls", "ms", "share")
-            table(f"{kind}: {result[kind]['ms']:,} ms in all", header, rows)
-
-
 def lines(part: str, result: dict) -> list[dict]:
     """List what was measured against the bars, where there are any."""
-    if part == "flex":
-        return flex_lines(result)
     if part == "sleep":
         return colocated.lines(result)
-    if part == "update":
-        speed = result["variants"].get("together", {}).get("tokens_per_s", 0)
-        what = "update: tokens/s with lora, norms and compiled"
-        return [line(what, f"{speed:,}", f"at least {TOGETHER:,}", speed >= TOGETHER)]
     if "shared_over_paper" not in result:  # of another kind, or cut
         return []
     speed, ratio = result["paper"]["tokens_per_s"], result["shared_over_paper"]
@@ -420,12 +191,9 @@ def lines(part: str, result: dict) -> list[dict]:
 
 # part -> its measurement, and the seconds of its limit
 PARTS = {
-    "update": (variants, 150),
+    "update": (partial(cell, "lora"), 150),
     "step": (partial(colocated.step, "lora"), 200),
     "pipeline": (pipeline.pipeline, 480),
-    "profile": (profile, 120),
-    "flex": (flex, 240),
-    "lora": (partial(cell, "lora"), 120),
     "full-1.7b": (partial(cell, "full", model="Qwen/Qwen3-1.7B"), 120),
     "full-4b": (partial(cell, "full"), 180),
     "sleep": (colocated.sleep, 420),

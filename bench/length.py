@@ -2,7 +2,7 @@
 
 Holds: the measurement with the embedded policy and its plot (bench/results/length.png).
 Leaves out: accuracy (the demo measures it up to 1,024 sections).
-Exercise it: `python -m bench.length`. Read next: loop.py.
+Exercise it: `python -m bench.length`. Read next: real.py.
 
 One document at a time, in sections of 1,536 tokens. Every length is read in a process of its own,
 whose memory is sampled after every turn; a short document is read again and again, for as long as a

@@ -1,13 +1,11 @@
 """SmolLM2 from a warm start to an evaluation, by commands of cli.py, each with a limit of its time.
 
-Holds: `pipeline`, a part of gpu.py; `prepare`, what can be made before a card is rented.
-Leaves out: the recipe (dev/reader.py), quality of long trainings: they take what time there is.
-Exercise it: `python -m bench.gpu pipeline --tiny`, after `python -m bench.pipeline DIR`. Read next:
-dev/reader.py.
+Exercise it: `python -m bench.pipeline DIR`, before a card is rented, then `python -m bench.gpu
+pipeline --tiny`. The recipe is that of dev/reader.py; trainings take what time there is.
 
     untrained model  --eval-->           (beside the trainings)
-    facts, hops      --sft-->            adapters; where there are none, those of the repository
-    grpo             --train, vLLM-->    compiled, and where that fails eager
+    short, hops      --sft-->            adapters; where there are none, those of the repository
+    grpo             --train, vLLM-->    with CUDA graphs, and where that fails eager
     the last model   --eval, vLLM-->     passages, HotpotQA, longest documents, side by side
 
 Everything lies in runs/gpu/runs, the adapters in bfloat16 in runs/gpu/runs/shipped. A command is
@@ -36,19 +34,18 @@ import yaml
 
 from bench.common import ROOT, table
 from bench.parts import Keep, left
-from commands.stages import make
 from config.errors import UserError
 from config.options import READER
 from config.realmodels import named_folder
-from dev import reader, sentences
+from dev import reader
 from report.folder import read_run
 from report.training import whole_rows
 
 FOLDER = ROOT / "runs" / "gpu"
-TRAININGS = ("facts", "hops", "grpo")
+TRAININGS = ("short", "hops", "grpo")
 # stage -> its share of the whole time; an evaluation of what was trained has all that is left
 SHARES = {
-    "model": 0.1, "untrained-hqa": 0.35, "untrained-passages": 0.3, "facts": 0.17, "hops": 0.12,
+    "model": 0.1, "untrained-hqa": 0.35, "untrained-passages": 0.3, "short": 0.17, "hops": 0.12,
     "grpo": 0.35, "export": 0.08,
 }  # fmt: skip
 RESERVED = 0.25  # of the whole time, for the evaluations
@@ -92,8 +89,8 @@ def prepare(data: Path) -> None:
         shutil.copy(path, kept)
     sources = reader.found(str(kept))
     (FOLDER / "data").mkdir(exist_ok=True)
-    sentences.write(Path(sources["sentences"]), FOLDER / reader.SENTENCES)
-    make([stage for stage in reader.stages(sources, FOLDER) if stage.words[0] == "data"])
+    reader.write_sentences(Path(sources["sentences"]), FOLDER / reader.SENTENCES)
+    reader.make([stage for stage in reader.stages(sources, FOLDER) if stage.words[0] == "data"])
 
 
 def pipeline(tiny: bool, keep: Keep) -> dict:

@@ -1,12 +1,7 @@
 """A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
 
-Holds: update and its arithmetic (`update`, `matmul`, `profile`), the rollout beside `generate` and
-vLLM, reading a long PDF beside llama.cpp's server.
-Leaves out: the embedded policy (update.py, rollout.py), GPUs (gpu.py).
-Exercise it: `python -m bench.real matmul --tiny`. Read next: parts.py.
-
-The parts, alone by name, on two threads (`--tiny`: one thread, small sizes, and but for `ask`
-the embedded policy):
+`python -m bench.real [PART]`: the parts, alone by name, on two threads (`--tiny`: one thread, small
+sizes, and but for `ask` the embedded policy):
 
     matmul               the rate of bare matrix products of the model's shapes, with gradients
     update-TYPE-LAYOUT   loss and gradient of one group, ours and TRL's
@@ -45,17 +40,16 @@ from statistics import median, quantiles
 import torch
 
 from agents import find
-from bench.common import ROOT, against, line, paired, show, spread, table
+from bench.common import ROOT, against, line, our_update, paired, show, spread, table, turns
 from bench.parts import Benchmark
 from config.errors import UserError
-from config.options import EMBEDDED
+from config.options import EMBEDDED, GRPOConfig
 from config.realmodels import PACKAGED
 from engines.hf import TransformersEngine
 from memagent import Agent, Trajectory
 from models.load import keep_freed_memory, load_model
 from models.logprobs import Row, pack
 from models.packaged import ready
-from models.products import use_products
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -72,7 +66,7 @@ OVER_GENERATE, OVER_VLLM = 2.0, 1.0
 PEERS = ("generate", "vllm", "packed")  # of the rollout; the last two as in `vllm_rounds`
 GROUP, REPEATS = 8, 3
 SECTIONS, TRAJECTORIES = 8, 32
-PAGES, LINES = 100, 40  # of the PDF; lines of a page
+PAGES, LINES = 100, 40  # of the text; lines of a page
 VLLM, BENCH = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-bench/bin/python"
 
 
@@ -148,20 +142,9 @@ def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
     return {"tokens": tokens, "places": places, "pairs": pairs, "gflop": round(gflop, 1)}
 
 
-def turns(tiny: bool, layout: str, vocab: int) -> list[Row]:
-    """Make the turns of one group: 512 tokens in common, 128 own, 32 to 128 written."""
-    common, tail, response = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))
-    rng = random.Random(0)
-
-    def some(n: int) -> list[int]:
-        return [rng.randrange(2, vocab) for _ in range(n)]
-
-    first, rows = some(common), []
-    for k in range(GROUP):
-        mine, written = some(tail), some(rng.randint(*response))
-        prompt = first + mine if layout == "shared" else mine + first
-        rows.append(Row(prompt, written, [0.0] * len(written), rng.gauss(0, 1), trajectory=k))
-    return rows
+def group_of_turns(tiny: bool, layout: str, model) -> list[Row]:
+    sizes = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))  # in common, own, written
+    return turns(layout, model.config.vocab_size, GROUP, *sizes)
 
 
 def matmul(tiny: bool) -> dict:
@@ -170,7 +153,7 @@ def matmul(tiny: bool) -> dict:
     by_dtype = {}
     for dtype in DTYPES:
         model = load_model(folder_of(tiny), dtype, "cpu")
-        rows = turns(tiny, "shared", model.config.vocab_size)
+        rows = group_of_turns(tiny, "shared", model)
         work = work_of(model, rows, 16_384)
         found = rates(model, int(work["tokens"]), int(work["places"]))
         by_dtype[dtype] = {"shapes": found, "gflop_per_s": round(of_all(found), 1)}
@@ -200,10 +183,9 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     from bench import update as peers
 
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
-    keep_freed_memory(model)  # as `train` does, and the next line; this one serves both sides
-    use_products(model)
-    rows = turns(tiny, layout, model.config.vocab_size)
-    peers.ours(model, rows)
+    keep_freed_memory(model)  # as `train` does; it serves both sides
+    rows = group_of_turns(tiny, layout, model)
+    our_update(model, rows, peers.CONFIG)
     found = peers.gradient(model).float()
     sides: dict[int, Callable[[], object]] = {}
     for micro in (GROUP, GROUP // 4, 1):
@@ -211,7 +193,8 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
         sides[micro] = partial(peers.trl, trainer, peers.trl_inputs(rows, micro))
     trials = paired(sides, 1)
     best = min(sides, key=lambda micro: median(trials[micro]))
-    seconds = paired({"ours": partial(peers.ours, model, rows), "trl": sides[best]}, REPEATS)
+    ours = partial(our_update, model, rows, peers.CONFIG)
+    seconds = paired({"ours": ours, "trl": sides[best]}, REPEATS)
     reference = peers.gradient(theirs).float()
     work = work_of(model, rows, peers.CONFIG.micro_tokens)
     bare = of_all(rates(model, int(work["tokens"]), int(work["places"])))
@@ -270,12 +253,11 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
     use_threads(tiny)
     model = load_model(folder_of(tiny), dtype, "cpu")
     keep_freed_memory(model)
-    use_products(model)
-    rows = turns(tiny, layout, model.config.vocab_size)
-    our_update(model, rows)
+    rows, config = group_of_turns(tiny, layout, model), GRPOConfig()
+    our_update(model, rows, config)
     with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
         start = time.perf_counter()
-        our_update(model, rows)
+        our_update(model, rows, config)
         seconds = time.perf_counter() - start
     groups: dict[str, float] = {}
     for event in record.key_averages():
@@ -308,23 +290,6 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
             for event in longest
         ],
     }
-
-
-def our_update(model, rows: list[Row]) -> None:
-    """Leave the gradient of the rows in the model, as GRPO.update does."""
-    from config.options import GRPOConfig
-    from grpo import policy_loss, token_weights
-    from models.logprobs import logprobs
-
-    model.zero_grad()
-    config = GRPOConfig()
-    weights = token_weights(rows, config)
-    for batch in pack(rows, config.micro_tokens, Cost.from_model(model)):
-        logp = logprobs(model, batch)
-        weight = batch.per_token(weights)
-        old = logp.detach()
-        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, config)
-        loss.backward()
 
 
 # ---------------------------------------------------------------- the rollout
@@ -444,7 +409,7 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
     n_tasks, n_members, n_sections = rollout_size(tiny)
     folder = folder_of(tiny)
     codec, plain = Codec.load(folder), load_model(folder, dtype, "cpu")
-    # a model of our own: the engine computes the products of its model's layers in another way
+    # a model of our own: the engine masks the head of its model
     engine = TransformersEngine(load_model(folder, dtype, "cpu"), codec)
     agent = reader(tiny, n_sections)
     on_codec = agent.on(codec)
@@ -486,49 +451,15 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
 # ---------------------------------------------------------------- ask, beside llama.cpp
 
 
-def pdf(pages: list[list[str]]) -> bytes:
-    """Make a PDF of these lines of these pages; no brackets or backslashes."""
-    objects = [
-        "<< /Type /Catalog /Pages 2 0 R >>",
-        f"<< /Type /Pages /Count {len(pages)} "
-        f"/Kids [{' '.join(f'{4 + 2 * k} 0 R' for k in range(len(pages)))}] >>",
-        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
-    ]
-    for k, lines in enumerate(pages):
-        stream = "BT /F1 10 Tf 14 TL 50 760 Td " + " ".join(f"({x}) Tj T*" for x in lines) + " ET"
-        objects += [
-            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] "
-            f"/Resources << /Font << /F1 3 0 R >> >> /Contents {5 + 2 * k} 0 R >>",
-            f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream",
-        ]
-    out, offsets = b"%PDF-1.4\n", []
-    for number, body in enumerate(objects, 1):
-        offsets.append(len(out))
-        out += f"{number} 0 obj\n{body}\nendobj\n".encode()
-    rows = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
-    size = len(objects) + 1
-    out += f"xref\n0 {size}\n0000000000 65535 f \n{rows}".encode()
-    end = f"trailer\n<< /Size {size} /Root 1 0 R >>\nstartxref\n{out.rindex(b'xref')}\n%%EOF"
-    return out + end.encode()
-
-
-def read_pdf(n_pages: int) -> str:
-    """Write a PDF of generated English and return its text, as `ask` reads it."""
-    from tasks import documents
-
-    words = worlds.make_task("real.pdf", 40 * n_pages, "one_fact").document.split()
-    rng = random.Random(0)
+def pages(n: int) -> str:
+    """Make generated English as long as n pages."""
+    words = worlds.make_task("real.pages", 40 * n, "one_fact").document.split()
     # an even number of words a line, from the world's own; more pages than it has words go round
-    all_lines = [
-        " ".join(words[(12 * k + j) % len(words)] for j in range(12))
-        for k in range(n_pages * LINES)
+    lines = [
+        " ".join(words[(12 * k + j) % len(words)] for j in range(12)) for k in range(n * LINES)
     ]
-    rng.shuffle(all_lines)  # or a world that goes round would be one text many times
-    pages = [all_lines[k * LINES : (k + 1) * LINES] for k in range(n_pages)]
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "long.pdf")
-        path.write_bytes(pdf(pages))
-        return documents.read([str(path)]).text
+    random.Random(0).shuffle(lines)  # or a world that goes round would be one text many times
+    return "\n".join(lines)
 
 
 # llama.cpp's server in a process of its own, which ends with its standard input
@@ -592,7 +523,7 @@ def post(url: str, body: dict) -> dict:
 
 
 def ask(tiny: bool) -> dict:
-    """Read a PDF, then have llama.cpp read the same prompts; turn by turn, in one run.
+    """Read a long text, then have llama.cpp read the same prompts; turn by turn, in one run.
 
     Both write at most as many tokens a turn; each stops where it likes, so tokens a second, read
     and written, are compared. llama.cpp computes with the 4-bit weights of the file, ours with what
@@ -605,12 +536,12 @@ def ask(tiny: bool) -> dict:
     agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
     codec = Codec.load(folder)
     engine = TransformersEngine(load_model(folder, "bfloat16", "cpu"), codec)
-    text = read_pdf(1 if tiny else PAGES)
+    text = pages(1 if tiny else PAGES)
     if tiny:
         agent = agent.with_settings(max_sections=2)
     from data import Task
 
-    task = Task("pdf", "Where is Anna?", ("",), text)
+    task = Task("pages", "Where is Anna?", ("",), text)
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
     written = dict.fromkeys(tokens, 0)
@@ -707,7 +638,7 @@ def print_part(part: str, result: dict) -> None:
             for name, whole in c["tokens_per_s"].items()
         ]
         rows.append(("ratio", c["ratio"], c["turn_ratio"]["median"]))
-        table("A PDF", ("side", "tokens/s", "median of the turns"), rows)
+        table("A long text", ("side", "tokens/s", "median of the turns"), rows)
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
@@ -733,7 +664,7 @@ def lines_of(part: str, result: dict) -> list[dict]:
         measured = f"{c['ratio']}x"
         if "turn_ratio" in c:  # not in a result from before the turns were told apart
             measured += f", median of {c['turns']} turns {c['turn_ratio']['median']}x"
-        out.append(line("reading a PDF: ours / llama.cpp's server", measured, "", True))
+        out.append(line("reading 100 pages: ours / llama.cpp's server", measured, "", True))
     return out
 
 

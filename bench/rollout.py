@@ -1,13 +1,10 @@
 """The rollout: our engine against padded `model.generate` with a barrier at each section.
 
-Holds: the padded rollout with a barrier (`with_barrier`), as MemAgent's own code does it, and the
-comparison. Leaves out: training (update.py, step.py).
-Exercise it: `python -m bench.rollout`. Read next: prefill.py.
-
-The same agent, model, tasks and temperature on both sides, 64 trajectories of 2 to 32 sections. In
-`groups` eight trajectories read the same document, as in training; in `documents` every trajectory
-reads its own, as in evaluation. Responses are sampled, so the two sides do not write the same
-number of tokens: the comparison is of tokens a second, read and written, and both are reported.
+`with_barrier` is the padded rollout as MemAgent's own code does it. The same agent, model, tasks
+and temperature on both sides, 64 trajectories of 2 to 32 sections. In `groups` eight trajectories
+read the same document, as in training; in `documents` every trajectory reads its own, as in
+evaluation. Responses are sampled, so the two sides do not write the same number of tokens: the
+comparison is of tokens a second, read and written, and both are reported.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
 """The update: our loss and gradient against TRL's GRPOTrainer, one thread, float32.
 
-Holds: the turns, the three implementations (ours, TRL's, ten obvious lines), the comparison of
-their gradients and times. Leaves out: rollouts and whole steps (step.py).
-Exercise it: `python -m bench.update` (needs `trl`). Read next: step.py.
-
-A group is G turns as a memory agent makes them: 512 tokens in common (section and problem), 128 of
-each member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the common
-tokens come first; in `paper` the memory does, and no two turns have a prefix in common. DAPO's
-normaliser, no KL, the first update on a rollout.
+`python -m bench.update` (needs `trl`) compares gradients and times of ours, TRL's and ten obvious
+lines. A group is G turns as a memory agent makes them: 512 tokens in common (section and problem),
+128 of each member's own (its memory), a response of 32 to 128 tokens. In the layout `shared` the
+common tokens come first; in `paper` the memory does, and no two turns have a prefix in common.
+DAPO's normaliser, no KL, the first update on a rollout.
 
 Ours is timed from rows to gradient, building the trie included. TRL gets finished tensors, padded
 and masked as its trainer makes them, and is timed in `compute_loss` and the backward pass alone,
@@ -25,7 +22,6 @@ from __future__ import annotations
 import copy
 import json
 import logging
-import random
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -37,13 +33,22 @@ from trl import GRPOConfig as TRLConfig
 from trl import GRPOTrainer
 
 from agents import find
-from bench.common import against, finish, line, paired, show, spread, table, verdict
+from bench.common import (
+    against,
+    finish,
+    line,
+    our_update,
+    paired,
+    show,
+    spread,
+    table,
+    turns,
+    verdict,
+)
 from config.options import EMBEDDED
-from grpo import policy_loss, token_weights
 from models.load import load_model
-from models.logprobs import Row, logprobs, pack
+from models.logprobs import Row
 from tokens.codec import Codec
-from tokens.trie import Cost
 
 COMMON, OWN, RESPONSE = 512, 128, (32, 128)
 BARS = {"paper": 3.0, "shared": 6.0}
@@ -53,25 +58,6 @@ WIDE, WIDE_REPEATS = 32_000, 3
 CONFIG, _ = find.resolve("demo", EMBEDDED, {}, {})
 # the embedded policy's vocabulary
 SMALL = json.loads((EMBEDDED / "config.json").read_text(encoding="utf-8"))["vocab_size"]
-
-
-def turns(group: int, layout: str, vocab: int, seed: int = 0) -> list[Row]:
-    """Make random turns, the same pieces in both layouts; advantages are not 0 and sum to 0."""
-    rng = random.Random(f"{group}/{seed}")
-
-    def some(n: int) -> list[int]:
-        return [rng.randrange(2, vocab) for _ in range(n)]
-
-    common = some(COMMON)
-    rows = []
-    for k in range(group):
-        tail, response = some(OWN), some(rng.randint(*RESPONSE))
-        prompt = common + tail if layout == "shared" else tail + common
-        rows.append(Row(prompt, response, [], rng.gauss(0, 1), trajectory=k))
-    mean = sum(r.advantage for r in rows) / group
-    for row in rows:
-        row.advantage -= mean
-    return rows
 
 
 # ---------------------------------------------------------------- three implementations
@@ -88,24 +74,6 @@ def obvious(model, rows: list[Row]) -> None:
         logits = model(input_ids=ids, use_cache=False).logits[0, p - 1 : -1]
         logp = torch.log_softmax(logits, -1).gather(1, ids[0, p:, None])[:, 0]
         (-r.advantage * (logp - logp.detach()).exp().sum() / total).backward()
-
-
-def ours(model, rows: list[Row]) -> int:
-    """Compute as GRPO.update does; returns the number of tokens that went through the model.
-
-    Its log-probs are the sampler's too, since the others weigh no token by its importance: in
-    bfloat16 those of another implementation would make another loss of it.
-    """
-    model.zero_grad()
-    weights = token_weights(rows, CONFIG)
-    computed = 0
-    for batch in pack(rows, CONFIG.micro_tokens, Cost.from_model(model)):
-        computed += len(batch.trie)
-        logp = logprobs(model, batch, temperature=1.0)
-        old, weight = logp.detach(), batch.per_token(weights)
-        loss, _ = policy_loss(logp, old, old, batch.advantage, weight, CONFIG)
-        loss.backward()
-    return computed
 
 
 def trl_trainer(model, group: int, micro: int, folder: str) -> GRPOTrainer:
@@ -206,10 +174,10 @@ def cell(vocabulary: int, group: int, layout: str, folder: str) -> dict:
     """Compare gradients and seconds of one group."""
     model = make_model(vocabulary)
     small = vocabulary < 1000
-    rows = turns(group, layout, model.config.vocab_size)
+    rows = turns(layout, model.config.vocab_size, group, COMMON, OWN, RESPONSE)
     obvious(model, rows)
     expected = gradient(model)
-    computed = ours(model, rows)
+    computed = our_update(model, rows, CONFIG)
     our_gradient = gradient(model)
 
     # TRL, with batches of several sizes; the fastest of a trial is timed
@@ -224,7 +192,8 @@ def cell(vocabulary: int, group: int, layout: str, folder: str) -> dict:
     best = min(peers, key=lambda micro: median(trials[micro])) if small else 1
 
     repeats = REPEATS if small else WIDE_REPEATS
-    seconds = paired({"ours": partial(ours, model, rows), "trl": peers[best]}, repeats)
+    ours = partial(our_update, model, rows, CONFIG)
+    seconds = paired({"ours": ours, "trl": peers[best]}, repeats)
     seconds["obvious"] = trials.pop("obvious")
     reference = gradient(models[best])
     return {

@@ -632,8 +632,7 @@ class BuildConfig(Settings):
     suite: str = "ruler-hqa"
     """whose tasks are written, each with settings of its own (--suite NAME --help-all): ruler-hqa =
     questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
-    one; facts = the single facts of 2WikiMultiHopQA's or MuSiQue's questions; ruler = RULER's
-    tasks; or a file (my_suite.py)"""
+    one; ruler = RULER's tasks; or a file (my_suite.py)"""
     lengths: tuple[Count, ...] = ()
     """of a task in what the suite counts: documents or tokens; 50,...,6400 doubles; empty = the
     suite's own"""
@@ -670,32 +669,6 @@ class FilterConfig(Settings):
     """where the model computes"""
     engine: EngineName = "transformers"
     """what answers"""
-
-
-@dataclass(frozen=True, slots=True)
-class LearnConfig(Settings):
-    """How `learn` makes a reader for documents."""
-
-    name: str = "mine"
-    """of the run; results go to RUNS/NAME"""
-    runs: str = "runs"
-    """folder of all runs"""
-    questions: tuple[str, ...] = ()
-    """a file of questions of SQuAD's form, or hf:ORG/NAME:SPLIT: nine tenths of its articles are
-    mixed in, the others asked before and after"""
-    sft_steps: Count = 32
-    """steps of the warm start, 16 tasks each"""
-    sft_lr: Annotated[float, POSITIVE] = 6e-4
-    """its highest learning rate"""
-    steps: Annotated[int, LIMIT] = 8
-    """steps of reinforcement learning after it, 4 tasks x 8 readings each; 0 = none"""
-    lr: Annotated[float, POSITIVE] = 2e-4
-    """its learning rate"""
-    n: Count = 96
-    """questions that are asked before and after"""
-    devices: Annotated[int, LIMIT] = 0
-    """processes that train side by side on the CPU; 0 = one of all cores, or on the device that it
-    finds"""
 
 
 EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help

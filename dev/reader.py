@@ -1,36 +1,35 @@
 """How a reader of real text is made of SmolLM2: every command line, setting and seed.
 
-    questions and texts  --data build-->  sets of ours  --sft, sft, train-->  adapter  --export-->
+    questions  --data build-->  sets of ours  --sft, sft, sft, train-->  adapter  --export-->
 
-Holds: `SETS`, `MIXTURES`, `TRAININGS` (plain data), `stages` (command lines of them), `make`,
-`ship` (the adapter as it comes with the repository), `EVALUATIONS` (what docs/results.md reports),
-`pool` (their seeds together), `best_by_length` (which of the agents `ask` reads with).
-Leaves out: what the commands do (commands/, by `python cli.py`), the embedded policy (dev/base.py).
 Exercise it: `python -m dev.reader --data DIR --steps-scale 0.1`; on two cores `--processes 2`.
-Read next: tasks/facts.py.
 
 An untrained model of this size is right almost never. It learns in three warm starts what a careful
-reader would write, first on single facts and short documents, then on longer ones, on two hops and
-on whole documents in one prompt, then on many questions about short ones again; reinforcement
-learning goes on from there. A stage whose result is there is skipped, a training that was stopped
-goes on by --resume: the script can be stopped at any time and called again.
+reader would write, first on short documents, then on longer ones, on two hops and on whole
+documents in one prompt, then on many questions about short ones again; reinforcement learning goes
+on from there. A stage whose result is there is skipped, a training that was stopped goes on by
+--resume: the script can be stopped at any time and called again.
 
-Trained on are questions of train splits alone, and gaps of Wikipedia's introductions that a rule
-turned into questions. XQuAD is evaluated as a whole: none of its paragraphs is in a document of
-training (MuSiQue has some of them, and is not used). Questions are kept apart, Wikipedia is not: a
-paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may answer a question of the
-validation split too, and the few documents with fewer than ten paragraphs are filled up from the
-whole file. Of questions whose paragraph is missing the answer is that nothing was found.
+Trained on are questions of train splits alone. XQuAD is evaluated as a whole: none of its
+paragraphs is in a document of training (MuSiQue has some of them, and is not used). Questions are
+kept apart, Wikipedia is not: a paragraph of HotpotQA's or 2WikiMultiHopQA's training questions may
+answer a question of the validation split too, and the few documents with fewer than ten paragraphs
+are filled up from the whole file. Of questions whose paragraph is missing the answer is that
+nothing was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
+import re
 import shlex
 import shutil
+import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -38,11 +37,9 @@ import torch
 import yaml
 from safetensors.torch import load_file, save_file
 
-from commands.stages import Stage, make
 from config.errors import UserError
 from config.files import make_folder, read_yaml, replacing
-from dev import sentences
-from dev.untrained import met, questions
+from data import normalize_answer
 from report.folder import read_run
 from report.summary import markdown_of, summarise, write_summary
 from tasks.seen import trained_on
@@ -65,79 +62,40 @@ HUB = {
     "2wiki": "hf:framolfese/2WikiMultihopQA:train",
     "hotpotqa": "hf:hotpotqa/hotpot_qa/distractor:train",
 }
-# set -> its source and how it is built; {name} is filled in by `_values`, and may be several words.
+# set -> its source, suite and documents, and how it is built; {names} are filled in by `stages`.
 # HotpotQA and 2WikiMultiHopQA have ten paragraphs a question, few of them fewer
 ABSENT = "--absent 0.15"
+OF_SQUAD = f"--source-split train --test-articles 4/20 {{eight}} {{extra}} {ABSENT}"
 SETS = {
-    "facts-2wiki": ("2wiki", "facts", (1, 4), f"{{train}} {{together}} {ABSENT}"),
-    "passages": (
-        "squad",
-        "passages",
-        (1, 4, 16),
-        f"--source-split train --test-articles 4/20 {{eight}} {{extra}} {ABSENT}",
-    ),
+    "passages": ("squad", "passages", (1, 4, 16), OF_SQUAD),
     "sentences": ("sentences", "passages", (1,), f"{{eight}} {ABSENT}"),
-    "cloze": ("extra", "cloze", (1, 4), f"--forms apart,asked {{eight}} {ABSENT}"),
     "hops-2wiki": ("2wiki", "ruler-hqa", (10,), "{train}"),
     "hops-hotpotqa": ("hotpotqa", "ruler-hqa", (10,), "{train}"),
 }
 SENTENCES = "data/sentences.json"  # with their answers, below --out
 WEIGHTS = "adapter_model.safetensors"
 PREFIX = {"ruler-hqa": "hqa"}  # suite -> the beginning of its files' names, else its own
-# training -> (set, documents) -> weight. About half of the two-hop questions can be demonstrated:
+# training -> set -> documents -> weight. About half of the two-hop questions can be demonstrated:
 # the others are comparisons, or what links their paragraphs is no title
 MIXTURES = {
     # one passage and all its questions: the most answers for a token read
-    "facts": {
-        ("passages", 1): 6,
-        ("passages", 4): 2,
-        ("sentences", 1): 1.5,
-        ("facts-2wiki", 1): 2,
-        ("facts-2wiki", 4): 0.5,
-        ("cloze", 1): 4,
-    },
-    "hops": {
-        ("passages", 1): 3,
-        ("passages", 4): 4,
-        ("passages", 16): 2,
-        ("facts-2wiki", 4): 1,
-        ("cloze", 4): 1,
-        ("hops-2wiki", 10): 1,
-        ("hops-hotpotqa", 10): 1.5,
-    },
+    "short": {"passages": {1: 6, 4: 2}, "sentences": {1: 1.5}},
+    "hops": {"passages": {1: 3, 4: 4, 16: 2}, "hops-2wiki": {10: 1}, "hops-hotpotqa": {10: 1.5}},
     # more questions for a token read: what the two before lack is reading, not keeping
-    "reading": {
-        ("passages", 1): 8,
-        ("passages", 4): 3,
-        ("facts-2wiki", 1): 1,
-        ("hops-2wiki", 10): 0.5,
-        ("hops-hotpotqa", 10): 1,
-    },
+    "reading": {"passages": {1: 8, 4: 3}, "hops-2wiki": {10: 0.5}, "hops-hotpotqa": {10: 1}},
     # short documents: the more tasks in a step, the less its mean reward is chance
-    "grpo": {
-        ("passages", 1): 2,
-        ("passages", 4): 3,
-        ("facts-2wiki", 4): 1,
-        ("hops-hotpotqa", 10): 0.5,
-    },
+    "grpo": {"passages": {1: 2, 4: 3}, "hops-hotpotqa": {10: 0.5}},
 }
 # training -> command, steps, settings. The rank of later ones is that of the adapter that they go
 # on from, the training before
-EVERY = "--not-found say --fused lora --micro-tokens 3072 --save-every 20 --seed 0"
+EVERY = "--not-found say --micro-tokens 3072 --save-every 20 --seed 0"
 TRAININGS = {
-    "facts": (
-        "sft",
-        200,
-        "--lora-rank 16 --lr 1e-3 --tasks-per-step 16 --others 2 --mistakes 0.3 --also full=0.1",
-    ),
-    "hops": ("sft", 100, "--lr 7e-4 --tasks-per-step 16 --others 3 --mistakes 0.4 --also full=0.1"),
-    "reading": (
-        "sft",
-        160,
-        "--lr 7e-4 --tasks-per-step 24 --others 1 --mistakes 0.3 --also full=0.1",
-    ),
+    "short": ("sft", 200, "--lora-rank 16 --lr 1e-3 --tasks-per-step 16 --others 2 --mistakes 0.3"),
+    "hops": ("sft", 100, "--lr 7e-4 --tasks-per-step 16 --others 3 --mistakes 0.4"),
+    "reading": ("sft", 160, "--lr 7e-4 --tasks-per-step 24 --others 1 --mistakes 0.3"),
     "grpo": ("train", 50, "--lr 2e-4 --tasks-per-step 8 --group-size 8 --outcome f1"),
 }
+ALSO = {"sft": "--also full=0.1", "train": ""}  # command -> what all of its trainings have
 
 
 # evaluation -> policy, source, suite, documents, agents; of questions that no training has seen. An
@@ -163,7 +121,46 @@ HELD_OUT = {
     "passages": "--together 16 --n 96",
     "ruler-hqa": "--source-split validation --n 128",
 }
-SEEDS = (0, 1, 2)  # of trained readers on single facts: other questions and documents; else 0
+SEEDS = (0, 1, 2)  # of trained readers among passages: other questions and documents; else 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One command line, and what is there when it is done."""
+
+    name: str
+    words: tuple[str, ...]  # after `python cli.py`
+    makes: tuple[Path, ...]
+    run: Path | None = None  # folder of a training, which goes on by --resume
+    partial: Path | None = None  # what a stopped command may have left and cannot replace
+
+    @property
+    def done(self) -> bool:
+        """Whether all is there. UserError: it is of a training of another length."""
+        complete = all(path.exists() for path in self.makes)
+        if complete and self.run is not None:
+            sections = read_yaml(self.run / "config.yaml").values()
+            steps = next(str(section["steps"]) for section in sections if "steps" in section)
+            if steps != (wanted := self.words[self.words.index("--steps") + 1]):
+                reason = f"{self.run} has {steps} steps, not {wanted}"
+                raise UserError(f"{reason}: give another --out, or remove what is there.")
+        return complete
+
+
+def make(plan: Iterable[Stage]) -> None:
+    """Run the stages whose results are not there, printing each. UserError: one of them failed."""
+    for stage in plan:
+        if stage.done:
+            print(f"# {stage.name}: done before", flush=True)
+            continue
+        if stage.partial is not None:
+            shutil.rmtree(stage.partial, ignore_errors=True)
+        goes_on = stage.run is not None and stage.run.exists()
+        words = [*stage.words, *(["--resume"] if goes_on else [])]
+        print(f"# {stage.name}\npython cli.py {shlex.join(words)}", flush=True)
+        if code := subprocess.call([sys.executable, str(ROOT / "cli.py"), *words]):
+            reason = f"The stage {stage.name} ended with exit code {code}"
+            raise UserError(f"{reason}: see above; the same call goes on from here.")
 
 
 def stages(
@@ -172,85 +169,46 @@ def stages(
     model: str = "smollm2",
     scale: float = 1.0,
     processes: int = 0,
-    without: Sequence[str] = (),
 ) -> list[Stage]:
     """Return all stages, in order. sources: as LOCAL, with whole paths, or HUB.
 
-    without: sets that are left out of every mixture. scale: factor on the steps of every training;
-    each has at least one. processes: that train side by side on the CPU; 0 = one process, on the
-    device that it finds.
+    scale: factor on the steps of every training; each has at least one. processes: that train side
+    by side on the CPU; 0 = one process, on the device that it finds.
     """
     if "sentences" in sources:  # `main` writes it
         sources = sources | {"sentences": str(out / SENTENCES)}
-    values = _values(sources)
-    where = ["--device", "cpu", "--devices", str(processes)] if processes else []
-    return [
-        *(
-            _build(name, sources, out, values)
-            for name, (kind, *_) in SETS.items()
-            if kind in sources
-        ),
-        *(
-            _training(name, _mixture(name, sources, out, without), out, model, scale, where)
-            for name in TRAININGS
-        ),
-        Stage(
-            "export",
-            ("export", str(out / [*TRAININGS][-1]), "--out", str(out / "reader")),
-            (out / "reader", out / "reader-adapter"),
-            partial=out / "reader-adapter",
-        ),
-    ]
-
-
-def _values(sources: dict[str, str]) -> dict[str, list[str]]:
-    """Return the words of each {name} in SETS.
-
-    A split of the hub is the train split already. Questions that share a document have to be
-    compared with all passages, which are too many there.
-    """
-    on_hub, few = sources["squad"].startswith("hf:"), ["--n", "4000"]
-    return {
-        "{train}": [] if on_hub else ["--source-split", "train"],
-        "{together}": few if on_hub else ["--together", "4", "--n", "100000"],
-        "{eight}": few if on_hub else ["--together", "8", "--n", "100000"],
-        "{extra}": ["--filler", sources["extra"]] if "extra" in sources else [],
+    # a split of the hub is the train split already; questions that share a document have to be
+    # compared with all passages, which are too many there
+    on_hub, few = sources["squad"].startswith("hf:"), "--n 4000"
+    values = {
+        "train": few if on_hub else f"--source-split train {few}",
+        "eight": few if on_hub else "--together 8 --n 100000",
+        "extra": f"--filler {shlex.quote(sources['extra'])}" if "extra" in sources else "",
     }
-
-
-def _build(name: str, sources: dict[str, str], out: Path, values: dict[str, list[str]]) -> Stage:
-    source, suite, documents, template = SETS[name]
-    folder = out / "data" / name
-    words = ["data", "build", sources[source], str(folder), "--suite", suite, "--seed", "0"]
-    words += ["--lengths", ",".join(map(str, documents))]
-    words += [word for slot in template.split() for word in values.get(slot, [slot])]
-    words += [] if "--n" in words else ["--n", "4000"]
-    return Stage(name, tuple(words), tuple(_file(out, name, n) for n in documents))
-
-
-def _file(out: Path, name: str, documents: int) -> Path:
-    suite = SETS[name][1]
-    return out / "data" / name / f"{PREFIX.get(suite, suite)}_{documents}.jsonl.gz"
-
-
-def _mixture(name: str, sources: dict[str, str], out: Path, without: Sequence[str]) -> str:
-    return ",".join(
-        f"{_file(out, part, n)}={weight:g}"
-        for (part, n), weight in MIXTURES[name].items()
-        if SETS[part][0] in sources and part not in without
-    )
-
-
-def _training(
-    name: str, mixture: str, out: Path, model: str, scale: float, where: list[str]
-) -> Stage:
-    command, steps, settings = TRAININGS[name]
-    words = [command, "--model", model, "--runs", str(out), "--name", name]
-    words += ["--data", mixture, "--steps", str(max(1, round(steps * scale)))]
-    before = [*TRAININGS][: [*TRAININGS].index(name)]
-    words += ["--adapter", str(out / before[-1] / "adapter")] if before else []
-    words += [*settings.split(), *EVERY.split(), *where]
-    return Stage(name, tuple(words), (out / name / "model",), run=out / name)
+    files, plan = {}, []
+    for name, (source, suite, documents, how) in SETS.items():
+        if source in sources:
+            folder = out / "data" / name
+            files[name] = {
+                n: folder / f"{PREFIX.get(suite, suite)}_{n}.jsonl.gz" for n in documents
+            }
+            words = ["data", "build", sources[source], str(folder), "--suite", suite, "--seed", "0"]
+            words += ["--lengths", ",".join(map(str, documents))]
+            words += shlex.split(how.format(**values))
+            plan.append(Stage(name, tuple(words), (*files[name].values(),)))
+    adapter = []
+    for name, (command, steps, settings) in TRAININGS.items():
+        parts = [(part, n, w) for part, of in MIXTURES[name].items() for n, w in of.items()]
+        data = ",".join(f"{files[part][n]}={w:g}" for part, n, w in parts if part in files)
+        words = [command, "--model", model, "--runs", str(out), "--name", name, "--data", data]
+        words += ["--steps", str(max(1, round(steps * scale))), *adapter]
+        words += [*settings.split(), *ALSO[command].split(), *EVERY.split()]
+        words += ["--device", "cpu", "--devices", str(processes)] if processes else []
+        plan.append(Stage(name, tuple(words), (out / name / "model",), run=out / name))
+        adapter = ["--adapter", str(out / name / "adapter")]
+    made = out / "reader", out / "reader-adapter"
+    words = ("export", str(out / name), "--out", str(made[0]))
+    return [*plan, Stage("export", words, made, partial=made[1])]
 
 
 def seeds_of(name: str) -> tuple[int, ...]:
@@ -282,6 +240,11 @@ def evaluations(sources: dict[str, str], out: Path, model: str = "smollm2") -> l
     return found
 
 
+def met(rows: Iterable[dict], known: Collection[str]) -> list[str]:
+    """Return the ids of the rows whose question is known, by its words (`Task.question_digest`)."""
+    return [*dict.fromkeys(str(row["id"]) for row in rows if row["asked"] in known)]
+
+
 def pool(out: Path, trained: Path) -> None:
     """Write a summary NAME.json and a table NAME.md of each evaluation, its seeds together.
 
@@ -293,9 +256,10 @@ def pool(out: Path, trained: Path) -> None:
         rows = []
         for seed in seeds_of(name):
             folder = out / f"{name}-{seed}"
-            if ids := met(questions(folder), known):
+            found = read_run(folder).rows
+            if ids := met(found, known):
                 raise UserError(f"{folder} asks what was trained on: {', '.join(ids)}.")
-            rows += [row | {"id": f"{seed}:{row['id']}"} for row in read_run(folder).rows]
+            rows += [row | {"id": f"{seed}:{row['id']}"} for row in found]
         summary = summarise(rows, "documents")
         write_summary(out / f"{name}.json", summary)
         lines = [
@@ -365,6 +329,55 @@ def note_best(folder: Path, out: Path) -> None:
         path.write_text(yaml.safe_dump(settings, sort_keys=False), encoding="utf-8")
 
 
+# ---------------------------------------------------------------- questions with their sentence
+
+MONTH = "(?:January|February|March|April|May|June|July|August|September|October|November|December)"
+SPANS = re.compile(
+    rf"(?P<date>\b(?:\d{{1,2}} {MONTH}|{MONTH} \d{{1,2}},)(?: \d{{4}})\b)"
+    r"|(?P<year>(?<![\d.,-])(?:1[0-9]|20)\d\d(?![\d,.-]*\d)\b)"
+)
+ASKED = {"year": r"(?:what|which) year\b", "date": r"\bwhen\b|\b(?:what|which) da(?:te|y)\b"}
+
+
+def answer(question: str, sentence: str) -> str:
+    """Return the one date or year of the sentence that the question asks for and lacks, "" where it
+    asks for none or for one of several.
+
+    Of 500 sentences that come with their answer it finds the very answer of 27 in 31 (years 14 of
+    15, dates 13 of 16, and in 2 of these a part of it).
+
+    >>> answer("When did Ida leave?", "Ida, born in 1911, left in 1931.")
+    ''
+    >>> answer("When did Ida leave?", "Ida left in 1931.")
+    '1931'
+    """
+    kind = next((kind for kind, words in ASKED.items() if re.search(words, question, re.I)), "")
+    spans = [(m.lastgroup, m[0]) for m in SPANS.finditer(sentence) if m.lastgroup in (kind, "year")]
+    dates = [span for span in spans if span[0] == "date"]
+    given = normalize_answer(question).split()
+    left = {text for _, text in dates or spans if normalize_answer(text) not in given}
+    return left.pop() if kind and len(left) == 1 else ""
+
+
+def write_sentences(source: Path, out: Path) -> None:
+    """Write the questions {question, sentence, answer?} that have an answer in SQuAD's form."""
+    paragraphs: dict[str, list[dict]] = {}
+    with gzip.open(source, "rt", encoding="utf-8") as file:
+        for k, record in enumerate(map(json.loads, file)):
+            text = record["sentence"]
+            right = record.get("answer") or answer(record["question"], text)
+            if right and (start := text.find(right)) >= 0:
+                answers = [{"text": right, "answer_start": start}]
+                asked = {"id": f"s{k}", "question": record["question"], "answers": answers}
+                paragraphs.setdefault(text, []).append(asked)
+    pairs = [{"context": text, "qas": asked} for text, asked in paragraphs.items()]
+    articles = [{"title": "", "paragraphs": [pair]} for pair in pairs]
+    out.write_text(json.dumps({"version": "1.1", "data": articles}), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- the command
+
+
 def found(folder: str) -> dict[str, str]:
     """Return the sources in a folder. UserError: one is missing."""
     paths = {name: Path(folder, file) for name, file in LOCAL.items()}
@@ -383,7 +396,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--model", default="smollm2", help="as of `train`")
     parser.add_argument("--steps-scale", type=float, default=1.0, help="factor on all steps")
     parser.add_argument("--processes", type=int, default=0, help="train in so many, on the CPU")
-    parser.add_argument("--without", default="", help="sets left out of all mixtures: cloze,...")
     parser.add_argument("--evaluate", action="store_true", help="then evaluate what ships")
     parser.add_argument("--list", action="store_true", help="print the commands, run none")
     given = parser.parse_args(arguments)
@@ -393,11 +405,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if "," in str(given.out):  # it parts the files of --data
             raise UserError("The path of --out must not have a comma.")
         sources = dict(HUB) if given.hub else found(given.data)
-        without = [name for name in given.without.split(",") if name]
-        if unknown := next((name for name in without if name not in SETS), ""):
-            raise UserError(f"There is no set {unknown!r}; there are {', '.join(SETS)}.")
-        how = given.model, given.steps_scale, given.processes, without
-        plan = stages(sources, given.out, *how)
+        plan = stages(sources, given.out, given.model, given.steps_scale, given.processes)
         if given.evaluate and given.hub:
             raise UserError("--evaluate needs --data: its questions and passages are no hub's.")
         after = evaluations(sources, given.out, given.model) if given.evaluate else []
@@ -407,7 +415,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 0
         make_folder(given.out / "data")
         if "sentences" in sources:
-            sentences.write(Path(sources["sentences"]), given.out / SENTENCES)
+            write_sentences(Path(sources["sentences"]), given.out / SENTENCES)
         make(plan)
         ship(given.out / "reader-adapter", given.out / "shipped")
         make(after)

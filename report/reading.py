@@ -217,7 +217,7 @@ def row_of(
             # None: nothing of the required form; what was answered instead is the response
             "prediction": scores.pred,
             "answers": list(task.answers),
-            "asked": task.question_digest,  # by which dev/untrained.py knows it again
+            "asked": task.question_digest,  # by which dev/reader.py knows it again
             "finish": str(turns[-1].finish) if turns else "",
             "error": trajectory.error,
             "reward": reward_of(agent, trajectory),

@@ -1,7 +1,7 @@
 """Where the words of an answer stand in a text, and the sentence to quote.
 
-Holds: `places`, `best_quote`, `sentences`. Leaves out: words (tasks/lexicon.py), pages
-(tasks/documents.py). No torch.
+Holds: `places`, `best_quote`. Leaves out: words (tasks/lexicon.py), pages (tasks/documents.py). No
+torch.
 Exercise it: `pytest tests/tasks/test_quotes.py`. Read next: tasks/documents.py.
 """
 
@@ -230,16 +230,6 @@ def _sentence(text: str, start: int, end: int, starts: Container[int]) -> Range:
         first = mark.end() if _ends(text, mark, starts) else first
     marks = (mark.end() for mark in END.finditer(text, end, high) if _ends(text, mark, starts))
     return first, next(marks, high)
-
-
-def sentences(text: str) -> Iterator[str]:
-    """Yield the sentences of a paragraph, without the blanks around them."""
-    first = 0
-    for mark in END.finditer(text):
-        if _ends(text, mark, ()):
-            yield text[first : mark.end()].strip()
-            first = mark.end()
-    yield text[first:].strip()
 
 
 def _ends(text: str, mark: re.Match, starts: Container[int]) -> bool:

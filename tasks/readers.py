@@ -1,7 +1,7 @@
 """Read tasks from a file of any known form.
 
-Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `parsed`,
-`read_passages`, `read_texts`.
+Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `read_passages`,
+`read_texts`.
 Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
 Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 
@@ -637,18 +637,6 @@ def read(path: str | Path, pool: str | Path | None = None, n: int | None = None)
     if not tasks:
         raise UserError(f"{path} holds no question that its document answers.")
     return list(tasks.values())
-
-
-def parsed(path: str | Path) -> Iterator[tuple[Record, Task, Document]]:
-    """Yield each record of a file beside what is read from it, for fields that tasks lack.
-
-    UserError: also for a set of our own, which has kept no fields but those of tasks.
-    """
-    first, records, form = _opened(path)
-    if form == "built":
-        raise first.error("this is a set that was built: give the file that it was made of")
-    yield from _tasks_of(records, form)
-    _say_left_out(path, first)
 
 
 def _opened(path: str | Path) -> tuple[Record, Iterator[Record], str]:

@@ -598,8 +598,7 @@ def called(store, scope, form, response):
 def test_thousands_of_mutated_calls():
     """No exception; what fails changes nothing.
 
-    Half of the calls are damaged as text, in all formats, half as values. bench/small.py measures
-    what an operation takes.
+    Half of the calls are damaged as text, in all formats, half as values.
     """
     draw = random.Random(20)
     store, tight = Store(ENTRIES), replace(SCOPE, budget_tokens=60, session=2)

@@ -10,7 +10,6 @@ import torch
 import bench.__main__ as everything
 import bench.common as common
 import bench.parts as parts
-import bench.prefill as prefill
 from config.errors import UserError
 
 
@@ -26,16 +25,16 @@ def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch
     monkeypatch.setattr(common, "RESULTS", tmp_path)
     bar = "at most 2"
     lines = [common.line("a", 3, bar, False), common.line("b", 1, bar, True)]
-    common.finish("loop", {}, lines)
+    common.finish("length", {}, lines)
     monkeypatch.setattr("sys.argv", ["bench", "nowhere"])
-    monkeypatch.setattr(everything, "ORDER", ("nowhere", "loop"))
+    monkeypatch.setattr(everything, "ORDER", ("nowhere", "length"))
     with pytest.raises(SystemExit):
         everything.main()
     table = (tmp_path / "table.md").read_text()
     assert "| a | 3 | at most 2 | missed |" in table and "| b | 1 | at most 2 |  |" in table
     assert "failed" in table
     assert json.loads((tmp_path / "nowhere.json").read_text())["lines"][0]["met"] is False
-    where = json.loads((tmp_path / "loop.json").read_text())["machine"]
+    where = json.loads((tmp_path / "length.json").read_text())["machine"]
     assert {"cpu", "cores", "versions", "commit", "date"} <= where.keys()
 
 
@@ -154,18 +153,3 @@ def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     with pytest.raises(KeyboardInterrupt):
         common.write(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
-
-
-def test_the_counted_tokens_of_the_prefill_benchmark_add_up(monkeypatch):
-    shape = dict(TASKS=2, GROUP=3, SECTIONS=3, SECTION_TOKENS=600)
-    for name, value in (shape | dict(MEMORY=12, ANSWER=6, ROW_TOKENS=2000)).items():
-        monkeypatch.setattr(prefill, name, value)
-    paper, shared = prefill.count("paper", 0.0), prefill.count("shared", 0.0)
-    for c in (paper, shared):
-        assert c["turns"] == 2 * 3 * 4
-        assert c["written_tokens"] == 2 * 3 * (3 * 12 + 6)  # no response ends by itself
-        assert c["prefilled_tokens"] + c["reused_tokens"] == c["prompt_tokens"]
-        assert c["turn_tokens"] == c["prompt_tokens"] + c["written_tokens"]
-        assert c["prompt_tokens"] == paper["prompt_tokens"]
-    assert shared["prefilled_tokens"] < 0.6 * paper["prefilled_tokens"]
-    assert shared["trained_in_tokens"] < 0.7 * paper["trained_in_tokens"]

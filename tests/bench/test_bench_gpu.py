@@ -49,21 +49,21 @@ def test_a_limit_interrupts_what_goes_on_and_nothing_afterwards():
 def test_of_a_part_at_its_limit_stays_what_was_measured_and_the_rest_is_missing(
     monkeypatch, tmp_path, capsys
 ):
-    def variant(name, tiny, first):
+    def repeated(*_):
         if measured:  # what came before it is safe
-            assert [*saved(tmp_path)["update"]["variants"]] == measured
+            assert saved(tmp_path)["update"]["paper"] == measured[0]
         if len(measured) == most:
             raise parts.OutOfTime
-        measured.append(name)
-        return {"tokens_per_s": 14_000}, (torch.zeros(1), torch.zeros(1))
+        measured.append({"tokens_per_s": 14_000, "conversations_per_s": 1.0})
+        return measured[-1]
 
-    measured, most = [], 2
-    monkeypatch.setattr(gpu, "variant", variant)
+    measured, most = [], 1
+    monkeypatch.setattr(gpu, "repeated", repeated)
+    monkeypatch.setattr(gpu, "setting", lambda tiny, model, make=gpu.setting: make(True, model))
     gpu.BENCHMARK.here("update", tiny=False, limit=77)
     found = saved(tmp_path)["update"]
-    assert [*found["variants"]] == measured and found["cut_s"] == 77
-    out = capsys.readouterr().out
-    assert out.count("missing") == len(gpu.VARIANTS) - 2 + 1 and "the limit of 77 s" in out
+    assert "paper" in found and "shared" not in found and found["cut_s"] == 77
+    assert "the limit of 77 s" in capsys.readouterr().out
     measured, most = [], 0
     with pytest.raises(SystemExit, match="Nothing was measured within 150 s"):
         gpu.BENCHMARK.here("update", tiny=True)
@@ -101,54 +101,6 @@ def test_the_update_is_measured_in_both_layouts(mode, monkeypatch, capsys):
     del result["shared"], result["shared_over_paper"]  # it was cut
     gpu.show(mode, result)
     assert gpu.lines(mode, result) == []
-
-
-def test_each_variant_of_the_update_computes_the_same(monkeypatch, capsys):
-    plain = {name: how for name, how in gpu.VARIANTS.items() if not {"compiled"} & {*how[0]}}
-    monkeypatch.setattr(gpu, "VARIANTS", plain | {"lora, every second": (("lora",), 2)})
-    result = gpu.BENCHMARK.here("update", tiny=True)["variants"]
-    assert "pip install liger-kernel" in result.pop("liger")["failed"]
-    assert "flash finds nothing" in result.pop("flash")["failed"]  # on a CPU
-    assert [*result] == ["as it is", "lora", "norms", "lora, every second"]
-    for measured in result.values():
-        assert measured["dlogp"] < 1e-5 and measured["dgradient"] < 1e-5
-        assert measured["tokens_per_s"] > 0 and measured["computed_tokens"] == 3 * 72  # one row
-    assert result["as it is"]["dgradient"] == 0 < result["lora"]["dgradient"]
-    assert "norms" in capsys.readouterr().out
-    # what it has no time for is no figure that meets a bar
-    (line,) = gpu.lines("update", {"variants": result})
-    assert not line["met"]
-
-
-def test_a_variant_that_breaks_does_not_stop_the_others(monkeypatch):
-    def variant(name, tiny, first):
-        if name == "together":
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return {"tokens_per_s": 1}, (torch.zeros(1), torch.zeros(1))
-
-    monkeypatch.setattr(gpu, "variant", variant)
-    found = gpu.BENCHMARK.here("update", tiny=True)["variants"]
-    assert found["together"] == {"failed": "OutOfMemoryError: CUDA out of memory"}
-    assert found.keys() == gpu.VARIANTS.keys() and found["flash"]["tokens_per_s"] == 1
-
-
-def test_a_profile_sums_up_by_kind(monkeypatch, capsys):
-    monkeypatch.setitem(gpu.VARIANTS, "together", (("lora", "norms"), 1))
-    found = gpu.BENCHMARK.here("profile", tiny=True)
-    for name in ("as it is", "together"):
-        kinds = found[name]["kinds"]
-        assert sum(kinds.values()) == pytest.approx(found[name]["operators"]["ms"], rel=1e-3)
-        assert kinds["products"] > 0 and len(found[name]["operators"]["most"]) == 25
-    assert "together: a LoRA update of 216 tokens" in capsys.readouterr().out
-
-
-def test_flex_is_measured_path_by_path(monkeypatch, capsys):
-    import bench.flex as flex
-
-    monkeypatch.setattr(flex, "TINY_ROWS", flex.TINY_ROWS[:1])
-    found = gpu.BENCHMARK.here("flex", tiny=True)
-    assert [path["grad"] < 1e-5 for path in found["paths"]] == [True]
-    assert all(line["met"] for line in gpu.lines("flex", found))
 
 
 # ---------------------------------------------------------------- sleep levels
@@ -226,7 +178,7 @@ def option(words, name):
 
 def test_the_pipeline_goes_on_from_one_stage_to_the_next(folder, monkeypatch, capsys):
     stages, given = run(folder, monkeypatch)
-    assert [x for x in given if x in pipeline.TRAININGS] == ["facts", "hops", "grpo"]
+    assert [x for x in given if x in pipeline.TRAININGS] == ["short", "hops", "grpo"]
     for name, words in given.items():
         if name == "model":
             continue
@@ -237,8 +189,8 @@ def test_the_pipeline_goes_on_from_one_stage_to_the_next(folder, monkeypatch, ca
             assert values["engine"] == "vllm" and values["temperatures"] == ["0"]
             trained = str(folder / "runs" / "grpo" / "model")
             assert values["model"] == ("smollm2" if "untrained" in name else trained)
-    assert "--adapter" not in given["facts"]
-    assert option(given["hops"], "--adapter") == str(folder / "runs" / "facts" / "adapter")
+    assert "--adapter" not in given["short"]
+    assert option(given["hops"], "--adapter") == str(folder / "runs" / "short" / "adapter")
     assert option(given["grpo"], "--adapter") == str(folder / "runs" / "hops" / "adapter")
     assert option(given["grpo"], "--engine") == "vllm"
     assert json.loads(given["grpo"][3]) == json.loads(given["long"][3]) == pipeline.GRAPHS
@@ -253,8 +205,8 @@ def test_the_pipeline_goes_on_from_one_stage_to_the_next(folder, monkeypatch, ca
     "fate, began_from, told",
     [
         ({}, "hops", pipeline.GRAPHS),
-        ({"hops": "fails"}, "facts", pipeline.GRAPHS),
-        ({"facts": "fails", "hops": "fails"}, "", pipeline.GRAPHS),
+        ({"hops": "fails"}, "short", pipeline.GRAPHS),
+        ({"short": "fails", "hops": "fails"}, "", pipeline.GRAPHS),
         ({"grpo": "fails"}, "hops", pipeline.EAGER),
         ({"grpo": "cut"}, "hops", pipeline.GRAPHS),
     ],
@@ -273,7 +225,7 @@ def test_what_fails_is_said_and_the_next_best_is_taken(fate, began_from, told, f
 
 
 def test_where_nothing_could_be_trained_nothing_is_evaluated(folder, monkeypatch):
-    every = dict.fromkeys(("facts", "hops", "grpo", "grpo_eager"), "fails")
+    every = dict.fromkeys(("short", "hops", "grpo", "grpo_eager"), "fails")
     stages, given = run(folder, monkeypatch, **every)
     assert stages["passages"] == {"ended": "not begun: nothing was trained"}
     assert "untrained-hqa" in given and "passages" not in given

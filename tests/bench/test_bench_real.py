@@ -1,4 +1,4 @@
-"""The benchmark of a real model: its counts, its document, and small runs that need no peer."""
+"""The benchmark of a real model: its counts, its text, and small runs that need no peer."""
 
 import pytest
 import torch
@@ -7,7 +7,6 @@ import bench.real as real
 from config.errors import UserError
 from config.options import EMBEDDED
 from models.load import load_model
-from tasks import documents
 
 
 @pytest.fixture(scope="module")
@@ -16,7 +15,7 @@ def model():
 
 
 def test_work_is_counted_as_by_hand(model):
-    rows = real.turns(True, "shared", model.config.vocab_size)
+    rows = real.group_of_turns(True, "shared", model)
     work = real.work_of(model, rows, 16_384)
     common, own = 48, 12
     written = [len(row.response_ids) for row in rows]
@@ -31,7 +30,7 @@ def test_work_is_counted_as_by_hand(model):
     heads = c.hidden_size * c.num_hidden_layers
     assert work["gflop"] == pytest.approx(1e-9 * (expected + 12 * heads * pairs), abs=0.06)
     # in the other order nothing is shared
-    paper = real.turns(True, "paper", model.config.vocab_size)
+    paper = real.group_of_turns(True, "paper", model)
     assert real.work_of(model, paper, 16_384)["tokens"] == sum(map(len, paper))
 
 
@@ -60,14 +59,10 @@ def test_parts_without_a_peer_run_small():
         assert real.lines_of(part, result) == []
 
 
-def test_the_pdf_is_read_back_whole(tmp_path):
-    lines = [[f"Line {k} of page {n}." for k in range(3)] for n in range(4)]
-    (tmp_path / "a.pdf").write_bytes(real.pdf(lines))
-    document = documents.read([str(tmp_path / "a.pdf")])
-    assert document.size() == "4 pages" and len(document.parts) == 4
-    for line in (line for page in lines for line in page):
-        assert line in document.text
-    assert 2 * 40 * 11 < len(real.read_pdf(2).split()) <= 2 * 40 * 12
+def test_a_page_has_so_many_words_and_the_pages_are_not_one_text_again():
+    lines = real.pages(8).splitlines()
+    assert len(lines) == 8 * real.LINES and {len(line.split()) for line in lines} == {12}
+    assert lines[: real.LINES] != lines[real.LINES : 2 * real.LINES]
 
 
 def test_a_missing_peer_is_one_sentence(tmp_path, monkeypatch):

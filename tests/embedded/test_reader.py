@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import subprocess
 from pathlib import Path
@@ -17,12 +18,18 @@ from agents.find import best_by_length, trained_agent
 from config.errors import UserError
 from config.options import EMBEDDED, READER
 from config.realmodels import PACKAGED, adapter_config, is_adapter, named_folder
+from data import Task
 from dev import reader
+from tasks.readers import read
 from tasks.seen import add_trained_on
 from tests.report.test_page import folder_of, row
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {name: f"folder/{file}" for name, file in reader.LOCAL.items()}
+
+
+def digest_of(question: str) -> str:
+    return Task("t", question, ("Lima",), text="x").question_digest
 
 
 def parse(words):
@@ -43,14 +50,14 @@ def test_each_command_parses_with_its_own_flags(sources):
     assert not any("xquad" in word for stage in plan for word in stage.words)
     built = [name for name, (of, *_) in reader.SETS.items() if of in sources]
     assert [*parsed] == [*built, *reader.TRAININGS, "export"]
-    assert [*reader.TRAININGS] == ["facts", "hops", "reading", "grpo"]
+    assert [*reader.TRAININGS] == ["short", "hops", "reading", "grpo"]
     assert [parsed[name][0] for name in parsed] == ["build"] * len(
         built
     ) + "sft sft sft train export".split()
     made = {str(path) for stage in plan for path in stage.makes}
     for name, before in (
-        ("facts", None),
-        ("hops", "out/facts/adapter"),
+        ("short", None),
+        ("hops", "out/short/adapter"),
         ("reading", "out/hops/adapter"),
         ("grpo", "out/reading/adapter"),
     ):
@@ -60,10 +67,10 @@ def test_each_command_parses_with_its_own_flags(sources):
         for part in given["data"].split(","):  # out of files that an earlier stage makes
             file, _, weight = part.rpartition("=")
             assert file in made and float(weight) > 0
-    assert parsed["grpo"][1]["outcome"] == "f1" and parsed["facts"][1]["lora_rank"] == 16
+    assert parsed["grpo"][1]["outcome"] == "f1" and parsed["short"][1]["lora_rank"] == 16
     for name in built:
         given = parsed[name][1]
-        divided = name == "passages" or (sources is SOURCES and name.startswith(("facts", "hops")))
+        divided = name == "passages" or (sources is SOURCES and name.startswith("hops"))
         assert given.get("source_split") == ("train" if divided else None)
         assert (bool(given["filler"])) == (sources is SOURCES and name == "passages")
         assert (given.get("absent") == 0.15) == (not name.startswith("hops"))
@@ -72,10 +79,7 @@ def test_each_command_parses_with_its_own_flags(sources):
 
 
 def test_what_is_reported_was_not_trained_on():
-    """XQuAD is in no set of training, and HotpotQA's questions are another split's.
-
-    dev/untrained.py compares the rows.
-    """
+    """XQuAD is in no set of training, and HotpotQA's questions are another split's."""
     found = reader.evaluations(SOURCES, Path("out"))
     parsed = {stage.name: parse(stage.words)[1] for stage in found}
     assert {name.rpartition("-")[0] for name in parsed} == {*reader.EVALUATIONS}
@@ -95,11 +99,71 @@ def test_what_is_reported_was_not_trained_on():
     assert "xquad" not in sources and sources <= {*SOURCES}
 
 
-def test_a_set_can_be_left_out_of_every_mixture():
-    for without in ((), ("cloze",)):
-        plan = reader.stages(SOURCES, Path("out"), without=without)
-        data = [stage.words[stage.words.index("--data") + 1] for stage in plan if stage.run]
-        assert len(data) == 4 and any("cloze" in words for words in data) == (without == ())
+def test_a_stage_is_made_once_and_one_that_fails_ends_the_call(tmp_path, monkeypatch):
+    calls, codes = [], iter([0, 0, 3])
+    monkeypatch.setattr(
+        reader.subprocess, "call", lambda words: calls.append([*words[2:]]) or next(codes)
+    )
+    there, other = tmp_path / "a", tmp_path / "b"
+    there.touch()
+    make = reader.make
+    make([reader.Stage("one", ("x",), (there,)), reader.Stage("two", ("y",), (other,))])
+    assert calls == [["y"]]
+    run = tmp_path / "run"
+    run.mkdir()  # of a training that was stopped
+    plan = [
+        reader.Stage("three", ("z",), (other,), run=run),
+        reader.Stage("four", ("w",), (other,)),
+    ]
+    with pytest.raises(UserError, match="The stage four ended with exit code 3"):
+        make(plan)
+    assert calls[1:] == [["z", "--resume"], ["w"]]
+    (run / "config.yaml").write_text("sft: {steps: 5}\n")
+    of_five, of_six = (
+        reader.Stage("five", ("sft", "--steps", steps), (there,), run=run) for steps in "56"
+    )
+    assert of_five.done
+    with pytest.raises(UserError, match="has 5 steps, not 6"):
+        make([of_six])
+
+
+@pytest.mark.parametrize(
+    ("question", "sentence", "right"),
+    [
+        ("When did Ida leave?", "Ida left on 4 May 1931 with a friend.", "4 May 1931"),
+        ("When did Ida leave?", "Born in 1911, Ida left on 4 May 1931.", "4 May 1931"),
+        ("When did Ida leave?", "Ida left in 1931.", "1931"),
+        ("In which year did Ida leave?", "Born on May 4, 1911, Ida left in 1931.", "1931"),
+        ("When did Ida leave?", "Ida, born in 1911, left in 1931.", ""),  # one of several
+        ("When did Ida, born in 1911, leave?", "Ida, born in 1911, left in 1931.", "1931"),
+        ("When did Ida leave?", "Ida left 1,931 days later, in section 3.1931.", ""),
+        ("Who left in 1931?", "Ida left in 1911.", ""),
+    ],
+)
+def test_the_answer_is_the_one_date_or_year_of_its_sentence(question, sentence, right):
+    assert reader.answer(question, sentence) == right
+
+
+def test_questions_with_an_answer_are_written_with_their_sentence(tmp_path):
+    records = [
+        {"question": "When did Ida leave?", "sentence": "Ida left in 1931."},
+        {"question": "Who left?", "sentence": "Ida left in 1931.", "answer": "Ida"},
+        {"question": "Why?", "sentence": "Nobody knows."},
+    ]
+    with gzip.open(tmp_path / "s.jsonl.gz", "wt") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+    reader.write_sentences(tmp_path / "s.jsonl.gz", tmp_path / "out.json")
+    tasks = read(tmp_path / "out.json")
+    assert [(task.id, task.answers) for task in tasks] == [("s0", ("1931",)), ("s1", ("Ida",))]
+    assert {task.document for task in tasks} == {tasks[0].document} and "Nobody" not in str(tasks)
+
+
+def test_a_question_is_known_by_its_words():
+    asked = {digest: words for words in ("Who?", "Where?") for digest in [digest_of(words)]}
+    known = {digest_of(words) for words in ("where", "When?")}
+    rows = [{"id": f"{words}{k}", "asked": digest} for digest, words in asked.items() for k in "12"]
+    assert reader.met(rows + rows, known) == ["Where?1", "Where?2"]
+    assert reader.met(rows, set()) == []
 
 
 def answered(length, tokens, **shares):

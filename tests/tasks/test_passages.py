@@ -6,11 +6,14 @@ from __future__ import annotations
 import json
 from collections import Counter
 from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 from conftest import asked_of
 from test_readers import SHARED, lines, real
+from typer.testing import CliRunner
 
+import cli
 import suites
 from commands import taskfiles
 from config.errors import UserError
@@ -179,6 +182,15 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
         assert [(t.id, t.document) for t in made] == [(t.id, t.document) for t in written]
 
 
+def test_the_suite_may_stand_before_the_files(tmp_path):
+    words = ["data", "build", "passages", str(squad(tmp_path / "s.json")), str(tmp_path / "sets")]
+    words += ["--lengths", "1", "--test-articles"]
+    result = CliRunner().invoke(cli.app, [*words, "0/10"])
+    assert result.exit_code == 0, result.output
+    assert len(read(tmp_path / "sets" / "passages_1.jsonl.gz")) == 90
+    assert CliRunner().invoke(cli.app, [*words, "x"]).exit_code == 2
+
+
 @pytest.mark.parametrize(
     "fields",
     [
@@ -219,6 +231,14 @@ def test_few_passages_have_shared_documents_and_what_is_passed_over_is_counted(t
     assert len(tasks) == 30 and {task.id[-1] for task in tasks} == {"0"}
     said = " ".join(capsys.readouterr().out.split())
     assert "Passed over among 4: 60 of 90 questions" in said
+
+
+@pytest.mark.parametrize("together", [3, 2])
+def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
+    """None is lost of a paragraph with more questions than may share a document."""
+    tasks = make_tasks(questions, 1, shared=Shared(together))
+    assert len({task.id for task in tasks}) == len(tasks) == len(questions) == 90
+    assert sum(a.order != b.order for a, b in pairwise(tasks)) == 29
 
 
 # ---------------------------------------------------------------- without their paragraph

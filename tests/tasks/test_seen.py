@@ -1,12 +1,9 @@
 """The record of the questions that were trained on, as trainers and exports keep it."""
 
-import json
-
 import pytest
 
 from config.errors import UserError
 from data import Task
-from dev import untrained
 from tasks import seen, worlds
 
 
@@ -68,40 +65,3 @@ def test_a_damaged_list_is_one_sentence_and_not_an_empty_one(tmp_path, content):
     (tmp_path / seen.TRAINED_ON).write_bytes(content)
     with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
         seen.trained_on(tmp_path)
-
-
-def evaluated(folder, asked):
-    """Write the rows of an evaluation, as `row_of` names a question."""
-    folder.mkdir(exist_ok=True)
-    rows = [{"id": task.id, "asked": task.question_digest} for task in asked]
-    text = "".join(json.dumps(row) + "\n" for row in [*rows, *rows])  # of two agents
-    (folder / "rows.jsonl").write_text(text)
-    return folder
-
-
-def test_untrained_tells_by_the_words_which_questions_were_trained_on(tmp_path, capsys):
-    policies = [tmp_path / "a", tmp_path / "b"]
-    for policy, questions in zip(policies, [("Who?", "Where?"), ("When?",)], strict=True):
-        policy.mkdir()
-        seen.add_trained_on(policy, {}, 0, seen.questions_of(tasks(*questions)))
-    apart = evaluated(tmp_path / "apart", tasks("Why?", "How?"))
-    assert untrained.main([str(apart), *map(str, policies)]) == 0
-    assert capsys.readouterr().out.count("both: none") == 2
-    same = evaluated(tmp_path / "same", tasks("Why?", "where", "when?", prefix="x"))
-    assert untrained.main([str(same), *map(str, policies)]) == 1
-    first, second = capsys.readouterr().out.splitlines()
-    assert first.endswith("both: 1 of the rows' ids: x1")
-    assert second.endswith("both: 1 of the rows' ids: x2")
-    assert untrained.main([str(same), str(policies[1])]) == 1
-
-
-def test_untrained_says_nothing_of_what_it_cannot_know(tmp_path, capsys):
-    rows = {"rows": None, "old": '{"id": "a"}\n', "none": ""}
-    for name, text in rows.items():
-        folder = evaluated(tmp_path / name, tasks("Who?"))
-        if text is not None:
-            (folder / "rows.jsonl").write_text(text)
-    (tmp_path / "plain").mkdir()
-    for name in (*rows, "nowhere"):
-        assert untrained.main([str(tmp_path / name), str(tmp_path / "plain")]) == 2
-        assert capsys.readouterr().err.count("\n") == 1
