@@ -10,7 +10,10 @@ from config.errors import UserError
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
-    # "setting": (value,),
+    "metric": ("official",),
+    "few_shot": ("",),
+    "db_backend": ("sqlite",),
+    "rules": ("released",),
 }
 
 
