@@ -31,7 +31,6 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip, kept
-from config.gone import is_gone
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.plugins import failure
@@ -132,9 +131,7 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
         name
         for section in ("stream", "agent")
         for name, value in (before[section] | now[section]).items()
-        if before[section].get(name) != value
-        and name not in MAY_CHANGE
-        and (name in now[section] or not is_gone(name, value, f"{path}: {section}"))
+        if before[section].get(name) != value and name not in MAY_CHANGE
     ]
     if wrong:
         raise UserError(
