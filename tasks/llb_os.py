@@ -37,8 +37,8 @@ You are root of a Debian 12 system without network. Do what the task says by bas
 script in a fenced block; it runs without input, for at most {seconds} seconds, and you see its
 output. Each script is a new shell; files, users and processes stay. When all is done, write a line
 with the single word finish, alone or after the last script. Then the system is checked.
-You have {steps} responses, after which it is checked as it is, or at once where one has neither
-script nor finish."""
+You have {steps} responses, after which it is checked as it is, or at once where one has \
+neither script nor finish."""
 NO_SCRIPT = (
     "Nothing was run: there is neither one script in a fenced block nor a line that says finish."
 )
