@@ -13,8 +13,8 @@ records). Any form may come in any container:
          container                        checked             form
 
 `read` then gives all tasks of the file one pool of passages. A record with choices is refused, for
-only open questions are graded. A file that cannot be read raises a `UserError` that names the file, the line
-(or row, or item) and the reason; a line says how much of what was left out.
+only open questions are graded. A file that cannot be read raises a `UserError` that names the file,
+the line (or row, or item) and the reason; a line says how much of what was left out.
 """
 
 from __future__ import annotations
