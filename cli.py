@@ -216,7 +216,7 @@ def ask(
         list[str] | None,
         typer.Argument(
             metavar="FILE... QUESTION",
-            help="text, Markdown, HTML, PDF, docx, epub, chats; files and folders are read as one "
+            help="text, Markdown, HTML, PDF, docx, epub; files and folders are read as one "
             "document, - is standard input; the question comes last",
         ),
     ] = None,

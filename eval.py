@@ -401,13 +401,8 @@ class _Evaluation:
                 before = stored_summary(self.folder / "summary.json") or {}
             known = (cell["agent"] for cell in before.get("cells", ()))
             rows, missing = joined(self.folder, wanted, known)
-            # graded by other rules, as the names of the questions say: no part of this summary
-            if {"metric", "rules"} & {*self.suite.may_differ}:
-                names = {(row["settings"], row["id"]): row["question"] for row in rows}
-                asked = {names.get((settings, name)) for settings, name, *_ in wanted}
-                rows = [row for row in rows if row["question"] in asked]
-            metric = self.suite.measured_by([*{row["question"]: None for row in rows}])
-            summary = summarise(rows, self.suite.unit, metric, agents=agents_of(rows) | agents)
+            made_by = agents_of(rows) | agents
+            summary = summarise(rows, self.suite.unit, self.suite.metric, agents=made_by)
             altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)
             summary["altered"] = before.get("altered", {}) | altered
             seen = [o.summary() for o in self.overlaps.values() if o.known]

@@ -8,7 +8,7 @@ Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/
 A reading is a folder, RUNS/NAME, from which it can be gone on with at any time:
 
     config.yaml        what answers, the agent and its settings, all resolved
-    document.json      the text with its pages or sessions, and the question
+    document.json      the text with its pages, and the question
     turns.jsonl        one line a turn, on the disk before the next turn begins
     transcripts.jsonl  the whole of it as one record, when it is finished (`cli.py show`)
     report.html        the same as a page
@@ -52,9 +52,7 @@ from report.status import hold, release
 from report.summary import write_text
 from rollout import Engine, Sampling, advance, follow, start
 from tasks import documents
-from tasks.conversations import turns_as_memories
 from tasks.documents import Document
-from tasks.episodes import Episode
 from tasks.pages import Places
 from tasks.served import SHORT_OF_MEMORY, Terms
 
@@ -92,13 +90,8 @@ class Inquiry:
 
     @property
     def task(self) -> Task:
-        """The question about the text; about a chat, also as dated sessions and messages."""
-        sessions = self.document.sessions
-        given = self.document.title, self.question, (), self.document.text
-        if not sessions:
-            return Task(*given, kind="asked")
-        memories = turns_as_memories(sessions)
-        return Episode(*given, kind="asked", sessions=sessions, memories=memories)
+        """The question about the text."""
+        return Task(self.document.title, self.question, (), self.document.text, kind="asked")
 
     @property
     def again(self) -> str:
@@ -383,9 +376,8 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
         )
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections, document = agent.sections(task), reading.document
-    decode, in_sessions = engine.codec.decode, bool(document.sessions)
-    places = Places(task.document, sections, decode, agent.config.over, verbatim=in_sessions)
-    n_sections = _n_sections(document, agent, sections)
+    places = Places(task.document, sections, engine.codec.decode, agent.config.over)
+    n_sections = len(sections)
     size = document, agent, len(sections.ids) + sections.left_out, n_sections
     sampling, turn, section = Sampling(reading.config.temperature), None, None
     n_read, cost = 0, Counter()
@@ -431,15 +423,6 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
         except UserError as error:
             raise UserError(f"{error}{_advice(error, reading, agent, turn)}") from error
     return replace(_end(reading, agent, turn, trace), **cost)
-
-
-def _n_sections(document: Document, agent: Agent, sections: Sequence[str]) -> int:
-    """Count the sections that an agent reads; one that keeps what it notes of a document reads the
-    sessions of a chat one by one."""
-    if not (document.sessions and agent.keeps):
-        return len(sections)
-    cut, most = agent.codec.cut, agent.config.chunk_tokens
-    return sum(len(cut(session.dated, most)) for session in document.sessions)
 
 
 def _advice(error: UserError, reading: Inquiry, agent: Agent, turn: Turn | None) -> str:

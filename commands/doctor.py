@@ -163,10 +163,7 @@ def environments() -> Iterator[Finding]:
     from tasks.alf import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
-    advice = "MariaDB or MySQL: --db-backend mysql://USER@HOST"
-    if not _has("pymysql"):
-        advice += ", pip install PyMySQL -c requirements-environments.txt"
-    yield Finding("environment llb-db", "sqlite, part of Python", "ok", advice)
+    yield Finding("environment llb-db", "sqlite, part of Python")
     needed = {name: lacking(system) for name, system in (("llb-os", True), ("bcb", False))}
     gone = [(name, INSTALL) for name in PACKAGES if not _has(name)]
     for name, missing in (needed | {"alfworld": gone}).items():

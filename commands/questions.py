@@ -51,7 +51,7 @@ class Answer:
     found: bool | None  # in the document; None: nothing to look for, as in yes
     pages: list[int]  # where it is found, that of the quote first; [] of a text without pages
     quote: str  # the sentence
-    where: str  # it is, in words: of chapters, sessions and several files too
+    where: str  # it is, in words: of chapters and several files too
     memory: str  # from which the answer was written; "" where the text was read at once
     remarks: list[str]
     report: str  # path of the page; "" if nothing was kept

@@ -65,13 +65,12 @@ def _stream(folder: Path, settings: dict) -> Path:
     from report.streams import rewrite_stream_report
 
     with reading(folder / "config.yaml"):
-        (config, judged_by), outcomes = settings_of_stream(settings["stream"]), []
+        config, outcomes = settings_of_stream(settings["stream"]), []
     for arm in config.arms:
         if (path := folder / f"{arm}.db").exists():
             # nothing of another process's bank is written, and no embedder is needed to look at it
             with closing(Bank(path, BankConfig(), frozen=True)) as bank:
-                outcome = outcome_of(folder, arm, config, bank)
-                outcomes.append(outcome | {"judged_by": judged_by})
+                outcomes.append(outcome_of(folder, arm, config, bank))
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 

@@ -34,6 +34,7 @@ from config.errors import Unreachable, UserError, clip, kept
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.plugins import failure
+from config.settings import hints_of
 from config.terminal import bar, next_step
 from data import seed_of
 from engines.open import give_embedder, open_reader
@@ -89,7 +90,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
                 shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
-        outcomes = [stream.outcome() | {"judged_by": suite.judged_by} for stream in streams]
+        outcomes = [stream.outcome() for stream in streams]
         rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
         write_stream_report(folder, config, outcomes, rule)
     learnt = config.frozen or folder / f"{streams[-1].arm}.db"
@@ -317,16 +318,13 @@ class Stream:
         return outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
 
 
-def settings_of_stream(section: dict) -> tuple[StreamConfig, str]:
-    """Return the settings of a stream in its folder, and by whose rules its tasks are judged.
+def settings_of_stream(section: dict) -> StreamConfig:
+    """Return the settings of a stream in its folder.
 
     No suite is loaded for it from a file that was not loaded before.
     """
-    stored = suites.stored(section)
-    kind = suites.known(stored.get("suite") or StreamConfig().suite) or Suite
-    config = {f.name: stored[f.name] for f in fields(StreamConfig) if f.name in stored}
-    settings = {f.name: stored[f.name] for f in fields(kind) if f.name in stored}
-    return StreamConfig(**config), kind(**settings).judged_by
+    stored, known = suites.stored(section), hints_of(StreamConfig)
+    return StreamConfig(**{name: value for name, value in stored.items() if name in known})
 
 
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:

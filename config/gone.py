@@ -10,7 +10,10 @@ from config.errors import UserError
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
-    # "setting": (value,),
+    "metric": ("official",),
+    "few_shot": ("",),
+    "db_backend": ("sqlite",),
+    "rules": ("released",),
 }
 
 
@@ -22,7 +25,8 @@ def is_gone(name: str, value: object, where: str) -> bool:
     if name not in GONE:
         return False
     if value not in GONE[name] and not (value == [] and () in GONE[name]):
+        always = " or ".join(map(repr, GONE[name]))  # not the file's value: it may hold a password
         raise UserError(
-            f"{where}: {name} {value!r} is no longer there; the git tag {TAG} still has it."
+            f"{where}: {name} is no longer there but as {always}; the git tag {TAG} still has it."
         )
     return True

@@ -292,8 +292,8 @@ class RunConfig(Settings):
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
     path.py:function, which returns a list of tasks; ledger = generated sessions;
     locomo:FILE#RULE/PART/adversarial/START = LoCoMo's conversations, with parts as in eval
-    --source-split; adversarial = category 5 is paid for too; longmemeval:FILE; own:FILE =
-    conversations of yours (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
+    --source-split; adversarial = category 5 is paid for too; own:FILE = conversations of yours
+    (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
     shuffle: Annotated[bool, UNFLAGGED] = True
     """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
     lengths: Annotated[tuple[Count, ...], NOT_EMPTY] = (2, 4, 8, 16)

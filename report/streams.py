@@ -308,11 +308,9 @@ def _page(
     ends = [cells[-1] for cells in by_arm.values()]
     best = max(ends, key=itemgetter("sr"))
     arms = ", ".join(cell["arm"] for cell in ends if cell["sr"] == best["sr"])
-    rules = outcomes[0].get("judged_by", "")
-    judged = f", judged by {rules}," if rules else ""
     lead = (
         f"Most was solved with {arms}: {percent(best['sr'])}\u00a0% of {best['n']} tasks of "
-        f"{config.suite}{judged} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
+        f"{config.suite} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
     )
     about = {o["arm"]: o["about"] for o in outcomes if o["about"]}
     learning = [o for o in outcomes if any(row["shown"] for row in o["rows"])]

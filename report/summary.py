@@ -137,7 +137,7 @@ def difference_interval(
 # ---------------------------------------------------------------- the summary
 
 METRICS = (
-    "sub_em", "em", "f1", "reward", "bleu1", "official_em", "sub_em_upstream", "failed", "unformed",
+    "sub_em", "em", "f1", "reward", "official_em", "sub_em_upstream", "failed", "unformed",
     "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip

@@ -124,15 +124,6 @@ class Suite(Settings):
         suite do not answer back."""
         return None
 
-    def measured_by(self, questions: Sequence[str]) -> str:
-        """Return what answers are measured by, given the names of the columns."""
-        return self.metric
-
-    @property
-    def judged_by(self) -> str:
-        """Whose rules these are, where there are several; "" where there are not."""
-        return ""
-
     # ---- beside the questions
 
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
@@ -170,9 +161,6 @@ class Suite(Settings):
             raise UserError(
                 f"The suite {self.label} has no environment: its tasks do not answer back."
             )
-        if self.judged_by:
-            rounds = f"{environment.most_steps} responses (--rules; docs/streams.md)"
-            say(f"{self.label}: judged by {self.judged_by}, in {rounds}.")
         if skipped := environment.skipped:
             why = environment.skipped_because
             say(f"{self.label}: {skipped:,} tasks are left out, which {why}.")

@@ -7,7 +7,6 @@ Exercise it: `pytest tests/tasks/test_episodes.py`. Read next: tasks/episodes.py
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from data import Task
@@ -20,8 +19,7 @@ class Conversations(Suite):
     """One column of all questions: its cells are the kinds, side by side, so that what an agent
     makes of a conversation serves all of them.
 
-    Of each kind the first `n` are asked, but for those that the metric leaves out. Kinds without a
-    question are said at once.
+    Of each kind the first `n` are asked. Kinds without a question are said at once.
     """
 
     source_split: str = ""
@@ -34,20 +32,11 @@ class Conversations(Suite):
         part = self.source_split
         source = f"{self.name}:{self.file_in(scope)}{f'#{part}' if part else ''}"
         found = episodes.conversations_of(source)
-        metric = episodes.metric_of(found.kind, self.grader())
         probes = [probe for c in found.conversations for probe in c.probes]
-        split_off = "/" in part and not found.adversarial
-        abstaining = not split_off and 5 not in metric.leaves_out
+        abstaining = "/" not in part or found.adversarial
         found.say_missing(probes, abstaining, "is in it, none will be asked")
 
         def make() -> list[Task]:
-            return first_of_each_kind(episodes.all_questions(found, metric), scope.n)
+            return first_of_each_kind(episodes.all_questions(found), scope.n)
 
         return [Column("", max(len(c.sessions) for c in found.conversations), make)]
-
-    def grader(self) -> str:
-        """Return whose rules answers are graded by."""
-        return "official"
-
-    def measured_by(self, questions: Sequence[str]) -> str:
-        return "reward"

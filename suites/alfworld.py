@@ -5,22 +5,16 @@ Exercise it: `pytest tests/tasks/test_alf.py`. Read next: tasks/alf.py.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-@dataclass(frozen=True)
 class ALFWorldSuite(Suite):
     """Games of a folder; without one six of ours."""
-
-    few_shot: str = ""
-    """file of dialogues, one of which or more precedes a task of the same kind"""
 
     unit, metric = "steps", "reward"
 
     def environment(self, scope: Scope) -> Environment:
         from tasks.alf import ALFWorld
 
-        return ALFWorld(self.file_in(scope, optional=True), self.few_shot)
+        return ALFWorld(self.file_in(scope, optional=True))

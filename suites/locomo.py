@@ -6,7 +6,6 @@ Exercise it: `python cli.py eval --suite locomo --data locomo10.json`. Read next
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from suites._conversations import Conversations
 
@@ -19,12 +18,3 @@ class LoCoMo(Conversations):
     """RULE/PART/adversarial/START, each of which may be left out: RULE/PART = seven-three (also
     named memupdate) or memory-r1, and train, validation or test; adversarial = with category 5;
     START = what a store may begin with, such as observations"""
-    metric: Literal["official", "mem0"] = "official"
-    """how answers are graded: official = LoCoMo's own score; mem0 = Mem0's F1, without stemming,
-    category 5 not asked. The figures of one cannot be compared with the other's, and tables name
-    it"""
-
-    may_differ = ("metric",)
-
-    def grader(self) -> str:
-        return self.metric

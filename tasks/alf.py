@@ -32,7 +32,6 @@ from typing import Annotated
 from pydantic import BaseModel, StringConstraints
 
 from config.errors import UserError, clean, clip
-from tasks.alf_examples import read_examples, shown_examples
 from tasks.environments import Environment, Episode, Step, Text, Texts, Work, checked, fingerprint
 from tasks.readers import read_json
 
@@ -183,16 +182,14 @@ def write_own(folder: Path, data: Path) -> None:
 class ALFWorld(Environment):
     """Tasks in households. path: a folder of games; "" = our own six.
 
-    few_shot: a file of dialogues (tasks/alf_examples.py); "" = none. UserError: the packages are
-    missing or do not work, there is no game, the dialogues are of another form.
+    UserError: the packages are missing or do not work, there is no game.
     """
 
     name, most_steps = "alfworld", STEPS
     instructions = INSTRUCTIONS.format(steps=STEPS)
     skipped_because = "have movable receptacles or slices, or no known solution"
 
-    def __init__(self, path: str | Path = "", few_shot: str | Path = ""):
-        self._examples = read_examples(few_shot) if few_shot else {}
+    def __init__(self, path: str | Path = ""):
         data = _package_data()
         self._process: subprocess.Popen | None = None
         self._own = tempfile.TemporaryDirectory(prefix="alfworld-")
@@ -232,7 +229,6 @@ class ALFWorld(Environment):
         return [self._work(game) for game in self._games.values()]
 
     def _work(self, game: Game) -> Work:
-        example = shown_examples(self._examples.get(game.kind, ()), game.intent)
         return Work(
             id=game.id,
             question=f"{game.intent}\n{possible(game.commands)}",
@@ -243,8 +239,7 @@ class ALFWorld(Environment):
             environment=self,
             solution=game.solution,
             skills=(game.kind,),
-            content=fingerprint((game.content, example)) if example else game.content,
-            example=example,
+            content=game.content,
         )
 
     def intent(self, id: str) -> str:

@@ -1,9 +1,9 @@
 """Conversations as data: dated sessions, and questions that are asked about them afterwards.
 
 Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `KINDS`, `ENTRY_ID`, `session_of`,
-`turns_as_memories`, `text_fault`, `is_day`, `read_samples`, `text_or_number`.
-Leaves out: the files of each data set (tasks/locomo.py, tasks/longmemeval.py, tasks/own.py),
-grading (tasks/locomo_score.py). No torch.
+`turns_as_memories`, `text_fault`, `is_day`, `text_or_number`.
+Leaves out: the files of each data set (tasks/locomo.py, tasks/own.py), grading
+(tasks/locomo_score.py). No torch.
 Exercise it: `pytest tests/tasks/test_locomo.py`. Read next: tasks/locomo.py.
 
 A loader of another data set returns a list of `Conversation`; nothing else has to know its files.
@@ -16,11 +16,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 
-from config.errors import UserError, clip
+from config.errors import clip
 from data import seed_of
-from tasks.readers import Record, read_json
+from tasks.readers import Record
 
 # The accepted answer of a question that is not answered in the conversation
 NOT_MENTIONED = "Not mentioned in the conversation"
@@ -101,7 +100,6 @@ class Probe:
     abstains: bool = False  # the right answer is that nothing is known
     kind: str = ""  # the category's name
     distractor: str = ""  # a wrong answer that suggests itself
-    when: str = ""  # when it is asked, in the source's own words
 
     @property
     def choices(self) -> tuple[str, ...]:
@@ -204,28 +202,6 @@ def is_day(value: object) -> bool:
 
 
 # ---------------------------------------------------------------- files
-
-
-def read_samples(path: str | Path, name: str) -> list[Record]:
-    """Read a file (JSON, or .gz of it) that is a list of objects, each with a text `name`: its id.
-
-    UserError: there is no such file, it is not JSON, it holds something else, an id comes twice.
-    Errors in the records returned name the file and that id.
-    """
-    path = Path(path)
-    samples = read_json(path)
-    if not (isinstance(samples, list) and samples):
-        raise UserError(f"{path} must hold a list of objects, each with the field '{name}'.")
-    records: dict[str, Record] = {}
-    for n, fields in enumerate(samples, 1):
-        record = Record(path, f"item {n}", n - 1, fields)
-        if not isinstance(fields, dict):
-            raise record.error(f"it must be an object with the field '{name}'")
-        record.place = record.text(name)
-        if record.place in records:
-            raise record.error(f"'{name}' was there before; results are kept by it")
-        records[record.place] = record
-    return [*records.values()]
 
 
 def text_or_number(record: Record, name: str) -> str:

@@ -8,8 +8,6 @@ What a file is follows from its first bytes, so that standard input needs no nam
 
     path -> bytes -> Contents -> [(text, number, name), ...] -> Document
             -       contents     pages, chapters, or one       together
-
-The pieces of an exported chat are its sessions, each under its date.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from stat import S_ISREG
@@ -33,7 +31,6 @@ from config.files import is_file
 from config.options import AskConfig
 from data import NOT_FOUND
 from tasks import quotes
-from tasks.conversations import Session, Utterance
 from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
 from tasks.limited import Readers
 from tasks.quotes import Range
@@ -49,14 +46,13 @@ BETWEEN = "\n\n"  # pages, chapters and files
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A page, a chapter, a session of a chat, or a file that has none; it goes on to the next
-    part's start."""
+    """A page, a chapter, or a file that has none; it goes on to the next part's start."""
 
     start: int  # character of the document
     file: str
-    kind: str  # page, chapter, session or file
-    number: int = 0  # of the page, chapter or session, from 1 in each file
-    name: str = ""  # of the chapter, or the session's day
+    kind: str  # page, chapter or file
+    number: int = 0  # of the page or chapter, from 1 in each file
+    name: str = ""  # of the chapter
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +63,6 @@ class Document:
     parts: tuple[Part, ...]  # in reading order, at least one
     title: str
     remarks: tuple[str, ...] = ()  # on what of the files was not read, one sentence each
-    # where a file is a chat: the parts as sessions, numbered through; those of other files have no
-    # date
-    sessions: tuple[Session, ...] = ()
 
     def size(self) -> str:
         """Return how much that is, in pages, chapters or files: "212 pages"; "" for one plain
@@ -199,28 +192,16 @@ def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Docum
 
 
 def together(found: Sequence[Named], remarks: Sequence[str] = ()) -> Document:
-    """Put what files say into one document; the remarks are on what of them was not read.
-
-    Where one of them is a chat, the pieces of the others are sessions without a date, under the
-    place that they come from.
-    """
+    """Put what files say into one document; the remarks are on what of them was not read."""
     names, files = _names(found), [file for *_, file in found]
-    texts, parts, sessions, length = [], [], [], 0
+    texts, parts, length = [], [], 0
     for name, file in zip(names, files, strict=True):
-        for k, (text, number, label) in enumerate(file.pieces):
+        for text, number, label in file.pieces:
             parts.append(Part(length, name, file.kind, number, label))
             texts.append(text)
             length += len(text) + len(BETWEEN)
-            if text.strip():
-                place = f"{name}, {file.kind} {number}" if number else name
-                undated = Session(0, "", place, (Utterance("", "", text),))
-                session, n = file.sessions[k] if file.sessions else undated, len(sessions) + 1
-                turns = (replace(u, id=f"D{n}:{m}") for m, u in enumerate(session.utterances, 1))
-                sessions.append(replace(session, number=n, utterances=tuple(turns)))
     title = files[0].title or names[0] if len(files) == 1 else f"{len(files):,} files"
-    chat = any(file.sessions for file in files)
-    text, title = BETWEEN.join(texts), " ".join(title.split())
-    return Document(text, tuple(parts), title, tuple(remarks), tuple(sessions if chat else ()))
+    return Document(BETWEEN.join(texts), tuple(parts), " ".join(title.split()), tuple(remarks))
 
 
 def _names(found: Sequence[Named]) -> list[str]:

@@ -137,7 +137,6 @@ class Work(Task):
     skills: tuple[str, ...] = ()  # that the task needs, as its source names them
     images: tuple[str, ...] = ()  # data URLs of the pictures that belong to the question
     content: str = ""  # fingerprint of what the question does not tell: tables, checks
-    example: str = ""  # how other tasks of its kind were solved, as the user's file tells it
 
     @property
     def digest(self) -> str:
@@ -150,8 +149,8 @@ class Work(Task):
 
     @property
     def instructions(self) -> str:
-        """Return what its environment tells of every task, and the example."""
-        return "\n\n".join(filter(None, (self.environment.instructions, self.example)))
+        """Return what its environment tells of every task."""
+        return self.environment.instructions
 
     @property
     def intent(self) -> str:

@@ -22,9 +22,8 @@ from typing import NamedTuple
 from config.errors import UserError, clean
 from config.terminal import say
 from data import Task, exact_match, f1, same_answer, seed_of
-from tasks import locomo, locomo_score, longmemeval, own
+from tasks import locomo, locomo_score, own
 from tasks.conversations import Conversation, Memory, Probe, Session
-from tasks.longmemeval import ABSTENTION
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,6 @@ class Metric:
 
     name: str  # as it stands in tables
     score: Callable[[str, Probe], float]  # of a prediction, in [0, 1]
-    leaves_out: tuple[int, ...] = ()  # categories that are not asked
     # name of a column -> another number that is reported beside the score
     beside: Mapping[str, Callable[[str, Probe], float]] = field(default_factory=dict)
 
@@ -101,27 +99,19 @@ def _hash(*parts: object) -> str:
 def word_f1(prediction: str, probe: Probe) -> float:
     """Return the F1 of an answer's words; where nothing is known, whether the answer says so."""
     if probe.abstains:
-        unknown = longmemeval.says_unknown(probe.chosen(prediction))
+        unknown = own.says_unknown(probe.chosen(prediction))
         return float(unknown or exact_match(prediction, probe.answers))
     return f1(prediction, probe.answers)
 
 
-METRICS = {
-    "official": Metric(
+METRICS = {  # kind of file -> how answers about its conversations are graded
+    "locomo": Metric(
         "official metric",
         locomo_score.official_score,
         beside={"official_em": locomo_score.official_em},
     ),
-    "mem0": Metric(
-        "mem0 F1", locomo_score.mem0_f1, leaves_out=(5,), beside={"bleu1": locomo_score.mem0_bleu1}
-    ),
-    "words": Metric("word F1", word_f1),
+    "own": Metric("word F1", word_f1),
 }
-
-
-def metric_of(kind: str, name: str = "official") -> Metric:
-    """Return how answers about a kind of file are graded; `name` chooses for LoCoMo's."""
-    return METRICS[name if kind == "locomo" else "words"]
 
 
 def episode_of(
@@ -155,8 +145,6 @@ def questions_of(episode: Episode, probes: Sequence[Probe]) -> Iterator[Episode]
     """
     metric = episode.metric
     for probe in probes:
-        if metric is not None and probe.category in metric.leaves_out:
-            continue
         yield replace(
             episode,
             id=probe.id,
@@ -188,16 +176,8 @@ def pool_of(kind: str) -> str:
 
 # ---------------------------------------------------------------- conversations from files
 
-LOADERS = {
-    "locomo": locomo.load_locomo,
-    "longmemeval": longmemeval.load_longmemeval,
-    "own": own.load_own,
-}
+LOADERS = {"locomo": locomo.load_locomo, "own": own.load_own}
 ANSWERED = (1, 2, 3, 4)  # LoCoMo's categories whose questions have an answer
-PUBLISHED = {  # kinds of question that a file has as published: with an answer, without one
-    "locomo": ([*map(locomo.category_label, ANSWERED)], [locomo.category_label(5)]),
-    "longmemeval": (longmemeval.TYPES, [ABSTENTION]),
-}
 PARTS = ("train", "validation", "test")
 STARTS = ("observations", "memories", "sessions", "summaries", "events", "empty")
 ADVERSARIAL = "adversarial"  # the word that asks for questions without an answer too
@@ -215,15 +195,15 @@ class Source(NamedTuple):
     def say_missing(self, probes: Iterable[Probe], abstaining: bool, reason: str) -> None:
         """Say of which kinds there is no question; of several processes the first does.
 
-        Of the kinds that such a file has as published, and of those in this one; abstaining:
-        whether questions without an answer count. reason: follows their names.
+        Of LoCoMo's categories in such a file, and of the kinds in this one; abstaining: whether
+        questions without an answer count. reason: follows their names.
         """
         known = {*map(_heading, probes)}
-        if any(ABSTENTION in kind for kind in known):
-            known.add(ABSTENTION)
-        answered, abstained = PUBLISHED.get(self.kind, ((), ()))
+        categories = (*ANSWERED, 5) if abstaining else ANSWERED
         held = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
-        kinds = [*answered, *(abstained if abstaining else ()), *map(_heading, held)]
+        kinds = [*map(_heading, held)]
+        if self.kind == "locomo":
+            kinds = [*map(locomo.category_label, categories), *kinds]
         missing = [kind for kind in dict.fromkeys(kinds) if kind not in known]
         if missing and os.environ.get("RANK", "0") == "0":
             say(f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}.")
@@ -266,9 +246,9 @@ def conversations_of(source: str) -> Source:
     return Source(source, kind, conversations, start, adversarial)
 
 
-def all_questions(source: Source, metric: Metric | None = None) -> list[Task]:
-    """Return a task for each question about each conversation. metric: None = the kind's usual."""
-    metric = metric or metric_of(source.kind)
+def all_questions(source: Source) -> list[Task]:
+    """Return a task for each question about each conversation."""
+    metric = METRICS[source.kind]
     return [
         task
         for c in source.conversations
@@ -302,7 +282,7 @@ class ConversationTasks:
 
     def __init__(self, source: str, lengths: tuple[int, ...], seed: int, n_probes: int = 8):
         self.source = conversations_of(source)
-        self.metric, self.lengths, self.seed = metric_of(self.source.kind), lengths, seed
+        self.metric, self.lengths, self.seed = METRICS[self.source.kind], lengths, seed
         self.n_probes, self.levels = n_probes, len(lengths) - 1
         probes: list[Probe] = []
         for length in lengths:
@@ -357,7 +337,7 @@ def validation_episodes(source: str, n: int) -> list[Episode]:
         payable += probes
         probes = random.Random(seed_of("validation", c.id)).sample(probes, min(each, len(probes)))
         if probes:
-            tasks.append(episode_of(c, probes, found.start, metric_of(found.kind)))
+            tasks.append(episode_of(c, probes, found.start, METRICS[found.kind]))
     if not tasks:
         raise UserError(f"{source}: there is no question that a validation could ask.")
     found.say_missing(payable, found.adversarial, "is in it, none will be validated")

@@ -1,8 +1,8 @@
 """What a file's bytes say: text, Markdown, HTML, PDF, docx and epub become pieces of text.
 
 Holds: `contents`, encodings, gz and zip. Leaves out: the forms themselves (tasks/markup.py, pdf.py,
-docx.py, chats.py, notebooks.py), paths, folders and the document made of all files
-(tasks/documents.py). No torch.
+docx.py, notebooks.py), paths, folders and the document made of all files (tasks/documents.py). No
+torch.
 Exercise it: `pytest tests/tasks/test_documents_damaged.py`. Read next: tasks/documents.py.
 
 Every file is foreign: what is unpacked is limited, libraries may raise anything, and each mistake
@@ -23,8 +23,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from config.errors import UserError, clip
-from tasks.chats import read_chat
-from tasks.conversations import Session
 from tasks.notebooks import readable
 
 UNPACKED = 1 << 28
@@ -39,11 +37,10 @@ Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapt
 class Contents:
     """What a file says."""
 
-    kind: str  # page, chapter, session or file
+    kind: str  # page, chapter or file
     pieces: Sequence[Piece]
     title: str = ""
     remark: str = ""
-    sessions: tuple[Session, ...] = ()  # of a chat, one a piece
 
 
 class NotText(UserError):
@@ -84,11 +81,6 @@ def contents(content: bytes, name: str) -> Contents:
         with damage(name, "HTML"):
             title, text, more = of_html(text, name)
     else:
-        chat = read_chat(text, name)
-        remark = joined([remark, chat.remark])
-        if chat.sessions:
-            pieces = [(session.dated, session.number, session.date) for session in chat.sessions]
-            return Contents("session", pieces, chat.title, remark, chat.sessions)
         text, more = readable(text, name)
     remark = joined([remark, more])
     if not text.strip():

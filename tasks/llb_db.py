@@ -1,32 +1,29 @@
 """LifelongAgentBench's database tasks (arXiv 2505.11942): one table each, read or changed by SQL.
 
-Holds: `LLBDB`, `load`, `Item`, `digest`, `same_rows`, `released_rows`, `SQLite`; what a backend is:
-`Database`, `Result`, `StatementError`, `Lost`.
-Leaves out: MariaDB and MySQL (tasks/sql_server.py), the protocol (tasks/environments.py).
-Exercise it: `pytest tests/tasks/test_llb_db.py`. Read next: tasks/sql_server.py.
+Holds: `LLBDB`, `load`, `Item`, `digest`, `right_rows`, `SQLite`, `Result`, `StatementError`.
+Leaves out: the protocol (tasks/environments.py).
+Exercise it: `pytest tests/tasks/test_llb_db.py`. Read next: tasks/environments.py.
 
 The files of the release are read from the user's path and never shipped, for they have no licence;
 the eight items of llb_db_own.json are ours.
 An item asks for rows ("direct"), which the agent writes out as its answer, or for a change ("md5"),
-which is judged by a digest of the table. Every episode has a database of its own. Answers are
-judged by rules of ours, or as the release judges them; docs/streams.md lists what they differ in.
+which is judged by a digest of the table. Every episode has a database of its own. Episodes end and
+answers are judged as in the release (caixd-220529/LifelongAgentBench at d6f19b4).
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
 import sqlite3
 import time
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from hashlib import md5
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
@@ -55,7 +52,7 @@ SECONDS = 5.0  # of one statement
 STATEMENT_CHARACTERS = 20_000
 SHOWN = (500, 20_000)  # rows and characters of a result; more are an error
 KEPT = (10_000, 2_000_000)  # the same of a table that is judged
-ANSWER_CHARACTERS = 200_000
+STEPS = 3  # max_round of configs/components/tasks/db_bench.yaml
 OWN = Path(__file__).with_name("llb_db_own.json")
 
 # ---------------------------------------------------------------- items and their file
@@ -133,14 +130,6 @@ class Item(BaseModel):
         return self
 
     @property
-    def ordered(self) -> bool:
-        """Whether the order of the rows counts: the gold statement itself sorts."""
-        text = re.sub(r"'[^']*'", "''", self.sql)
-        while text != (text := re.sub(r"\([^()]*\)", "", text)):
-            pass
-        return bool(re.search(r"\border\s+by\b", text, re.IGNORECASE))
-
-    @property
     def question(self) -> str:
         """What is to be done, with the table's name and columns."""
         columns = ", ".join(f"{column.name} ({column.type})" for column in self.columns)
@@ -150,7 +139,7 @@ class Item(BaseModel):
     def fingerprint(self) -> str:
         """A hex fingerprint of the table, its rows and what is right."""
         names, types = zip(*((column.name, column.type) for column in self.columns), strict=True)
-        parts = (self.table, names, types, self.rows, self.direct, self.md5 or "", self.ordered)
+        parts = (self.table, names, types, self.rows, self.direct, self.md5 or "")
         return fingerprint(parts)
 
     @property
@@ -198,41 +187,17 @@ def _printed(cell: Cell) -> str:
     return str(int(cell)) if isinstance(cell, float) and cell.is_integer() else str(cell)
 
 
-def same_rows(given: Sequence[Row], gold: Sequence[Row], ordered: bool) -> bool:
-    """Tell whether rows are the gold ones, by our rules.
+def right_rows(answer: str, gold: Sequence[Row]) -> bool:
+    """Tell whether the text of an answer is right as the release judges it.
 
-    Numbers are compared to three decimals, also where one is written as a text; other values must
-    be equal. Order counts only if `ordered`.
-
-    >>> same_rows([("b", "7"), ("a", 1.00049)], [("a", 1.0), ("b", 7)], False)
-    True
-    """
-    given, gold = ([tuple(map(_plain, row)) for row in rows] for rows in (given, gold))
-    return given == gold if ordered else Counter(given) == Counter(gold)
-
-
-def _plain(cell: Cell) -> Cell:
-    """Return a number with three decimals, also of a text that is exactly how one is written."""
-    if isinstance(cell, str) and re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", cell):
-        number = float(cell) if "." in cell else int(cell)
-        cell = number if str(number) == cell else cell
-    if isinstance(cell, float) and math.isfinite(cell):
-        cell = round(cell, 3)
-        return int(cell) if cell.is_integer() else cell
-    return str(cell) if isinstance(cell, float | bytes) else cell
-
-
-def released_rows(answer: str, gold: Sequence[Row]) -> bool:
-    """Tell whether the text of an answer is right as the release judges it (`--rules released`).
-
-    Its `DirectTypeAnswerValidator` (src/tasks/instance/db_bench/task.py at d6f19b4) reads no values
-    but text: a row is what stands in parentheses, in `Decimal(...)` none begins; without any the
+    Its `DirectTypeAnswerValidator` (src/tasks/instance/db_bench/task.py) reads no values but text:
+    a row is what stands in parentheses, in `Decimal(...)` none begins; without any the
     answer is one row. A row is cut at every comma. Order always counts, numbers may differ by a
     millionth, a number in quotes is wrong, and so is what stands for NULL.
 
-    >>> released_rows("[('a', 1.0000001), ('b', Decimal('7'))]", [("a", 1), ("b", 7)])
+    >>> right_rows("[('a', 1.0000001), ('b', Decimal('7'))]", [("a", 1), ("b", 7)])
     True
-    >>> released_rows("[('b', 7), ('a', 1)]", [("a", 1), ("b", 7)])
+    >>> right_rows("[('b', 7), ('a', 1)]", [("a", 1), ("b", 7)])
     False
     """
     rows, start, in_decimal = [], None, False
@@ -253,15 +218,15 @@ def released_rows(answer: str, gold: Sequence[Row]) -> bool:
         return False
     if not rows:
         rows = [answer] * bool(gold)
-    return len(rows) == len(gold) and all(map(_released_row, rows, gold))
+    return len(rows) == len(gold) and all(map(_right_row, rows, gold))
 
 
-def _released_row(text: str, gold: Row) -> bool:
+def _right_row(text: str, gold: Row) -> bool:
     values = [value.strip() for value in text.split(",") if value.strip()]
-    return len(values) == len(gold) and all(map(_released_value, values, gold))
+    return len(values) == len(gold) and all(map(_right_value, values, gold))
 
 
-def _released_value(text: str, gold: Cell) -> bool:
+def _right_value(text: str, gold: Cell) -> bool:
     if isinstance(gold, str):
         if 0 < len(text) - len(gold) <= 2:
             if text.startswith(("'", '"')) and not gold.startswith(text[0]):
@@ -280,15 +245,11 @@ def _released_value(text: str, gold: Cell) -> bool:
         return False
 
 
-# ---------------------------------------------------------------- databases
+# ---------------------------------------------------------------- the database
 
 
 class StatementError(Exception):
     """Report a statement that could not be carried out; the database can go on."""
-
-
-class Lost(Exception):
-    """Report that the database is gone: nothing more is possible in this episode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,31 +272,8 @@ def _counted(rows: int) -> str:
     return "1 row" if rows == 1 else f"{rows} rows"
 
 
-class Database:
-    """One episode's table in a database of its own."""
-
-    item: Item
-    name = "main"
-    """of the database: a temporary table of the same name is not the one that was to be changed"""
-
-    def execute(self, sql: str, most: tuple[int, int] = SHOWN) -> Result:
-        """Carry out one statement within `SECONDS`, with at most so many rows and characters.
-
-        StatementError: it could not be. Lost: there is no database any more.
-        """
-        raise NotImplementedError
-
-    def table(self) -> list[Row]:
-        """Return all rows of the item's table; errors as `execute`."""
-        select = f"SELECT {self.item.names} FROM {self.name}.{quoted(self.item.table)}"
-        return self.execute(select, KEPT).rows
-
-    def close(self) -> None:
-        """Release it; again is harmless."""
-
-
 def quoted(name: str) -> str:
-    """Return a name in backquotes, which SQLite, MariaDB and MySQL read."""
+    """Return a name in backquotes."""
     return "`" + name.replace("`", "``") + "`"
 
 
@@ -354,9 +292,6 @@ def taken(rows: Iterable[Sequence[Cell]], most: tuple[int, int]) -> list[Row]:
             raise StatementError(f"the result has more than {limits}: ask for less")
         out.append(tuple(row))
     return out
-
-
-TOO_LONG = f"the statement took longer than {SECONDS:g} seconds and was ended"
 
 
 class Deviation:
@@ -382,13 +317,12 @@ class Deviation:
         return math.sqrt(self.squares / n) if n > 0 else None
 
 
-class SQLite(Database):
-    """A table in SQLite, in memory; see `Database`.
+class SQLite:
+    """One episode's table in a SQLite of its own, in memory.
 
     The authoriser refuses what reaches beyond it: other files, settings, virtual tables, code.
     """
 
-    dialect = f"SQLite {sqlite3.sqlite_version}"
     REFUSED = {
         sqlite3.SQLITE_ATTACH,  # VACUUM INTO asks for it too
         sqlite3.SQLITE_DETACH,
@@ -449,6 +383,10 @@ class SQLite(Database):
         return sqlite3.SQLITE_DENY if refused else sqlite3.SQLITE_OK
 
     def execute(self, sql: str, most: tuple[int, int] = SHOWN) -> Result:
+        """Carry out one statement within `SECONDS`, with at most so many rows and characters.
+
+        StatementError: it could not be.
+        """
         self._deadline = time.monotonic() + SECONDS
         try:
             with closing(self.connection.execute(sql)) as cursor:
@@ -459,12 +397,20 @@ class SQLite(Database):
         # Warning: several statements. ValueError: half surrogates, NUL. MemoryError, OverflowError:
         # sizes that SQLite or Python refuse before a limit of ours does
         except (sqlite3.Error, sqlite3.Warning, ValueError, MemoryError, OverflowError) as error:
-            late = time.monotonic() > self._deadline
+            late = f"the statement took longer than {SECONDS:g} seconds and was ended"
+            is_late = time.monotonic() > self._deadline
             raise StatementError(
-                TOO_LONG if late else first_line(error) or "it takes too much memory"
+                late if is_late else first_line(error) or "it takes too much memory"
             ) from error
 
+    def table(self) -> list[Row]:
+        """Return all rows of the item's table; errors as `execute`."""
+        # a temporary table of the same name is not the one that was to be changed
+        select = f"SELECT {self.item.names} FROM main.{quoted(self.item.table)}"
+        return self.execute(select, KEPT).rows
+
     def close(self) -> None:
+        """Release it; again is harmless."""
         self.connection.close()
 
 
@@ -473,14 +419,6 @@ class SQLite(Database):
 # at the start of a line: what quotes the instructions is no statement
 BLOCK = re.compile(r"^[ \t>]*```(?:(?:sql|sqlite|mysql|mariadb)\b)?(.*?)```", re.I | re.S | re.M)
 ANSWER = re.compile(r"^[ \t>*_#]*(?:final +)?answer[ *_]*:[ *_]*(.*)", re.I | re.M | re.S)
-NO_ACTION = (
-    "Nothing was carried out: a response must hold one SQL statement in a block that begins with "
-    "```sql and ends with ```, or a line that begins with Answer:"
-)
-NO_ANSWER = (
-    'The answer could not be read. Write the rows as a JSON list of lists, such as [["Ann", 3], '
-    '["Bo", null]], or the word done if the table was to be changed.'
-)
 
 
 def read_action(response: str) -> tuple[str, str] | None:
@@ -497,82 +435,33 @@ def read_action(response: str) -> tuple[str, str] | None:
     return ("answer", answer[1].strip()) if answer else None
 
 
-def read_rows(text: str, width: int) -> list[Row] | None:
-    """Return the rows that an answer gives, as JSON or as Python writes them; None if it has none.
-
-    "done" is no rows. A bare value is one row. A flat list is one row, or where a row has one value
-    (`width`), a column. What follows a list is not read.
-    """
-    if re.match(r"[\"'`]?done\b", text, re.I):
-        return []
-    value = _value(text)
-    if value is None:
-        return None
-    rows = [*value] if isinstance(value, list | tuple) else [[value]]
-    if rows and not any(isinstance(row, list | tuple) for row in rows):
-        rows = [[cell] for cell in rows] if width == 1 else [rows]
-    if not all(isinstance(row, list | tuple) for row in rows):
-        return None
-    cells = (cell for row in rows for cell in row)
-    if not all(cell is None or isinstance(cell, str | int | float) for cell in cells):
-        return None
-    return [tuple(int(x) if isinstance(x, bool) else x for x in row) for row in rows]
-
-
-def _value(text: str) -> object:
-    """Return the value that a text begins with if it is a list, else that it is; None without."""
-    if len(text) > ANSWER_CHARACTERS:
-        return None
-    block = re.match(r"```\w*\n(.*?)```", text, re.S)
-    text = (block[1] if block else text).strip()
-    try:
-        value, end = json.JSONDecoder().raw_decode(text)
-        if isinstance(value, list) or (isinstance(value, str | int | float) and end == len(text)):
-            return value
-    except (ValueError, RecursionError):
-        pass  # no JSON: perhaps Python
-    for part in (text, text.partition("\n")[0]):
-        try:
-            value = ast.literal_eval(part.strip())
-        except (ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            continue
-        return value if isinstance(value, list | tuple | str | int | float) else None
-    return None
-
-
 # ---------------------------------------------------------------- episodes
 
 
 class LLBEpisode(Episode):
     """One try of one item, with a database of its own; see `tasks.environments.Episode`."""
 
-    def __init__(self, item: Item, database: Database, most_steps: int, released: bool) -> None:
-        self.item, self.database, self.released = item, database, released
+    def __init__(self, item: Item) -> None:
+        self.item, self.database = item, SQLite(item)
         self.observation = item.question
-        self._left, self._end = most_steps, None
+        self._left, self._end = STEPS, None
 
     def step(self, action: str) -> Step:
         """Run the statement of a response, or judge its answer. After the end: the last step."""
         if self._end is not None:
             return self._end
         self._left -= 1
-        try:
-            step = self._step(action)
-            if not step.done and self._left <= 0:
-                end = self.give_up("steps")
-                step = replace(end, observation=f"{step.observation}\n\n{end.observation}")
-        except Lost as error:
-            step = _lost(error)
+        step = self._step(action)
+        if not step.done and self._left <= 0:
+            end = self.give_up("steps")
+            step = replace(end, observation=f"{step.observation}\n\n{end.observation}")
         self._end = step if step.done else None
         return step
 
     def give_up(self, failure: str) -> Step:
-        """End without an answer. A change is judged by the table all the same, as in the release;
-        where rows were asked for, none were given. failure: why, unless that is right."""
-        try:
-            right = self._is_changed() if self.item.direct is None else not self.item.direct
-        except Lost as error:
-            return _lost(error)
+        """End without an answer. A change is judged by the table all the same; where rows were
+        asked for, none were given. failure: why, unless that is right."""
+        right = self._is_changed() if self.item.direct is None else not self.item.direct
         end = _judged(right)
         told = f"The task has ended, and no answer was given. {end.observation}"
         return replace(end, observation=told, failure="" if right else failure)
@@ -580,14 +469,13 @@ class LLBEpisode(Episode):
     def _step(self, action: str) -> Step:
         match read_action(action):
             case None:
-                return self.give_up("no action") if self.released else Step(NO_ACTION)
+                return self.give_up("no action")
             case "sql", sql:
                 ignored = len(BLOCK.findall(action)) > 1 or ANSWER.search(BLOCK.sub("", action))
                 note = "\n\nOnly the first statement was run; the rest of the response was ignored."
                 return Step(self._run(sql) + note * bool(ignored))
             case _, text:
-                right = self._right(text)
-                return Step(NO_ANSWER) if right is None else _judged(right)
+                return _judged(self._right(text))
 
     def _run(self, sql: str) -> str:
         if not re.sub(r"--[^\n]*|/\*.*?(?:\*/|\Z)|[;\s]+", "", sql, flags=re.S):
@@ -599,15 +487,11 @@ class LLBEpisode(Episode):
         except StatementError as error:
             return f"Error: {error}."
 
-    def _right(self, answer: str) -> bool | None:
-        """Tell whether an answer is right; None: it cannot be read."""
-        direct = self.item.direct
-        if self.released:  # the first line counts; of a change, none
-            line = answer.partition("\n")[0]
-            return self._is_changed() if direct is None else released_rows(line, direct)
-        if (rows := read_rows(answer, len(direct[0]) if direct else 0)) is None:
-            return None
-        return self._is_changed() if direct is None else same_rows(rows, direct, self.item.ordered)
+    def _right(self, answer: str) -> bool:
+        """Tell whether an answer is right: of rows its first line counts, of a change none."""
+        if self.item.direct is None:
+            return self._is_changed()
+        return right_rows(answer.partition("\n")[0], self.item.direct)
 
     def _is_changed(self) -> bool:
         """Tell whether the table is as it was to become."""
@@ -625,125 +509,77 @@ def _judged(right: bool) -> Step:
     return Step(f"This is {'right' if right else 'wrong'}.", True, 1.0 if right else -1.0)
 
 
-def _lost(error: Lost) -> Step:
-    return Step(f"The database is gone: {error}.", True, -1.0, f"database lost: {error}")
-
-
 # ---------------------------------------------------------------- the environment
 
-INSTRUCTIONS = """\
-You are given a task on one table of a database ({dialect}). Do one thing in each response.
+INSTRUCTIONS = f"""\
+You are given a task on one table of a database (SQLite {sqlite3.sqlite_version}). Do one \
+thing in each response.
 
 To run one SQL statement and see what it brings, write it in a block:
 ```sql
 SELECT name, score FROM players LIMIT 3
 ```
 To end the task, write one of these lines instead:
-Answer: {answer}
+Answer: [('Ann', 3), ('Bo', 2.5)]
 Answer: done
-The first gives the rows that were asked for, in their order: {form}, its values in the order of \
-the columns asked for. The second says that the table has been changed as it was asked for.
+The first gives the rows that were asked for, in their order: on one line, a Python list with a \
+tuple for each row, texts in quotes, numbers without, its values in the order of the columns asked \
+for. The second says that the table has been changed as it was asked for.
 
-Only the first statement or answer of a response counts{ends}. You have {steps} responses, the \
-answer included: rows that are not given in one of them count as missing, and an answer cannot be \
-taken back. A statement may take {seconds:g} seconds. Results of more than {rows:,} rows or \
-{characters:,} characters are not shown."""
-RULES = {
-    "own": dict(
-        answer='[["Ann", 3], ["Bo", 2.5]]',
-        form="a JSON list with a list for each row, NULL as null",
-        ends="",
-        steps=15,
-    ),
-    "released": dict(
-        answer="[('Ann', 3), ('Bo', 2.5)]",
-        form="on one line, a Python list with a tuple for each row, texts in quotes, numbers "
-        "without",
-        ends="; one with neither ends the task",
-        steps=3,  # max_round of configs/components/tasks/db_bench.yaml
-    ),
-}
+Only the first statement or answer of a response counts; one with neither ends the task. You have \
+{STEPS} responses, the answer included: rows that are not given in one of them count as missing, \
+and an answer cannot be taken back. A statement may take {SECONDS:g} seconds. Results of more than \
+{SHOWN[0]:,} rows or {SHOWN[1]:,} characters are not shown."""
 
 
 class LLBDB(Environment):
     """Work on LifelongAgentBench's database tasks; see `tasks.environments.Environment`."""
 
-    name = "llb-db"
+    name, instructions, most_steps = "llb-db", INSTRUCTIONS, STEPS
 
-    def __init__(
-        self,
-        path: str | Path | None = None,
-        backend: str = "sqlite",
-        rules: Literal["own", "released"] = "own",
-        most_steps: int | None = None,
-    ) -> None:
-        """Read the items and start the backend.
+    def __init__(self, path: str | Path | None = None) -> None:
+        """Read the items of a file of the release (JSON, or .gz of it); None: eight of our own.
 
-        path: a file of the release (JSON, or .gz of it); None: eight items of our own.
-        backend: "sqlite", or a server of yours at mysql://USER@HOST.
-        rules: by which answers are judged and episodes end. most_steps: responses of an episode;
-        None: as many as the rules have. UserError: the file is none of these, or what the backend
-        needs is missing.
+        UserError: the file is none of these.
         """
-        self.items, self.rules = load(path or OWN), rules
-        self.most_steps = most_steps or RULES[rules]["steps"]
-        self.server = None
-        if backend != "sqlite":
-            from tasks.sql_server import Server
-
-            self.server = Server(backend)
-        self.instructions = INSTRUCTIONS.format(
-            **RULES[rules] | {"steps": self.most_steps},
-            dialect=self.server.dialect if self.server else SQLite.dialect,
-            seconds=SECONDS,
-            rows=SHOWN[0],
-            characters=SHOWN[1],
-        )
+        self.items = load(path or OWN)
         self._tasks = [self._work(id, item) for id, item in self.items.items()]
 
     def tasks(self) -> list[Work]:
         """Return all tasks in the file's order. Their solutions run the gold statement, and answer
-        with the rows that this backend gives: it is asked when one is first looked at."""
+        with the rows that it gives: it is run when one is first looked at."""
         return [*self._tasks]
 
     def _work(self, id: str, item: Item) -> Work:
-        kind = next((skill for skill in DEMANDS if skill in item.skills), item.skills[0])
         return Work(
             id,
             item.question,
             (),
             text="",
-            kind=f"{kind}, {self.rules} rules",  # every table names them
+            kind=next((skill for skill in DEMANDS if skill in item.skills), item.skills[0]),
             dataset=self.name,
             environment=self,
             solution=Late(lambda: self._solution(item)),
             skills=item.skills,
-            content=item.fingerprint + self.rules.removeprefix("own"),
+            content=item.fingerprint,
         )
 
     def _solution(self, item: Item) -> tuple[str, str]:
-        with closing(self.database(item)) as database:
+        with closing(SQLite(item)) as database:
             try:
                 rows = database.execute(item.sql, KEPT).rows
-            except StatementError:  # not in this backend's dialect
+            except StatementError:  # not in SQLite's dialect
                 rows = []
-        written = rows if self.rules == "released" else f"[{', '.join(map(as_json, rows))}]"
-        answer = "done" if item.direct is None else written
-        return f"```sql\n{item.sql}\n```", f"Answer: {answer}"
-
-    def database(self, item: Item) -> Database:
-        """Make a database with the table of an item. UserError: it cannot be made."""
-        return self.server.open(item) if self.server else SQLite(item)
+        return f"```sql\n{item.sql}\n```", f"Answer: {'done' if item.direct is None else rows}"
 
     def intent(self, id: str) -> str:
         return self.items[id].instruction
 
     def reset(self, id: str) -> LLBEpisode:
-        item = self.items[id]
-        return LLBEpisode(item, self.database(item), self.most_steps, self.rules == "released")
+        return LLBEpisode(self.items[id])
 
     def skip_list(self) -> list[str]:
-        """Return the ids of the tasks whose own solution is not right on this backend."""
+        """Return the ids of the tasks whose own solution is not right."""
         missed = []
         for task in self._tasks:
             with closing(task.begin()) as episode:
@@ -751,7 +587,3 @@ class LLBDB(Environment):
             if steps[-1].reward <= 0:
                 missed.append(task.id)
         return missed
-
-    def close(self) -> None:
-        if self.server:
-            self.server.close()

@@ -37,11 +37,12 @@ You are root of a Debian 12 system without network. Do what the task says by bas
 script in a fenced block; it runs without input, for at most {seconds} seconds, and you see its
 output. Each script is a new shell; files, users and processes stay. When all is done, write a line
 with the single word finish, alone or after the last script. Then the system is checked.
-You have {steps} responses, after which it is checked as it is{ends}."""
+You have {steps} responses, after which it is checked as it is, or at once where one has \
+neither script nor finish."""
 NO_SCRIPT = (
     "Nothing was run: there is neither one script in a fenced block nor a line that says finish."
 )
-STEPS = {"own": 15, "released": 5}  # max_round of configs/components/tasks/os_interaction.yaml
+STEPS = 5  # max_round of configs/components/tasks/os_interaction.yaml
 
 
 def runnable(script: str) -> bool:
@@ -93,20 +94,10 @@ def read(path: Path) -> dict[str, Item]:
 class LLBOS(Environment):
     """Tasks of a Debian system. UserError: the file is not as it must be, or a part is missing."""
 
-    name = "llb-os"
+    name, most_steps = "llb-os", STEPS
+    instructions = INSTRUCTIONS.format(seconds=SCRIPT_SECONDS, steps=STEPS)
 
-    def __init__(
-        self,
-        path: str | Path,
-        rules: Literal["own", "released"] = "own",
-        most_steps: int | None = None,
-    ):
-        self.rules, self.most_steps = rules, most_steps or STEPS[rules]
-        self.instructions = INSTRUCTIONS.format(
-            seconds=SCRIPT_SECONDS,
-            steps=self.most_steps,
-            ends=", or at once where one has neither script nor finish" * (rules == "released"),
-        )
+    def __init__(self, path: str | Path):
         self._items = read(Path(path))
         require(self.name, lacking(system=True))
         self._tasks = [self._work(id, item) for id, item in self._items.items()]
@@ -116,8 +107,7 @@ class LLBOS(Environment):
         return Work(
             id, item.instruction, (), dataset=self.name, environment=self,
             solution=(f"{fence(item.gold.script, 'bash')}\nfinish",), skills=item.skills or (),
-            content=fingerprint((begin, item.check.script)) + self.rules.removeprefix("own"),
-            kind=f"{self.rules} rules",
+            content=fingerprint((begin, item.check.script, STEPS)),
         )  # fmt: skip
 
     def tasks(self) -> Sequence[Work]:
@@ -130,15 +120,15 @@ class LLBOS(Environment):
 
     def reset(self, id: str) -> Shell:
         """Begin a task in a new system. UserError: that, or its initialisation, has failed."""
-        return Shell(id, self._items[id], self.most_steps, self.rules == "released")
+        return Shell(id, self._items[id])
 
 
 class Shell(Episode):
     """One try of a task, in a system of its own."""
 
-    def __init__(self, id: str, item: Item, most_steps: int, released: bool):
+    def __init__(self, id: str, item: Item):
         self.observation, self.check = item.instruction, item.check.script
-        self.steps_left, self.released = most_steps, released
+        self.steps_left = STEPS
         self.seconds_left = float(ITEM_SECONDS)
         try:
             self.system = System()
@@ -173,7 +163,7 @@ class Shell(Episode):
             lines.append(NO_SCRIPT)
         if self.seconds_left <= 0:
             why = "timed out"
-        elif not finished and not scripts and self.released:
+        elif not finished and not scripts:
             why = "no action"
         elif not finished and not self.steps_left:
             why = "steps"

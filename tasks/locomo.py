@@ -25,11 +25,10 @@ from tasks.conversations import (
     Probe,
     Session,
     Utterance,
-    read_samples,
     text_or_number,
     turns_as_memories,
 )
-from tasks.readers import Record
+from tasks.readers import Record, read_json
 
 # the official names; papers that swap them are why the number is always printed too
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
@@ -78,7 +77,24 @@ def load_locomo(path: str | Path) -> list[Conversation]:
 
     UserError: the file, a field or a category is not as published; it names file, sample and field.
     """
-    return [_conversation(sample) for sample in read_samples(path, "sample_id")]
+    return [_conversation(sample) for sample in _samples(Path(path))]
+
+
+def _samples(path: Path) -> list[Record]:
+    """Return the objects of the file, each with its id as its place."""
+    samples = read_json(path)
+    if not (isinstance(samples, list) and samples):
+        raise UserError(f"{path} must hold a list of objects, each with the field 'sample_id'.")
+    records: dict[str, Record] = {}
+    for n, fields in enumerate(samples, 1):
+        record = Record(path, f"item {n}", n - 1, fields)
+        if not isinstance(fields, dict):
+            raise record.error("it must be an object with the field 'sample_id'")
+        record.place = record.text("sample_id")
+        if record.place in records:
+            raise record.error("'sample_id' was there before; results are kept by it")
+        records[record.place] = record
+    return [*records.values()]
 
 
 def _conversation(sample: Record) -> Conversation:

@@ -1,12 +1,12 @@
-"""What an answer to LoCoMo's questions is worth: the official metric, and Mem0's.
+"""What an answer to LoCoMo's questions is worth: the official metric.
 
-Holds: `official_score`, `official_em`, `mem0_f1`, `mem0_bleu1`, `normalize`, `refuses`.
+Holds: `official_score`, `official_em`, `normalize`, `refuses`.
 Leaves out: the questions (tasks/locomo.py), recall (agents/search.py), means and intervals
 (report/). No torch.
-Exercise it: `pytest tests/tasks/test_locomo_score.py`. Read next: tasks/longmemeval.py.
+Exercise it: `pytest tests/tasks/test_locomo_score.py`. Read next: tasks/episodes.py.
 
-The official metric is that of LoCoMo's evaluation code; a probe of another data set (category 0)
-is graded like category 4. Figures of the two metrics cannot be compared with each other.
+It is that of LoCoMo's evaluation code; a probe of another data set (category 0) is graded like
+category 4.
 """
 
 from __future__ import annotations
@@ -20,10 +20,6 @@ from tasks.conversations import Probe
 
 REFUSALS = ("no information available", "not mentioned")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
-SEPARATORS = str.maketrans(".,!?", "    ")
-
-
-# ---------------------------------------------------------------- the official metric
 
 
 def normalize(text: str) -> str:
@@ -112,49 +108,3 @@ def official_em(prediction: str, probe: Probe) -> float:
         return float(refuses(_chosen(prediction, probe)))
     words = {*normalize(prediction).split()}
     return float(any(words == {*normalize(gold).split()} for gold in _golds(probe)))
-
-
-# ---------------------------------------------------------------- Mem0's metric
-
-
-def mem0_f1(prediction: str, probe: Probe) -> float:
-    """Grade an answer, 0 to 1, as the evaluations of A-Mem and Mem0 do: by the F1 of its words.
-
-    Compared are the sets of lower-case words between spaces and `.,!?`. Of several accepted answers
-    the best one counts. Questions of category 5 are left out, as Mem0 does (mem0ai/mem0 at
-    b3ede5b). A-Mem asks them, as a choice, and compares the answers with the adversarial answer
-    (WujiangXu/A-mem at 0c8039f), the wrong one.
-
-    >>> mem0_f1("the red, red car", Probe("q", "What?", ("A red car.",), 4))
-    0.6666666666666666
-    """
-
-    def words(text: str) -> set[str]:
-        return {*text.lower().translate(SEPARATORS).split()}
-
-    def f1(gold: str) -> float:
-        common = len(words(prediction) & words(gold))
-        return 2 * common / (len(words(prediction)) + len(words(gold))) if common else 0.0
-
-    return max(map(f1, probe.answers), default=0.0)
-
-
-def mem0_bleu1(prediction: str, probe: Probe) -> float:
-    """Return BLEU-1, 0 to 1, the number beside `mem0_f1` in those evaluations.
-
-    It has NLTK's smoothing method1 and counts NLTK's words, where punctuation marks are words. The
-    original first cuts several sentences apart, with a model that has to be downloaded; here an
-    answer is one sentence.
-    """
-    from nltk import word_tokenize
-    from nltk.translate.bleu_score import SmoothingFunction, sentence_bleu
-
-    def words(text: str) -> list[str]:
-        return word_tokenize(text.strip().lower(), preserve_line=True)
-
-    smooth, given = SmoothingFunction().method1, words(prediction)
-    scores = (
-        sentence_bleu([words(gold)], given, weights=(1.0,), smoothing_function=smooth)
-        for gold in probe.answers
-    )
-    return float(max(scores, default=0.0))

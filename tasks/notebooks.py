@@ -1,6 +1,6 @@
 """JSON, notebooks and data: URLs as text that a person would read.
 
-Holds: `readable`, `LeftOut`. Leaves out: JSON that is a chat (tasks/chats.py). No torch.
+Holds: `readable`. Leaves out: other forms (tasks/forms.py). No torch.
 Exercise it: `python cli.py ask study.ipynb "question"`. Read next: tasks/forms.py.
 
 Of a notebook (nbformat 4) cells and what they print are read, of other JSON the text as it stands,

@@ -1,7 +1,7 @@
 """Conversations of the user's own: JSON lines with sessions, memories and questions.
 
-Holds: `load_own`. Leaves out: what a conversation is (tasks/conversations.py), a store's entries
-(agents/store.py). No torch.
+Holds: `load_own`, `says_unknown`. Leaves out: what a conversation is (tasks/conversations.py), a
+store's entries (agents/store.py). No torch.
 Exercise it: `pytest tests/tasks/test_own.py`. Read next: tasks/episodes.py.
 
 One conversation a line (.gz too):
@@ -20,6 +20,7 @@ docs/evaluation.md says which fields may be left out.
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 from pathlib import Path
 
@@ -40,7 +41,6 @@ from tasks.conversations import (
     turns_as_memories,
 )
 from tasks.locomo import CATEGORIES
-from tasks.longmemeval import ABSTENTION
 from tasks.readers import Record, records_of
 
 QUESTIONS = "questions"  # the kind of those that name none
@@ -135,7 +135,7 @@ def _probe(r: Record, name: str, known: set[str]) -> Probe:
         category=number,
         evidence=_evidence(r, known),
         abstains=abstains,
-        kind=f"{kind}, {ABSTENTION}" if abstains and not number else kind,
+        kind=f"{kind}, abstention" if abstains and not number else kind,
         distractor=_paragraph(r, "distractor", "") if abstains else "",
     )
 
@@ -181,3 +181,48 @@ def _evidence(r: Record, known: set[str]) -> tuple[str, ...]:
         what = clip(repr(missing[0]), 80)
         raise r.error(f"'evidence' names {what}, and there is no such turn or session")
     return names
+
+
+# ---------------------------------------------------------------- answers without an answer
+
+# What an answer says that tells of no answer (`says_unknown`): a negation and, at most four words
+# on, what is not told or known; information that is not enough; something that is unknown
+NOT = "not|no|none|nobody|never|nothing|unable|impossible|lacks?|lacking|insufficient"
+END = r"[.,;!?)]|$"
+TOLD = (
+    r"mention\w*|specif(?:y|ied|ies)|stated|state(?= (?:the|this|that|it|your|any|wh|how)\w*)|"
+    r"indicat\w+|disclos\w+|discuss\w*|says?|said|tell|told|know\w*|answer\w*|determin\w+|"
+    r"infer(?:red)?|identif\w+|confirm\w*|provided?|shared?|recall|remember|clear|recorded|"
+    r"(?:talk|talked|spoken) about|references?|information|info|details?|evidence|"
+    rf"(?:sure|certain|aware|records?|memory|given)(?= (?:of|about|in|if|how|wh\w+)\b|{END})|"
+    rf"(?:enough|sufficient)(?= (?:information|info|details?|data|context|to)\b|{END})|"
+    r"in (?:the|our|your|this|any)(?: \w+)? (?:conversations?|chats?|history|sessions?)"
+)
+SCARCE = "not|insufficient|incomplete|missing|unavailable|lacking"
+UNKNOWN = "unknown|unclear|unspecified|undetermined|undisclosed|uncertain|unanswerable"
+UNTOLD = re.compile(
+    rf"(?<!called )(?<!named )(?<!titled )\b(?:(?:{NOT}) (?:[\w'-]+ ){{0,4}}?(?:{TOLD})|"
+    rf"(?:information|info|details?|context|data) (?:[\w'-]+ ){{0,6}}?(?:{SCARCE})|"
+    r"nothing (?:[\w'-]+ ){0,4}?about|no idea|unaware|only mentioned|mentioned [^.]*\bbut not|"
+    rf"(?:is|are|was|were|be|it's|remains?|left)(?: still)? (?:{UNKNOWN})"
+    rf"(?= (?:from|in|here)\b|{END}))\b"
+)
+ALONE = re.compile(rf"(?:answer: )?(?:{UNKNOWN}|not available|no data available|n/?a)\W*")
+
+
+def says_unknown(answer: str) -> bool:
+    """Tell whether an answer says that the conversation does not answer the question: our own rule.
+
+    Words in capitals, in quotes or after "called" are a name, unless they are the whole answer.
+
+    >>> says_unknown("You did not mention your hamster."), says_unknown("Unknown")
+    (True, True)
+    >>> says_unknown("Your hamster is called Unknown."), says_unknown("You have no hamster.")
+    (False, False)
+    """
+    text = " ".join(answer.replace("’", "'").replace("*", "").split()).strip("\"'")
+    text = text.lower() if text.isupper() or text.istitle() else text
+    text = re.sub(r"^[A-Z]|(?<=[.!?:;] )[A-Z]", lambda first: first[0].lower(), text)
+    text = re.sub('"[^"]*"', '""', text.replace("cannot", "can not").replace("can't", "can not"))
+    text = text.replace("n't", " not")
+    return bool(ALONE.fullmatch(text) or UNTOLD.search(text))

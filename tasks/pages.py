@@ -33,13 +33,8 @@ class Places:
         sections: Sections,
         decode: Callable[[Sequence[int]], str],
         over: str,
-        verbatim: bool = False,
     ):
-        """sections: of `text`; over: which part of a longer text they keep (`ReadConfig.over`).
-
-        verbatim: what is read may also be other stretches of the text, such as sessions.
-        """
-        self.text = text if verbatim else ""
+        """sections: of `text`; over: which part of a longer text they keep (`ReadConfig.over`)."""
         n, total = sections.n_tokens, len(sections.ids)
         head = total // 2 if sections.left_out and over == "center" else total
         self.texts = [str(section) for section in sections]
@@ -59,9 +54,8 @@ class Places:
     def locate(self, read: str) -> list[Range]:
         """Return where the text that a prompt shows stands.
 
-        That is one section, the next one if several are alike; else the stretch with these words
-        (`verbatim`); else every section whose beginning is in it, for agents that read several at
-        once.
+        That is one section, the next one if several are alike; else every section whose beginning
+        is in it, for agents that read several at once.
         """
         if not read:
             return []
@@ -70,9 +64,6 @@ class Places:
             if self.texts[k] == read:
                 self._next = k + 1
                 return self.ranges[k]
-        words = read.strip()
-        if words and (at := self.text.find(words)) >= 0:
-            return [(at, at + len(words))]
         return [
             place
             for text, places in zip(self.texts, self.ranges, strict=True)

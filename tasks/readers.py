@@ -12,9 +12,9 @@ records). Any form may come in any container:
     file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
          container                        checked             form
 
-Choices are shown behind the question (tasks/choices.py). `read` then gives all tasks of the file
-one pool of passages. A file that cannot be read raises a `UserError` that names the file, the line
-(or row, or item) and the reason; a line says how much of what was left out.
+`read` then gives all tasks of the file one pool of passages. A record with choices is refused, for
+only open questions are graded. A file that cannot be read raises a `UserError` that names the file,
+the line (or row, or item) and the reason; a line says how much of what was left out.
 """
 
 from __future__ import annotations
@@ -40,7 +40,6 @@ from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
 from tasks import hub
-from tasks.choices import offered
 
 Passage = tuple[str, str]  # title, text
 Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
@@ -663,11 +662,33 @@ def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Ta
     """Yield what is read of each record; questions that their document does not answer, which no
     answer would be right for, are counted instead."""
     for record in records:
+        if name := _choices(record):
+            raise record.error(f"'{name}' holds choices, and only open questions can be asked")
         if _is_answerable(record):
             task, document = FORMS[form][0](record)
-            yield record, offered(record, task), document
+            yield record, task, document
         else:
             record.left_out["questions that their document does not answer"] += 1
+
+
+# choices, options, answer_choices; choice_A, option1, opa (MedMCQA's)
+CHOICES = re.compile(
+    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)"
+    r"(?:[_ ]?(?:[A-J]|\d\d?))?|op[a-j]",
+    re.I,
+)
+
+
+def _choices(r: Record) -> str:
+    """Return the name of a field that holds the choices of a question; "" of an open one."""
+    beside = (r.fields.get(name) for name in ("metadata", "extra_info", "info"))
+    for fields in (r.fields, *(each for each in beside if isinstance(each, dict))):
+        filled = [name for name, value in fields.items() if value not in (None, "", [], {})]
+        if found := [name for name in filled if CHOICES.fullmatch(name)]:
+            return found[0]
+        if {"A", "B"} <= {*filled}:
+            return "A"
+    return ""
 
 
 def _is_answerable(r: Record) -> bool:

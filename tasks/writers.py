@@ -14,7 +14,6 @@ from pathlib import Path
 from config.errors import UserError
 from config.files import replacing_output
 from data import Task
-from tasks.choices import labels_of
 
 # ---------------------------------------------------------------- parts that the forms share
 
@@ -46,8 +45,7 @@ def _write_json(
 def _labels(task: Task) -> dict[str, object]:
     """Return the fields that the published forms lack, so that reading restores the whole task."""
     labels = {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
-    labels |= {name: value for name in ("level", "tokens") if (value := getattr(task, name))}
-    return labels | labels_of(task)
+    return labels | {name: n for name in ("level", "tokens") if (n := getattr(task, name))}
 
 
 def _checked(tasks: Sequence[Task]) -> Sequence[Task]:

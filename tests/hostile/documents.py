@@ -215,11 +215,6 @@ def nested(opening: str, closing: str = "") -> Callable[[int], bytes]:
     return made
 
 
-def chat(n: int) -> bytes:
-    """Make a chat with a message of many blanks."""
-    return b"31.12.23, 21:41 - Ann: Hi\n" + b" " * n + b"x\n31.12.23, 21:42 - Bo: Hi\n"
-
-
 def messages(values: object) -> Callable[[int], bytes]:
     """Return what makes a JSON list of a message, and then a value many times."""
     unit = json.dumps(values, separators=(",", ":"))
@@ -412,16 +407,11 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "pdf junk": lambda n: b"%PDF-1.5\n" + b"startxref\n" * (n // 10),
     "pdf blanks": lambda n: b"%PDF-1.5\n" + b" " * n + b"\n",
     "pdf title": lambda n: pdf({1: f"<< /Type /Catalog /Pages 2 0 R /A ({'(' * n}) >>"}),
-    # texts and chats
+    # texts
     "text blanks": text(" ", "x"),
     "text one word": text("a"),
     "text accents": lambda n: "a{}".format("\u0301\u0316" * (n // 4)).encode(),
     "text hyphens": text("a-\n"),
-    "chat blanks": chat,
-    "chat colons": text("31.12.23, 21:41 - Ann: ", ": x"),
-    "chat placeholders": text("a.bc (", "", "31.12.23, 21:41 - Ann: "),
-    "chat marks": text("\u200e", "x", "31.12.23, 21:41 - Ann: "),
-    "chat dates": text("31.12.23, 21:41 - Ann: x\n"),
     "json numbers": messages(0),
     "json lists": messages([]),
     "json deep": text("[", "", "[{"),

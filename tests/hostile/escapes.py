@@ -98,11 +98,3 @@ done
 mv /usr/bin/perl.new /usr/bin/perl; mv /usr/bin/setpriv.new /usr/bin/setpriv
 mv /usr/bin/choom.new /usr/bin/choom; echo replaced
 """
-
-
-ENDLESS_LOOPS = [
-    "BEGIN NOT ATOMIC DECLARE i INT DEFAULT 0; WHILE TRUE DO EXECUTE IMMEDIATE "
-    "CONCAT('CREATE TABLE f', i, ' (a INT)'); SET i = i + 1; END WHILE; END",
-    "BEGIN NOT ATOMIC DECLARE CONTINUE HANDLER FOR SQLEXCEPTION BEGIN END; "
-    "WHILE TRUE DO DO SLEEP(100); END WHILE; END",
-]

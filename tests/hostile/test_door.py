@@ -184,7 +184,6 @@ def test_an_address_that_nobody_needs_is_none():
         ("eval", {"endpoint": ["{url}"]}),
         ("eval", {"answerer": "openai:{url}#m"}),
         ("eval", {"suite": "hle", "judge": "openai:{url}#m"}),
-        ("eval", {"suite": "llb-db", "db_backend": "mysql://root:secret@127.0.0.1"}),
         ("run", {"answerer": "openai:{url}#m"}),
         ("agent", {"embedder": "openai:{url}#m", "search": "dense"}),
     ],

@@ -8,7 +8,6 @@ import os
 import struct
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 
@@ -17,7 +16,6 @@ import pytest
 from conftest import HANG_S, until
 
 from tasks import sandbox
-from tasks.llb_db import LLBDB
 
 ROOT = Path(__file__).parents[2]
 lacks = {
@@ -26,8 +24,6 @@ lacks = {
 }
 needs = {kind: pytest.mark.skipif(bool(why), reason=why) for kind, why in lacks.items()}
 BOTH = [pytest.param(kind, marks=needs[kind]) for kind in lacks]
-SERVER = os.environ.get("LLB_SERVER", "")
-with_server = pytest.mark.skipif(not SERVER, reason="LLB_SERVER=mysql://USER@HOST is not set")
 
 
 def run(kind: str, *codes: str) -> list[str]:
@@ -155,29 +151,3 @@ def test_what_enters_a_system_is_held_by_nobody_in_it():
         until(lambda: system.run("touch /tmp/over", HANG_S).code == 0)
         until(lambda: (found := system.run("cat /tmp/found", HANG_S)).code == 0 and found.output)
         assert system.run("cat /tmp/found", HANG_S).output == "nothing\n"
-
-
-# ---------------------------------------------------------------- a database server
-
-
-@with_server
-@pytest.mark.parametrize("sql", escapes.ENDLESS_LOOPS, ids=["statements", "handler"])
-def test_a_loop_that_took_too_long_has_ended(monkeypatch, sql):
-    from tasks import sql_server
-
-    def commands(env: LLBDB) -> list[str]:
-        with env.server.admin.cursor() as cursor:
-            cursor.execute(
-                "SELECT command FROM information_schema.processlist WHERE user LIKE 'llb%'"
-            )
-            return [command for (command,) in cursor.fetchall()]
-
-    with closing(LLBDB(backend=SERVER)) as env, closing(env.reset("own-1")) as episode:
-        with monkeypatch.context() as patch:
-            patch.setattr(sql_server, "SECONDS", 0.5)
-            assert "took longer" in episode.step(f"```sql\n{sql}\n```").observation
-        for _ in range(600):  # a busy server takes its time
-            if commands(env) == ["Sleep"]:
-                break
-            time.sleep(0.1)
-        assert commands(env) == ["Sleep"]

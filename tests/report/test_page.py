@@ -395,7 +395,7 @@ def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
     assert "RULER, task by length" in text and "mean of the paper's ten 72.5" in text
     assert "RL-MemAgent-14B published 97.5" in text and "vt, RULER's match" in text
     assert "Trained, it correctly answers 75 % of 11 kinds of questions in 8,192 tokens. (n" in text
-    others = [row(question="eventqa_65536", length=65536, metric="x")]  # of MemoryAgentBench
+    others = [row(question="other", length=65536, metric="x")]
     for fewer in (rows[1:], others):
         assert "mean of the paper's ten" not in page(tmp_path / "n", fewer, unit="tokens").text
     assert "RULER" not in page(tmp_path / "others", others, unit="tokens").text

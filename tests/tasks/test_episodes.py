@@ -19,7 +19,7 @@ from engines.scripted import ScriptedEngine
 from rollout import rollout
 from tasks import episodes, ledger, worlds
 from tasks.conversations import NOT_MENTIONED, Probe
-from tasks.locomo_score import mem0_bleu1, mem0_f1, official_em, official_score
+from tasks.locomo_score import official_em, official_score
 from tasks.sources import training_tasks, validation_tasks
 from tokens.codec import Codec
 
@@ -157,6 +157,9 @@ def test_a_suite_asks_every_question_and_grades_it_by_the_official_metric(path):
     for task in tasks:
         for said in (task.answers[0], "nothing of the kind", "Not mentioned"):
             assert task.score(said) == official_score(said, task.probe)
+            assert task.beside(said) == {"official_em": official_em(said, task.probe)}
+        assert task.beside(None) == {"official_em": 0.0}
+    assert {task.kind.partition(", ")[2] for task in tasks} == {"official metric"}
     assert sum(task.score(task.answers[0]) == 1 for task in tasks) > len(tasks) / 2
     few = asked_of(lambda: None, suite="locomo", data=(str(path),), n=1)[1]
     assert len(few[0].make()) == 5  # one of each kind
@@ -168,37 +171,14 @@ def asked(path, **settings):
     return {task.id: task for task in column.make()}
 
 
-def test_mem0s_metric_leaves_out_category_5_and_is_named_in_the_table(path):
-    official, mem0 = asked(path), asked(path, metric="mem0")
-    assert {*mem0} == {name for name, task in official.items() if task.probe.category != 5}
-    assert {task.kind for task in mem0.values()} == {
-        "1 multi-hop, mem0 F1", "2 temporal, mem0 F1", "3 open-domain, mem0 F1",
-        "4 single-hop, mem0 F1",
-    }  # fmt: skip
-    assert {task.kind.partition(", ")[2] for task in official.values()} == {"official metric"}
-    for task in mem0.values():
-        for said in (task.answers[0], "a pear, the plums", ""):
-            assert task.score(said) == mem0_f1(said, task.probe)
-            assert task.beside(said) == {"bleu1": mem0_bleu1(said, task.probe)}
-        assert task.beside(None) == {"bleu1": 0.0}
-    for task in official.values():
-        assert task.beside("pears") == {"official_em": official_em("pears", task.probe)}
-    differ = [n for n, t in mem0.items() if t.score("the pear") != official[n].score("the pear")]
-    assert differ  # stems and articles
-    with pytest.raises(UserError, match="metric means nothing to the suite longmemeval"):
-        asked_of(suite="longmemeval", metric="mem0")
-
-
 def test_what_decides_a_score_decides_which_rows_are_found(path):
-    """The metric, the evidence, and what a store begins with."""
+    """The evidence, and what a store begins with."""
     first = asked(path)
     again = asked(path)
-    mem0 = asked(path, metric="mem0")
     events = asked(path, source_split="events")
     for name, task in first.items():
         assert task.digest == again[name].digest != events[name].digest
         assert task.document_digest == events[name].document_digest
-        assert name not in mem0 or task.digest != mem0[name].digest
     samples = [sample("conv-26"), sample("conv-30")]
     samples[0]["qa"][0]["evidence"] = ["D1:2"]
     moved = asked(write(path, samples))
@@ -267,21 +247,13 @@ def evaluated(path, name, *more):
     return done.output, [json.loads(line) for line in lines]
 
 
-def test_rows_of_one_metric_are_never_taken_for_the_others(path, no_report):
-    """In one folder: each call finds its own rows, and its summary has no others."""
-    n = {"official": 32, "mem0": 24}  # 2 agents, 2 conversations of 8 questions, 2 of category 5
-    summaries, made = {}, 0
-    for metric in ("official", "mem0", "official"):
-        said, rows = evaluated(path, "e", "--metric", metric)
-        made += n[metric] if metric not in summaries else 0
-        assert len(rows) == made
-        heading = {"official": "4 single-hop, official metric", "mem0": "4 single-hop, mem0 F1"}
-        assert [name for name, words in heading.items() if words in said] == [metric]
-        summary = json.loads((path.parent / "e" / "summary.json").read_text())
-        assert sum(cell["n"] for cell in summary["cells"]) == n[metric]
-        # the other number of that metric stands beside it, in a column of its own
-        assert {"bleu1" in cell for cell in summary["cells"]} == {metric == "mem0"}
-        assert summaries.setdefault(metric, summary["cells"]) == summary["cells"]
+def test_the_other_number_of_the_metric_has_a_column_of_its_own(path, no_report):
+    said, rows = evaluated(path, "e")
+    assert len(rows) == 32  # 2 agents, 2 conversations of 8 questions
+    assert "4 single-hop, official metric" in said
+    summary = json.loads((path.parent / "e" / "summary.json").read_text())
+    assert sum(cell["n"] for cell in summary["cells"]) == 32 and summary["metric"] == "reward"
+    assert all("official_em" in cell for cell in summary["cells"])
 
 
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
@@ -349,8 +321,6 @@ def test_an_evaluation_says_which_categories_have_no_question(path, capsys):
         (said,) = capsys.readouterr().out.splitlines()
         at = f"{name}#{chosen}" if chosen else name
         assert said == f"{at}: no question of {kinds} is in it, none will be asked."
-    asked(few, metric="mem0")  # does not ask category 5
-    assert "of 2 temporal, 3 open-domain is in it" in capsys.readouterr().out
 
 
 def test_a_part_validates_by_an_episode_of_each_conversation_and_the_same_questions(path, capsys):

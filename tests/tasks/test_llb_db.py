@@ -1,10 +1,9 @@
-"""LLB-DB: its file, its score, SQLite and a server beneath it, hostile statements, the counts."""
+"""LLB-DB: its file, its score, SQLite beneath it, hostile statements, the counts."""
 
 from __future__ import annotations
 
 import gzip
 import json
-import os
 import random
 import subprocess
 import sys
@@ -25,9 +24,7 @@ from tasks.llb_db import (
     digest,
     load,
     read_action,
-    read_rows,
-    released_rows,
-    same_rows,
+    right_rows,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -35,16 +32,13 @@ TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
 published = pytest.mark.skipif(not TRAIN.is_file(), reason=f"needs {TRAIN}, which is not there")
 FDS = Path("/proc/self/fd")
 SECONDS = llb_db.SECONDS
-SERVER = os.environ.get("LLB_SERVER", "")
-with_server = pytest.mark.skipif(not SERVER, reason="LLB_SERVER=mysql://USER@HOST is not set")
-RIGHT = 'Answer: [["Petrel",9.5],["Puffin",9.5],["Tern",7]]'  # to own-1
+RIGHT = "Answer: [('Petrel', 9.5), ('Puffin', 9.5), ('Tern', 7)]"  # to own-1
 
 
 @pytest.fixture(autouse=True)
 def as_slow_as_may_be(monkeypatch):
     """Give statements the time of any machine; what is to be ended gets less."""
-    for module in ("llb_db", "sql_server"):
-        monkeypatch.setattr(f"tasks.{module}.SECONDS", HANG_S)
+    monkeypatch.setattr(llb_db, "SECONDS", HANG_S)
 
 
 def block(sql: str) -> str:
@@ -123,34 +117,15 @@ def test_a_file_is_read_plain_and_compressed_whole(tmp_path):
             LLBDB(broken)
 
 
-def test_fingerprints_tell_tables_answers_and_rules_apart(tmp_path):
+def test_fingerprints_tell_tables_and_answers_apart(tmp_path):
     path = tmp_path / "db.json"
     others = [("table_info.row_list", []), ("answer_info.direct", [["Tern", 7.0]])]
     found = [item(path).fingerprint, *(item(path, *other).fingerprint for other in others)]
     assert len({*found}) == 3 and item(path, "instruction", "y").fingerprint == found[0]
-    tasks = [*LLBDB().tasks(), *LLBDB(rules="released").tasks()]
-    assert len({task.digest for task in tasks}) == 16
-    assert [task.digest for task in tasks[:8]] == [task.digest for task in LLBDB().tasks()]
-    assert {task.kind for task in tasks} == {
-        f"{kind}, {rules} rules"
-        for kind in ("select", "insert", "update", "delete")
-        for rules in ("own", "released")
-    }
-
-
-@pytest.mark.parametrize(
-    ("sql", "ordered"),
-    [
-        ("SELECT a FROM t ORDER\nBY a", True),
-        ("select a from t order by f(a)", True),
-        ("SELECT a FROM (SELECT a FROM t ORDER BY a LIMIT 3) AS s", False),
-        ("SELECT a FROM t WHERE b = 'in order by (a'", False),
-        ("SELECT RANK() OVER (ORDER BY a) FROM t", False),
-        ("SELECT a FROM t WHERE b IN (SELECT b FROM t) ORDER BY a", True),
-    ],
-)
-def test_order_counts_if_the_statement_itself_sorts(tmp_path, sql, ordered):
-    assert item(tmp_path / "db.json", "answer_info.sql", sql).ordered is ordered
+    tasks = LLBDB().tasks()
+    assert len({task.digest for task in tasks}) == 8
+    assert [task.digest for task in tasks] == [task.digest for task in LLBDB().tasks()]
+    assert {task.kind for task in tasks} == {"select", "insert", "update", "delete"}
 
 
 # ---------------------------------------------------------------- the score
@@ -162,32 +137,6 @@ def test_the_digest_by_hand():
         "ad4ecd83d31c89dc8355bb50070daff1"
     )
     assert digest([]) == "None"
-
-
-@pytest.mark.parametrize(
-    ("given", "gold", "ordered", "right"),
-    [
-        ([("a", 1)], [("a", 1.0)], True, True),
-        ([("a", 1.0004)], [("a", 1)], True, True),
-        ([("a", 1.0006)], [("a", 1)], True, False),
-        ([("b", 2), ("a", 1)], [("a", 1), ("b", 2)], False, True),
-        ([("b", 2), ("a", 1)], [("a", 1), ("b", 2)], True, False),
-        ([("a", 1), ("a", 1)], [("a", 1)], False, False),
-        ([("a", 1), ("a", 1), ("b", 1)], [("a", 1), ("b", 1), ("b", 1)], False, False),
-        ([(1, "a")], [("a", 1)], False, False),
-        ([("7",)], [(7,)], True, True),
-        ([("07",)], [(7,)], True, False),
-        ([("1.10",)], [("1.1",)], True, False),
-        ([(None,)], [("None",)], True, False),
-        ([(None,)], [(None,)], True, True),
-        ([("A",)], [("a",)], True, False),
-        ([(float("inf"),)], [(1,)], True, False),
-        ([(10**400,)], [(1,)], True, False),
-        ([], [], True, True),
-    ],
-)
-def test_which_rows_are_the_same(given, gold, ordered, right):
-    assert same_rows(given, gold, ordered) is right
 
 
 @pytest.mark.parametrize(
@@ -232,23 +181,20 @@ def test_which_rows_are_the_same(given, gold, ordered, right):
 )
 def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right):
     """Golden values: what its own validator has said of each, run beside the checkout."""
-    assert released_rows(answer, gold) is right
+    assert right_rows(answer, gold) is right
 
 
-def test_two_rules_for_one_answer():
-    """own-3 has no order: its gold rows are sloop, ketch; a quoted number is one by our rules."""
-    answers = (
-        '[["sloop", 9.5], ["ketch", 14]]',
-        '[["ketch", "14"], ["sloop", 9.5]]',
-        "[('sloop', 9.5), ('ketch', 14)]",
-        "[('ketch', 14), ('sloop', 9.5)]",
-        "[('sloop', 9.5),\n('ketch', 14)]",  # of several lines the first
-    )
-    rewards = {
-        rules: [steps(LLBDB(rules=rules), "own-3", f"Answer: {a}")[0].reward for a in answers]
-        for rules in ("own", "released")
+def test_order_counts_and_of_several_lines_the_first():
+    answers = {
+        '[["ketch", 14], ["sloop", 9.5]]': -1,
+        "[('ketch', 14), ('sloop', 9.5)]": 1,
+        "[('sloop', 9.5), ('ketch', 14)]": -1,
+        "[('ketch', '14'), ('sloop', 9.5)]": -1,
+        "[('ketch', 14), ('sloop', 9.5)]\nThese are all.": 1,
+        "[('ketch', 14),\n('sloop', 9.5)]": -1,
     }
-    assert rewards == {"own": [1, 1, 1, 1, 1], "released": [-1, -1, 1, -1, -1]}
+    found = {a: steps(LLBDB(), "own-3", f"Answer: {a}")[0].reward for a in answers}
+    assert found == answers
 
 
 # ---------------------------------------------------------------- actions
@@ -275,42 +221,12 @@ def test_what_a_response_does(response, action):
     assert read_action(response) == action
 
 
-@pytest.mark.parametrize(
-    ("text", "width", "rows"),
-    [
-        ('[["a", 1], ["b", null]]', 2, [("a", 1), ("b", None)]),
-        ("[('a', 1.5), ('b', None)]", 2, [("a", 1.5), ("b", None)]),
-        ('[["a", true]] These are all.', 2, [("a", 1)]),
-        ("[('a',)]\nThese are all.", 1, [("a",)]),
-        ('```json\n[["a"]]\n```', 1, [("a",)]),
-        ('["a", 1]', 2, [("a", 1)]),
-        ('["a", "b"]', 1, [("a",), ("b",)]),
-        ("42", 1, [(42,)]),
-        ("'a b'", 1, [("a b",)]),
-        ("[]", 1, []),
-        ("done.", 1, []),
-        ("12 Main Street", 1, None),
-        ("a, b", 2, None),
-        ('[["a"], "b"]', 1, None),
-        ('[[["a"]]]', 1, None),
-        ('[[{"a": 1}]]', 1, None),
-        ("{1, 2}", 1, None),
-        ("[" * 50_000, 1, None),
-        ("(" * 50_000, 1, None),
-        ("[[" + "9" * 5_000 + "]]", 1, None),
-        ("", 1, None),
-        ("null", 1, None),
-    ],
-)
-def test_the_rows_of_an_answer(text, width, rows):
-    assert read_rows(text, width) == rows
-
-
 @pytest.mark.parametrize("filler", [" ", "\n", "`", "(", "Answer:", "answer *", "```sql ", "-- "])
 def test_a_long_response_is_read_at_once(filler):
     filler *= 100_000
-    for step in steps(LLBDB(), "own-1", filler, f"```{filler}", f"Answer: [{filler}"):
-        assert not step.done
+    for response in (filler, f"```{filler}", f"Answer: [{filler}"):
+        (step,) = steps(LLBDB(), "own-1", response)
+        assert step.reward <= 0
 
 
 # ---------------------------------------------------------------- episodes
@@ -329,8 +245,6 @@ def test_our_own_items_are_solved_by_their_solutions_alone():
         "The table is boats. Its columns are boat_id (INT), name (TEXT), kind (TEXT), "
         "length_m (DOUBLE), berth (INT)."
     )
-    # a mean that our item rounds, an order that is not asked for, a NULL
-    assert LLBDB(rules="released").skip_list() == ["own-2", "own-3", "own-4"]
 
 
 def test_a_skip_list_names_what_its_own_statement_does_not_solve(tmp_path):
@@ -346,20 +260,19 @@ def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
     task = env.tasks()[1]
     assert (task.digest, task.intent, opened) == (task.digest, env.intent("own-2"), [])
     assert task.solution[0].startswith("```sql") and len(task.solution) == 2
-    assert [*task.solution][1].startswith("Answer: [[10.458")
+    assert [*task.solution][1].startswith("Answer: [(10.458")
     assert opened == [env.items["own-2"]]
 
 
-def test_an_episode_shows_results_and_errors_and_goes_on():
+def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
+    monkeypatch.setattr(llb_db, "STEPS", 9)
     *going, end, after = steps(
         LLBDB(),
         "own-7",
         block("SELECT loan_id, fine FROM loans WHERE reader = 'Omar'"),
         block("SELECT colour FROM loans"),
         block("DELETE FROM loans WHERE loan_id > 4"),
-        "Let me think.",
-        block("SELECT 1") + "\nAnswer: [[1]]",
-        "Answer: all of them",
+        block("SELECT 1") + "\nAnswer: [(1,)]",
         block(" ;-- nothing\n/* not closed"),
         block(f"SELECT '{'x' * 20_000}'"),
         "Answer: done",
@@ -370,27 +283,21 @@ def test_an_episode_shows_results_and_errors_and_goes_on():
     assert texts[0] == "loan_id, fine\n[2, 2.25]\n[5, null]\n(2 rows)"
     assert texts[1].startswith("Error: no such column: colour")
     assert texts[2] == "Done. 1 row changed."
-    assert texts[3].startswith("Nothing was carried out")
-    assert texts[4].startswith("1\n[1]\n(1 row)") and "ignored" in texts[4]
-    assert texts[5].startswith("The answer could not be read")
-    assert texts[6].startswith("Error: there is no statement")
-    assert texts[7].startswith("Error: ") and "20,000 characters" in texts[7]
+    assert texts[3].startswith("1\n[1]\n(1 row)") and "ignored" in texts[3]
+    assert texts[4].startswith("Error: there is no statement")
+    assert texts[5].startswith("Error: ") and "20,000 characters" in texts[5]
     assert end.done and end.reward == -1.0 and after is end
 
 
-@pytest.mark.parametrize(("rules", "most"), [("own", 15), ("released", 3)])
-def test_an_episode_ends_as_the_instructions_say(monkeypatch, rules, most):
-    monkeypatch.setattr(llb_db, "SECONDS", SECONDS)
-    env = LLBDB(rules=rules)
-    assert env.most_steps == most and f"You have {most} responses" in env.instructions
+def test_an_episode_ends_as_the_instructions_say():
+    env = LLBDB()
+    assert env.most_steps == 3 and "You have 3 responses" in env.instructions
     assert "SQLite" in env.instructions and "5 seconds" in env.instructions
-    ends = [step.done for step in steps(env, "own-1", *[block("SELECT 1")] * most)]
-    assert ends == [False] * (most - 1) + [True]
-    last = steps(env, "own-1", *[block("SELECT 1")] * (most - 1), RIGHT)[-1]
-    assert last.reward == (1.0 if rules == "own" else -1.0)  # the release reads tuples
+    ends = [step.done for step in steps(env, "own-1", *[block("SELECT 1")] * 3)]
+    assert ends == [False, False, True]
+    assert steps(env, "own-1", *[block("SELECT 1")] * 2, RIGHT)[-1].reward == 1.0
     (step,) = steps(env, "own-1", "Let me think.")
-    outcome = (True, -1.0, "no action") if rules == "released" else (False, 0.0, "")
-    assert (step.done, step.reward, step.failure) == outcome
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
     lines = env.instructions.splitlines()
     start = lines.index("```sql")  # what is shown can be done
     assert read_action("\n".join(lines[start : start + 3]))[0] == "sql"
@@ -398,28 +305,26 @@ def test_an_episode_ends_as_the_instructions_say(monkeypatch, rules, most):
     assert len(shown) == 2 and all(steps(env, "own-1", line)[0].done for line in shown)
 
 
-@pytest.mark.parametrize("rules", ["own", "released"])
-def test_without_an_answer_a_change_is_judged_by_its_table(rules):
+def test_without_an_answer_a_change_is_judged_by_its_table():
     """As in the release, whose check looks at the table however an episode has ended."""
-    env = LLBDB(rules=rules, most_steps=2)
+    env = LLBDB()
     for task in env.tasks():
         rows_asked = env.items[task.id].direct is not None
-        last = steps(env, task.id, task.solution[0], block("SELECT 1"))[-1]
+        last = steps(env, task.id, task.solution[0], *[block("SELECT 1")] * 2)[-1]
         assert last.done and "no answer was given" in last.observation
         assert (last.reward, last.failure) == ((-1.0, "steps") if rows_asked else (1.0, ""))
         with closing(task.begin()) as episode:  # ended by who acts, the model's window for one
             episode.step(task.solution[0])
             step = episode.give_up("window")
         assert (step.reward, step.failure) == ((-1.0, "window") if rows_asked else (1.0, ""))
-        nothing_done = steps(env, task.id, *[block("SELECT 1")] * 2)
-        assert [step.reward for step in nothing_done] == [0.0, -1.0]
+        nothing_done = steps(env, task.id, *[block("SELECT 1")] * 3)
+        assert [step.reward for step in nothing_done] == [0.0, 0.0, -1.0]
 
 
-@pytest.mark.parametrize("rules", ["own", "released"])
-def test_no_answer_is_that_of_no_rows(tmp_path, rules):
+def test_no_answer_is_that_of_no_rows(tmp_path):
     item(path := tmp_path / "db.json", "answer_info.direct", [])
-    env = LLBDB(path, rules=rules, most_steps=1)
-    assert steps(env, "own-1", block("SELECT 1"))[0].reward == 1.0
+    (step,) = steps(LLBDB(path), "own-1", "I do not know.")
+    assert (step.done, step.reward, step.failure) == (True, 1.0, "")
 
 
 def test_a_closed_episode_is_over():
@@ -430,19 +335,8 @@ def test_a_closed_episode_is_over():
     assert (step.done, step.reward, step.failure) == (True, -1.0, "closed")
 
 
-def test_a_database_that_is_gone_fails_the_item(monkeypatch):
-    def gone(*_):
-        raise llb_db.Lost("killed")
-
-    for name, end in (("execute", lambda e: e.step(block("SELECT 1"))),
-                      ("table", lambda e: e.give_up("window"))):  # fmt: skip
-        with closing(LLBDB().reset("own-5")) as episode:
-            monkeypatch.setattr(episode.database, name, gone)
-            step = end(episode)
-        assert (step.done, step.reward, step.failure) == (True, -1.0, "database lost: killed")
-
-
-def test_two_episodes_share_nothing():
+def test_two_episodes_share_nothing(monkeypatch):
+    monkeypatch.setattr(llb_db, "STEPS", 9)
     env = LLBDB()
     solution = env.tasks()[4].solution
     with closing(env.reset("own-5")) as one, closing(env.reset("own-5")) as other:
@@ -518,8 +412,8 @@ def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
     ],
 )
 def test_an_endless_statement_is_ended(monkeypatch, boats, sql):
-    assert SECONDS == 5  # as the reply says
-    with monkeypatch.context() as patch, pytest.raises(StatementError, match="than 5 seconds"):
+    assert SECONDS == 5  # as the instructions say
+    with monkeypatch.context() as patch, pytest.raises(StatementError, match="took longer than"):
         patch.setattr(llb_db, "SECONDS", 0.2)
         boats.execute(sql)
         boats.execute("SELECT s FROM v")
@@ -632,6 +526,7 @@ def hostile(n: int, seed: int) -> list[str]:
 
 def test_random_hostile_statements_never_raise(monkeypatch):
     monkeypatch.setattr(llb_db, "SECONDS", 0.5)
+    monkeypatch.setattr(llb_db, "STEPS", 100)
     env, statements, ran = LLBDB(), hostile(1_000, 0), 0
     with closing(env.reset("own-1")) as other:
         for start in range(0, len(statements), 10):  # a table soon is dropped or renamed
@@ -653,19 +548,14 @@ def test_gold_answers_of_the_published_file_on_sqlite():
     env = LLBDB(TRAIN)
     tasks = env.tasks()
     assert len(tasks) == 361 and sum(env.items[t.id].direct is not None for t in tasks) == 259
-    missed = {*env.skip_list()}
-    right = [id for id in env.items if id not in missed]
-    assert len(right) >= 342
-    assert sum("STDDEV" not in env.items[id].sql for id in right) >= 341
-    assert 361 - len(LLBDB(TRAIN, rules="released").skip_list()) == 297
+    assert 361 - len(env.skip_list()) == 297
 
 
 @published
-@pytest.mark.parametrize("rules", ["own", "released"])
-def test_changes_of_the_published_file_without_an_answer(rules):
-    env = LLBDB(TRAIN, rules=rules, most_steps=2)
+def test_changes_of_the_published_file_without_an_answer():
+    env, nothing = LLBDB(TRAIN), [block("SELECT 1")] * 2
     changes = [task for task in env.tasks() if env.items[task.id].direct is None]
-    ends = [steps(env, task.id, task.solution[0], block("SELECT 1"))[1] for task in changes]
+    ends = [steps(env, task.id, task.solution[0], *nothing)[-1] for task in changes]
     assert (len(changes), sum(end.reward > 0 for end in ends)) == (102, 94)
 
 
@@ -676,126 +566,3 @@ def test_answers_of_other_items_of_the_published_file_are_wrong():
     for task, other in zip(reads, reads[1:] + reads[:1], strict=True):
         (step,) = steps(env, task.id, other.solution[1])
         assert step.reward == -1.0, (task.id, other.id)
-
-
-# ---------------------------------------------------------------- a server of the user's
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "mariadb", "postgres://u@127.0.0.1", "mysql:/x", "", "mysql://", "mysql://host",
-        "mysql://u@h:port", "mysql://u@h/base", "mysql://u@h?a=b",
-    ],
-)  # fmt: skip
-def test_a_database_is_named_by_its_address(url):
-    with pytest.raises(UserError, match="mysql://USER:PASSWORD@HOST"):
-        LLBDB(backend=url)
-
-
-def test_a_server_that_is_not_there_and_a_package_that_is_missing(monkeypatch):
-    pytest.importorskip("pymysql")
-    with pytest.raises(UserError, match="cannot be reached"):
-        LLBDB(backend="mysql://root@/?unix_socket=/nowhere/socket")
-    monkeypatch.setitem(sys.modules, "pymysql", None)
-    with pytest.raises(UserError, match=r"PyMySQL.*requirements-environments\.txt"):
-        LLBDB(backend="mysql://u@h")
-
-
-@pytest.fixture(scope="module")
-def maria():
-    env = LLBDB(backend=SERVER, most_steps=10**6)
-    yield env
-    env.close()
-
-
-def accounts(env: LLBDB) -> tuple[set, set]:
-    """Return the names of a server's databases and accounts that are of its episodes."""
-    with env.server.admin.cursor() as cursor:
-        cursor.execute(f"SHOW DATABASES LIKE '{env.server._names}%'")
-        databases = {*cursor.fetchall()}
-        cursor.execute(f"SELECT user FROM mysql.user WHERE user LIKE '{env.server._names}%'")
-        return databases, {*cursor.fetchall()}
-
-
-@with_server
-def test_known_solutions_on_a_server_that_goes_on_when_it_is_closed_here(maria):
-    other = LLBDB(backend=SERVER)
-    assert other.skip_list() == [] and other.server.dialect in other.instructions
-    other.close()
-    other.close()
-    with pytest.raises(UserError, match="cannot be made"):
-        other.reset("own-1")
-    assert maria.skip_list() == [] and accounts(maria) == (set(), set())
-    if TRAIN.is_file():
-        env = LLBDB(TRAIN)
-        env.server = maria.server
-        assert 361 - len(env.skip_list()) >= 346
-
-
-@with_server
-@pytest.mark.parametrize(
-    ("sql", "reason"),
-    [
-        ("SELECT 1; DROP TABLE boats", "syntax"),
-        ("SELECT * FROM boats a, boats b, boats c, boats d, boats e, boats f, boats g", "500 rows"),
-        (ENDLESS + "SELECT x FROM c", "500 rows"),  # it is not received to its end
-        ("SELECT * FROM boats INTO OUTFILE '/tmp/llb-outfile'", "denied"),
-        ("LOAD DATA INFILE '/etc/passwd' INTO TABLE boats", "denied"),
-        ("LOAD DATA LOCAL INFILE '/etc/passwd' INTO TABLE boats", "not allowed"),
-        ("SHUTDOWN", "denied"),
-        ("DROP DATABASE mysql", "denied"),
-        ("SELECT user FROM mysql.user", "denied"),
-        ("SET GLOBAL max_connections = 1", "denied"),
-        ("INSTALL SONAME 'x'", "denied"),
-        ("CREATE USER x", "denied"),
-        ("FLUSH TABLES WITH READ LOCK", "denied"),
-        ("KILL CONNECTION_ID()", "killed"),
-        ("SELECT '\ud800'", "surrogates"),
-        ("garbage", "syntax"),
-        # ended after its seconds
-        ("SELECT SLEEP(3600)", "took longer than"),
-        ("SET STATEMENT max_statement_time = 0 FOR SELECT BENCHMARK(1000000000000, MD5('x'))",
-         "took longer than"),
-        ("BEGIN NOT ATOMIC WHILE TRUE DO SELECT 1; END WHILE; END", "took longer than"),
-    ],
-)  # fmt: skip
-def test_a_hostile_statement_is_an_error_reply_of_a_server(maria, monkeypatch, sql, reason):
-    with closing(maria.reset("own-1")) as episode:
-        with monkeypatch.context() as patch:
-            if reason == "took longer than":
-                patch.setattr("tasks.sql_server.SECONDS", 0.5)
-            step = episode.step(block(sql))
-        assert step.observation.startswith("Error: ") and reason in step.observation
-        assert "(6 rows)" in episode.step(block("SELECT * FROM boats")).observation
-        assert episode.step(RIGHT).reward == 1.0
-
-
-@with_server
-def test_a_changed_password_changes_nothing(maria):
-    password, end, rows = block("SET PASSWORD = PASSWORD('x')"), "KILL CONNECTION_ID()", "boats"
-    step = steps(maria, "own-1", password, block(end), block(f"SELECT * FROM {rows}"))[-1]
-    assert "(6 rows)" in step.observation
-
-
-@with_server
-def test_two_episodes_of_a_server_share_nothing(maria):
-    with closing(maria.reset("own-5")) as one, closing(maria.reset("own-5")) as other:
-        one.step(block("DELETE FROM loans"))
-        assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
-        for sql in ("SELECT * FROM {}.loans", "DROP DATABASE {}", "USE {}"):
-            assert "denied" in one.step(block(sql.format(other.database.name))).observation
-        shown = one.step(block("SHOW DATABASES")).observation
-        assert one.database.name in shown and other.database.name not in shown
-        assert len(accounts(maria)[0]) == 2
-    assert accounts(maria) == (set(), set())
-
-
-@with_server
-def test_random_hostile_statements_never_raise_on_a_server(maria, monkeypatch):
-    monkeypatch.setattr("tasks.sql_server.SECONDS", 0.5)
-    with closing(maria.reset("own-1")) as episode:
-        for sql in hostile(400, 1):
-            assert not episode.step(f"```sql\n{sql}\n```").failure
-        monkeypatch.setattr("tasks.sql_server.SECONDS", HANG_S)
-        assert episode.database.execute("SELECT 1").rows == [(1,)]

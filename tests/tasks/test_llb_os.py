@@ -126,10 +126,6 @@ def test_actions_run_in_one_system_and_their_output_is_shown(path):
 @pytest.mark.parametrize(
     ("action", "said"),
     [
-        ("", "Nothing was run: there is neither"),
-        ("I do not know. Then I finish the task?", "Nothing was run: there is neither"),
-        ("```python\nprint(1)\n```", "Nothing was run: there is neither"),
-        ("```bash\nls", "Nothing was run: there is neither"),
         ("```bash\nls\n```\n```bash\nid\n```", "there are 2 scripts"),
         ("```bash\n\n```", "the script is empty"),
         ("```bash\necho \0\n```", "no NUL"),
@@ -154,24 +150,38 @@ def test_what_cannot_be_done_is_an_answer_and_the_task_goes_on(path, monkeypatch
 
 
 @needs_system
+@pytest.mark.parametrize(
+    "action",
+    ["", "I do not know. Then I finish the task?", "```python\nprint(1)\n```", "```bash\nls"],
+)
+def test_a_response_without_an_action_ends_the_task(path, action):
+    environment = LLBOS(path)
+    (step,) = solved(environment, "1", action)
+    assert step.observation.startswith("Nothing was run: there is neither")
+    assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
+    script = environment.tasks()[0].solution[0].removesuffix("finish")
+    one, step = solved(environment, "1", script, action)
+    assert not one.done and (step.done, step.reward, step.failure) == (True, 1.0, "")
+
+
+@needs_system
 def test_the_limit_of_responses_is_the_one_that_is_told(path):
-    environment = LLBOS(path, most_steps=3)
-    assert "You have 3 responses" in environment.instructions and environment.most_steps == 3
-    one, two, last = solved(environment, "1", *["```bash\nls\n```"] * 3)
-    assert not one.done and not two.done
+    environment = LLBOS(path)
+    assert "You have 5 responses" in environment.instructions and environment.most_steps == 5
+    *others, last = solved(environment, "1", *["```bash\nls\n```"] * 5)
+    assert not any(step.done for step in others)
     assert (last.done, last.reward, last.failure) == (True, -1.0, "steps")
     gold = environment.tasks()[0].solution[0]
-    *_, last = solved(environment, "1", "```bash\nls\n```", "", gold)
+    *_, last = solved(environment, "1", *["```bash\nls\n```"] * 4, gold)
     assert last.reward == 1.0
 
 
 @needs_system
-@pytest.mark.parametrize("rules", ["own", "released"])
-def test_without_finish_the_system_is_checked_all_the_same(path, rules):
+def test_without_finish_the_system_is_checked_all_the_same(path):
     """As in the release, whose check runs however an episode has ended."""
-    environment = LLBOS(path, rules, most_steps=2)
+    environment = LLBOS(path)
     script = environment.tasks()[0].solution[0].removesuffix("finish")
-    one, last = solved(environment, "1", script, "```bash\nls\n```")
+    one, *_, last = solved(environment, "1", script, *["```bash\nls\n```"] * 4)
     assert not one.done and (last.done, last.reward, last.failure) == (True, 1.0, "")
     for begun, outcome in ((script, (True, 1.0, "")), ("", (True, -1.0, "window"))):
         episode = environment.reset("1")  # ended by who acts
@@ -190,20 +200,6 @@ def test_a_script_beyond_the_time_leaves_what_was_done(path):
         episode.seconds_left = 1.0
         step = episode.step("```bash\nsleep 3600\n```")
     assert (step.done, step.reward, step.failure) == (True, 1.0, "")
-
-
-@needs_system
-def test_the_limits_of_the_release(path):
-    environment = LLBOS(path, "released")
-    assert environment.most_steps == 5 and "You have 5 responses" in environment.instructions
-    (step,) = solved(environment, "1", "Let me think.")
-    assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
-    script = environment.tasks()[0].solution[0].removesuffix("finish")
-    one, step = solved(environment, "1", script, "I have done it.")
-    assert not one.done and (step.done, step.reward, step.failure) == (True, 1.0, "")
-    assert LLBOS(path).most_steps == 15 and "at once" not in LLBOS(path).instructions
-    assert environment.tasks()[0].digest != LLBOS(path).tasks()[0].digest
-    assert environment.tasks()[0].kind == "released rules"
 
 
 @needs_system

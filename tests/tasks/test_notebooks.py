@@ -55,6 +55,28 @@ def test_json_is_decoded_in_place(text, shown):
     assert read(text, "x.json") == (shown, "")
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "31.12.23, 21:41 - Ann: I am in Malmö.\n31.12.23, 21:42 - Bo: late,\nsorry\n",
+        "[12/31/23, 9:41:05\u202fPM] Ann: I am in Malmö.\n"
+        "\u200e[12/31/23, 9:42:00\u202fPM] Bo: late, sorry",
+        json.dumps({"name": "Trip", "messages": [
+            {"type": "message", "date": "2023-12-31T21:41:05", "from": who, "text": said}
+            for who, said in (("Ann", "I am in Malmö."), ("Bo", "late, sorry"))
+        ]}),
+        '{"timestamp": 1704058865, "author": "Ann", "text": "I am in Malm\\u00f6."}\n'
+        '{"timestamp": 1704058866, "author": "Bo", "text": "late, sorry"}\n',
+    ],
+    ids=["android", "ios", "telegram", "lines"],
+)  # fmt: skip
+def test_an_exported_chat_is_read_as_the_text_that_it_is(text):
+    shown, remark = read(text, "chat.txt")
+    assert shown.count("I am in Malmö.") == 1 and remark == ""
+    assert shown.index("Ann") < shown.index("Malmö") < shown.index("Bo") < shown.index("late,")
+    assert len(shown.splitlines()) == len(text.splitlines())
+
+
 # ---------------------------------------------------------------- data: URLs and base64
 
 

@@ -429,6 +429,11 @@ BAD_FIELDS = [  # a good record, what is changed, the field that is named
     (OWN, {"context": [{"title": "T"}]}, "text"),
     (OWN, {"options": "Ada or Bo"}, "options"),
     (OWN, {"choices": ["Ada", None]}, "choices"),
+    (OWN, {"choice_A": "Ada", "choice_B": "Bo", "answer": "A"}, "choice_A"),  # LongBench v2's
+    (OWN, {"answer_choices": {"label": ["A"], "text": ["Ada"]}}, "answer_choices"),
+    (OWN, {"opa": "Ada", "opb": "Bo"}, "opa"),
+    (OWN, {"A": "Ada", "B": "Bo"}, "A"),
+    (VIME, {"metadata": {"ground_truth": ["a"], "context": "Ada.", "options": ["a"]}}, "options"),
     (VIME, {"metadata": 3}, "metadata"),
     (VIME, {"metadata": {"ground_truth": ["a"]}}, "context"),
     *((EVAL, {"context": bad}, "context")
@@ -458,6 +463,12 @@ def test_bad_field_is_named(tmp_path, good, change, field):
     records = good | {"id": "a", "_id": "a"}, good | change
     fails(written(tmp_path / "x.jsonl", *records), "line 2", f"'{field}'")
     fails(written(tmp_path / "x.json", *records), "item 2", f"'{field}'")
+
+
+@pytest.mark.parametrize("more", [{"options": None, "choice_A": ""}, {"A": "Ada"}, {"optional": 1}])
+def test_an_open_question_may_have_fields_of_that_kind(tmp_path, more):
+    (task,) = read(written(tmp_path / "x.jsonl", OWN | more))
+    assert task.question == OWN["question"]
 
 
 VALUES = (None, 2**70, -2.5, True, "", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})

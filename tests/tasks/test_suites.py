@@ -312,7 +312,7 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         ({"suite": "world", "data": ("x.jsonl",)}, "data"),
         ({"suite": "files"}, "data"),
         ({"suite": "passages"}, "data"),
-        ({"suite": "memoryagentbench", "data": ("a", "b")}, "data"),
+        ({"suite": "locomo", "data": ("a", "b")}, "data"),
         ({"kinds": ("ten_hop",)}, "ten_hop"),
         ({"kinds": ("one_fact", "one_fact")}, "one_fact"),
         ({"split": "x"}, "'x'"),
@@ -331,7 +331,7 @@ def test_what_means_nothing_is_refused(fields, named):
 
 EARLIER = {  # an evaluation's settings as they were written when they held those of all suites
     "data": ["world"], "lengths": [1], "n": 2, "filler": [], "source_split": "",
-    "metric": "official", "rules": "own", "db_backend": "sqlite", "interpreter": "",
+    "metric": "official", "rules": "released", "db_backend": "sqlite", "interpreter": "",
     "leave_out": False, "few_shot": "", "judge": "", "test_articles": "4/5", "together": 1,
     "evidence_order": "any", "min_distance": 0.0, "compat_seed4": False, "ruler_tasks": [],
     "haystack": [], "squad": "", "kinds": ["one_fact"], "split": "dev",
@@ -341,18 +341,18 @@ EARLIER = {  # an evaluation's settings as they were written when they held thos
 def test_settings_of_an_earlier_version_are_read_with_those_of_their_suite(tmp_path):
     for suite, more, kept in [
         ("", {}, {"kinds": ("one_fact",), "split": "dev"}),
-        ("locomo", {"metric": "mem0"}, {"metric": "mem0", "source_split": ""}),
-        ("ruler", {"metric": "mem0"}, {"metric": "mem0"}),
+        ("locomo", {}, {"source_split": ""}),
+        ("ruler", {"together": 2}, {"together": 2}),
     ]:
         earlier = {name: v for name, v in EARLIER.items() if suite == "" or name != "kinds"}
         path = tmp_path / f"{suite}.yaml"
         path.write_text(json.dumps({"eval": {"suite": suite} | earlier | more}))
         found = find.stored_settings(path)["eval"]
         assert kept.items() <= found.items() and "evidence_order" not in found
-        others = {"split", "judge", "few_shot"} if suite else {"judge", "few_shot", "metric"}
+        others = {"judge", "few_shot", "metric", "rules"} | ({"split"} if suite else set())
         assert not others & found.keys()
         if suite == "ruler":  # its own suite does not have it: nothing is dropped that was set
-            with pytest.raises(UserError, match="metric"):
+            with pytest.raises(UserError, match="together"):
                 suites.chosen(EvalConfig, found)
 
 
