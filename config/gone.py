@@ -11,6 +11,17 @@ from config.errors import UserError
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
     # "setting": (value,),
+    "at_delta": (False,),
+    "dedup_task": (True,),
+    "explore": ("slot",),
+    "norm": ("pool",),
+    "q_floor": (None,),
+    "q_init_failure": (None,),
+    "q_min": (None,),
+    "rank": ("intents",),
+    "sim_mean": (0.0,),
+    "sim_std": (1.0,),
+    "ucb": (0.0,),
 }
 
 
