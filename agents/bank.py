@@ -4,8 +4,7 @@
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
 Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`. Leaves out:
-similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py), commands
-(commands/banks.py). No torch.
+similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py). No torch.
 Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
 
 Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. Everything that a bank knows is in its
@@ -13,32 +12,30 @@ file; the index of similarities is built when it is opened. What a batch of task
 and new entries, is one transaction: a process that is killed leaves all of it or nothing. There is
 no clock and no global random state in it, so the same tasks leave the same rows.
 
-A file may be a stranger's. When it is opened, its tables must be ours to the letter, its pages must
-hang together, and its rows must hold what a bank writes: whatever reads it later relies on that.
+A file may be a stranger's: one that has anything in its schema but our tables and indexes, to the
+letter, is refused before a row of it is read.
 """
 
 from __future__ import annotations
 
 import base64
 import json
-import math
 import random
 import re
 import sqlite3
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
-from functools import cache
 from hashlib import blake2b
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.likeness import Likeness, Row, identity_of, likeness_of, row_of, same
+from agents.likeness import Likeness, Row, identity_of, likeness_of, same
 from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.locks import writing
-from config.options import COUNT, LIMIT, NOT_NEGATIVE, POSITIVE, SHARE
+from config.options import COUNT, LIMIT, SHARE
 from data import seed_of
 from memagent import ReadConfig
 
@@ -51,7 +48,6 @@ BUSY_S = 5.0  # how long another process may hold the file
 MOST_BYTES = 1 << 32  # of a file
 MOST_VALUE = 1 << 26  # bytes of a text, an embedding or a statement
 TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
-STEPS = 10_000_000, 30  # in opening a file, and more for each of its bytes
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
 NAMESPACE = "default"  # of all intents; banks had several before
@@ -73,11 +69,8 @@ CREATE TABLE event (
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
 DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY type DESC, name"
+LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 KEPT = ("info", "intent", "entry", "event")  # tables, those that others point to first
-SURROGATE = re.compile("[\ud800-\udfff]")  # what bytes that are no text are read as
-WHOLE = 1 << 40  # a whole number lies below: sums of millions of them are no overflow
-MOST_JSON = 1 << 16  # characters of what is kept of an entry as JSON; a bank writes some hundreds
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,39 +89,16 @@ class BankConfig(ReadConfig):
     delta: float | None = None
     """similarity above which an intent counts; None = the .8 quantile of all pairs of the tasks'
     intents (in training, of the bank's intents)"""
-    at_delta: bool = False
-    """a similarity that equals delta counts too"""
-    rank: Literal["intents", "entries"] = "intents"
-    """what the k1 are: intents with all their entries, or entries"""
     lam: Annotated[float, SHARE] = 0.5
     """weight of the utility beside similarity: 0 = similarity alone, 1 = utility alone"""
-    norm: Literal["pool", "fixed", "none"] = "pool"
-    """pool = z-scores among the candidates; fixed = similarity by sim_mean and sim_std, the
-    utility's z-score before q_min applies; none = as they are"""
-    sim_mean: float = 0.0
-    """norm fixed: mean of similarities"""
-    sim_std: Annotated[float, POSITIVE] = 1.0
-    """norm fixed: their standard deviation"""
-    dedup_task: bool = True
-    """at most one entry of each task is shown"""
     exclude_same_task: bool = False
     """entries of the task itself are not shown"""
-    q_min: float | None = None
-    """entries with a lower utility are no candidates; None = all are"""
     epsilon: Annotated[float, SHARE] = 0.0
-    """probability that chance takes part in what is shown"""
-    explore: Literal["slot", "all"] = "slot"
-    """what chance decides then: slot = one of the k2; all = each of them"""
-    ucb: Annotated[float, NOT_NEGATIVE] = 0.0
-    """weight of a bonus for entries that were seldom shown"""
+    """probability that chance decides one of the k2"""
     alpha: Annotated[float, SHARE] = 0.3
     """learning rate of utilities; 0 = they stay"""
     q_init: float = 0.0
     """utility of a new entry"""
-    q_init_failure: float | None = None
-    """utility of a new entry of a failed task; None = q_init"""
-    q_floor: float | None = None
-    """utilities do not fall below; None = no floor"""
     same_intent: float = 0.9
     """similarity from which a new entry belongs to an intent that is there"""
     max_entries: Annotated[int, LIMIT] = 0
@@ -185,12 +155,6 @@ class Retrieved:
         return tuple(found.entry.id for found in self.shown)
 
 
-# what entries may be chosen by -> the condition, with a place for its value
-CONDITIONS = {
-    "q_below": "q < ?",
-    "task_id": "task_id = ?",
-    "success": "success = ?",
-}
 JOINED = "FROM entry JOIN intent ON intent.id = intent_id WHERE"
 COLUMNS = (
     "entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, created, "
@@ -207,83 +171,13 @@ def _entry(row: Sequence) -> Entry:
 # ---------------------------------------------------------------- the door
 
 
-@cache
-def _layout() -> list[tuple]:
-    """Return the tables and indexes of a bank: type, name, table, SQL."""
-    with closing(sqlite3.connect(":memory:")) as db:
-        db.executescript(TABLES)
-        return db.execute(LAYOUT).fetchall()
-
-
-def _loaded(text: str) -> object:
-    """Read JSON. ValueError: it holds a number that is too large, or NaN, which Python takes."""
-
-    def number(digits: str) -> int:
-        if not abs(float(digits)) < WHOLE:
-            raise ValueError(f"{clip(digits, 40)} is no number of a bank")
-        return int(digits)
-
-    return json.loads(text, parse_constant=number, parse_int=number)
-
-
-def _fits(column: str, kind: str, value: object) -> bool:
-    """Tell whether a value is one that a bank writes; SQLite itself asks for little.
-
-    kind: the column's declared type.
-    """
-    if kind == "INTEGER":
-        return type(value) is int and abs(value) <= WHOLE
-    if kind == "REAL":
-        return type(value) is float and abs(value) <= 1e100
-    if kind == "BLOB":
-        return type(value) is bytes
-    if type(value) is not str:
-        return False
-    if column == "ns":
-        return value == NAMESPACE
-    if column not in ("parents", "meta"):
-        return SURROGATE.search(value) is None
-    try:
-        held = _loaded(value) if len(value) <= MOST_JSON else None
-    except (ValueError, RecursionError):
-        return False
-    if column == "parents":
-        return isinstance(held, list) and all(type(id) is int for id in held)
-    if not isinstance(held, dict):
-        return False
-    return not any(isinstance(each, dict | list) for each in held.values())
-
-
-class _Patience:
-    """Ends a statement of SQLite on Ctrl-C, whose handler runs where Python does, or after too many
-    steps: a damaged tree of pages has no end."""
-
-    ticks, most = 0, math.inf
-
-    def __call__(self) -> bool:
-        self.ticks += 1
-        return self.ticks > self.most
-
-
-def _connected(path: str | Path, patience: _Patience, file: Path | None = None):
-    """Open a database that is not to be trusted. file: where it is kept, if anywhere."""
+def _connected(path: str | Path) -> sqlite3.Connection:
+    """Open a database that is not to be trusted."""
     db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=str(path)[:5] == "file:")
-    db.text_factory = lambda raw: raw.decode(errors="surrogateescape")  # `_fits` refuses it
     db.execute("PRAGMA trusted_schema = OFF")
     db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
     db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
-    db.set_progress_handler(patience, TICK)
-    if file is not None:
-        try:
-            kept = sum(f.stat().st_size for f in (file, _beside(file, "wal")) if f.exists())
-            (pages,) = db.execute("PRAGMA page_count").fetchone()
-            (size,) = db.execute("PRAGMA page_size").fetchone()
-            if pages * size > min(kept, MOST_BYTES):
-                raise sqlite3.DataError(f"{pages * size} bytes are too many for it")
-        except BaseException:
-            db.close()
-            raise
-        patience.most = (STEPS[0] + STEPS[1] * pages * size) / TICK
+    db.set_progress_handler(lambda: 0, TICK)  # Ctrl-C ends a statement, where Python's code runs
     return db
 
 
@@ -310,8 +204,7 @@ class Bank:
     """Experiences of one file, or of memory alone.
 
     path: the file, made if it is not there; None: nothing is kept. frozen: read, never written.
-    upkeep: entries go, none come, for which no embedder is needed. UserError: the file is damaged,
-    not a bank, of another version or embedder, or in use.
+    UserError: the file is damaged, not a bank, of another version or embedder, or in use.
 
     All retrievals between two batches see the same state: their order changes nothing.
     """
@@ -323,16 +216,15 @@ class Bank:
         embedder: Embedder | None = None,
         *,
         frozen: bool = False,
-        upkeep: bool = False,
     ):
         self.config, self.embedder = config, embedder
-        self.path, self.frozen, self.upkeep = Path(path) if path else None, frozen, upkeep
+        self.path, self.frozen = Path(path) if path else None, frozen
         self._writing = False  # a batch is under way
         self._new: list[Row] = []  # its intents
         self._buried = False  # it has let go of entries
         self._own_delta = -1, 0.0  # batches so far, and delta then
         self.likeness: Likeness = likeness_of(config.retrieve, embedder)
-        self._open_files, self._patience = ExitStack(), _Patience()
+        self._open_files = ExitStack()
         try:
             with self._sentences():
                 self._db = self._open_files.enter_context(closing(self._open()))
@@ -346,20 +238,22 @@ class Bank:
 
     def _open(self) -> sqlite3.Connection:
         if self.path is None:
-            return _connected(":memory:", self._patience)
+            return _connected(":memory:")
         if not is_file(self.path) and (self.frozen or self.path.exists()):
             raise UserError(f"There is no bank at {self.path}.")
+        if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{self.path} is too large for a bank.")
         if self.frozen:
             # `immutable` would pass over what a killed process has left in the write-ahead log
             left = _beside(self.path, "wal")
             mode = "mode=ro" if left.exists() and left.stat().st_size else "mode=ro&immutable=1"
             uri = f"{self.path.absolute().as_uri()}?{mode}"
-            return _connected(uri, self._patience, self.path)
+            return _connected(uri)
         if not self.path.parent.is_dir():
             raise UserError(f"There is no folder {self.path.parent} for a bank.")
         self._open_files.enter_context(writing(self.path, f"The bank {self.path}"))
         _check_journal(self.path)
-        return _connected(self.path, self._patience, self.path)
+        return _connected(self.path)
 
     def _begin(self) -> None:
         """Check the file before anything is written to it; make the tables of a new one."""
@@ -369,14 +263,12 @@ class Bank:
             raise UserError(f"{self.path} holds no bank.")
         if not new:
             self._check_layout()
-            self._check_pages()
             if self.frozen:  # neither the file nor what lies beside it is written
-                copy = _connected(":memory:", self._patience)
+                copy = _connected(":memory:")
                 self._open_files.callback(copy.close)
                 self._db.backup(copy)
                 self._db.close()
                 self._db = copy
-            self._check_rows()
             self._check_embedder()
         if self.path and not self.frozen:
             self._db.execute("PRAGMA journal_mode = WAL")
@@ -385,7 +277,6 @@ class Bank:
         if new:
             self._make()
         self._load()
-        self._patience.most = math.inf  # what is in order is read to its end
 
     def _make(self) -> None:
         """Make the tables, and note version and embedder, in one transaction."""
@@ -399,57 +290,22 @@ class Bank:
         return identity_of(self.embedder) if self.likeness.needs_vectors else {}
 
     def _check_layout(self) -> None:
-        """Refuse another file; nothing is read from a table before."""
+        """Refuse another file, one with a trigger, a view or a table that no bank has, and another
+        version; nothing is read from a table before."""
         if self._value("PRAGMA application_id") != APPLICATION:
             raise UserError(f"{self.path} is a database, but no bank.")
-        if (theirs := self._rows(LAYOUT)) != _layout():
-            other = [name for _, name, *_ in {*theirs} ^ {*_layout()}] or ["their order"]
-            raise UserError(
-                f"{self.path} is no bank of version {SCHEMA}, or damaged: its layout differs in "
-                f"{clip(repr(min(other)), 80)}."
-            )
-
-    def _check_pages(self) -> None:
-        """Refuse trees of pages that are too deep or without end, then pages that are in two."""
-        for type, name, table, _ in _layout():
-            how = "NOT INDEXED" if type == "table" else f"INDEXED BY {name}"
-            self._rows(f"SELECT total(1) FROM {table} {how}")
-        if (found := self._value("PRAGMA quick_check(1)")) != "ok":
-            raise sqlite3.DataError(clip(" ".join(found.split()), 200))
-
-    def _check_rows(self) -> None:
-        """Refuse values that no bank writes, with their row, what points to nothing, and another
-        version."""
-        for table in KEPT:
-            kinds = [
-                (name, kind) for _, name, kind, *_ in self._rows(f"PRAGMA table_info({table})")
-            ]
-            for row in self._db.execute(f"SELECT * FROM {table}"):
-                for (name, kind), value in zip(kinds, row, strict=True):
-                    if not _fits(name, kind, value):
-                        key = clip(repr(row[0]), 40)
-                        raise sqlite3.DataError(f"row {key} of {table}: {name}")
-        for table, row, *_ in self._rows("PRAGMA foreign_key_check"):
-            raise sqlite3.DataError(f"row {row} of {table} points to nothing")
-        for (value,) in self._rows("SELECT value FROM info"):
-            _loaded(value)
-        if (version := self.noted("schema")) != SCHEMA:
-            raise UserError(
-                f"{self.path} is a bank of version {clip(repr(version), 40)}, this is version "
-                f"{SCHEMA}."
-            )
+        with closing(sqlite3.connect(":memory:")) as ours:
+            ours.executescript(TABLES)
+            layout = ours.execute(LAYOUT).fetchall()
+        if self._rows(LAYOUT) != layout or self.noted("schema") != SCHEMA:
+            raise UserError(f"{self.path} is no bank of version {SCHEMA}, or damaged.")
 
     def _check_embedder(self) -> None:
         """Refuse another embedder than that the bank was made with."""
         mine, made = self._identity(), self.noted("embedder", dict)
         if made is None:
             raise UserError(f"{self.path} is damaged (it does not say which embedder made it).")
-        if made and len(row_of(made)) != made["dim"]:
-            raise ValueError("the embedding by which its embedder is told has another size")
-        name, size = (clip(made["name"], 80), 4 * made["dim"]) if made else ("", 0)  # bytes
-        query = "SELECT id, length(vec) FROM intent WHERE length(vec) != ? LIMIT 1"
-        for id, n in self._rows(query, size):
-            raise ValueError(f"the embedding of intent {id} has {n} bytes, not {size}")
+        name = clip(made["name"], 80) if made else ""
         if mine and not made:
             reason = "was made without an embedder: search it by bm25, or make another"
         elif mine and not same(mine, made):
@@ -457,7 +313,7 @@ class Bank:
                 f"was made with the embedder {name} ({made['dim']} numbers), not with "
                 f"{mine['name']} ({mine['dim']}): name that one"
             )
-        elif made and not mine and not (self.frozen or self.upkeep):
+        elif made and not mine and not self.frozen:
             reason = (
                 f"holds embeddings of {name}, and new intents need them too: name that embedder, "
                 "or open it frozen"
@@ -512,9 +368,7 @@ class Bank:
         except sqlite3.Error as error:
             reason = first_line(error)
             if reason == "interrupted":
-                if self._patience.ticks <= self._patience.most:
-                    raise KeyboardInterrupt from None
-                reason = "its pages have no end"
+                raise KeyboardInterrupt from None
             if "locked" in reason or "busy" in reason:
                 raise UserError(f"{what} is in use by another process.") from error
             if re.search("disk (is full|I/O)", reason):  # what was written before is whole
@@ -608,9 +462,9 @@ class Bank:
         near = self.likeness.nearest(_text(intent), c.k1)
         best = near[0][1] if near else 0.0
         delta = self.delta if near else 0.0
-        near = [(i, s) for i, s in near if s > delta or (c.at_delta and s == delta)]
+        near = {i: s for i, s in near if s > delta}
         # Phase A ends here: near holds intents. Phase B scores and chooses among their entries
-        scored = self._scored(self._candidates(dict(near), task_id))
+        scored = self._scored(self._candidates(near, task_id))
         chosen = self._chosen(scored, random.Random(seed_of(seed, task_id)))
         return Retrieved(chosen, len(scored), best)
 
@@ -620,63 +474,33 @@ class Bank:
         texts = self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *near)
         similarity = {text: near[id] for id, text in texts}
         entries = self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
-        pool = [
+        return [
             (entry, similarity[entry.intent])
             for entry in entries
             if not (c.exclude_same_task and task_id and entry.task_id == task_id)
         ]
-        if c.rank == "entries":
-            pool = sorted(pool, key=lambda hit: (-hit[1], hit[0].id))[: c.k1]
-        return pool
 
     def _scored(self, pool: list[tuple[Entry, float]]) -> list[Found]:
         """Return the candidates with their scores, the best first (Eq. 7)."""
-        c = self.config
-        kept = [hit for hit in pool if c.q_min is None or hit[0].q >= c.q_min]
-        if c.norm != "fixed":  # there the utility's statistics are taken before the filter
-            pool = kept
-        sims, qs = [sim for _, sim in pool], [entry.q for entry, _ in pool]
-        if c.norm == "fixed":
-            sims, qs = [(sim - c.sim_mean) / c.sim_std for sim in sims], _z(qs, 1e-9)
-        elif c.norm == "pool":
-            sims, qs = _z(sims), _z(qs)
-        if c.norm != "none":  # an outlier in utility decides no more than CLIP deviations
-            qs = [max(-CLIP, min(CLIP, q)) for q in qs]
-        shown = self._total("coalesce(sum(visits), 0)") if c.ucb else 0
-        found = []
-        for hit, sim_z, q_z in zip(pool, sims, qs, strict=True):
-            entry, sim = hit
-            if c.ucb:
-                q_z += c.ucb * math.sqrt(math.log(max(1, shown)) / (1 + entry.visits))
-            if hit in kept:
-                score = (1 - c.lam) * sim_z + c.lam * q_z
-                found.append(Found(entry, sim, sim_z, q_z, score))
+        lam, found = self.config.lam, []
+        sims, qs = _z([sim for _, sim in pool]), _z([entry.q for entry, _ in pool])
+        for (entry, sim), sim_z, q_z in zip(pool, sims, qs, strict=True):
+            q_z = max(-CLIP, min(CLIP, q_z))  # an outlier decides no more than CLIP deviations
+            found.append(Found(entry, sim, sim_z, q_z, (1 - lam) * sim_z + lam * q_z))
         return sorted(found, key=_order)
 
-    def _total(self, what: str) -> float:
-        """Return an aggregate over the entries."""
-        return self._value(f"SELECT {what} FROM entry WHERE NOT dead")
-
     def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
-        """Return k2 candidates, the best first; with probability epsilon chance has a say."""
-        c = self.config
-        chosen, tasks, ids = [], set(), set()
-
-        def choose(order: Sequence[Found], most: int, by_chance: bool) -> None:
-            for found in order:
-                entry = found.entry
-                if len(chosen) >= most:
-                    return
-                if entry.id not in ids and not (c.dedup_task and entry.task_id in tasks):
-                    tasks.add(entry.task_id)
-                    ids.add(entry.id)
-                    chosen.append(replace(found, by_chance=by_chance))
-
-        if c.epsilon and rng.random() < c.epsilon:
-            any_order = rng.sample(scored, len(scored))
-            choose(any_order, c.k2 if c.explore == "all" else 1, True)
-        choose(scored, c.k2, False)
-        return tuple(sorted(chosen, key=_order))
+        """Return k2 candidates, one of each task, the best first; with probability epsilon one of
+        them is any."""
+        c, order = self.config, scored
+        if c.epsilon and scored and rng.random() < c.epsilon:
+            first = replace(rng.choice(scored), by_chance=True)
+            order = [first, *(found for found in scored if found.entry.id != first.entry.id)]
+        chosen: dict[str, Found] = {}
+        for found in order:
+            if len(chosen) < c.k2:
+                chosen.setdefault(found.entry.task_id, found)
+        return tuple(sorted(chosen.values(), key=_order))
 
     # ---- learning
 
@@ -697,16 +521,13 @@ class Bank:
         for r in rewards:
             if not (isinstance(r, int | float) and -1 <= r <= 1):  # NaN compares as False
                 raise ValueError(f"a reward must be a number in [-1, 1], not {r!r}")
-        c = self.config
         once = {found.entry.id: (found, r) for found, r in zip(shown, rewards, strict=True)}
         with self.batch():
             for id, (found, r) in once.items():
                 before = self._value("SELECT q FROM entry WHERE id = ?", id)
                 if before is None:
                     raise ValueError(f"the bank has no entry {id}")
-                after = before + c.alpha * (r - before)
-                if c.q_floor is not None:
-                    after = max(c.q_floor, after)
+                after = before + self.config.alpha * (r - before)
                 self._db.execute(
                     "UPDATE entry SET q = ?, visits = visits + 1, wins = wins + ? WHERE id = ?",
                     (after, r > 0, id),
@@ -736,17 +557,17 @@ class Bank:
         retrieved it: of two tasks of one text in a batch it keeps the last.)
         ValueError: the intent is empty, a parent is not in the bank.
         """
-        c, meta, text = self.config, dict(meta or {}), _text(intent)
+        meta, text = dict(meta or {}), _text(intent)
         if len(intent) > len(text):
             meta["cut"] = len(intent) - len(text)  # characters
         if self.likeness.cut(text):
             meta["not_read"] = True  # to its end, by the embedder
         for parent in parents:
             self.entry(parent)
-        q = c.q_init if success or c.q_init_failure is None else c.q_init_failure
         with self.batch():
-            entry = (self._intent_id(text), kind, experience, success, q, 0, 0, task_id, epoch,
-                     self.batches, json.dumps([*parents]), json.dumps(meta), 0)  # fmt: skip
+            entry = (self._intent_id(text), kind, experience, success, self.config.q_init, 0, 0,
+                     task_id, epoch, self.batches, json.dumps([*parents]), json.dumps(meta),
+                     0)  # fmt: skip
             marks = ", ".join("?" * len(entry))
             cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
         return cursor.lastrowid
@@ -779,20 +600,20 @@ class Bank:
     def evict(self) -> None:
         """Let go of entries beyond `max_entries`, none of those that this batch has written."""
         most = self.config.max_entries
-        if most and (excess := self._total("count(*)") - most) > 0:
+        excess = self._value("SELECT count(*) FROM entry WHERE NOT dead") - most if most else 0
+        if excess > 0:
             query = "FROM entry WHERE NOT dead AND created < ? ORDER BY q, visits, id LIMIT ?"
-            self._bury(self._rows(f"SELECT id {query}", self.batches, excess))
-
-    def _bury(self, ids: Sequence[tuple[int]]) -> None:
-        self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", ids)
-        self._buried |= bool(ids)
+            ids = self._rows(f"SELECT id {query}", self.batches, excess)
+            self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", ids)
+            self._buried |= bool(ids)
 
     # ---- looking at it
 
-    def entries(self, **where: object) -> list[Entry]:
-        """Return the entries that all conditions hold for, by id. where: names of CONDITIONS."""
-        clause = " AND ".join(["NOT dead", *(CONDITIONS[name] for name in where)])
-        return self._entries(clause, *where.values())
+    def entries(self, task_id: str | None = None) -> list[Entry]:
+        """Return the entries by id; task_id: those that this task has left alone."""
+        if task_id is None:
+            return self._entries("NOT dead")
+        return self._entries("NOT dead AND task_id = ?", task_id)
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
         rows = self._rows(f"SELECT {COLUMNS} {JOINED} {clause} ORDER BY entry.id", *values)
@@ -803,13 +624,6 @@ class Bank:
         for entry in self._entries("entry.id = ?", id):
             return entry
         raise ValueError(f"the bank has no entry {id}")
-
-    def forget(self, **where: object) -> int:
-        """Let go of the entries that all conditions hold for; return how many they were."""
-        ids = [(entry.id,) for entry in self.entries(**where)]
-        with self.batch():
-            self._bury(ids)
-        return len(ids)
 
     def stats(self) -> dict[str, float]:
         """Count entries and describe their utilities and how often they were shown."""
@@ -879,8 +693,6 @@ class Bank:
                         row[3] = base64.b64decode(row[3])
                     marks = ", ".join("?" * len(row))
                     self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
-            self._check_rows()
-            self._check_embedder()
             self._buried = True  # the index is built anew
 
 
@@ -896,14 +708,14 @@ def _order(found: Found) -> tuple[float, float, int]:
     return -found.score, -found.sim, found.entry.id
 
 
-def _z(values: Sequence[float], least: float = 1e-6) -> list[float]:
-    """Return z-scores by the population's deviation; 0 where it is below the least one.
+def _z(values: Sequence[float]) -> list[float]:
+    """Return z-scores by the population's deviation; 0 where there is none.
 
     >>> _z([1.0, 3.0]), _z([2.0])
     ([-1.0, 1.0], [0.0])
     """
     std = pstdev(values) if len(values) > 1 else 0.0
-    if std < least:
+    if std < 1e-6:
         return [0.0] * len(values)
     mean = fmean(values)
     return [(value - mean) / std for value in values]

@@ -170,8 +170,6 @@ class Meanings(Likeness):
             return
         matrix = np.frombuffer(b"".join(vec for *_, vec in rows), np.float32)
         matrix = matrix.reshape(len(rows), self.embedder.dim)  # [N, D]
-        if not (fits := np.abs(matrix).max(1) <= 2).all():  # NaN is not
-            raise ValueError(f"the embedding of intent {rows[fits.argmin()][0]} has no length of 1")
         self._ids = np.append(self._ids, [id for id, *_ in rows])
         self._rows = np.concatenate([self._rows, matrix])
         self._known |= {text: row for (_, text, _), row in zip(rows, matrix, strict=True)}

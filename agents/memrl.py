@@ -133,23 +133,11 @@ FROZEN_ARMS = {
     "memrl": "the frozen bank's experiences, by similarity and utility",
 }
 
-# set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2; released: what the code's
-# configuration comes to. A delta belongs to the embedder that it was measured with, text-embedding-
-# 3-large. The paper names no rewards; those are the default's
+# set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2. A delta belongs to the
+# embedder that it was measured with, text-embedding-3-large. The paper names no rewards; those are
+# the default's
 _PAPER = {"bcb": (0.38, 10, 5), "llb-os": (0.50, 10, 5), "llb-db": (0.37, 10, 5),
           "alfworld": (0.62, 5, 3), "hle": (0.25, 5, 3)}  # fmt: skip
-_RELEASED = {
-    "bcb": dict(delta=0.5, k1=5, k2=5, q_init=0.0, epsilon=0.1, q_min=-0.8, sim_mean=0.31,
-                sim_std=0.10, same_intent=0.9),
-    "llb-os": dict(delta=0.5, k1=10, k2=5, q_init=0.5, epsilon=0.01, q_min=-0.8, sim_mean=0.1857,
-                   sim_std=0.0941, same_intent=0.99, failure_reward=0.0, q_floor=0.0),
-    "llb-db": dict(delta=0.369, k1=10, k2=5, q_init=0.5, epsilon=0.01, q_min=-0.8, sim_mean=0.1857,
-                   sim_std=0.0941, same_intent=0.99, failure_reward=0.0),
-    "alfworld": dict(delta=0.5, k1=5, k2=3, q_init=0.0, q_min=-10.0, sim_mean=0.5187,
-                     sim_std=0.1203, same_intent=0.9),
-    "hle": dict(delta=0.5, k1=5, k2=3, q_init=1.0, q_init_failure=0.0, q_min=-10.0,
-                sim_mean=0.1857, sim_std=0.0941, same_intent=0.9),
-}  # fmt: skip
 CONSTANTS = {
     "default": {},
     "paper": {
@@ -157,10 +145,6 @@ CONSTANTS = {
         for (name, (delta, k1, k2)), same in zip(
             _PAPER.items(), (0.9, 0.99, 0.99, 0.9, 0.9), strict=True
         )
-    },
-    "released": {
-        name: dict(norm="fixed", at_delta=True, dedup_task=False, explore="all") | fields
-        for name, fields in _RELEASED.items()
     },
 }
 

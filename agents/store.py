@@ -1,42 +1,34 @@
-"""The memory store: dated entries, a journal of all operations, snapshots, and files of both.
+"""The memory store: dated entries, a journal of all operations, snapshots, and lines of both.
 
-Holds: `Entry`, `Op`, `Snapshot`, `Store`, `Diff`, `diff`.
+Holds: `Entry`, `Op`, `Snapshot`, `Store`.
 Leaves out: what is no text (tasks/conversations.py), the tools that a policy calls
 (agents/tools.py), search (agents/search.py). No torch.
 Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
 
 Entries are never changed in place: an update writes the next version, a deletion a version that is
 marked as deleted. Every operation is one record of the journal, whether it wrote, only read or
-failed; initial entries and journal together are the store, and reading a file does them again.
+failed; initial entries and journal together are the store, and reading its lines does them again.
 
-A file of a store is a line with its format and two counts, then the initial entries, then the
+Written, a store is a line with its format and two counts, then the initial entries, then the
 operations, one JSON object a line.
 """
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cache
-from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from config.errors import UserError, clip, first_line
-from config.files import is_file, replacing_output
-from config.foreign import from_json, read_data
+from config.foreign import from_json
 from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
 
 FORMAT, VERSION = "memory store", 1
-MOST_BYTES = 1 << 27  # of a file, unpacked
-MOST_FOLLOWED = 1 << 24  # what a difference spends on merges and splits
-STEP, LINK = 8, 128  # what a parent that is followed costs, and one more to show, beside its text
 
 # ---------------------------------------------------------------- entries
 
@@ -204,10 +196,7 @@ class Store:
         return self._snapshot
 
     def at(self, n: int) -> Snapshot:
-        """Return the state after the n-th operation; 0 is the initial one. UserError: no such n."""
-        if type(n) is not int or not 0 <= n <= len(self.journal):
-            last = len(self.journal)
-            raise UserError(f"There is no operation {n}: give a number from 0 to {last}.")
+        """Return the state after the n-th operation; 0 is the initial one."""
         ops = self.journal[:n]
         wrote = next((op.n for op in reversed(ops) if op.after), 0)
         if n == len(self.journal):
@@ -273,10 +262,8 @@ class Store:
         if wrong:
             raise ValueError(f"'{wrong[0]}' contradicts the operations before it")
 
-    # ------------------------------------------------------------ files
-
     def lines(self) -> Iterator[str]:
-        """Yield the lines of the store's file."""
+        """Yield the store as lines."""
         counts = {"entries": len(self._first), "operations": len(self.journal)}
         yield _json({"format": FORMAT, "version": VERSION} | counts)
         for entry in self._first:
@@ -284,117 +271,34 @@ class Store:
         for op in self.journal:
             yield _json({field.name: _plain(getattr(op, field.name)) for field in fields(op)})
 
-    def to_jsonl(self, path: str | Path) -> None:
-        """Write the store to a file, compressed if its name ends in .gz: all of it, or nothing."""
-        data = "".join(f"{line}\n" for line in self.lines()).encode()
-        with replacing_output(Path(path)) as temporary:
-            packed = gzip.compress(data, mtime=0) if Path(path).suffix == ".gz" else data
-            temporary.write_bytes(packed)
-
-    @classmethod
-    def from_jsonl(cls, path: str | Path) -> Store:
-        """Read a store's file; UserError with file, line and field for anything that is wrong."""
-        return cls._read(path, _objects(path))
-
     @classmethod
     def from_lines(cls, lines: Iterable[str], where: str) -> Store:
-        """Read the lines of a store's file that were kept elsewhere; where: names them in errors.
+        """Read the lines of a store; where: names them in errors.
 
-        UserError: as `from_jsonl`.
+        UserError, with line and field: anything that is wrong.
         """
-        return cls._read(where, [(n, _object(where, n, line)) for n, line in enumerate(lines, 1)])
-
-    @classmethod
-    def _read(cls, path: str | Path, objects: list[tuple[int, dict]]) -> Store:
-        (_, header), *lines = objects or [(0, {})]
+        objects = [(n, _object(where, n, line)) for n, line in enumerate(lines, 1)]
+        (_, header), *rest = objects or [(0, {})]
         if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
-            raise UserError(f"{path} is no file of a store: its first line must name the format.")
+            raise UserError(f"{where} is no store: its first line must name the format.")
         counts = header.get("entries"), header.get("operations")
-        if not all(type(n) is int and n >= 0 for n in counts) or len(lines) != sum(counts):
+        if not all(type(n) is int and n >= 0 for n in counts) or len(rest) != sum(counts):
             follow = f"{_brief(counts[0])} entries and {_brief(counts[1])} operations"
-            raise UserError(f"{path} is not whole: {follow} must follow the first line.")
-        store = cls(_entries(path, lines[: counts[0]]))
-        for line, values in lines[counts[0] :]:
-            with _place(path, line):
+            raise UserError(f"{where} is not whole: {follow} must follow the first line.")
+        store = cls(_entries(where, rest[: counts[0]]))
+        for line, values in rest[counts[0] :]:
+            with _place(where, line):
                 store._redo(_valid(Op, values))
         return store
 
 
-# ---------------------------------------------------------------- what changed
+# ---------------------------------------------------------------- lines
 
 
-@dataclass(frozen=True, slots=True)
-class Diff:
-    """What is different between two states: from the second to the first it is the mirror image."""
-
-    added: tuple[Entry, ...]
-    removed: tuple[Entry, ...]
-    changed: tuple[tuple[Entry, Entry], ...]  # the same id before and after
-    merged: tuple[tuple[tuple[Entry, ...], Entry], ...]  # several removed -> one added
-    split: tuple[tuple[Entry, tuple[Entry, ...]], ...]  # one removed -> several added
-
-
-def diff(a: Snapshot, b: Snapshot) -> Diff:
-    """Compare the live entries of two states. UserError: there are too many merges and splits."""
-    removed = tuple(entry for entry in a.entries if entry.id not in b)
-    added = tuple(entry for entry in b.entries if entry.id not in a)
-    changed = tuple((e, b.get(e.id)) for e in a.entries if e.id in b and e != b.get(e.id))
-
-    gone, come = {e.id: e for e in removed}, {e.id: e for e in added}
-    followed = 0
-
-    def origins(entry: Entry) -> set[str]:
-        """The ids of its parents, their parents, and so on, up to those that are a difference."""
-        nonlocal followed
-        found, todo = set[str](), [*entry.parents]
-        while todo:
-            followed += STEP
-            if (id := todo.pop()) not in found:
-                found.add(id)
-                if end := gone.get(id) or come.get(id):
-                    followed += LINK + len(end.text)
-                else:
-                    todo += [p for state in (a, b) if (e := state.get(id)) for p in e.parents]
-            if followed > MOST_FOLLOWED:
-                raise UserError(
-                    "More merges and splits lie between the two states than can be shown: compare "
-                    "states that are nearer to each other."
-                )
-        return found
-
-    # Both ways: undone, a merge is the split of what it had made
-    links = {(old, new) for new in come for old in origins(come[new]) if old in gone}
-    links |= {(old, new) for old in gone for new in origins(gone[old]) if new in come}
-    sources, results = defaultdict(list), defaultdict(list)
-    for old, new in sorted(links, key=lambda link: (number(link[0]), number(link[1]))):
-        sources[new].append(gone[old])
-        results[old].append(come[new])
-    merged = tuple((tuple(sources[e.id]), e) for e in added if len(sources[e.id]) > 1)
-    split = tuple((e, tuple(results[e.id])) for e in removed if len(results[e.id]) > 1)
-    return Diff(added, removed, changed, merged, split)
-
-
-# ---------------------------------------------------------------- files
-
-
-def _objects(path: str | Path) -> list[tuple[int, dict]]:
-    """Return the object of each line that is not blank, with the line's number."""
-    if not is_file(path):
-        raise UserError(f"No file at {path}.")
-    try:
-        data = read_data(Path(path), MOST_BYTES + 1)
-        if len(data) > MOST_BYTES:
-            raise UserError(f"{path} holds more than {MOST_BYTES >> 20} MiB, too much for a store.")
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read: {first_line(error)}.") from error
-    lines = enumerate(data.split(b"\n"), 1)
-    return [(n, _object(path, n, raw)) for n, raw in lines if raw.strip()]
-
-
-def _object(path: str | Path, line: int, raw: str | bytes) -> dict:
-    with _place(path, line):
+def _object(where: str, line: int, raw: str) -> dict:
+    with _place(where, line):
         try:
-            value = from_json(raw if isinstance(raw, str) else raw.decode())
+            value = from_json(raw)
         except ValueError as error:
             raise ValueError(f"this is not JSON ({first_line(error)})") from None
         if not isinstance(value, dict):
@@ -407,19 +311,19 @@ def _brief(value: object) -> str:
 
 
 @contextmanager
-def _place(path: str | Path, line: int) -> Iterator[None]:
+def _place(where: str, line: int) -> Iterator[None]:
     """Turn a ValueError of the block into a UserError that names the line."""
     try:
         yield
     except (ValueError, UserError) as error:
-        raise UserError(f"{path}, line {line}: {first_line(error)}.") from None
+        raise UserError(f"{where}, line {line}: {first_line(error)}.") from None
 
 
-def _entries(path: str | Path, lines: Iterable[tuple[int, dict]]) -> list[Entry]:
+def _entries(where: str, lines: Iterable[tuple[int, dict]]) -> list[Entry]:
     """Make an entry of each line; no two have the same id."""
     entries, places = [], dict[str, int]()
     for line, values in lines:
-        with _place(path, line):
+        with _place(where, line):
             entry = _valid(Entry, {"id": ""} | values)
             if entry.id and places.setdefault(entry.id, line) != line:
                 raise ValueError(f"'id' is {entry.id}, as in line {places[entry.id]}")

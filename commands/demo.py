@@ -275,7 +275,7 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     """Train an agent, evaluate it, write the report; return the folder."""
     start, kind = time.perf_counter(), find.find(agent)
     if kind.arms:
-        return _streams(size, seed, name, runs)
+        return _stream(size, seed, name, runs)
     folder = _folder(name, runs)
     plan = (
         compared(agent, kind.demo, size, seed, folder)
@@ -301,19 +301,15 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     return folder
 
 
-def _streams(size: str, seed: int, name: str, runs: str) -> Path:
-    """Show in minutes, without a model, what utilities are good for; return the last folder."""
+def _stream(size: str, seed: int, name: str, runs: str) -> Path:
+    """Show in seconds, without a model, what utilities are good for; return the folder."""
     from commands.stream import run_stream
 
+    _folder(name, runs)
     epochs, arms = {"short": 2, "default": 10, "long": 30}[size], tuple(find.learner().arms)
-    for suite, batch in (("bandit", 32), ("llb-db", 4)):
-        world = f"{name}/{suite}"
-        _folder(world, runs)
-        console.print(f"[bold]{suite}[/bold]")
-        config = StreamConfig(name=world, runs=runs, suite=suite, epochs=epochs, seed=seed,
-                              engine="rehearsed", arms=arms, batch=batch)  # fmt: skip
-        folder = run_stream(config, {})
-    return folder
+    config = StreamConfig(name=name, runs=runs, suite="bandit", epochs=epochs, seed=seed,
+                          engine="rehearsed", arms=arms)  # fmt: skip
+    return run_stream(config, {})
 
 
 def _folder(name: str, runs: str) -> Path:

@@ -1,8 +1,7 @@
-"""Commands that bring their own flags: `data`, `memory`, `bank`, `stream`, `serve`, `report`,
-`compare`.
+"""Commands that bring their own flags: `data`, `stream`, `serve`, `report`, `compare`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
-Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
+Exercise it: `python cli.py stream --help`. Read next: commands/stream.py.
 """
 
 from __future__ import annotations
@@ -39,10 +38,6 @@ def add_groups(app: typer.Typer) -> None:
     app.callback()(_flags)
     about = "Look at, convert and build tasks."
     lazy(app, "data", about, "commands.datasets:data_app")
-    about = "Show and compare memory stores, and their history."
-    lazy(app, "memory", about, "commands.stores:memory_app")
-    about = "Show, count, export, merge, forget and check experiences."
-    lazy(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
     about = "Write the page of any run, also of one that goes on or was stopped: RUN/report.html."
     lazy(app, "report", about, "commands.report:report_command")

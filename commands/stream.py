@@ -35,7 +35,7 @@ from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.plugins import failure
 from config.settings import hints_of
-from config.terminal import bar, next_step
+from config.terminal import bar
 from data import seed_of
 from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
@@ -93,8 +93,6 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         outcomes = [stream.outcome() for stream in streams]
         rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
         write_stream_report(folder, config, outcomes, rule)
-    learnt = config.frozen or folder / f"{streams[-1].arm}.db"
-    next_step("read what was learnt", "bank", "show", learnt)
     return folder
 
 
@@ -144,10 +142,7 @@ def _opened(config: StreamConfig, agents: Sequence[Agent], environment: Environm
     """Open what answers, and the agents' embedder."""
     if config.engine == "rehearsed" and not config.endpoint:
         give_embedder(agents)
-        entries = agents[0].opened().entries() if config.frozen else ()
-        return RehearsedEngine(
-            environment.tasks(), {e.experience: e.meta.get("kind", "") for e in entries}
-        )
+        return RehearsedEngine(environment.tasks())
     engine = "transformers" if config.engine == "rehearsed" else config.engine
     names = ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype")
     given = {name: getattr(config, name) for name in names}

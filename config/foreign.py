@@ -63,13 +63,13 @@ def unpacked(
     return io.BufferedReader(_Unpacked(packed, stream, name), 1 << 16)
 
 
-def read_data(path: Path, most: int = -1) -> bytes:
-    """Return the bytes of a file, of a .gz what it unpacks to; at most so many of them (-1 = all).
+def read_data(path: Path) -> bytes:
+    """Return the bytes of a file, of a .gz what it unpacks to.
 
     UserError as of `unpacked`; OSError, EOFError and zlib.error where it cannot be read.
     """
     with path.open("rb") as file:
-        return (unpacked(file, path) if path.suffix == ".gz" else file).read(most)
+        return (unpacked(file, path) if path.suffix == ".gz" else file).read()
 
 
 PART = 1 << 26

@@ -14,6 +14,18 @@ GONE: dict[str, tuple] = {
     "few_shot": ("",),
     "db_backend": ("sqlite",),
     "rules": ("released",),
+    # "setting": (value,),
+    "at_delta": (False,),
+    "dedup_task": (True,),
+    "explore": ("slot",),
+    "norm": ("pool",),
+    "q_floor": (None,),
+    "q_init_failure": (None,),
+    "q_min": (None,),
+    "rank": ("intents",),
+    "sim_mean": (0.0,),
+    "sim_std": (1.0,),
+    "ucb": (0.0,),
 }
 
 

@@ -566,8 +566,8 @@ class StreamConfig(ModelConfig):
     arms: tuple[str, ...] = ()
     """ways of remembering that are compared: none, reflection, rag, memp, memrl; empty = all but
     reflection; with a frozen bank none, rag (by similarity alone) and memrl"""
-    constants: Literal["default", "paper", "released"] = "default"
-    """settings by suite: of the paper, or what its released code comes to; flags go on top"""
+    constants: Literal["default", "paper"] = "default"
+    """settings by suite: paper = those of its table 8; flags go on top"""
     epochs: Annotated[int | None, COUNT] = None
     """how often the tasks are worked on; by default 10, with a frozen bank 1"""
     batch: Count = 32
@@ -577,8 +577,8 @@ class StreamConfig(ModelConfig):
     fixed_order: bool = False
     """the tasks in their order in every epoch, instead of shuffled by the seed"""
     engine: Literal["transformers", "vllm", "rehearsed"] = "rehearsed"
-    """what answers: transformers; vllm; rehearsed = no model, a rule that is printed with the
-    results, to compare ways of remembering"""
+    """what answers: transformers; vllm; rehearsed = no model, of the suite bandit a rule that is
+    printed with the results, to compare ways of remembering"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
     in_flight: Count = 64

@@ -96,7 +96,7 @@ class Counting(Environment):
                 text="",
                 kind=task.kind,
                 environment=self,
-                solution=task.answers,  # known to be right, for the agent gold and without a model
+                solution=task.answers,  # known to be right, for the agent gold
             )
             for task in self._questions.values()
         ]

@@ -59,7 +59,8 @@ def test_its_flags_appear_with_that_suite_alone(forgotten):
 
 
 def test_a_stream_works_on_the_environment_of_the_example(tmp_path):
-    words = ("stream", "--suite", EXAMPLE, "--epochs", 2, "--runs", tmp_path, "--arms")
+    words = ("stream", "--suite", EXAMPLE, "--epochs", 2, "--runs", tmp_path, "--engine",
+             "transformers", "--act-tokens", 8, "--lesson-tokens", 8, "--arms")  # fmt: skip
     run(*words, "none,memrl")
     rows = [json.loads(line) for line in (tmp_path / "stream/memrl.jsonl").read_text().splitlines()]
     assert len(rows) == 16 and {row["success"] for row in rows} <= {True, False}

@@ -1,15 +1,12 @@
 """The bank: both phases by hand, utilities, transactions, bad files, speed."""
 
 import hashlib
-import json
 import math
-import os
 import random
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,15 +80,12 @@ def test_phase_b_is_a_hand_computed_table():
     for lam, ids in ((0.0, (1, 2, 3)), (1.0, (3, 2, 1))):
         made.config = replace(made.config, lam=lam)
         assert made.retrieve("q").ids == ids
-    made.config = replace(made.config, norm="none", lam=0.5)
-    assert made.retrieve("q").shown[0].score == pytest.approx((0.7 + 1.0) / 2, abs=1e-6)
 
 
 def test_phase_a_keeps_k1_intents_above_delta():
     values = [(0.95, 0), (0.9, 0), (0.8, 0), (0.7, 0), (0.5, 0), (0.2, 0)]
     assert filled(values, k1=3, k2=9).retrieve("q").pool == 3
     assert filled(values, k1=9, k2=9).retrieve("q").pool == 4  # .5 is not above .5
-    assert filled(values, k1=9, k2=9, at_delta=True).retrieve("q").pool == 5
     assert filled(values, k1=9, k2=2).retrieve("q").ids == (1, 2)
 
 
@@ -114,36 +108,16 @@ def test_ties_go_to_similarity_then_to_the_lower_id_and_an_outlier_is_clipped():
     assert found.shown[0].entry.id == 31 and found.shown[0].q_z == 3.0
 
 
-def test_q_min_leaves_candidates_out_before_the_statistics_and_fixed_after_them():
-    values = [(0.9, -0.9), (0.8, 0.0), (0.7, 1.0)]
-    pool = filled(values, q_min=-0.5).retrieve("q")
-    assert pool.ids == (2, 3) or pool.ids == (3, 2)
-    assert sorted(f.q_z for f in pool.shown) == pytest.approx([-1, 1])
-    fixed = filled(values, q_min=-0.5, norm="fixed", sim_mean=0.3, sim_std=0.1).retrieve("q")
-    mean, std = 0.1 / 3, math.sqrt((0.9**2 + 1) / 3 - (0.1 / 3) ** 2)
-    assert [f.q_z for f in fixed.shown] == pytest.approx([(1 - mean) / std, -mean / std], abs=1e-4)
-    assert [f.sim_z for f in fixed.shown] == pytest.approx([4.0, 5.0], abs=1e-4)
-
-
-def test_rank_entries_counts_entries():
-    made = bank(embedder=Plane(q=1.0, a=0.9, b=0.8), k1=2, k2=9, dedup_task=False)
-    for k, intent in enumerate(["a", "a", "a", "b", "b"]):
-        made.write(intent, "x", success=True, task_id=f"t{k}")
-    assert made.retrieve("q").pool == 5
-    made.config = replace(made.config, rank="entries", dedup_task=True)
-    assert made.retrieve("q").ids == (1, 2)
-
-
 def test_one_entry_a_task_and_none_of_the_task_itself():
     made = bank(embedder=Plane(q=1.0, a=0.9), k2=3)
     for task in ("t1", "t1", "t2", "t3"):
         made.write("a", "x", success=True, task_id=task)
     assert made.retrieve("q").ids == (1, 3, 4)
-    made.config = replace(made.config, exclude_same_task=True, dedup_task=False)
+    made.config = replace(made.config, exclude_same_task=True)
     assert made.retrieve("q", task_id="t1").ids == (3, 4)
 
 
-def test_chance_replaces_a_slot_or_all_and_is_a_function_of_seed_and_task():
+def test_chance_replaces_a_slot_and_is_a_function_of_seed_and_task():
     values = [(0.9, 0.9)] * 3 + [(0.9, -0.9)] * 20
     made = filled(values, k1=30, epsilon=1.0, lam=1.0)
     seen = {made.retrieve("q", task_id=f"t{k}", seed=1).ids for k in range(100, 140)}
@@ -152,9 +126,6 @@ def test_chance_replaces_a_slot_or_all_and_is_a_function_of_seed_and_task():
         assert len({*ids} & {1, 2, 3}) >= 2  # one slot
     again = [made.retrieve("q", task_id="t100", seed=1).ids for _ in range(3)]
     assert len({*again}) == 1
-    made = filled(values, k1=30, epsilon=1.0, lam=1.0, explore="all")
-    most = [len({*made.retrieve("q", task_id=f"t{k}").ids} & {1, 2, 3}) for k in range(60)]
-    assert min(most) == 0
     share = filled(values, k1=30, epsilon=0.3, lam=1.0)
     by_chance = [
         any(f.by_chance for f in share.retrieve("q", task_id=f"x{k}").shown) for k in range(400)
@@ -162,22 +133,14 @@ def test_chance_replaces_a_slot_or_all_and_is_a_function_of_seed_and_task():
     assert 0.2 < sum(by_chance) / 400 < 0.4
 
 
-def test_the_bonus_counts_how_often_all_were_shown():
-    made = bank(embedder=Plane(q=1.0, a=0.9), ucb=1.0)
-    made.write("a", "x", success=True, task_id="t")
-    made._db.execute("UPDATE entry SET visits = 3")
-    (found,) = made.retrieve("q").shown
-    assert found.q_z == pytest.approx(math.sqrt(math.log(3) / 4))
-
-
 def test_chance_shows_one_entry_a_task_too():
-    made = bank(embedder=Plane(q=1.0, a=0.9), epsilon=1.0, explore="all")
+    made = bank(embedder=Plane(q=1.0, a=0.9), epsilon=1.0)
     for k in range(12):
         made.write("a", "x", success=True, task_id=f"t{k % 4}")
-    shown = [made.retrieve("q", task_id=f"x{k}").shown for k in range(30)]
+    shown = [made.retrieve("q", task_id=f"x{k}").shown for k in range(80)]
     assert all(len({f.entry.task_id for f in each}) == 3 for each in shown)
-    assert all(f.by_chance for each in shown for f in each)
-    assert len({f.entry.id for each in shown for f in each}) == 12
+    assert {sum(f.by_chance for f in each) for each in shown} == {1}
+    assert len({f.entry.id for each in shown for f in each if f.by_chance}) == 12
 
 
 # ---------------------------------------------------------------- utilities
@@ -200,9 +163,6 @@ def test_one_reward_each_and_each_entry_once():
     shown = made.retrieve("q").shown
     made.feedback([*shown, shown[0]], [1.0, -1.0, 1.0])
     assert [(e.id, round(e.q, 9), e.visits) for e in made.entries()] == [(1, 0.3, 1), (2, -0.3, 1)]
-    made.config = replace(made.config, q_floor=0.0)
-    made.feedback(shown[1:], -1.0)
-    assert made.entries()[1].q == 0.0
 
 
 @pytest.mark.parametrize("reward", [math.nan, 1.5, -2, math.inf, "1", None])
@@ -283,7 +243,8 @@ def test_eviction_takes_the_least_useful_and_never_the_new():
     # an intent without entries takes no place among the k1
     made = filled([(0.99, 0.0), (0.9, 0.5)], k1=1)
     assert made.retrieve("q").ids == (1,)
-    assert made.forget(q_below=0.1) == 1
+    made.config = replace(made.config, max_entries=1)
+    made.note("a", 1)
     assert made.retrieve("q").ids == (2,)
 
 
@@ -295,14 +256,6 @@ def test_statistics():
     assert (stats["q_negative"], stats["q_zero"], stats["q_positive"]) == (0.25, 0.25, 0.5)
     assert stats["q_mean"] == pytest.approx(sum(e.q for e in made.entries()) / 4)
     assert (stats["visits"], stats["wins"]) == (1, 1) and stats["bytes"] > 0
-
-
-def test_an_entry_of_a_namespace_of_earlier_versions_is_refused(tmp_path):
-    made = filled([(0.9, 0.5)], tmp_path / "b.db")
-    made._db.execute("UPDATE intent SET ns = 'eval'")
-    made.close()
-    with pytest.raises(UserError, match="row 1 of intent: ns"):
-        bank(tmp_path / "b.db", Plane(q=1.0))
 
 
 # ---------------------------------------------------------------- by words and both
@@ -406,7 +359,6 @@ def test_frozen_reads_and_never_writes(tmp_path):
         lambda: frozen.feedback(found.shown, 1.0),
         lambda: frozen.write("x", "y", success=True, task_id="t"),
         lambda: frozen.note("a", 1),
-        lambda: frozen.forget(),
     ):
         with pytest.raises(UserError, match="frozen"):
             change()
@@ -485,98 +437,6 @@ def test_a_bank_in_use_is_refused_with_one_sentence(tmp_path, monkeypatch):
     holder.execute("ROLLBACK")
     assert made.digest == digest
     made.write("x", "y", success=True, task_id="t")
-
-
-def _two_entries(path: Path) -> None:
-    filled([(0.9, 0.5), (0.8, 0.1)], path).close()
-
-
-def spoil(path: Path, how: str, make=_two_entries) -> None:
-    """Make one of the files that are no bank, of a bank that `make` makes."""
-    make(path)
-    raw = path.read_bytes()
-    sql = {
-        "newer": "UPDATE info SET value = '99' WHERE key = 'schema'",
-        "no version": "DELETE FROM info WHERE key = 'schema'",
-        "version is text": "UPDATE info SET value = 'x' WHERE key = 'schema'",
-        "no table": "DROP TABLE event; DROP TABLE entry",
-        "no info": "DROP TABLE info",
-        "short vector": "UPDATE intent SET vec = x'0000'",
-        "vector of another size": "UPDATE intent SET vec = zeroblob(12) WHERE id = 1",
-        "embedder is no object": "UPDATE info SET value = '[1]' WHERE key = 'embedder'",
-        "embedder is cut": "UPDATE info SET value = '{\"name\": 1' WHERE key = 'embedder'",
-        "probe is damaged": 'UPDATE info SET value = \'{"name": "x", "dim": 8, "probe": "?"}\''
-        " WHERE key = 'embedder'",
-        "other application": "PRAGMA application_id = 7",
-        "renamed column": "ALTER TABLE intent RENAME COLUMN text TO words",
-    }
-    if how in sql:
-        db = sqlite3.connect(path)
-        db.executescript(sql[how])
-        db.close()
-    else:
-        path.write_bytes({
-            "text": b"these are notes, no bank\n" * 40,
-            "json": json.dumps([{"id": 1}] * 50).encode(),
-            "zeros": bytes(8192),
-            "half": raw[: len(raw) // 2],
-            "header alone": raw[:100],
-            "noise in the middle": raw[:4096] + os.urandom(8192) + raw[12288:],
-            "noise": os.urandom(20000),
-            "other database": _other_database(path),
-        }[how])  # fmt: skip
-
-
-def _other_database(path: Path) -> bytes:
-    other = path.with_suffix(".other")
-    db = sqlite3.connect(other)
-    db.executescript("CREATE TABLE t (a); INSERT INTO t VALUES (1);")
-    db.close()
-    raw = other.read_bytes()
-    other.unlink()
-    return raw
-
-
-SPOILT = (
-    "newer", "no version", "version is text", "no table", "no info", "short vector",
-    "vector of another size", "embedder is no object", "embedder is cut", "probe is damaged",
-    "other application", "renamed column", "text", "json", "zeros", "half", "header alone",
-    "noise in the middle", "noise", "other database",
-)  # fmt: skip
-
-
-def test_the_database_of_another_program_is_refused_and_stays_as_it_is(tmp_path):
-    path = tmp_path / "b.db"
-    path.write_bytes(before := _other_database(path))
-    with pytest.raises(UserError):
-        bank(path, Plane())
-    assert path.read_bytes() == before
-
-
-def test_an_entry_without_its_intent_is_refused(tmp_path):
-    made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
-    made._db.execute("PRAGMA foreign_keys = OFF")
-    made._db.execute("UPDATE entry SET intent_id = 55 WHERE id = 1")
-    made.close()
-    with pytest.raises(UserError, match="row 1 of entry points to nothing"):
-        bank(tmp_path / "b.db", Plane())
-
-
-@pytest.mark.parametrize("column", ["parents", "meta"])
-@pytest.mark.parametrize("value", [
-    "'{}' || char(0) || 'x'", "'[1]' || char(0)", "'{a: 1}'", "'[+1]'",
-    "'{\"a\": ' || replace(hex(zeroblob(5000)), '0', '1') || '}'",
-    "'[' || replace(hex(zeroblob(99999)), '0', '1,') || '1]'",
-])  # fmt: skip
-def test_json_that_no_bank_writes_is_refused_at_the_door(tmp_path, column, value):
-    """What Python would refuse later, in a batch; and lists so long that to look at them costs."""
-    path = tmp_path / "b.db"
-    _two_entries(path)
-    with closing(sqlite3.connect(path)) as db:
-        db.execute(f"UPDATE entry SET {column} = {value} WHERE id = 1")
-        db.commit()
-    with pytest.raises(UserError, match=f"row 1 of entry: {column}"):
-        bank(path, Plane(q=1.0), frozen=True)
 
 
 def test_a_full_disk_writes_nothing(tmp_path):

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import gzip
 import json
 import random
 from collections.abc import Iterator
@@ -10,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from agents.store import FORMAT, VERSION, Diff, Entry, Op, Store, diff
+from agents.store import FORMAT, VERSION, Entry, Op, Store
 from config.errors import UserError
 
 FACTS = [
@@ -36,7 +35,7 @@ def create(store: Store, text: str, **other) -> Op:
 
 
 def redone(store: Store) -> Store:
-    """Do everything again, as reading a file does."""
+    """Do everything again, as reading its lines does."""
     return Store.from_lines([*store.lines()], "a record")
 
 
@@ -171,12 +170,6 @@ def act(store: Store, model: Model, rng: random.Random) -> None:
     assert op.before == tuple(model.states[-2][e.id] for e in after if e.id in model.states[-2])
 
 
-def mirrored(d: Diff) -> Diff:
-    changed = tuple((new, old) for old, new in d.changed)
-    split = tuple((new, olds) for olds, new in d.merged)
-    return Diff(d.removed, d.added, changed, tuple((n, o) for o, n in d.split), split)
-
-
 def sequences(count: int) -> Iterator[tuple[list[Entry], Store, Model, random.Random]]:
     for seed in range(count):
         rng = random.Random(seed)
@@ -190,8 +183,7 @@ def sequences(count: int) -> Iterator[tuple[list[Entry], Store, Model, random.Ra
 
 
 def test_random_sequences():
-    merges = 0
-    for first, store, model, rng in sequences(500):
+    for first, store, model, _ in sequences(500):
         assert [store.at(n).entries for n in range(len(store.journal) + 1)] == [
             model.live(n) for n in range(len(model.states))
         ]
@@ -202,88 +194,34 @@ def test_random_sequences():
         new = [e.id for op in store.journal for e in op.after[:]
                if e.id not in {old.id for old in op.before}]  # fmt: skip
         assert [*{e.id: 0 for e in first}, *new] == [f"m{k + 1}" for k in range(len(first + new))]
-        a, b = (store.at(rng.randrange(len(model.states))) for _ in range(2))
-        there, back = diff(a, b), diff(b, a)
-        assert there == mirrored(back) and diff(a, a) == Diff((), (), (), (), ())
-        kept = {e.id: e for e in a.entries if e.id in b}
-        made = {e.id: e for e in there.added} | kept | {old.id: new for old, new in there.changed}
-        assert made == {e.id: e for e in b.entries}  # a + diff = b
-        merges += bool(there.merged)
-    assert merges > 12
 
 
-# ---------------------------------------------------------------- differences
+# ---------------------------------------------------------------- its lines
 
 
-def test_a_difference_names_what_was_merged_and_split():
-    store = Store([Entry("", text) for text in "abcde"])
-    start, at = store.snapshot(), store.snapshot().get
-    merged = Entry("m6", "ab", parents=("m1", "m2"))
-    store.record("merge_memory", {}, "x", after=[gone(at("m1")), gone(at("m2")), merged])
-    parts = [Entry("m7", "c1", parents=("m3",)), Entry("m8", "c2", parents=("m3",))]
-    store.record("split_memory", {}, "x", after=[gone(at("m3")), *parts])
-    update(store, "m4", "D")
-    store.record("delete_memory", {}, "x", after=[gone(at("m5"))])
-    create(store, "new")
-    found = diff(start, store.snapshot())
-    assert [e.id for e in found.added] == ["m6", "m7", "m8", "m9"]
-    assert [e.id for e in found.removed] == ["m1", "m2", "m3", "m5"]
-    assert [(a.text, b.text) for a, b in found.changed] == [("d", "D")]
-    assert found.merged == (((at("m1"), at("m2")), merged),)
-    assert found.split == ((at("m3"), tuple(parts)),)
-    # Merged once more: the parents of the parents
-    six, seven = store.snapshot().get("m6"), store.snapshot().get("m7")
-    last = Entry("m10", "abc1", parents=("m6", "m7"))
-    store.record("merge_memory", {}, "x", after=[gone(six), gone(seven), last])
-    found = diff(start, store.snapshot())
-    assert [([o.id for o in olds], new.id) for olds, new in found.merged] == [
-        (["m1", "m2", "m3"], "m10")
-    ]
-    assert [(old.id, [n.id for n in news]) for old, news in found.split] == [("m3", ["m8", "m10"])]
-
-
-# ---------------------------------------------------------------- the store's file
-
-
-@pytest.mark.parametrize("name", ["store.jsonl", "store.jsonl.gz"])
-def test_a_store_is_read_as_it_was_written(tmp_path, name):
-    path = tmp_path / name
+def test_a_store_is_read_as_it_was_written():
     for _, store, _, _ in sequences(60):
         create(store, "Grüße, 世界 😀 “x”", speaker="Zoë", date="2024-02-29", session=0,
                kind="semantic", evidence=("D1:3", "S4"), origin="init")  # fmt: skip
         store.record("x\ud800y", {"content": "a\ud83d\nb", "k": [1, 2.5, None, {"": True}]},
                      "\udfff", ok=False, code="bad", session=3)  # fmt: skip
-        store.to_jsonl(path)
-        again = Store.from_jsonl(path)
+        again = redone(store)
         assert [*again.lines()] == [*store.lines()] and again.journal == store.journal
         assert again.snapshot().entries == store.snapshot().entries
         assert again.at(0).entries == store.at(0).entries
-    assert [*tmp_path.iterdir()] == [path]
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if name.endswith(".gz") else raw).decode()
-    assert "Grüße, 世界" in text and all(
-        isinstance(json.loads(line), dict) for line in text.split("\n")[:-1]
-    )
+    text = "\n".join(store.lines())
+    assert "Grüße, 世界" in text and text.encode() and "\ud800" not in text
+    assert all(isinstance(json.loads(line), dict) for line in text.split("\n"))
 
 
 @pytest.fixture
-def written(tmp_path):
-    """A file with two entries (lines 2 and 3) and three operations (4 to 6)."""
+def written():
+    """Lines: two entries (2 and 3) and three operations (4 to 6)."""
     store = Store([Entry("m1", "a", origin="init"), Entry("m2", "b", date="2023-05-08")])
     update(store, "m1", "c")
     create(store, "d")
     store.record("delete_memory", {"id": "m2"}, "x", after=[gone(store.snapshot().get("m2"))])
-    path = tmp_path / "store.jsonl"
-    store.to_jsonl(path)
-    return path
-
-
-def put(path, line: int, change) -> None:
-    lines = path.read_text().splitlines()
-    value = json.loads(lines[line - 1])
-    change(value)
-    lines[line - 1] = json.dumps(value)
-    path.write_text("\n".join(lines) + "\n")
+    return [*store.lines()]
 
 
 def setting(*keys, to):
@@ -296,7 +234,7 @@ def setting(*keys, to):
 
 
 @pytest.mark.parametrize("line, change, field", [
-    (1, setting("version", to=2), "no file of a store"),
+    (1, setting("version", to=2), "no store"),
     (1, setting("entries", to=3), "not whole"),
     (1, setting("operations", to="x"), "not whole"),
     (2, setting("text", to=""), "'text'"),
@@ -315,55 +253,30 @@ def setting(*keys, to):
     (5, lambda op: op.pop("code"), "'code'"),
     (6, setting("after", to=[]), "'before'"),
 ])  # fmt: skip
-def test_a_file_that_contradicts_itself_is_refused(written, line, change, field):
-    assert Store.from_jsonl(written).snapshot().n == 3
-    put(written, line, change)
+def test_lines_that_contradict_each_other_are_refused(written, line, change, field):
+    assert Store.from_lines(written, "a record").snapshot().n == 3
+    value = json.loads(written[line - 1])
+    change(value)
+    written[line - 1] = json.dumps(value)
     place = f", line {line}: .*" if line > 1 else " is .*"
-    with pytest.raises(UserError, match=f"store.jsonl{place}{field}"):
-        Store.from_jsonl(written)
     with pytest.raises(UserError, match=f"a record{place}{field}"):
-        Store.from_lines(written.read_text().splitlines(), "a record")
+        Store.from_lines(written, "a record")
 
 
-def test_a_file_that_is_cut_is_refused(written, tmp_path):
-    whole = written.read_text()
-    lines = whole.splitlines(keepends=True)
-    for kept in ("", *("".join(lines[:n]) for n in range(1, len(lines))), whole[:-20]):
-        written.write_text(kept)
-        with pytest.raises(UserError, match=r"no file of a store|not whole|is not JSON"):
-            Store.from_jsonl(written)
-    packed = tmp_path / "x.jsonl.gz"
-    packed.write_bytes(gzip.compress(whole.encode())[:-12])
-    for path in (packed, tmp_path / "none.jsonl"):
-        with pytest.raises(UserError, match=r"cannot be read|No file at"):
-            Store.from_jsonl(path)
-
-
-def test_a_file_is_replaced_whole_or_not_at_all(written, monkeypatch):
-    before = written.read_bytes()
-    store = Store.from_jsonl(written)
-    create(store, "e")
-    monkeypatch.setattr(Store, "lines", lambda self: iter(["x", 1 / 0]))
-    with pytest.raises(ZeroDivisionError):
-        store.to_jsonl(written)
-    monkeypatch.undo()
-    assert written.read_bytes() == before
-    with pytest.raises(UserError, match="there is no folder"):
-        store.to_jsonl(written.parent / "none" / "x.jsonl")
+def test_lines_that_are_cut_are_refused(written):
+    for kept in (*(written[:n] for n in range(len(written))), [*written[:-1], written[-1][:-20]]):
+        with pytest.raises(UserError, match=r"no store|not whole|is not JSON"):
+            Store.from_lines(kept, "a record")
 
 
 # ---------------------------------------------------------------- its first entries
 
 
-def first(tmp_path, *lines):
-    """A file whose initial entries are these lines, the first of which is its second."""
-    n = sum(line != b"" for line in lines)
-    head = {"format": FORMAT, "version": VERSION, "entries": n, "operations": 0}
-    path = tmp_path / "own.jsonl"
-    path.write_bytes(b"\n".join(
-        line if isinstance(line, bytes) else json.dumps(line).encode() for line in (head, *lines)
-    ))  # fmt: skip
-    return path
+def first(*lines):
+    """A store whose initial entries are these lines, the first of which is its second."""
+    head = {"format": FORMAT, "version": VERSION, "entries": len(lines), "operations": 0}
+    texts = (line if isinstance(line, str) else json.dumps(line) for line in (head, *lines))
+    return Store.from_lines(texts, "a record")
 
 
 @pytest.mark.parametrize("field, values", [
@@ -377,19 +290,18 @@ def first(tmp_path, *lines):
     ("id", ("17", "m0", "m" + "9" * 5000, None, "m4")),
     ("txet", ("x",)),
 ])  # fmt: skip
-def test_an_entry_that_is_wrong_is_named_by_line_and_field(tmp_path, field, values):
+def test_an_entry_that_is_wrong_is_named_by_line_and_field(field, values):
     for value in values:
         line = {"text": "Good."} | {field: value}
-        with pytest.raises(UserError, match=f"own.jsonl, line 4: '{field}") as error:
-            Store.from_jsonl(first(tmp_path, {"text": "a", "id": "m4"}, b"", line, {"text": "b"}))
+        with pytest.raises(UserError, match=f"a record, line 3: '{field}") as error:
+            first({"text": "a", "id": "m4"}, line, {"text": "b"})
         assert len(str(error.value)) < 500 and str(error.value).isprintable()
 
 
 @pytest.mark.parametrize("line", [
-    {"date": "2023-05-08"}, ["Good."], "Good.", b'{"text": "a", }', b'{"text": "a"', b"Good.",
-    b'{"text": "\xff"}', b'{"text": "a\x07b"}', b"[" * 100_000,
-    b'{"session": ' + b"9" * 5000 + b"}",
+    {"date": "2023-05-08"}, ["Good."], '"Good."', '{"text": "a", }', '{"text": "a"', "Good.", "",
+    '{"text": "a\x07b"}', "[" * 100_000, '{"session": ' + "9" * 5000 + "}",
 ])  # fmt: skip
-def test_a_line_that_is_no_entry_is_named(tmp_path, line):
-    with pytest.raises(UserError, match=r"own.jsonl, line 3: .*(text|object|not JSON)"):
-        Store.from_jsonl(first(tmp_path, {"text": "a"}, line))
+def test_a_line_that_is_no_entry_is_named(line):
+    with pytest.raises(UserError, match=r"a record, line 3: .*(text|object|not JSON)"):
+        first({"text": "a"}, line)

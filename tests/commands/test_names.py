@@ -8,7 +8,6 @@ from test_page import record, row
 from typer.testing import CliRunner
 
 import cli
-from agents.bank import Bank, BankConfig
 from config.errors import UserError
 from config.files import found_run, run_path
 from config.realmodels import check_model
@@ -26,7 +25,6 @@ def here(tmp_path, monkeypatch):
         (folder / "metrics.csv").touch()
         (folder / "transcripts.jsonl").write_text(json.dumps(record()) + "\n")
     Path("models").mkdir()
-    Bank(Path("runs/twice/rag.db"), BankConfig()).close()
     return tmp_path
 
 
@@ -34,7 +32,6 @@ def here(tmp_path, monkeypatch):
     "words",
     [
         "show {}", "report {}", "compare {} models", "compare runs/models {}",
-        "bank show {}/rag.db", "bank stats {}/rag.db",
     ],
 )  # fmt: skip
 def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
@@ -54,12 +51,6 @@ def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
         ("compare twice twise", "Did you mean runs/twice?"),
         ("export twise", "Did you mean runs/twice?"),
         ("export twice", "runs/twice is no run with a checkpoint."),
-        ("memory show twise", "Did you mean runs/twice?"),
-        ("memory diff models twise", "None of the 1 readings in runs/models"),
-        ("memory log twise", "Did you mean runs/twice?"),
-        ("bank stats twise/rag.db", "There is no twise/rag.db"),
-        ("bank stats runs/twice/rog.db", "There is no runs/twice/rog.db"),
-        ("bank stats twice", "There is no bank at runs/twice; there are runs/twice/rag.db"),
         ("show nix", "There is no nix, and no run of this name in runs.\n"),
         ("eval --model twice", "twice is a run: give runs/twice/model"),
         ("train --resume --name runs/twise", "no run runs/twise to resume. Did you mean runs/twi"),

@@ -10,8 +10,6 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from agents.bank import Bank, BankConfig
-from agents.store import Entry, Store
 from commands import train
 from config import terminal
 from config.options import GRPOConfig, RunConfig, SFTConfig
@@ -39,27 +37,17 @@ def following(words: str) -> str:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A folder with a bank, a store and files of tasks, whose names need quotes."""
+    """A folder with files of tasks, whose names need quotes."""
     monkeypatch.chdir(tmp_path)
-    bank = Bank(tmp_path / "my bank.db", BankConfig(delta=0.0))
-    bank.write("count dogs", "SELECT count(*)", success=True, task_id="t1", kind="script")
-    bank.write("drop cats", "DROP", success=False, task_id="t2", kind="script")
-    bank.close()
     task = {"question": "Where is Anna?", "answer": "Lima", "context": "Anna reached Lima."}
     lines = (json.dumps(task | {"id": str(i)}) + "\n" for i in range(3))
     Path("my tasks.jsonl").write_text("".join(lines))
-    Store([Entry("m1", "Ann has a red bike.")]).to_jsonl("store.jsonl")
     return tmp_path
 
 
 @pytest.mark.parametrize(
     ("words", "then"),
     [
-        ("bank stats 'my bank.db'", "bank show 'my bank.db'"),
-        ("bank export 'my bank.db' e.jsonl", "bank show 'my bank.db'"),
-        ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
-        ("memory show store.jsonl", "memory log store.jsonl"),
-        ("memory log store.jsonl", "memory diff store.jsonl"),
         ("data convert 'my tasks.jsonl' o.json --to eval", "data look o.json"),
         ("data look 'my tasks.jsonl'", "train --data 'my tasks.jsonl' --tasks-per-step 3"),
         ("data look world", "train"),

@@ -20,8 +20,6 @@ from child import (  # noqa: F401
 )
 
 import suites
-from agents.store import Store
-from commands.stores import _first_value
 from config.errors import UserError
 from config.files import NESTED, SETTINGS, read_yaml
 from config.foreign import FREE, from_json, read_data
@@ -81,21 +79,17 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
 # ---------------------------------------------------------------- packed data
 
 READERS = {
-    "store": Store.from_jsonl,
     "records": lambda path: read_records(Path(path)),
     "bcb": lambda path: bcb.read(Path(path)),
     "llb-os": lambda path: llb_os.read(Path(path)),
     "json": read_json,
     "tasks": tasks_of,
-    "stores": lambda path: _first_value(Path(path)),
 }
 
 
 @pytest.mark.parametrize("reader", READERS)
 def test_what_unpacks_to_a_flood_is_refused_when_it_begins(tmp_path, reader):
     files = {"blanks": bombs.flood(), "one line": bombs.flood(b'{"id": "', b'"}\n')}
-    if reader == "stores":  # goes by the first line alone
-        del files["blanks"]
     paths = written(tmp_path, files, ".jsonl.gz")
     found = sentences(READERS[reader], paths, 2 << 30)
     assert all(str(paths[name]) in said and FLOOD in said for name, said in found.items()), found

@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import opened, streamed
+from test_stream import Acting
 
 from agents.bank import Bank, BankConfig
 from config.errors import UserError
-from engines.rehearsed import RehearsedEngine
 from report.summary import calibration, wilson
 from tasks import judge as module
 from tasks import served
@@ -360,8 +360,10 @@ def of_questions(server, tmp_path, name, refuse=lambda body: False):
 
 
 def test_a_judge_that_fails_changes_nothing_and_one_that_stays_away_fails_the_item(
-    server, tmp_path
+    server, tmp_path, monkeypatch
 ):
+    monkeypatch.setattr("commands.stream.RehearsedEngine", Acting)
+
     def about(body):
         return "divide 360" in body["messages"][0]["content"]
 
@@ -388,7 +390,7 @@ def test_a_judge_that_fails_changes_nothing_and_one_that_stays_away_fails_the_it
 # ---------------------------------------------------------------- accuracy and calibration
 
 
-class Sure(RehearsedEngine):
+class Sure(Acting):
     """It is 80 percent sure of each answer, but does not say it of one question."""
 
     def respond(self, prompt):
