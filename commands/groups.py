@@ -37,7 +37,7 @@ def _flags(version: Annotated[bool, Version] = False):
 def add_groups(app: typer.Typer) -> None:
     """Add the commands to an app, and its own flags."""
     app.callback()(_flags)
-    about = "Look at, convert and build tasks."
+    about = "Look at and build tasks."
     lazy(app, "data", about, "commands.datasets:data_app")
     about = "Show and compare memory stores, and their history."
     lazy(app, "memory", about, "commands.stores:memory_app")

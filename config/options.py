@@ -649,30 +649,6 @@ class BuildConfig(Settings):
 
 
 @dataclass(frozen=True, slots=True)
-class FilterConfig(Settings):
-    """What `data filter` asks without the document."""
-
-    model: str = ""
-    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty or tiny =
-    the embedded policy"""
-    samples: Count = 2
-    """answers per question; one right one is enough"""
-    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
-    """of the answers; 0 is greedy"""
-    top_p: Annotated[float, TOP_P] = 0.7
-    """nucleus of the answers"""
-    answer_tokens: int = 512
-    """most tokens of an answer"""
-    rule: Literal["contains", "right"] = "contains"
-    """contains = drop a question too if an accepted answer stands anywhere in the response, in any
-    case, inside a word too (as MemAgent's filter.py); right = only if the box is right"""
-    device: Device = "auto"
-    """where the model computes"""
-    engine: EngineName = "transformers"
-    """what answers"""
-
-
-@dataclass(frozen=True, slots=True)
 class LearnConfig(Settings):
     """How `learn` makes a reader for documents."""
 

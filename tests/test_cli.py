@@ -240,8 +240,6 @@ plan --model P
 demo --short --name P
 demo --short --runs P
 data look P
-data convert P o.json --to eval
-data convert OWN P --to eval
 data build P out
 data build SET P --lengths 12 --n 1
 data build SET out --lengths 12 --n 1 --filler P
@@ -253,9 +251,6 @@ data build out --suite ruler --filler P
 data build out --suite P
 eval --suite P
 data build out --suite ruler --tokenizer P --ruler-tasks vt
-data filter P out.jsonl
-data filter SET P
-data filter SET out.jsonl --model P
 data get musique --out P
 """
 NO_PATHS = {
@@ -372,7 +367,7 @@ def test_a_plan_of_what_does_not_fit_says_what_may_and_gives_no_command():
     ) in " ".join(out.split()) and "cli.py train" not in out
 
 
-def test_look_and_convert(own, tmp_path):
+def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
     assert "evidence at" in run("data", "look", "world")
@@ -386,8 +381,6 @@ def test_look_and_convert(own, tmp_path):
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
     looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
     assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
-    run("data", "convert", own, tmp_path / "a.json", "--to", "eval")
-    assert "Where is Boris?" in run("data", "look", tmp_path / "a.json")
 
 
 def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):

@@ -60,7 +60,6 @@ def here(tmp_path, monkeypatch):
         ("bank forget 'my bank.db' --outcome failed", "bank stats 'my bank.db'"),
         ("memory show store.jsonl", "memory log store.jsonl"),
         ("memory log store.jsonl", "memory diff store.jsonl"),
-        ("data convert 'my tasks.jsonl' o.json --to eval", "data look o.json"),
         ("data look 'my tasks.jsonl'", "train --data 'my tasks.jsonl' --tasks-per-step 3"),
         ("data look world", "train"),
     ],
