@@ -140,9 +140,6 @@ def export(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
-    push: Annotated[
-        str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
-    ] = "",
     gguf: Annotated[
         bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
     ] = False,
@@ -155,7 +152,7 @@ def export(
     from commands.export import export as run_export
     from commands.export import finish
 
-    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
+    finish(run, run_export(run, step, out, dtype, best, gguf, trust))
 
 
 @command(
