@@ -11,6 +11,7 @@ from config.errors import UserError
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
     # "setting": (value,),
+    "part": ("",),
 }
 
 

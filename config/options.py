@@ -49,13 +49,6 @@ def _day(text: str) -> str:
     return text
 
 
-def _part(text: str) -> str:
-    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
-    if text and not (found and int(found[1]) <= int(found[2])):
-        raise ValueError("must be K/N, such as 2/8, with K from 1 to N")
-    return text
-
-
 def _answerer(name: str) -> str:
     if not re.fullmatch("base|hf:.+|openai:[^#]+#.+", name):
         raise ValueError("must be base, hf:FOLDER or openai:URL#MODEL")
@@ -437,11 +430,6 @@ class EvalConfig(ModelConfig):
     """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
-    part: Annotated[str, AfterValidator(_part)] = ""
-    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill
-    one folder; documents are dealt out in turn, so that all questions about one are in one part.
-    Each writes a file of rows of its own; the summary is of all that are there. Without it, all
-    that is missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
@@ -701,7 +689,7 @@ PANELS: dict[str, str] = {
     "aggregation alpha clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
-    "redo_failed part constants fixed_order retries seed",
+    "redo_failed constants fixed_order retries seed",
     "What it runs on": "engine sampler answerer dtype quantise device micro_tokens recompute fused "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",

@@ -22,7 +22,7 @@ from report.summary import compare, measured, question_key, summarise
 from suites import name_of
 
 COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
-OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
+OF_A_FOLDER = {"name", "runs"}  # settings that differ without a difference
 
 
 def _plain(value: object) -> object:

@@ -25,7 +25,7 @@ from memagent import Agent
 from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
-from report.rows import Cell, files_of, latest, read_rows
+from report.rows import Cell, latest, read_rows
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
@@ -52,10 +52,10 @@ def read_run(folder: Path, running: bool = False) -> Run:
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    rows, stored = read_rows(*files_of(folder)), stored_summary(folder / "summary.json")
+    rows, stored = read_rows(folder / "rows.jsonl"), stored_summary(folder / "summary.json")
     if "eval" in settings:
         summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
-        progress = [folder / "rows.jsonl", *files_of(folder)][-1]
+        progress = folder / "rows.jsonl"
     else:
         summary, how_far = _of_training(folder, stored, settings)
         progress = folder / "metrics.csv"
@@ -147,8 +147,7 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
     n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
-        missing = ", ".join(summary.get("missing", []))
-        return summary, f"without part {missing}" if missing else ""
+        return summary, ""
     suite = (known(name_of(settings)) or Suite)()
     metric = suite.measured_by([*{row["question"] for row in rows}])
     summary = summarise(rows, suite.unit, metric, agents=agents_of(rows))
@@ -163,11 +162,9 @@ def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
 
 def transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
-    records = {}
-    for path in files_of(folder, "transcripts"):
-        lines = lines_of(path)
-        with reading(path):
-            records |= {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    lines = lines_of(path := folder / "transcripts.jsonl")
+    with reading(path):
+        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
@@ -183,9 +180,6 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     say(kept(rows, records, summary["metric"]))
     for sentence in filter(None, [nothing_right(summary, rows), *overlaps(summary)]):
         say(sentence, "bold red")
-    if missing := summary.get("missing"):
-        those = "are not there yet: the same command with that --part makes them"
-        say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
     show_next(folder, any(map(is_wrong, records)))
 
 

@@ -686,50 +686,44 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 4
 
 
-def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
-    tmp_path, monkeypatch
-):
-    """And one is killed: a call without a part finishes what they left, every row once.
+def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_path, monkeypatch):
+    """A second one beside it is refused; a last call finishes what they left, every row once.
 
-    The one that is stopped is a process as a user starts it, traps of signals included. The other
-    one halts with rows of its own.
+    The one that is stopped is a process as a user starts it, traps of signals included.
     """
     monkeypatch.chdir(tmp_path)
     small = "--data world --lengths 2 --kinds one_fact --n 50 --agents memagent --in-flight 2"
-    words = ["eval", *small.split(), "--name", "shared"]
-    first, second = (Path(f"runs/shared/rows-{k}-of-2.jsonl") for k in (1, 2))
+    words = ["eval", *small.split(), "--name", "e"]
+    rows = Path("runs/e/rows.jsonl")
 
-    def lines(path):
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+    def lines():
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
     with pytest.MonkeyPatch.context() as patch:
         append, wait = Rows.append, threading.Event().wait
-        patch.setattr(Rows, "append", lambda *row: append(*row) if lines(first) < 3 else wait())
-        killed = forked([*words, "--part", "1/2"])
-    until(lambda: lines(first) >= 3)
+        patch.setattr(Rows, "append", lambda *row: append(*row) if lines() < 3 else wait())
+        killed = forked(words)
+    until(lambda: lines() >= 3)
+    assert killed.exitcode is None
+    assert "is being written by process" in run(*words, code=2)
+    killed.kill()
+    killed.join()
     stopped = subprocess.Popen(
-        [sys.executable, ROOT / "cli.py", *words, "--part", "2/2"],
+        [sys.executable, ROOT / "cli.py", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: lines(second) >= 3)
+    until(lambda: lines() >= 6)
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate()
     assert stopped.returncode == 130
     assert "stopped" in said and "Traceback" not in said
-    assert killed.exitcode is None
-    killed.kill()
-    killed.join()
-    assert lines(first) == 3 <= lines(second) < 50
+    assert 6 <= lines() < 100
     run(*words)
-    made = [
-        json.loads(line)
-        for path in Path("runs/shared").glob("rows*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
+    made = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
-    summary = json.loads(Path("runs/shared/summary.json").read_text())
+    summary = json.loads(Path("runs/e/summary.json").read_text())
     assert [cell_of(summary, "memagent", "one_fact", t, 2)["n"] for t in ("1.0", "0.0")] == [50, 50]
 
 

@@ -36,7 +36,6 @@ from config.plugins import load_file
         (RunConfig, "dtype", ("float33", "dtype")),
         (EvalConfig, "data", ((),)),
         (EvalConfig, "lengths", ((0,), (4, 4))),
-        (EvalConfig, "part", ("9/8", "0/2")),
         (EvalConfig, "answerer", ("openai:here",)),
         (RunConfig, "answerer", ("gpt",)),
         (EvalConfig, "n", (0, -3)),
