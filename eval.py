@@ -41,15 +41,12 @@ from report.evaluation import (
     known_weights,
     room,
 )
-from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
 from report.rows import TRANSCRIPTS_MIB, Cell, Rows, labels_of, latest, read_rows
+from report.status import is_running, release
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
-
-PAGE_S = 20.0  # between two pages
-
 
 # ---------------------------------------------------------------- one cell
 
@@ -261,10 +258,14 @@ def run_suite(
     default.
     """
     evaluation = _Evaluation(config, agents, suite or suites.from_config(config))
-    with writing(evaluation.folder, f"The evaluation {evaluation.folder}"), evaluation.page:
-        for untrained in evaluation.groups:
-            evaluation.ask(untrained)
-        return evaluation.report()
+    with writing(evaluation.folder, f"The evaluation {evaluation.folder}"):
+        try:
+            for untrained in evaluation.groups:
+                evaluation.ask(untrained)
+            return evaluation.report()
+        except BaseException:
+            evaluation.stop()
+            raise
 
 
 class _Evaluation:
@@ -276,7 +277,6 @@ class _Evaluation:
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
         self.folder = evaluation_folder(config, suite)
         self.rows = self.folder / "rows.jsonl"
-        self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
         if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
             lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
@@ -308,7 +308,6 @@ class _Evaluation:
         known_weights(self.folder, config, self.suite, weights)
         self._check_settings(names, engine, model)
         begin_evaluation(self.folder, config, self.suite, settings, weights)
-        self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not self.places:
                 self._check(engine)
@@ -336,7 +335,7 @@ class _Evaluation:
                     filling = Filling(
                         *(engine, self._agent(name), sampling, cell),
                         replace(conditions, samples=samples, record_bytes=so_far),
-                        lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
+                        lambda row, shown=shown: progress.advance(shown),
                     )
                     self.places[name, sampling.temperature, k] = [
                         (filling.settings, task.id, sample, task.digest)
@@ -378,9 +377,19 @@ class _Evaluation:
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
 
+    def stop(self) -> None:
+        """Write the page of what there is, where the evaluation has begun and cannot go on."""
+        if is_running(self.folder):
+            from report.page import try_report
+
+            release(self.folder)
+            if why := try_report(self.folder):
+                say(why, "red")
+
     def report(self) -> Path:
         """Write summary and report, and print the table."""
         from report.folder import agents_of, stored_summary, tell
+        from report.page import finish_report
         from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
@@ -405,5 +414,6 @@ class _Evaluation:
         summary["trained_on"] = earlier + seen
         write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)
-        self.page.finish(f"All answers are in {self.rows}, summary.json beside")
+        release(self.folder)
+        finish_report(self.folder, f"All answers are in {self.rows}, summary.json beside")
         return self.folder

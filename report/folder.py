@@ -26,6 +26,7 @@ from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
 from report.rows import Cell, latest, read_rows
+from report.status import is_running
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
 from suites import Suite, known, name_of
@@ -44,11 +45,8 @@ class Run:
     title: str = ""
 
 
-def read_run(folder: Path, running: bool = False) -> Run:
-    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files.
-
-    running: a process still fills it.
-    """
+def read_run(folder: Path) -> Run:
+    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files."""
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
@@ -64,6 +62,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
     records = transcripts(folder, summary)
     if not summary["cells"]:
         records += map(thin, step_records(folder, last=True))
+    running = is_running(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and {"grpo", "sft"} & settings.keys():

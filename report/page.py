@@ -12,11 +12,13 @@ order of the page.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
+from config.errors import Unshown, clean, clip, no_room
 from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
@@ -41,7 +43,6 @@ from report.markup import (
 )
 from report.plots import FEW
 from report.rows import FATES, Cell
-from report.status import hold, is_running, release
 from report.summary import (
     DEPTHS,
     cells,
@@ -514,32 +515,45 @@ def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section
     yield Section("Details", parts(_details(run, training, panels[FIRST:])))
 
 
-def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
+def write_report(folder: Path, title: str = "") -> Path:
     """Write folder/report.html from what the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. running: this process goes on to fill the folder, which is marked until it ends or calls
-    again without (report/status.py); the page says so, and a browser loads it anew.
-    UserError as `read_run`.
+    it. UserError as `read_run`.
     """
-    (hold if running else release)(folder)
     note_machine(folder)
-    return _write(folder, title, running)
+    return rewrite_report(folder, title)
 
 
-def rewrite_report(folder: Path) -> Path:
+def try_report(folder: Path) -> str:
+    """Write the page of this process's run; return why it could not be, which is never worth a
+    run."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
+            raise KeyboardInterrupt from None
+        why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
+        return f"The page could not be written ({clip(no_room(error) or why, 300)})."
+    return ""
+
+
+def finish_report(folder: Path, kept: str) -> None:
+    """Write the page of a run that is over. Unshown: it could not be; kept: what is, where."""
+    if failure := try_report(folder):
+        again = f"python cli.py report {shlex.quote(str(folder))}"
+        raise Unshown(f"{failure[:-1]}. {kept}; once that is mended, {again} writes it.")
+
+
+def rewrite_report(folder: Path, title: str = "") -> Path:
     """Write the page anew from outside, finished or not, as `write_report`."""
-    return _write(folder, "", is_running(folder))
-
-
-def _write(folder: Path, title: str, running: bool) -> Path:
-    run = read_run(folder, running)
+    run = read_run(folder)
     summary = run.summary
     training = read_training(
         folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
     )
     longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
-    listed, script = viewer_section([] if running else run.rows, summary, run.records)
+    listed, script = viewer_section(run.rows, summary, run.records)
     sentence = headline(summary, longest).replace(" %", "\u00a0%")
     lead = macro("lead", run.status, sentence, _warnings(run))
     if summary["cells"]:
@@ -547,7 +561,7 @@ def _write(folder: Path, title: str, running: bool) -> Path:
         write_text(folder / "table.csv", csv_of(summary))
     end = foot(folder, _spent(run, training), len(run.rows))
     sections = _sections(run, training, listed)
-    html = page(title or run.title, lead, sections, script, running, end)
+    html = page(title or run.title, lead, sections, script, end)
     write_text(folder / "report.html", html)
     return folder / "report.html"
 
@@ -565,15 +579,13 @@ def write_reading(
     record: dict,
     facts: Mapping[str, str],
     status: str = "",
-    running: bool = False,
     answer: str = "",
     found: str = "",
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
     record: of `report.records`. answer, and found: where it is, in words; both above all else.
-    facts: label -> text, between them and the trace. status: of a reading that is not finished;
-    running: it goes on.
+    facts: label -> text, between them and the trace. status: of a reading that is not finished.
     """
     nodes = trace(record, most=None, characters=1 << 60)
     note = fill("Every section, and what became of the memory: {}", CHANGES)
@@ -583,5 +595,5 @@ def write_reading(
         note if n_sections(record) else "",
     )
     lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
-    write_text(folder / "report.html", page(record["question"], lead, [read], running=running))
+    write_text(folder / "report.html", page(record["question"], lead, [read]))
     return folder / "report.html"
