@@ -46,7 +46,7 @@ from models.logprobs import mask_head
 from models.packaged import located
 from models.products import use_products
 from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
-from report.loggers import logger_class, open_loggers
+from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
@@ -487,7 +487,7 @@ def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> l
     return [
         StepCSV(folder / "metrics.csv", start),
         TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-        *open_loggers(places, folder, settings),
+        *(make_logger(place, folder, settings) for place in places),
     ]
 
 
