@@ -22,13 +22,13 @@ from config.files import settings_in
 from config.foreign import from_json
 from config.terminal import console, next_step, say
 from memagent import Agent
-from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
 from report.rows import Cell, latest, read_rows
 from report.status import is_running
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
+from report.words import nothing_right
 from suites import Suite, known, name_of
 
 

@@ -1,8 +1,7 @@
 """Write report.html, the page on which a person looks at a run.
 
 Holds: `write_report`, the three parts of the page: Result, Readings, Details; `write_reading`, the
-page of one question. Leaves out: the numbers (report/summary.py), the sentence above them
-(report/headline.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
+page of one question. Leaves out: the numbers (report/summary.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
 readings (report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
@@ -16,13 +15,11 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from config.errors import Unshown, clean, clip, no_room
 from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
-from report.headline import headline, lead_of, nothing_right, reader, reads_all
 from report.machine import foot, note_machine
 from report.markup import (
     Markup,
@@ -57,8 +54,7 @@ from report.summary import (
 from report.training import Training, amiss, numbers, read_training, steps_section
 from report.transcripts import examples, n_sections, trace, transcript
 from report.viewer import viewer_section
-from suites import Published, kinds
-from tasks.ruler import KINDS as RULER
+from report.words import lead_of, nothing_right, reader, reads_all
 from tasks.words import title_of
 
 FIRST = 2  # plots in the first part; those of other kinds of questions are details
@@ -73,14 +69,6 @@ HOW_TO_READ = (
     "temperature 1 where that was asked, else at the first temperature."
 )
 CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
-
-# published numbers of other models on other questions, of all suites (suites/*.yaml)
-TABLES = tuple(table for kind in kinds() for table in kind.published())
-TEN = tuple(table.question for table in TABLES if table.source.endswith("appendix B"))
-"""The ten tasks of RULER over which MemAgent's Figure 6a takes the mean."""
-
-# (agent, temperature) -> length -> share of right answers
-Curves = dict[tuple[str, str], dict[int, float]]
 
 # ---------------------------------------------------------------- tables of cells
 
@@ -130,99 +118,6 @@ def every_cell(summary: dict) -> Section:
         _tables(["agent", "temp."], entries),
         f"{measured(summary).capitalize()} in per cent, 95 % interval, number of questions; faint: "
         f"fewer than {FEW}.",
-    )
-
-
-# ---------------------------------------------------------------- RULER and published numbers
-
-
-def _mean_of_ten(summary: dict) -> Curves:
-    """Return the mean over the ten RULER tasks of the paper's average, where all ten were asked."""
-    shares: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for cell, record in cells(summary):
-        if summary["unit"] == "tokens" and cell.question in TEN:
-            lengths = shares.setdefault((cell.agent, cell.temperature), {})
-            lengths.setdefault(cell.length, []).append(record["mean"])
-    means: Curves = {}
-    for name, lengths in shares.items():
-        for length, values in lengths.items():
-            if len(values) == len(TEN):
-                means.setdefault(name, {})[length] = fmean(values)
-    return means
-
-
-def _ruler(summary: dict) -> Section:
-    """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
-    caption = "{}, temperature {}, by tokens".format
-    entries = [
-        (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
-        for c, record in cells(summary)
-        if summary["unit"] == "tokens" and c.question.partition(",")[0] in RULER
-    ]
-    entries += [
-        (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
-        for name, mean in _mean_of_ten(summary).items()
-        for n, share in mean.items()
-    ]
-    return Section(
-        "RULER, task by length",
-        _tables(["task", ""], entries),
-        "The share of the answers asked for that were given, in per cent; questions (qa) by "
-        "sub_em.",
-    )
-
-
-def _tables_about(summary: dict, question: str) -> list[Published]:
-    """Return the published tables about this kind of question, as named before its first comma.
-
-    Files that do not name their data set are taken for HotpotQA, which MemAgent's are. Evidence
-    placed on purpose makes another question.
-    """
-    name, _, more = question.partition(",")
-    if summary["unit"] == "documents" and name == "questions":
-        name = "hotpotqa"
-    wanted = summary["unit"], "" if more.startswith(" evidence") else name
-    return [published for published in TABLES if (published.unit, published.question) == wanted]
-
-
-def _ours(summary: dict, published: Published) -> Curves:
-    """Return our results for what a published table measured, by its own metric; {} if none."""
-    if published.unit == summary["unit"] and published.question.startswith("mean of ten"):
-        return _mean_of_ten(summary)
-    metric = "sub_em_upstream" if "sub_em_upstream" in published.metric else "sub_em"
-    ours: Curves = {}
-    for cell, share in cells(summary, metric):
-        if published in _tables_about(summary, cell.question):
-            name = f"{cell.agent}, {cell.question}", cell.temperature
-            ours.setdefault(name, {})[cell.length] = share
-    return ours
-
-
-def _published(summary: dict) -> Section:
-    """Show our agents beside each published table about the same question, whose rows are grey."""
-    entries, grey = [], '<span class="pub">{}</span>'
-    for published in TABLES:
-        if not (ours := _ours(summary, published)):
-            continue
-        theirs = {
-            (fill(grey, model), fill(grey, "published")): lengths
-            for model, lengths in published.rows.items()
-        }
-        second_hand = " (second-hand, as others quote it)" * published.second_hand
-        caption = (
-            f"{published.question}, {published.metric}, by {published.unit}; "
-            f"grey: {published.source}{second_hand}: other model, other questions"
-        )
-        entries += [
-            (caption, first, n, percent(share))
-            for first, lengths in (ours | theirs).items()
-            for n, share in lengths.items()
-        ]
-    return Section(
-        "Beside published numbers",
-        _tables(["", "temp."], entries),
-        "In per cent. Published: other model, other questions: marks to look at, no lines of the "
-        "same experiment.",
     )
 
 
@@ -479,13 +374,11 @@ def _details(run: Run, training: Training, panels: Sequence[Markup]) -> Iterator
     """Yield what one folds out; what has no body is left out. panels: of the rarer questions."""
     summary = run.summary
     yield Section("Other kinds of questions", figures(joined(panels)))
-    yield _ruler(summary)
     if summary["cells"]:
         name = f"{training.measure.capitalize()} by training step"
         yield Section(name, figures(training.drawn()), training.note)
     yield steps_section(training)
     yield _seeds(summary)
-    yield _published(summary)
     yield _depths(summary)
     yield _fates(summary)
     yield Section("Memory along the document", figures(plots.occupancy(summary)))
@@ -552,10 +445,8 @@ def rewrite_report(folder: Path, title: str = "") -> Path:
     training = read_training(
         folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
     )
-    longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
     listed, script = viewer_section(run.rows, summary, run.records)
-    sentence = headline(summary, longest).replace(" %", "\u00a0%")
-    lead = macro("lead", run.status, sentence, _warnings(run))
+    lead = macro("lead", run.status, "", _warnings(run))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))

@@ -17,7 +17,6 @@ from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
-from report.page import TABLES, TEN
 from suites.ruler import ESSAY
 from tasks import ruler
 from tokens.codec import Codec
@@ -312,26 +311,3 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
     with pytest.raises(UserError, match="split 'dev', not 'test'"):
         eval.run_suite(config, agents_of(config), suites.make("world", {"split": "test"}))
-
-
-# ---------------------------------------------------------------- published numbers
-
-
-def test_published_shares_are_those_of_128_questions_and_their_mean_that_of_its_tasks():
-    documents, tokens = [50 * 2**k for k in range(10)], [8192 * 2**k for k in range(7)]
-    v1, v2, *_ = suites.find("ruler-hqa").published()
-    for by in (*v1.rows.values(), *v2.rows.values()):
-        assert list(by) == documents[: len(by)]
-        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
-    assert v1.rows["RL-MemAgent-14B"][6400] == 0.7734 and v1.rows["DS-Distill-7B"][50] == 0.3047
-    pairs = [(v1.rows[name], by) for name, by in v2.rows.items()]
-    assert sum(a[n] != b[n] for a, b in pairs for n in documents) == 18  # of 20
-    assert [table for table in TABLES if table.second_hand] == [v2] and "v2" in v2.source
-    for by in (by for table in TABLES for by in table.rows.values()):
-        assert all(0 <= by[n] <= 1 and n in (*documents, *tokens) for n in by)
-    tasks = [table for table in TABLES if table.question in TEN]
-    (mean,) = [table for table in TABLES if table.question.startswith("mean")]
-    assert len(tasks) == len(TEN) == 10 and len(TABLES) == 16
-    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
-        for n in (tokens[0], tokens[-1]):
-            assert abs(sum(t.rows[model][n] for t in tasks) / 10 - mean.rows[model][n]) < 6e-4
