@@ -1,5 +1,4 @@
-"""Commands that bring their own flags: `data`, `memory`, `bank`, `stream`, `serve`, `report`,
-`compare`.
+"""Commands that bring their own flags: `data`, `memory`, `bank`, `stream`, `serve`, `report`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py bank --help`. Read next: commands/stream.py.
@@ -44,11 +43,9 @@ def add_groups(app: typer.Typer) -> None:
     about = "Show, count, export, merge, forget and check experiences."
     lazy(app, "bank", about, "commands.banks:bank_app")
     stream_command(app)
-    about = "Write the page of any run, also of one that goes on or was stopped: RUN/report.html."
+    about = "Write the page of any run, RUN/report.html, or put several evaluations side by side."
     lazy(app, "report", about, "commands.report:report_command")
     serve_command(app)
-    about = "Put evaluations side by side: differences on the same questions, with intervals."
-    lazy(app, "compare", about, "commands.compare:compare_command")
 
 
 def stream_command(app: typer.Typer) -> None:

@@ -150,5 +150,5 @@ def test_evaluations_comparisons_and_reports_end_in_what_was_read(tmp_path, monk
     small = "eval --agents none --lengths 1 --n 2 --temperatures 0 --name"
     assert following(f"{small} e") == "show runs/e --wrong"
     run(f"{small} f")
-    assert following("compare runs/e runs/f") == "show runs/e"
+    assert following("report runs/e runs/f") == "show runs/e"
     assert following("report runs/e") == "show runs/e"

@@ -26,7 +26,7 @@ def test_the_command_writes_the_page_and_opens_it(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row()) + "\n")
     done = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--open"])
     assert done.output == f"The page is {tmp_path / 'report.html'}.\n"
-    assert "in 4 sessions" in page_of(tmp_path).text
+    assert "by sessions" in page_of(tmp_path).text
     assert opened == [(tmp_path / "report.html").as_uri()]
 
 
