@@ -221,10 +221,6 @@ def ask(
     reader: AgentName = "",
     preset: Preset = "default",
     compat: Compat = "",
-    resume: Annotated[
-        bool, typer.Option(help="go on with the reading of this --name, which was stopped")
-    ] = False,
-    also: Annotated[list[str] | None, typer.Option(help="another question; repeatable")] = None,
     settings: dict = {},
     agent: dict = {},
 ):
@@ -235,7 +231,7 @@ def ask(
 
     config, how = AskConfig(**settings), How(reader, preset, compat, agent)
     check_here(config)
-    run_ask(words or [], config, how, resume, also or ())
+    run_ask(words or [], config, how)
 
 
 @command(app)

@@ -18,7 +18,6 @@ import typer
 from config.errors import UserError, clean
 from config.files import found_run, replacing_output
 from config.flags import command
-from config.foreign import from_json
 from config.terminal import console, say
 from data import extract_answer
 
@@ -107,7 +106,7 @@ def report(folder: Path) -> Path:
         if "stream" in settings:
             return _stream(folder, settings)
         if "ask" in settings:
-            return _reading(folder, settings)
+            return _reading(folder)
         return rewrite_report(folder)
     except OSError as error:
         raise UserError(f"The page of {folder} cannot be written: {error.strerror}.") from error
@@ -132,30 +131,15 @@ def _stream(folder: Path, settings: dict) -> Path:
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 
-def _reading(folder: Path, settings: dict) -> Path:
-    """Write the page of a reading as far as it has come; one that is finished has its page."""
-    from report.folder import lines_of
+def _reading(folder: Path) -> Path:
+    """Return the page of a reading; write it anew if it was lost."""
     from report.page import write_reading
-    from report.status import is_running
-    from report.transcripts import n_sections
+    from report.records import read_records
 
-    page = folder / "report.html"
-    if (folder / "transcripts.jsonl").exists() and page.exists():
+    if (page := folder / "report.html").exists():
         return page
-    try:
-        about = from_json((folder / "document.json").read_bytes())
-        question, reader, title = about["question"], about["said"], about["document"]["title"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} holds no reading that can be shown: {error!r}.") from error
-    turns = lines_of(folder / "turns.jsonl")
-    answer = turns[-1]["response"] if turns and turns[-1]["final"] else ""
-    record = {
-        "id": title, "agent": settings.get("run", {}).get("agent", ""), "step": None, "sample": 0,
-        "question": question, "answers": [], "kind": "asked", "reward": 0.0, "answer": answer,
-        "form": settings.get("agent", {}).get("form", ""), "error": "", "turns": turns,
-    }  # fmt: skip
-    running = is_running(folder)
-    sections = f"{n_sections(record):,} sections"
-    status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
-    final, facts = extract_answer(answer, record["form"])[0], {"read": title, "by": reader}
-    return write_reading(folder, record, facts, status, running, clean(final))
+    records = read_records(folder)
+    if len(records) != 1:
+        raise UserError(f"{folder} holds no reading that can be shown.")
+    final = extract_answer(records[0]["answer"], records[0].get("form", ""))[0]
+    return write_reading(folder, records[0], {"read": records[0]["id"]}, clean(final))

@@ -469,14 +469,13 @@ def write_reading(
     folder: Path,
     record: dict,
     facts: Mapping[str, str],
-    status: str = "",
     answer: str = "",
     found: str = "",
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
     record: of `report.records`. answer, and found: where it is, in words; both above all else.
-    facts: label -> text, between them and the trace. status: of a reading that is not finished.
+    facts: label -> text, between them and the trace.
     """
     nodes = trace(record, most=None, characters=1 << 60)
     note = fill("Every section, and what became of the memory: {}", CHANGES)
@@ -485,6 +484,6 @@ def write_reading(
         joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
         note if n_sections(record) else "",
     )
-    lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
+    lead = macro("about", answer, found, {k: fact for k, fact in facts.items() if fact})
     write_text(folder / "report.html", page(record["question"], lead, [read]))
     return folder / "report.html"

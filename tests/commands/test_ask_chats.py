@@ -1,17 +1,15 @@
-"""`ask` with an agent that keeps a store: of a text, of chats, stopped and gone on with."""
+"""`ask` with an agent that keeps a store: of a text, of chats."""
 
 import json
 import re
 from pathlib import Path
 
 import pytest
-from test_ask import alone, interrupted, run, scripted, turns_of  # noqa: F401  alone is a fixture
+from test_ask import alone, run, scripted, turns_of  # noqa: F401  alone is a fixture
 from typer.testing import CliRunner
 
 import cli
 from agents.store import Store
-from commands import ask as commands_ask
-from engines.scripted import ScriptedEngine
 
 PLACE = re.compile(r"(\w+): I am in (\w+)\.")
 STORE = "--model tiny --agent memupdate --chunk-tokens 512 --call-tokens 400 --final-tokens 99"
@@ -148,44 +146,6 @@ def test_a_text_beside_a_chat_is_read_too(monkeypatch, codec):
     said, asked = asking(monkeypatch, codec, "chat.txt", "notes.txt", "Where is Cy?")
     assert sections(asked)[-1] == "notes.txt\nCy: I am in Nice." and "answer: Nice" in said
     assert [e.date for e in stored().snapshot().entries] == ["2024-03-16", "2024-03-14", None]
-
-
-def test_what_was_stopped_goes_on_to_the_same_store(monkeypatch, codec):
-    """Of a chat whose sessions are cut: sections are counted, not turns."""
-    people, places = "Ann Bo Cy Ann Bo".split(), "Oslo Lima Nice Rome Kyoto".split()
-    days = [
-        f"{who}: I am in {place}. " + " ".join(f"It rains in {place} at {k}." for k in range(20))
-        for who, place in zip(people, places, strict=True)
-    ]
-    Path("chat.txt").write_text(whatsapp(*days))
-    small = [*STORE, "--chunk-tokens", "300"]
-    said, asked = asking(monkeypatch, codec, "chat.txt", "Where is Ann?", agent=small)
-    n = len(sections(asked))
-    assert n > 5 and f", {n} sections, about" in said
-
-    def opened(config, agents, **_):
-        def script(prompt):
-            if prompt.max_tokens == 1:  # warms the engine up, and is no turn
-                return ""
-            if len(again) == 7:
-                raise KeyboardInterrupt
-            return keeper(again)(prompt)
-
-        return ScriptedEngine(codec, script)
-
-    again = []
-    with monkeypatch.context() as patch:
-        patch.setattr(commands_ask, "open_reader", opened)
-        stopped = run("chat.txt", "Where is Ann?", *small, "--name", "cut", code=130)
-    done = len(sections(again))
-    assert 1 < done < 7
-    assert f"stopped, read {done} of {n} sections; go on with: python cli.py ask" in stopped
-    Path("chat.txt").unlink()
-    scripted(monkeypatch, codec, keeper(rest := []))
-    said = run("--resume", "--name", "cut")
-    assert f"Read before: {done} of {n} sections." in said and "answer: Rome" in said
-    assert len(again) + len(rest) == len(asked)
-    assert [*stored("cut").lines()] == [*stored("r").lines()]
 
 
 def test_a_damaged_chat_is_read_as_text_and_this_is_said(monkeypatch, codec):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tasks.chats import Chat, read_chat
-from tasks.documents import Document, read
+from tasks.documents import read
 from tasks.forms import contents
 
 NARROW = "\u202f"  # the blank before AM and PM in today's exports
@@ -443,9 +443,6 @@ def test_a_chat_is_a_document_with_a_part_for_each_session(tmp_path):
     assert document.where([(at, at + 4)]) == "session 2 (2024-01-01)"
     assert [s.dated for s in document.sessions] == document.text.split("\n\n")
     assert "is a chat of Ann, Bo; messages: 3; sessions: 3." in document.remarks[0]
-    assert Document.of(json.loads(json.dumps(document.plain()))) == document
-    older = {k: v for k, v in document.plain().items() if k != "sessions"}
-    assert Document.of(older).sessions == ()
 
 
 def test_beside_a_chat_other_files_are_sessions_without_a_date(tmp_path, read_here):
