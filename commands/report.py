@@ -56,8 +56,10 @@ def report_command(app: typer.Typer) -> None:
 
 
 def print_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Print the comparison of evaluations and write its page; return its path. UserError: one alone,
-    or unlike ones."""
+    """Print the comparison of evaluations and write its page; return its path.
+
+    UserError: one alone, or unlike ones.
+    """
     from report.compare import (
         comparison_page,
         differences,
