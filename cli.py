@@ -139,9 +139,6 @@ def export(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
-    push: Annotated[
-        str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
-    ] = "",
     gguf: Annotated[
         bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
     ] = False,
@@ -154,7 +151,7 @@ def export(
     from commands.export import export as run_export
     from commands.export import finish
 
-    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
+    finish(run, run_export(run, step, out, dtype, best, gguf, trust))
 
 
 @command(
@@ -223,10 +220,6 @@ def ask(
     reader: AgentName = "",
     preset: Preset = "default",
     compat: Compat = "",
-    resume: Annotated[
-        bool, typer.Option(help="go on with the reading of this --name, which was stopped")
-    ] = False,
-    also: Annotated[list[str] | None, typer.Option(help="another question; repeatable")] = None,
     settings: dict = {},
     agent: dict = {},
 ):
@@ -237,7 +230,7 @@ def ask(
 
     config, how = AskConfig(**settings), How(reader, preset, compat, agent)
     check_here(config)
-    run_ask(words or [], config, how, resume, also or ())
+    run_ask(words or [], config, how)
 
 
 @command(app)

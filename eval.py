@@ -35,24 +35,18 @@ from models.packaged import located
 from models.setup import Setup
 from report.evaluation import (
     begin_evaluation,
-    dealt,
     evaluation_folder,
-    file_of_part,
     held,
     joined,
     known_weights,
-    locked,
     room,
 )
-from report.live import Live
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import TRANSCRIPTS_MIB, Cell, Rows, files_of, labels_of, latest, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, Rows, labels_of, latest, read_rows
+from report.status import is_running, release
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
-
-PAGE_S = 20.0  # between two pages
-
 
 # ---------------------------------------------------------------- one cell
 
@@ -66,8 +60,7 @@ class Conditions:
     samples: int = 1  # of every task
     in_flight: int = 256
     retries: int = 1  # of a trajectory that failed in the engine, before its failure is written
-    redo_failed: bool = False  # make rows with an error again that the files have
-    known: Sequence[Path] = ()  # files whose rows are not made again; none: the one that is written
+    redo_failed: bool = False  # make rows with an error again that the file has
     record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
     n_records: int = 1  # that was not fully right, until the file has so many bytes:
     record_bytes: int = TRANSCRIPTS_MIB << 14  # those of one of 64 cells
@@ -130,7 +123,7 @@ class Filling:
     def run(self, tasks: Iterable[Task], path: Path) -> list[dict]:
         known = {
             (row["id"], row["sample"], row["task"]): row
-            for row in read_rows(*self.conditions.known or [path], settings=self.settings)
+            for row in read_rows(path, self.settings)
             if not (self.conditions.redo_failed and row["error"])
         }
         jobs: Iterable[tuple[Task, int]] = self._jobs(tasks, known)
@@ -262,16 +255,17 @@ def run_suite(
     report.
 
     agents: by their names, without @untrained. suite: None: the one that is named, as it is by
-    default. Each of several calls that fill one folder asks a part of the questions (`config.part`)
-    and sums up what all have made so far.
+    default.
     """
     evaluation = _Evaluation(config, agents, suite or suites.from_config(config))
-    otherwise = "wait for it, or give each process a part of its own by --part K/N"
-    file = evaluation.rows
-    with writing(file, f"The file {file}", otherwise), evaluation.page:
-        for untrained in evaluation.groups:
-            evaluation.ask(untrained)
-        return evaluation.report()
+    with writing(evaluation.folder, f"The evaluation {evaluation.folder}"):
+        try:
+            for untrained in evaluation.groups:
+                evaluation.ask(untrained)
+            return evaluation.report()
+        except BaseException:
+            evaluation.stop()
+            raise
 
 
 class _Evaluation:
@@ -282,8 +276,7 @@ class _Evaluation:
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
         self.folder = evaluation_folder(config, suite)
-        self.rows = file_of_part(self.folder, "rows", config.part)
-        self.page = Live(self.folder, f"Evaluation {config.name}", PAGE_S)
+        self.rows = self.folder / "rows.jsonl"
         if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
             lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
@@ -302,8 +295,8 @@ class _Evaluation:
             self.folder, [Cell(name, c.question, str(float(t)), c.length) for name, t, c in asked]
         ):
             say(words)
-        # (agent, temperature, column) -> the keys of its rows -> the part that makes each
-        self.places: dict[tuple[str, float, int], dict[tuple, str]] = {}
+        # (agent, temperature, column) -> the keys of its rows
+        self.places: dict[tuple[str, float, int], list[tuple]] = {}
 
     def ask(self, untrained: bool) -> None:
         """Ask all agents that answer with one policy."""
@@ -315,7 +308,6 @@ class _Evaluation:
         known_weights(self.folder, config, self.suite, weights)
         self._check_settings(names, engine, model)
         begin_evaluation(self.folder, config, self.suite, settings, weights)
-        self.page.begin()
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not self.places:
                 self._check(engine)
@@ -323,37 +315,35 @@ class _Evaluation:
                 tasks = column.make()
                 if warning := self.overlaps[untrained].add(column.question, tasks):
                     progress.console.print(Styled(clean(warning), style="bold red"))
-                parts, ours = dealt(tasks, config.part)
-                longest = max((task.characters for task in ours), default=1)
+                longest = max((task.characters for task in tasks), default=1)
                 conditions = Conditions(
                     model=model,
                     seed=config.seed,
                     in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
                     retries=config.retries,
                     redo_failed=config.redo_failed,
-                    known=files_of(self.folder),
-                    record_to=file_of_part(self.folder, "transcripts", config.part),
-                    n_records=parts[: config.transcripts].count(config.part),
+                    record_to=self.folder / "transcripts.jsonl",
+                    n_records=config.transcripts,
                 )
                 for name, sampling in product(names, self.samplings):
                     # greedy answers are all the same
                     samples = config.samples if sampling.temperature > 0 else 1
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
-                    shown = progress.add_task(escape(title), total=len(ours) * samples, note="")
+                    shown = progress.add_task(escape(title), total=len(tasks) * samples, note="")
                     so_far = room(config, len(self.columns), len(self.places) + 1)
                     filling = Filling(
                         *(engine, self._agent(name), sampling, cell),
                         replace(conditions, samples=samples, record_bytes=so_far),
-                        lambda row, shown=shown: (progress.advance(shown), self.page.refresh()),
+                        lambda row, shown=shown: progress.advance(shown),
                     )
-                    self.places[name, sampling.temperature, k] = {
-                        (filling.settings, task.id, sample, task.digest): part
-                        for task, part in zip(tasks, parts, strict=True)
+                    self.places[name, sampling.temperature, k] = [
+                        (filling.settings, task.id, sample, task.digest)
+                        for task in tasks
                         for sample in range(samples)
-                    }
-                    filling.run(ours, self.rows)
-                tasks = ours = []  # one column's documents at a time
+                    ]
+                    filling.run(tasks, self.rows)
+                tasks = []  # one column's documents at a time
 
     def _check(self, engine: Engine) -> None:
         """Let every agent refuse tasks, before any row is made."""
@@ -366,7 +356,7 @@ class _Evaluation:
     def _check_settings(self, names: Sequence[str], engine: Engine, model: str) -> None:
         """Refuse agents whose rows are there under other settings, before any row is made."""
         agents = {self.labels[n]: self._agent(n).on(engine.codec, engine.window) for n in names}
-        rows = latest(read_rows(*files_of(self.folder)))
+        rows = latest(read_rows(self.rows))
         cells = {row["settings"]: Cell.from_row(row) for row in rows}
         for settings, cell in cells.items():
             if agent := agents.get(cell.agent):
@@ -387,29 +377,38 @@ class _Evaluation:
     def _agent(self, name: str) -> Agent:
         return self.agents[name.partition("@")[0]]
 
+    def stop(self) -> None:
+        """Write the page of what there is, where the evaluation has begun and cannot go on."""
+        if is_running(self.folder):
+            from report.page import try_report
+
+            release(self.folder)
+            if why := try_report(self.folder):
+                say(why, "red")
+
     def report(self) -> Path:
         """Write summary and report, and print the table."""
         from report.folder import agents_of, stored_summary, tell
+        from report.page import finish_report
         from report.summary import summarise, write_summary
 
         agents = {self.labels[n]: self._agent(n) for n in self.labels}
         order = product(self.config.agents, self.config.temperatures, range(len(self.columns)))
-        wanted = {key: part for place in order for key, part in self.places[place].items()}
-        with locked(self.folder):  # so that who sums up last has the rows of all
-            before = {}
-            with contextlib.suppress(UserError):  # it is damaged, and made anew
-                before = stored_summary(self.folder / "summary.json") or {}
-            known = (cell["agent"] for cell in before.get("cells", ()))
-            rows, missing = joined(self.folder, wanted, known)
-            made_by = agents_of(rows) | agents
-            summary = summarise(rows, self.suite.unit, self.suite.metric, agents=made_by)
-            altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)
-            summary["altered"] = before.get("altered", {}) | altered
-            seen = [o.summary() for o in self.overlaps.values() if o.known]
-            earlier = [each for each in before.get("trained_on", ()) if each not in seen]
-            summary["trained_on"] = earlier + seen
-            summary |= {"missing": missing} if missing else {}
-            write_summary(self.folder / "summary.json", summary)
+        wanted = [key for place in order for key in self.places[place]]
+        before = {}
+        with contextlib.suppress(UserError):  # it is damaged, and made anew
+            before = stored_summary(self.folder / "summary.json") or {}
+        known = (cell["agent"] for cell in before.get("cells", ()))
+        rows = joined(self.folder, wanted, known)
+        made_by = agents_of(rows) | agents
+        summary = summarise(rows, self.suite.unit, self.suite.metric, agents=made_by)
+        altered = dict.fromkeys(agents, "") | find.altered(agents, self.config)
+        summary["altered"] = before.get("altered", {}) | altered
+        seen = [o.summary() for o in self.overlaps.values() if o.known]
+        earlier = [each for each in before.get("trained_on", ()) if each not in seen]
+        summary["trained_on"] = earlier + seen
+        write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)
-        self.page.finish(f"All answers are in {self.rows}, summary.json beside")
+        release(self.folder)
+        finish_report(self.folder, f"All answers are in {self.rows}, summary.json beside")
         return self.folder

@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import memagent
 
-# MemAgent 7B as its released code trains it. Second-hand, from notes on the paper's second version
-# (suites/ruler_hqa.yaml): a batch of 256 for 7B and 14B (the code has 256 for 14B alone), about 400
-# steps on 32,768 documents of 32K tokens, then a second stage on 2,560 documents of up to 60K
-# tokens (DocQA-RL-1.6K among them), which the released code does not have and this preset does not
-# either.
+# MemAgent 7B as its released code trains it. Second-hand, from public notes of readers of the
+# paper's second version, who agree: a batch of 256 for 7B and 14B (the code has 256 for 14B
+# alone), about 400 steps on 32,768 documents of 32K tokens, then a second stage on 2,560 documents
+# of up to 60K tokens (DocQA-RL-1.6K among them), which the released code does not have and this
+# preset does not either.
 PAPER = {
     "grpo": dict(tasks_per_step=(128,), group_size=16, updates_per_rollout=16, credit="share",
                  normalisation="mean", aggregation="token_mean", clip_low=0.2, clip_high=0.2,

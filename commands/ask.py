@@ -1,16 +1,14 @@
 """Ask a question about documents and show the memory as it changes, with its pages.
 
-Holds: `begun`, `resumed`, `answered`. Leaves out: the command and its prompt
+Holds: `begun`, `answered`. Leaves out: the command and its prompt
 (commands/questions.py), the forms of files (tasks/forms.py), who answers (engines/local.py), the
 agents, the engines, the page (report/page.py).
 Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/documents.py.
 
-A reading is a folder, RUNS/NAME, from which it can be gone on with at any time:
+A reading is a folder, RUNS/NAME, which is written when it is finished:
 
     config.yaml        what answers, the agent and its settings, all resolved
-    document.json      the text with its pages, and the question
-    turns.jsonl        one line a turn, on the disk before the next turn begins
-    transcripts.jsonl  the whole of it as one record, when it is finished (`cli.py show`)
+    transcripts.jsonl  question, sections, memories and answer as one record (`cli.py show`)
     report.html        the same as a page
 """
 
@@ -19,7 +17,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import shlex
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -34,21 +31,17 @@ from agents import find
 from commands.questions import Answer, How
 from config import files
 from config.errors import UserError, clean
-from config.foreign import from_json
 from config.locks import writing
-from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig, without_url
+from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.settings import hints_of
 from config.terminal import bar, console, say
 from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
-from engines.local import answerer, keyed_here
+from engines.local import answerer
 from engines.open import open_reader
-from engines.replay import Replay
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from report.reading import begins
 from report.records import record, record_turn
-from report.rows import Rows, lines_in
-from report.status import hold, release
 from report.summary import write_text
 from rollout import Engine, Sampling, advance, follow, start
 from tasks import documents
@@ -67,12 +60,6 @@ TRIALS = (16, 16, 32, 64, 128, 256, 512)
 TRIAL_S = 0.2
 """A trial that takes so many seconds is the last: the next would take twice as long."""
 
-AGAIN = {"endpoint", "agent", "embedder", "trust_remote_code"}
-"""Flags that `--resume` takes: a config.yaml decides on no address and, of agents, on no file."""
-
-ROW = {"final", "section", "memory", "response", "finish", "prompt_ids", "response_ids", "logprobs"}
-ROW |= {"where", "seconds"}  # fields of a line of turns.jsonl
-
 
 @dataclass(slots=True)
 class Inquiry:
@@ -86,39 +73,20 @@ class Inquiry:
     keyed: bool = False  # whether the server may have the API key
     agent: Agent | None = None
     folder: Path | None = None
-    done: str = ""  # how far it has come, in words
 
     @property
     def task(self) -> Task:
         """The question about the text."""
         return Task(self.document.title, self.question, (), self.document.text, kind="asked")
 
-    @property
-    def again(self) -> str:
-        """Return the words that go on with it."""
-        c, agent = self.config, self.agent
-        given = {"runs": c.runs if c.runs != AskConfig().runs else ""}
-        if c.endpoint and keyed_here(c.endpoint) != self.keyed:
-            given["endpoint"] = ",".join(c.endpoint)
-        if agent and agent.name != agent.label:
-            given["agent"] = agent.name
-        if agent and "://" in agent.embedder:
-            given["embedder"] = agent.embedder
-        flags = [f" --{name} {shlex.quote(value)}" for name, value in given.items() if value]
-        trust = " --trust-remote-code" if c.trust_remote_code else ""
-        return f"go on with: python cli.py ask --resume --name {c.name}{''.join(flags)}{trust}"
 
+def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None) -> list[Answer]:
+    """Open what answers, choose the agent by the length of the document, and read.
 
-def answered(
-    readings: list[Inquiry], how: How, further: Callable[[], str] | None = None
-) -> list[Answer]:
-    """Open what answers, choose the agent by the first reading, and do all of them.
-
-    further: asked for a question when all have been answered, until it returns ""; each of these is
-    a reading that is added to the list.
+    further: asked for another question after each answer, until it returns ""; each is a reading of
+    its own.
     """
-    first, several = readings[0], len(readings) > 1
-    agents = [first.agent] if first.agent else _candidates(first.config, how)
+    agents = _candidates(first.config, how)
     for remark in first.document.remarks:
         say(remark, "dim")
     terms = Terms(
@@ -128,29 +96,22 @@ def answered(
         tell=lambda words: say(words, "yellow"),
     )
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
-    keep = first.config.cache_tokens if several or further else 0  # sections, for the next question
+    keep = first.config.cache_tokens if further else 0  # sections, for the next question
     say(f"Opening {first.by} ...")
     engine = open_reader(evaluation, agents, window=first.window, terms=terms, cache_tokens=keep)
     with contextlib.closing(engine):
-        if first.agent is None:
-            way = _choose(first, how, engine, agents)
-            say(f"{way[0].upper()}{way[1:]}.")
+        way = _choose(first, how, engine, agents)
+        say(f"{way[0].upper()}{way[1:]}.")
         if axes := find.axes(first.agent, compat=how.compat):
             say(axes)
         _say_notes(first, engine)
-        answers = []
-        for number, reading in enumerate(readings, 1):
-            reading.agent, reading.by = first.agent, first.by
-            if several:
-                say(f"question {number} of {len(readings)}: {reading.question}", "bold")
-            answers.append(answer := _kept(reading, engine, warm=number > 1))
-            if len(readings) > 1:
-                new = answer.prompt_tokens - answer.reused_tokens
-                say(f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed")
-            if further and number == len(readings) and (question := further()):
-                several, config = False, replace(first.config, name=_free_name(first.config))
-                more = replace(first, question=question, config=config, folder=None, done="")
-                readings.append(more)
+        answers = [_kept(first, engine)]
+        while further and (question := further()):
+            config = replace(first.config, name=_free_name(first.config))
+            reading = replace(first, question=question, config=config, folder=None)
+            answers.append(answer := _kept(reading, engine, warm=True))
+            new = answer.prompt_tokens - answer.reused_tokens
+            say(f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed")
     return answers
 
 
@@ -160,91 +121,35 @@ def _free_name(config: AskConfig) -> str:
     return next(name for name in names if not files.run_path(config.runs, name).exists())
 
 
-def _kept(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
-    """Make the folder of a reading, unless it is there, and read."""
-    new = reading.folder is None
-    if new:
-        reading.folder = _folder(reading)
-    with writing(reading.folder, f"The reading {reading.folder}"):
-        hold(reading.folder)
+def _kept(reading: Inquiry, engine: Engine, warm: bool = False) -> Answer:
+    """Claim the folder of a reading, and read; one that ends early leaves none."""
+    reading.folder = folder = _folder(reading)
+    with writing(folder, f"The reading {folder}"):
+        _free(folder)  # another process may have begun, and ended, since its name was looked at
         try:
-            with Rows(reading.folder / "turns.jsonl") as rows:
-                if new:
-                    _begin(reading)
-                return _read(reading, engine, rows, warm)
+            return _read(reading, engine, warm)
         finally:
-            release(reading.folder)
+            with contextlib.suppress(OSError):  # what was read is in it
+                folder.rmdir()
 
 
 # ---------------------------------------------------------------- what is read
 
 
-def begun(paths: Sequence[str], questions: Sequence[str], config: AskConfig) -> list[Inquiry]:
-    """Read the documents; return a reading for each question, of which the second of a NAME is
-    NAME-2."""
-    numbers = ["", *(f"-{k}" for k in range(2, len(questions) + 1))]
-    names = [f"{config.name}{number}" if config.name else "" for number in numbers]
-    for name in filter(None, names):
-        _free(files.run_path(config.runs, name))
+def begun(paths: Sequence[str], question: str, config: AskConfig) -> Inquiry:
+    """Read the documents, and find who answers."""
+    if config.name:
+        _free(files.run_path(config.runs, config.name))
     document = documents.read(paths, config.document_s, config.document_mib)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
-    return [
-        Inquiry(replace(config, name=name), document, each, who.said, who.window, who.keyed)
-        for name, each in zip(names, questions, strict=True)
-    ]
+    return Inquiry(config, document, question, who.said, who.window, who.keyed)
 
 
 def _free(folder: Path) -> None:
     """Raise a UserError if a folder holds a run."""
-    if any((folder / name).exists() for name in ("document.json", "config.yaml")):
-        raise UserError(f"{folder} holds a run: go on with it by --resume, or give another --name.")
-
-
-def resumed(words: Sequence[str], config: AskConfig, how: How, also: Sequence[str]) -> Inquiry:
-    """Return the reading of this name as it was begun."""
-    if not config.name:
-        raise UserError("--resume goes on with a reading: say which by --name.")
-    folder = files.run_path(config.runs, config.name)
-
-    def refuse(flag: str) -> None:
-        raise UserError(f"--resume goes on with what {folder} began with: leave {clean(flag)} out.")
-
-    kept = {"name": config.name, "runs": config.runs, "json": config.json}
-    given = {f.name: v for f in fields(config) if (v := getattr(config, f.name)) != f.default}
-    given |= how.settings | how.given | ({"also": also} if also else {})
-    again = {*kept, *AGAIN} - ({"agent"} if how.agent in find.names() else set())
-    other = [f"--{name.replace('_', '-')}" for name in given if name not in again]
-    for flag in (*other, *words):
-        refuse(flag)
-    path = folder / "document.json"
-    try:
-        plain = from_json(path.read_text(encoding="utf-8"))
-        document, question = Document.of(plain["document"]), plain["question"]
-        by, window = plain["said"], plain["window"]
-    except OSError as error:
-        raise UserError(f"No reading to go on with: {path} is not there.") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{path} is damaged: ask anew under another --name.") from error
-    reader = find.find(how.agent) if how.agent else None
-    path = folder / "config.yaml"
-    stored = find.stored_settings(path, {"endpoint": ""} | given)
-    before = AskConfig(**stored.get("ask", {}) | kept)
-    keyed = True if config.endpoint else keyed_here(before.endpoint)
-    if keyed is None:
-        find.check_reach(path, {"endpoint": before.endpoint}, given)
-    config = replace(before, endpoint=config.endpoint or before.endpoint)
-    name, settings = stored.get("run", {}).get("agent"), stored.get("agent", {})
-    if not name:
-        raise UserError(f"{path} names no agent: ask anew under another --name.")
-    if reader and reader.name != name:
-        refuse("--agent")
-    if embedder := how.settings.get("embedder"):
-        if without_url(embedder) != without_url(settings.get("embedder")):
-            refuse("--embedder")
-    policy = find.model_or_default(config.model, config.endpoint)
-    agent = find.with_state(find.make(name, settings | how.settings), policy)
-    return Inquiry(config, document, question, by, window, bool(keyed), agent, folder)
+    if (folder / "config.yaml").exists():
+        raise UserError(f"{folder} holds a run: give another --name.")
 
 
 def _folder(reading: Inquiry) -> Path:
@@ -252,7 +157,6 @@ def _folder(reading: Inquiry) -> Path:
     runs, name = reading.config.runs, reading.config.name
     if name:
         folder = files.run_path(runs, name)
-        _free(folder)
         files.make_folder(folder)
         return folder
     stem = f"ask-{datetime.now():%Y%m%d-%H%M%S}"
@@ -265,21 +169,6 @@ def _folder(reading: Inquiry) -> Path:
             break
     reading.config = replace(reading.config, name=name)
     return folder
-
-
-def _begin(reading: Inquiry) -> None:
-    """Write down a reading whose folder is claimed, so that it can be gone on with."""
-    folder, agent = reading.folder, reading.agent
-    _free(folder)  # another process may have begun, and ended, since its name was looked at
-    plain = {
-        "question": reading.question,
-        "said": reading.by,
-        "window": reading.window,
-        "document": reading.document.plain(),
-    }
-    run, config = {"agent": agent.name}, asdict(reading.config)
-    files.dump(folder / "config.yaml", run=run, ask=config, agent=asdict(agent.config))
-    write_text(folder / "document.json", json.dumps(plain))  # last: with it the reading is there
 
 
 # ---------------------------------------------------------------- who reads
@@ -363,17 +252,12 @@ def _say_notes(reading: Inquiry, engine: Engine) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
-    """Drive the agent, turn by turn; each is on the disk before the next one.
+def _read(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
+    """Drive the agent, turn by turn; return the answer and what it cost.
 
-    Return the answer and what it cost. warm: the engine has answered before: nothing is tried.
+    warm: the engine has answered before: nothing is tried.
     """
-    trace = list(lines_in(rows.path))
-    recorded = len(trace)
-    if damaged := [k for k, row in enumerate(trace, 1) if not ROW <= row.keys()]:
-        raise UserError(
-            f"{rows.path}, line {damaged[0]} is no turn: ask anew under another --name."
-        )
+    trace: list[dict] = []
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections, document = agent.sections(task), reading.document
     places = Places(task.document, sections, engine.codec.decode, agent.config.over)
@@ -388,35 +272,27 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
         steps = progress.add_task("reading", total=n_steps, note="", every=every, visible=shown)
         try:
             trial = None
-            if not (recorded or warm or (reading.config.endpoint and reading.keyed)):
+            if not (warm or (reading.config.endpoint and reading.keyed)):
                 trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
-            if not recorded and not agent.by_section:
+            if not agent.by_section:
                 say(estimate(*size, trial), to=progress.console)
             begun = time.perf_counter()
-            turns = follow(Replay(engine, trace[:]), agent, task, sampling)
-            for number, turn in enumerate(turns, 1):
+            for number, turn in enumerate(follow(engine, agent, task, sampling), 1):
                 seconds, where = time.perf_counter() - begun, places.locate(turn.prompt.section)
                 named = document.where(where)
                 begun = time.perf_counter()
                 if turn.finish in (Finish.FULL, Finish.ERROR):
-                    continue  # it is tried again by --resume
+                    continue  # why is said next
                 cost["prompt_tokens"] += len(turn.prompt_ids)
                 cost["reused_tokens"] += turn.reused_tokens
                 cost["written_tokens"] += len(turn.response_ids)
                 if begins(turn, section):
                     n_read, section = n_read + 1, turn.prompt.section
-                reading.done = f", read {min(n_read, n_sections):,} of {_sections(n_sections)}"
-                if number == recorded:
-                    before = f"Read before: {n_read:,} of {_sections(n_sections)}."
-                    say(before, to=progress.console)
-                if number > recorded:
-                    row = record_turn(turn) | {"where": named, "seconds": round(seconds, 4)}
-                    rows.append(row)
-                    trace.append(row)
-                    if number == 1 and agent.by_section:
-                        say(estimate(*size, seconds * (n_sections + 1)), to=progress.console)
-                    for line in _lines(turn, agent, n_read, named):
-                        say(line, to=progress.console)
+                trace.append(record_turn(turn) | {"where": named, "seconds": round(seconds, 4)})
+                if number == 1 and agent.by_section:
+                    say(estimate(*size, seconds * (n_sections + 1)), to=progress.console)
+                for line in _lines(turn, agent, n_read, named):
+                    say(line, to=progress.console)
                 note = named and f"read: {named}"
                 finished = n_read if agent.by_section else number
                 progress.update(steps, completed=min(finished, n_steps), note=note)
@@ -427,15 +303,14 @@ def _read(reading: Inquiry, engine: Engine, rows: Rows, warm: bool) -> Answer:
 
 def _advice(error: UserError, reading: Inquiry, agent: Agent, turn: Turn | None) -> str:
     """Say what to do about a reading that has ended."""
-    if turn and turn.finish is Finish.FULL:  # as it would be again by --resume
+    if turn and turn.finish is Finish.FULL:
         less = f"--agent {find.DEFAULT}, which reads section by section"
         if agent.by_section:
             less = f"a smaller --chunk-tokens, such as {max(1, agent.config.chunk_tokens // 2)}"
-        return f" Ask anew with {less}, and under another --name."
-    advice = f" What was read is kept; {reading.again}." if reading.done else ""
+        return f" Ask anew with {less}."
     if reading.config.endpoint and SHORT_OF_MEMORY.search(str(error)):
-        advice += " To ask a smaller model anew, name it by --served-as."
-    return advice
+        return " To ask a smaller model anew, name it by --served-as."
+    return ""
 
 
 def _sections(n: int) -> str:
@@ -561,6 +436,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
         say(f"What was kept: {folder / name}")
     facts = {"remarks": " ".join(remarks), "read": reading.document.title, "by": reading.by}
     page = write_reading(folder, whole, facts, answer=f"{final}{aside}", found=words)
+    run, config = {"agent": agent.name}, asdict(reading.config)
+    files.dump(folder / "config.yaml", run=run, ask=config, agent=asdict(reading.agent.config))
     say(f"The whole trace: {page}")
     memory, seconds = clean(turn.prompt.memory).strip(), round(trajectory.seconds, 3)
     beside = {"memory": memory, "remarks": remarks, "report": str(page), "agent": agent.label}

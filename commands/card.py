@@ -1,8 +1,8 @@
 """The card of an exported model: README.md as the hub shows it, with what was measured.
 
 Holds: `write_card`, `evaluations_of`. Leaves out: the text (card.md.j2), the weights
-(commands/export.py), uploading (commands/push.py).
-Exercise it: `python cli.py export RUN`. Read next: commands/push.py.
+(commands/export.py).
+Exercise it: `python cli.py export RUN`. Read next: commands/export.py.
 
 Results are looked for where the run lies: its own validation at the exported step, and every
 evaluation in the same folder of runs whose model is this export.

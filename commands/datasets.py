@@ -1,4 +1,4 @@
-"""The group `data`: look at tasks, convert, build and filter them, and download data sets.
+"""The group `data`: look at tasks, build them, and download data sets.
 
 Holds: `data_app`. Leaves out: what its commands do (commands/taskfiles.py, tasks/).
 Exercise it: `python cli.py data --help`. Read next: commands/taskfiles.py.
@@ -8,25 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 import suites
 from config.flags import AgentGroup, command
-from config.options import BuildConfig, FilterConfig
+from config.options import BuildConfig
 from config.terminal import next_step
 
-data_app = typer.Typer(
-    cls=AgentGroup, no_args_is_help=True, help="Look at, convert and build tasks."
-)
-File = Annotated[
-    Path, typer.Argument(help="a file of tasks in any known form, or hf:ORG/NAME:SPLIT")
-]
-Passages = Annotated[
-    Path | None,
-    typer.Option(help="official HotpotQA json that an eval set's passage numbers count in"),
-]
+data_app = typer.Typer(cls=AgentGroup, no_args_is_help=True, help="Look at and build tasks.")
 
 
 @command(data_app)
@@ -34,7 +25,10 @@ def look(
     file: Annotated[
         str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
     ],
-    pool: Passages = None,
+    pool: Annotated[
+        Path | None,
+        typer.Option(help="official HotpotQA json that an eval set's passage numbers count in"),
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
     kind: Annotated[str, typer.Option(help="world: kind of question")] = "two_hop",
     sections: Annotated[int | None, typer.Option(help="generated: sections or sessions")] = None,
@@ -43,24 +37,6 @@ def look(
     from commands.taskfiles import show_tasks
 
     show_tasks(file, pool, n, kind, sections)
-
-
-@command(data_app)
-def convert(
-    file: File,
-    out: Path,
-    to: Annotated[
-        Literal["built", "eval"], typer.Option(help="a set of ours, or MemAgent's eval JSON")
-    ],
-    pool: Passages = None,
-):
-    """Write tasks in another form."""
-    from tasks import hub, readers, writers
-
-    tasks = readers.read(hub.pin(file, typer.echo), pool)
-    writers.WRITERS[to](out, tasks)
-    typer.echo(f"{len(tasks)} tasks are in {out}.")
-    next_step("look at them", "data", "look", out)
 
 
 def _suite_before(words: Sequence[str]) -> str:
@@ -90,18 +66,6 @@ def build(
     if len(paths) > 1 and (name := _suite_before(paths)):
         sets, paths = {"suite": name, **sets}, paths[1:]
     build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, sets))
-
-
-@command(data_app, FilterConfig, name="filter")
-def filter_questions(
-    file: Annotated[Path, typer.Argument(help="questions with their own paragraphs")],
-    out: Annotated[Path, typer.Argument(help="set without the known ones")],
-    settings: dict = {},
-):
-    """Drop questions that a model answers without the document; goes on where it was stopped."""
-    from commands.taskfiles import filter_questions as run_filter
-
-    run_filter(file, out, FilterConfig(**settings))
 
 
 @command(data_app)

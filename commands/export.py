@@ -97,13 +97,9 @@ def export(
     return out
 
 
-def finish(run: Path, folder: Path, push: str) -> None:
-    """Say where the policy of a run is, upload it as `push` unless that is "", and what is next."""
+def finish(run: Path, folder: Path) -> None:
+    """Say where the policy of a run is, and what is next."""
     say(f"The policy is in {folder}.")
-    if push:
-        from commands.push import push as upload
-
-        say(f"It is at {upload(folder, push)}.")
     agent = find.begun(run, None)["run"].get("agent") or find.DEFAULT
     agents = () if agent == find.DEFAULT else ("--agents", f"{agent},full")
     words = ("--name", f"{run.name}-eval", "--model", folder, *agents)

@@ -1,4 +1,4 @@
-"""Commands that bring their own flags: `data`, `stream`, `serve`, `report`, `compare`.
+"""Commands that bring their own flags: `data`, `stream`, `serve`, `report`.
 
 Holds: `add_groups`. Leaves out: all other commands (cli.py).
 Exercise it: `python cli.py stream --help`. Read next: commands/stream.py.
@@ -36,14 +36,12 @@ def _flags(version: Annotated[bool, Version] = False):
 def add_groups(app: typer.Typer) -> None:
     """Add the commands to an app, and its own flags."""
     app.callback()(_flags)
-    about = "Look at, convert and build tasks."
+    about = "Look at and build tasks."
     lazy(app, "data", about, "commands.datasets:data_app")
     stream_command(app)
-    about = "Write the page of any run, also of one that goes on or was stopped: RUN/report.html."
+    about = "Write the page of any run, RUN/report.html, or put several evaluations side by side."
     lazy(app, "report", about, "commands.report:report_command")
     serve_command(app)
-    about = "Put evaluations side by side: differences on the same questions, with intervals."
-    lazy(app, "compare", about, "commands.compare:compare_command")
 
 
 def stream_command(app: typer.Typer) -> None:

@@ -89,72 +89,54 @@ def ask(
     try:
         with nullcontext() if name else TemporaryDirectory() as aside:
             given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
-            readings = reader.begun([*map(str, paths)], [question], AskConfig(**given))
-            (answer,) = reader.answered(readings, How(**flags, settings=settings))
+            reading = reader.begun([*map(str, paths)], question, AskConfig(**given))
+            (answer,) = reader.answered(reading, How(**flags, settings=settings))
         return replace(answer, report="") if aside else answer
     finally:
         console.quiet = quiet
 
 
-def run(
-    words: Sequence[str],
-    config: AskConfig,
-    how: How,
-    resume: bool = False,
-    also: Sequence[str] = (),
-) -> None:
+def run(words: Sequence[str], config: AskConfig, how: How) -> None:
     """Read documents, showing the memory whenever it changes; end with the answer and its pages.
 
-    words: files and folders, the question last. also: further questions about the same text, each
-    a reading of its own. In a terminal more of them are asked for at a prompt, the first one too
-    where no word is a question. resume: go on with the reading config.name, with the settings that
-    it began with. UserError for what the user can mend; Ctrl-C leaves with 130.
+    words: files and folders, the question last. In a terminal more questions are asked for at a
+    prompt, each a reading of its own, the first one too where no word is a question. UserError for
+    what the user can mend; Ctrl-C leaves with 130.
     """
-    readings: list = []
     console.stderr = config.json
     terminal = not config.json and all(s and s.isatty() for s in (sys.stdin, sys.stdout))
     try:
-        paths, questions = (words, also) if resume else _split(words, also, terminal)
-        if not resume:
-            more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
-            say(f"Reading {', '.join(paths[:NAMED])}{more} ...")
+        paths, question = _split(words, terminal)
+        more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
+        say(f"Reading {', '.join(paths[:NAMED])}{more} ...")
         from commands import ask as reader
 
-        if resume:
-            readings += [reader.resumed(words, config, how, also)]
-        else:
-            readings += reader.begun(paths, questions, config)
-        if not readings[0].question:
-            readings[0].question = _typed("Question (empty to end): ")
-        if readings[0].question:
-            answers = reader.answered(readings, how, _another if terminal else None)
+        reading = reader.begun(paths, question, config)
+        reading.question = question or _typed("Question (empty to end): ")
+        if reading.question:
+            answers = reader.answered(reading, how, _another if terminal else None)
             if config.json:
                 escaped = "utf" not in (sys.stdout.encoding or "").lower()  # no letter is lost
                 plain = [asdict(answer) for answer in answers]
                 typer.echo(json.dumps(plain, ensure_ascii=escaped, indent=1))
-            next_step("see all of it in a browser", "report", readings[-1].folder, "--open")
+            folder = Path(answers[-1].report).parent
+            next_step("see all of it in a browser", "report", folder, "--open")
     except KeyboardInterrupt:
-        reading = next((reading for reading in reversed(readings) if reading.folder), None)
-        kept = reading and (reading.folder / "document.json").exists()
-        rest = "what was read before is kept" if resume else "nothing was read"
-        rest = f"{reading.done}; {reading.again}" if kept else f"; {rest}"
-        typer.echo(f"memagent: stopped{rest}", err=True)
+        typer.echo("memagent: stopped; nothing of this reading is kept.", err=True)
         raise typer.Exit(130) from None
     finally:
         console.stderr = False
 
 
-def _split(
-    words: Sequence[str], also: Sequence[str], terminal: bool
-) -> tuple[Sequence[str], list[str]]:
-    """Return what to read, and the questions: "" for one that is still to be asked for."""
+def _split(words: Sequence[str], terminal: bool) -> tuple[Sequence[str], str]:
+    """Return what to read, and the question: "" for one that is still to be asked for."""
     *paths, question = words or [""]
     no_question = len(words) == 1
     with suppress(OSError):  # what the system takes for no name
         last = Path(question)
         is_path = last.is_dir() or bool(last.suffix and last.is_file())
         no_question |= bool(paths and question) and is_path
-    if no_question and terminal and not also:
+    if no_question and terminal:
         paths, question = words, ""  # it is asked for
     elif not paths:
         lacks = f"; {clip(clean(question), 60)!r} is all that was given" * bool(question)
@@ -162,11 +144,10 @@ def _split(
     elif no_question:
         raise UserError(f"{question} is a file or folder: the question comes last.")
     else:
-        for each in (question, *also):
-            _check(each)
+        _check(question)
     for path in paths:
         _check_there(path)
-    return paths, [question, *also]
+    return paths, question
 
 
 def _check_there(path: str) -> None:
@@ -177,10 +158,10 @@ def _check_there(path: str) -> None:
     with suppress(OSError):  # what the system takes for no name
         if Path(path).exists() or re.search(r"^-$|[/\\]|\.\w+$", path):
             return
-    how = 'ask FILE... "QUESTION" --also "QUESTION"'
+    how = 'ask FILE... "QUESTION"'
     raise UserError(
-        f"No file at {clip(clean(path), 200)}: a question is put in quotes and comes last, further "
-        f"ones follow --also, as in {how}."
+        f"No file at {clip(clean(path), 200)}: a question is put in quotes and comes last, as in "
+        f"{how}."
     )
 
 

@@ -1,12 +1,14 @@
-"""Write the page of a run anew, at any time: going on, stopped or finished.
+"""Write the page of a run anew, at any time, or one of several evaluations side by side.
 
-Holds: `report_command`, `report`. Leaves out: the pages (report/page.py, report/streams.py), what a
-folder holds (report/folder.py), whether a run goes on (report/status.py).
+Holds: `report_command`, `report`, `print_comparison`. Leaves out: the pages (report/page.py,
+report/streams.py), what is compared and how (report/compare.py), what a folder holds
+(report/folder.py), whether a run goes on (report/status.py).
 Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated
@@ -14,9 +16,9 @@ from typing import Annotated
 import typer
 
 from config.errors import UserError, clean
-from config.files import found_run
+from config.files import found_run, replacing_output
 from config.flags import command
-from config.foreign import from_json
+from config.terminal import console, say
 from data import extract_answer
 
 
@@ -25,18 +27,74 @@ def report_command(app: typer.Typer) -> None:
 
     @command(app, name="report")
     def _report(
-        run: Annotated[Path, typer.Argument(help="a run, by its name or its folder")],
+        runs: Annotated[
+            list[Path],
+            typer.Argument(metavar="RUN...", help="a run, by its name or its folder; the first of "
+                           "several evaluations is compared with each other one"),
+        ],
         open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
-    ):
-        """Write the page of any run, also of one that goes on or was stopped: RUN/report.html."""
+        out: Annotated[
+            Path | None,
+            typer.Option(help="the page of several; default: compare-NAME-NAME.html beside the "
+                         "first run"),
+        ] = None,
+    ):  # fmt: skip
+        """Write the page of any run, RUN/report.html, or put several evaluations side by side."""
         from report.folder import show_next
 
-        run = found_run(run)
-        path = report(run)
+        first, *others = [found_run(run) for run in runs]
+        if others:
+            path = print_comparison([first, *others], out)
+        elif out:
+            raise UserError(f"--out is for several evaluations: a run has its page in {first}.")
+        else:
+            path = report(first)
         typer.echo(f"The page is {path}.")
         if open_it:
             typer.launch(path.resolve().as_uri())
-        show_next(run)
+        show_next(first)
+
+
+def print_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Print the comparison of evaluations and write its page; return its path.
+
+    UserError: one alone, or unlike ones.
+    """
+    from report.compare import (
+        comparison_page,
+        differences,
+        read_evaluation,
+        remarks,
+        side_by_side,
+    )
+    from report.summary import table
+
+    names = _names([folder.resolve() for folder in folders])
+    if len(names) < 2:
+        raise UserError("Evaluations that are compared have different folders.")
+    runs = [read_evaluation(folder, name) for folder, name in names.items()]
+    summary = side_by_side(runs)
+    title = " and ".join(names.values())
+    path = out or next(iter(names)).parent / f"compare-{'-'.join(map(_plain, names.values()))}.html"
+    with replacing_output(path) as temporary:
+        temporary.write_text(comparison_page(summary, title), encoding="utf-8")
+    console.print(table(summary, console.width))
+    for line, style in differences(summary):
+        say(line, style)
+    for sentence in remarks(summary):
+        say(sentence)
+    return path
+
+
+def _names(folders: Sequence[Path]) -> dict[Path, str]:
+    """Name each folder once: by its own name, or by its path where two have the same."""
+    names = {folder: folder.name for folder in folders}
+    alike = len({*names.values()}) < len(names)
+    return {folder: str(folder) for folder in names} if alike else names
+
+
+def _plain(name: str) -> str:
+    return name.strip("/").replace("/", "-")
 
 
 def report(folder: Path) -> Path:
@@ -50,7 +108,7 @@ def report(folder: Path) -> Path:
         if "stream" in settings:
             return _stream(folder, settings)
         if "ask" in settings:
-            return _reading(folder, settings)
+            return _reading(folder)
         return rewrite_report(folder)
     except OSError as error:
         raise UserError(f"The page of {folder} cannot be written: {error.strerror}.") from error
@@ -74,30 +132,15 @@ def _stream(folder: Path, settings: dict) -> Path:
     return rewrite_stream_report(folder, config, outcomes, is_running(folder))
 
 
-def _reading(folder: Path, settings: dict) -> Path:
-    """Write the page of a reading as far as it has come; one that is finished has its page."""
-    from report.folder import lines_of
+def _reading(folder: Path) -> Path:
+    """Return the page of a reading; write it anew if it was lost."""
     from report.page import write_reading
-    from report.status import is_running
-    from report.transcripts import n_sections
+    from report.records import read_records
 
-    page = folder / "report.html"
-    if (folder / "transcripts.jsonl").exists() and page.exists():
+    if (page := folder / "report.html").exists():
         return page
-    try:
-        about = from_json((folder / "document.json").read_bytes())
-        question, reader, title = about["question"], about["said"], about["document"]["title"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UserError(f"{folder} holds no reading that can be shown: {error!r}.") from error
-    turns = lines_of(folder / "turns.jsonl")
-    answer = turns[-1]["response"] if turns and turns[-1]["final"] else ""
-    record = {
-        "id": title, "agent": settings.get("run", {}).get("agent", ""), "step": None, "sample": 0,
-        "question": question, "answers": [], "kind": "asked", "reward": 0.0, "answer": answer,
-        "form": settings.get("agent", {}).get("form", ""), "error": "", "turns": turns,
-    }  # fmt: skip
-    running = is_running(folder)
-    sections = f"{n_sections(record):,} sections"
-    status = f"{'Running' if running else 'Stopped'}: {sections} have been read."
-    final, facts = extract_answer(answer, record["form"])[0], {"read": title, "by": reader}
-    return write_reading(folder, record, facts, status, running, clean(final))
+    records = read_records(folder)
+    if len(records) != 1:
+        raise UserError(f"{folder} holds no reading that can be shown.")
+    final = extract_answer(records[0]["answer"], records[0].get("form", ""))[0]
+    return write_reading(folder, records[0], {"read": records[0]["id"]}, clean(final))

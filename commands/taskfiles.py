@@ -1,13 +1,12 @@
-"""The commands of `cli.py data`: look, build, filter.
+"""The commands of `cli.py data`: look, build.
 
-Holds: `show_tasks`, `build_sets`, `filter_questions`.
+Holds: `show_tasks`, `build_sets`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
 Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
 """
 
 from __future__ import annotations
 
-import contextlib
 import re
 import tempfile
 from collections import Counter
@@ -18,14 +17,12 @@ from pathlib import Path
 from rich.text import Text as Styled
 
 import suites
-from agents import find
 from config.errors import UserError, clean
 from config.files import make_folder
-from config.options import EMBEDDED, BuildConfig, EvalConfig, FilterConfig, GRPOConfig
+from config.options import EMBEDDED, BuildConfig, GRPOConfig
 from config.realmodels import base_of
-from config.terminal import bar, console, next_step, say
+from config.terminal import console, next_step, say
 from data import Task
-from engines.open import fingerprint, open_reader
 from models.packaged import ready
 from suites import Suite
 from tasks import episodes, hub, ledger, readers, worlds, writers
@@ -128,87 +125,3 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
 def _codec(config: BuildConfig) -> Codec:
     model = ready(base_of(config.tokenizer or EMBEDDED))
     return Codec.load(model, trust_remote_code=config.trust_remote_code)
-
-
-# ---------------------------------------------------------------- filter
-
-
-def is_known(row: dict, rule: str) -> bool:
-    r"""Tell whether a response without the document shows that its question is known.
-
-    As in MemAgent's filter.py, the letters of the answer are sought unchanged but for case:
-    normalised, `\boxed{Paris, France}` would be one word with its box.
-    """
-    if row["reward"] > 0:
-        return True
-    response = row["response"].lower()
-    answers = (answer.lower() for answer in row["answers"] if answer.strip())
-    return rule == "contains" and any(answer in response for answer in answers)
-
-
-NO_CONTEXT = "none"  # the agent that is given the question alone
-
-
-def filter_questions(file: Path, out: Path, config: FilterConfig) -> None:
-    """Drop the questions that a model answers without the document.
-
-    Its responses are kept beside OUT; a stopped call is resumed from them.
-    """
-    from report.summary import bootstrap
-
-    file = Path(hub.pin(file, say))
-    tasks = readers.read(file)
-    pool = tasks[0].pool
-    if pool is None or any(task.pool is not pool for task in tasks) or out.suffix == ".parquet":
-        reason = f"{file} has no paragraphs to keep, or {out} is no name of JSON lines"
-        raise UserError(f"{reason}: filter questions, before `data build`.")
-    make_folder(out.parent)
-    # greedy responses would be all the same
-    samples = config.samples if config.temperature > 0 else 1
-    rows = _ask_without_document(tasks, out, config, samples)
-    known = {row["id"] for row in rows if is_known(row, config.rule)}
-    failed = {row["id"] for row in rows if row["error"]} - known
-    unknown = [task for task in tasks if task.id not in known]
-    low, high = bootstrap([float(task.id in known) for task in tasks])
-    share = (
-        f"{len(known)} of {len(tasks)} questions ({len(known) / len(tasks):.1%}, "
-        f"95 % interval {low:.1%} to {high:.1%})"
-    )
-    if not unknown:
-        raise UserError(f"The model answers {share} without the document: none is left to write.")
-    source = str(file) if hub.is_hub(file) else file.name
-    about = {"source": source, "no_context": config.model or "base_policy", "rule": config.rule}
-    writers.write_built(out, unknown, **about, samples=samples, dropped=len(known))
-    failures = f" Of these {len(failed)} are there because asking failed." if failed else ""
-    say(
-        f"{share} are answered without the document and dropped; "
-        f"{len(unknown)} are in {out}.{failures}"
-    )
-    next_step("make sets of them", "data", "build", out, out.with_suffix(""))
-
-
-def _ask_without_document(
-    tasks: Sequence[Task], out: Path, config: FilterConfig, samples: int
-) -> list[dict]:
-    """Return the graded rows of the responses, which are kept in OUT.rows.jsonl."""
-    from eval import Conditions, evaluate
-    from report.rows import Cell
-    from rollout import Sampling
-
-    settings = {"final_tokens": config.answer_tokens}
-    _, agent = find.resolve("default", config.model or EMBEDDED, {}, settings, NO_CONTEXT)
-    reader = EvalConfig(model=config.model, device=config.device, engine=config.engine)
-    engine = open_reader(reader, [agent])
-    with contextlib.closing(engine), engine.awake(), bar("questions") as progress:
-        total = len(tasks) * samples
-        line = progress.add_task("asking without the document", total=total, note="")
-        return evaluate(
-            engine,
-            agent,
-            tasks,
-            Sampling(config.temperature, config.top_p),
-            Cell(NO_CONTEXT, "", "", 0),
-            out.with_name(f"{out.name}.rows.jsonl"),
-            Conditions(model=fingerprint(config.model, engine.dtype), samples=samples),
-            lambda row: progress.advance(line),
-        )

@@ -46,8 +46,7 @@ from models.logprobs import mask_head
 from models.packaged import located
 from models.products import use_products
 from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
-from report.live import Live
-from report.loggers import logger_class, open_loggers
+from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
@@ -185,20 +184,21 @@ def run_and_report(
 ) -> None:
     """Train, then write summary and report; `say` is told where everything is."""
     from report.folder import reading
+    from report.page import finish_report
     from report.runlog import summary
     from report.summary import write_summary
 
     run = _named(hub.pinned(run, say))
+    folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         least, most = min(config.tasks_per_step), max(config.tasks_per_step)
         n = str(most) if least == most else f"{least} to {most}"
         each = "shown" if isinstance(config, SFTConfig) else f"each read {config.group_size} times"
         say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
-    page = TrainingPage(files.run_path(run.runs, run.name), run.save_every)
     try:
         with stops.stoppable():
-            shown = [page, TrainingProgress(config.steps)]
-            folder = train(run, config, agent, resume, callbacks=shown)
+            shown = [TrainingPage(folder, run.save_every), TrainingProgress(config.steps)]
+            train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
         raise stops.Stopped(stop.number, f"stopped. {_whole(run, config, agent)}") from None
     if not ranks.is_first():  # one of torchrun's other processes
@@ -206,7 +206,7 @@ def run_and_report(
     if not (folder / "rows.jsonl").exists():  # a demo's folder has the numbers of its evaluation
         with reading(folder / "metrics.csv"):
             write_summary(folder / "summary.json", summary(folder))
-        page.live.finish(f"The training is over and whole in {folder}")
+        finish_report(folder, f"The training is over and whole in {folder}")
     if run.keep_checkpoints:
         say(f"The policy is in {folder / 'model'}, its training in {folder / 'report.html'}.")
     else:
@@ -487,7 +487,7 @@ def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> l
     return [
         StepCSV(folder / "metrics.csv", start),
         TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-        *open_loggers(places, folder, settings),
+        *(make_logger(place, folder, settings) for place in places),
     ]
 
 
@@ -495,26 +495,26 @@ def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> l
 
 
 class TrainingPage(lightning.Callback):
-    """The run's page, written after the first steps, at every checkpoint and at any end."""
+    """The run's page, written at every checkpoint and where the run ends before its time."""
 
     def __init__(self, folder: Path, save_every: int):
-        self.live, self.save_every = Live(folder, f"Training {folder.name}"), save_every
-
-    def on_train_start(self, trainer, module) -> None:
-        self.live.begin()
+        self.folder, self.save_every = folder, save_every
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        if self._has_one() and (not self.live.written or module.done_steps % self.save_every == 0):
-            self.live.refresh()
+        if module.done_steps % self.save_every == 0 and module.done_steps < module.config.steps:
+            self._write()
 
     def on_exception(self, trainer, module, exception) -> None:
-        at_once = isinstance(exception, stops.StoppedNow)
-        if self._has_one() and module.done_steps and not at_once:
-            self.live.write()
+        if module.done_steps and not isinstance(exception, stops.StoppedNow):
+            self._write()
 
-    def _has_one(self) -> bool:
-        """Whether this is the training's page, not that of an evaluation, as of a demo."""
-        return not (self.live.folder / "rows.jsonl").exists()
+    def _write(self) -> None:
+        from report.page import try_report
+
+        if (self.folder / "rows.jsonl").exists():  # the page is that of an evaluation, as a demo's
+            return
+        if why := try_report(self.folder):
+            say(why, "red")
 
 
 class TrainingProgress(lightning.Callback):

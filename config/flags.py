@@ -339,7 +339,7 @@ def errors_shown() -> Iterator[None]:
         if getattr(error, "errno", 0) in REFUSED and getattr(error, "filename", None):
             why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
         elif why := no_room(error):
-            why += "; make room and call again, train and ask with --resume: finished work is kept."
+            why += "; make room and call again, train with --resume: finished work is kept."
         else:
             raise
         typer.echo(f"memagent: {why}", err=True)

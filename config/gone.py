@@ -26,6 +26,7 @@ GONE: dict[str, tuple] = {
     "sim_mean": (0.0,),
     "sim_std": (1.0,),
     "ucb": (0.0,),
+    "part": ("",),
 }
 
 

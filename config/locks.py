@@ -35,11 +35,10 @@ os.register_at_fork(after_in_child=_close_all)
 
 
 @contextmanager
-def writing(path: Path, what: str, instead: str = "wait for it, or end it") -> Iterator[None]:
+def writing(path: Path, what: str) -> Iterator[None]:
     """Be the only writer of a file or a folder, there already or not, to the end of the block.
 
-    what: its name at the beginning of a sentence, such as "The run runs/a". instead: what to do if
-    it has a writer. Where nothing is
+    what: its name at the beginning of a sentence, such as "The run runs/a". Where nothing is
     written, no folder is left. UserError, with the process and since when: it has a writer.
     OSError: the lock's file cannot be written. Where a file system knows no locks, that is said,
     and the block goes on.
@@ -48,7 +47,7 @@ def writing(path: Path, what: str, instead: str = "wait for it, or end it") -> I
     new = [folder for folder in path.parents if not folder.exists()]
     make_folder(path.parent)
     mark = path.with_name(f".{path.name}.writing")
-    fd = _locked(mark, what, instead)
+    fd = _locked(mark, what)
     try:
         os.ftruncate(fd, 0)
         since = f"{datetime.now():%Y-%m-%d %H:%M}"
@@ -64,7 +63,7 @@ def writing(path: Path, what: str, instead: str = "wait for it, or end it") -> I
                     folder.rmdir()
 
 
-def _locked(mark: Path, what: str, instead: str) -> int:
+def _locked(mark: Path, what: str) -> int:
     """Open a file and lock it; return its descriptor."""
     while True:
         # no link, which a folder of a stranger may have there
@@ -74,7 +73,7 @@ def _locked(mark: Path, what: str, instead: str) -> int:
         except BlockingIOError:
             who = clip(os.pread(fd, 1000, 0).decode(errors="replace"), 200) or "another process"
             os.close(fd)
-            raise UserError(f"{what} is being written by {who}: {instead}.") from None
+            raise UserError(f"{what} is being written by {who}: wait for it, or end it.") from None
         except OSError as error:
             why = f"files cannot be locked there ({error.strerror})"
             say(f"{what} may have another writer, for {why}: see that it has none.", "red")

@@ -49,13 +49,6 @@ def _day(text: str) -> str:
     return text
 
 
-def _part(text: str) -> str:
-    found = re.fullmatch(r"([1-9]\d{0,5})/([1-9]\d{0,5})", text)
-    if text and not (found and int(found[1]) <= int(found[2])):
-        raise ValueError("must be K/N, such as 2/8, with K from 1 to N")
-    return text
-
-
 def _answerer(name: str) -> str:
     if not re.fullmatch("base|hf:.+|openai:[^#]+#.+", name):
         raise ValueError("must be base, hf:FOLDER or openai:URL#MODEL")
@@ -327,8 +320,7 @@ class RunConfig(Settings):
     """write all readings of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
-    lightning.pytorch.loggers.WandbLogger, or path.py:Class; each is told every step
-    (docs/engines.md)"""
+    lightning.pytorch.loggers.WandbLogger (docs/engines.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16, or mixed = weights and optimizer in float32, computation in bfloat16; auto
     = on a CPU float32, or bfloat16 with adapters where model and processor have it; on a GPU mixed
@@ -437,11 +429,6 @@ class EvalConfig(ModelConfig):
     """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
-    part: Annotated[str, AfterValidator(_part)] = ""
-    """K/N, such as 2/8: ask the K-th of N parts of the questions, for several processes that fill
-    one folder; documents are dealt out in turn, so that all questions about one are in one part.
-    Each writes a file of rows of its own; the summary is of all that are there. Without it, all
-    that is missing is asked"""
     engine: Literal["transformers", "vllm", "extractive"] = "transformers"
     """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
     of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
@@ -647,30 +634,6 @@ class BuildConfig(Settings):
     """run code that comes with the tokenizer"""
 
 
-@dataclass(frozen=True, slots=True)
-class FilterConfig(Settings):
-    """What `data filter` asks without the document."""
-
-    model: str = ""
-    """folder or hub name of the model that is asked, a GGUF file, or smollm2; empty or tiny =
-    the embedded policy"""
-    samples: Count = 2
-    """answers per question; one right one is enough"""
-    temperature: Annotated[float, NOT_NEGATIVE] = 1.0
-    """of the answers; 0 is greedy"""
-    top_p: Annotated[float, TOP_P] = 0.7
-    """nucleus of the answers"""
-    answer_tokens: int = 512
-    """most tokens of an answer"""
-    rule: Literal["contains", "right"] = "contains"
-    """contains = drop a question too if an accepted answer stands anywhere in the response, in any
-    case, inside a word too (as MemAgent's filter.py); right = only if the box is right"""
-    device: Device = "auto"
-    """where the model computes"""
-    engine: EngineName = "transformers"
-    """what answers"""
-
-
 EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help
     "train": "name model data agent steps tasks_per_step group_size lr lora_rank devices preset "
     "config resume dry_run",
@@ -698,7 +661,7 @@ PANELS: dict[str, str] = {
     "aggregation alpha clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
     "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
-    "redo_failed part constants fixed_order retries seed",
+    "redo_failed constants fixed_order retries seed",
     "What it runs on": "engine sampler answerer dtype quantise device micro_tokens recompute fused "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",

@@ -26,12 +26,11 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from unittest import mock
 
-from commands.taskfiles import is_known
 from data import (
     STYLE,
     TAIL_CHARACTERS,
@@ -475,45 +474,6 @@ def headline(pipeline: Callable) -> list[Comparison]:
     return comparisons
 
 
-def filters(memagent: Path) -> list[Comparison]:
-    """Compare the filter of training tasks that the model knows already."""
-    folder = memagent / "taskutils/memory_data"
-    verifier = imported(folder / "hotpotqa_verifier.py")
-    with mock.patch.dict(sys.modules, {"hotpotqa_verifier": verifier}):
-        stubs = ("openai", "rich", "fire", "memory_data", "memory_data.utils")
-        script = imported(folder / "filter.py", stubs)
-
-    def verdict(function: Callable, response: str, answers: list[str]) -> bool:
-        return bool(function(([response], {"ground_truth": answers}))[0])
-
-    right, contains = partial(verdict, quietly(script.scores)), partial(verdict, script.contains)
-
-    def known(rule: str, response: str, answers: list[str]) -> bool:
-        reward = boxed_reward(response, answers)
-        return is_known({"response": response, "reward": reward, "answers": answers}, rule)
-
-    def thought(theirs: Callable) -> dict[str, Rule]:
-        def holds(r: str, a: list[str], ours: object, _) -> bool:
-            return thinks(r) and theirs(r, a, strip_thinking(r)) == ours
-
-        return {"think tags (ours drops thinking before it looks at the box)": holds}
-
-    return [
-        Comparison(
-            "data filter --rule right / filter.py scores",
-            partial(known, "right"),
-            right,
-            thought(lambda r, a, rest: right(rest, a)),
-        ),
-        Comparison(
-            "data filter --rule contains / filter.py scores or contains",
-            partial(known, "contains"),
-            lambda r, a: right(r, a) or contains(r, a),
-            thought(lambda r, a, rest: right(rest, a) or contains(r, a)),
-        ),
-    ]
-
-
 MEMORIES = [
     "<update>{}</update>", "<update>Otto is in {}</update>", "<update>{}.</update>",
     "<update>so \\boxed{{{}}}</update>", "<update>({}) it is</update>",
@@ -557,7 +517,6 @@ def compare_memagent(checkout: Path, pairs: list[Pair], strings: list[Pair]) -> 
         *pipelines(pipeline),
         *asked_for_all(pipeline_of(checkout, utils, "ruler_general")),
         *headline(pipeline),
-        *filters(checkout),
     ):
         comparison.run(pairs)
 

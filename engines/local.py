@@ -1,6 +1,6 @@
 """Find who answers when it is not said: a server that is named or running, else our reader.
 
-Holds: `Answerer`, `answerer`, `keyed_here`. Leaves out: opening it (engines/open.py), downloads
+Holds: `Answerer`, `answerer`. Leaves out: opening it (engines/open.py), downloads
 (models/).
 Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py.
 """
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -62,16 +61,6 @@ def answerer(config: AnsweringConfig) -> Answerer:
     missing = f"no --endpoint, no {BASE_URL}, no Ollama"
     _check_no_server(config, f"there is none: {missing} with a chat model is running")
     return Answerer(f"{READER_TITLE} on this machine ({missing})", READER)
-
-
-def keyed_here(urls: Sequence[str]) -> bool | None:
-    """Return whether a server that was asked before may have the key; None: nothing names it here.
-
-    True: OPENAI_BASE_URL names it. False: it is the Ollama's address, which no key is sent to.
-    """
-    ollama = f"{_address(os.environ.get(HOST, ''))}/v1"
-    known = {ollama: False, os.environ.get(BASE_URL, "").strip(): True}
-    return known.get(*urls) if len(urls) == 1 else None
 
 
 def _check_no_server(config: AnsweringConfig, why: str) -> None:

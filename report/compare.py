@@ -3,7 +3,7 @@
 Holds: `read_evaluation`, `side_by_side`, and how the result is shown: `differences`, `remarks`,
 `comparison_page`. Leaves out: means, intervals and pairs of one evaluation (report/summary.py).
 No torch.
-Exercise it: `python cli.py compare RUN RUN`. Read next: report/summary.py.
+Exercise it: `python cli.py report RUN RUN`. Read next: report/summary.py.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from report.summary import compare, measured, question_key, summarise
 from suites import name_of
 
 COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
-OF_A_FOLDER = {"name", "runs", "part"}  # settings that differ without a difference
+OF_A_FOLDER = {"name", "runs"}  # settings that differ without a difference
 
 
 def _plain(value: object) -> object:
@@ -34,7 +34,7 @@ def read_evaluation(folder: Path, name: str) -> Run:
     there is none."""
     run = read_run(folder)
     if not run.rows:
-        raise UserError(f"{folder} holds no rows of an evaluation; compare takes folders of eval.")
+        raise UserError(f"{folder} holds no rows of an evaluation, which alone can be compared.")
     run.title = name
     return run
 

@@ -1,8 +1,8 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `held`, `locked`; `room`
-for transcripts; `dealt`, `file_of_part`, `joined` of an evaluation in parts. Leaves out: its rows
-(report/rows.py), what a folder holds later (report/folder.py). No torch.
+Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `held`; `room` for transcripts;
+`joined`. Leaves out: its rows (report/rows.py), what a folder holds later (report/folder.py). No
+torch.
 Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
 
 Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights, of
@@ -16,14 +16,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from filelock import FileLock
-
 import suites
 from config import files
 from config.errors import UserError, clean, clip
 from config.options import EvalConfig, without_url
-from data import Task
-from report.rows import TRANSCRIPTS_MIB, Cell, files_of, latest, read_rows
+from report.rows import TRANSCRIPTS_MIB, Cell, latest, read_rows
 from report.status import hold, is_running
 from suites import Suite
 
@@ -32,7 +29,6 @@ from suites import Suite
 MAY_DIFFER = {
     "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
     "retries", "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
-    "part",
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
 
@@ -48,11 +44,6 @@ def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     return folder
 
 
-def locked(folder: Path) -> FileLock:
-    """Keep other processes from writing the settings and the summary of a folder."""
-    return FileLock(folder / ".config.lock")
-
-
 def begin_evaluation(
     folder: Path,
     config: EvalConfig,
@@ -66,12 +57,11 @@ def begin_evaluation(
     begun an evaluation of another model or suite, or the weights are not those of the rows there.
     """
     files.make_folder(folder)
-    with locked(folder):
-        known = known_weights(folder, config, suite, weights)
-        hold(folder)
-        settings = asdict(config) | asdict(suite)
-        sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
-        files.dump(folder / "config.yaml", **sections)
+    known = known_weights(folder, config, suite, weights)
+    hold(folder)
+    settings = asdict(config) | asdict(suite)
+    sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
+    files.dump(folder / "config.yaml", **sections)
 
 
 def known_weights(
@@ -97,7 +87,8 @@ def known_weights(
     ]
     if not others:
         return known
-    if is_running(folder) or any(path.stat().st_size for path in files_of(folder)):
+    rows = folder / "rows.jsonl"
+    if is_running(folder) or (rows.exists() and rows.stat().st_size):
         raise UserError(
             f"{folder} holds an evaluation of another model or suite ({'; '.join(others)}): give "
             "this one another --name."
@@ -129,7 +120,7 @@ def _plain(value: object) -> object:
 def held(folder: Path, asked: Sequence[Cell]) -> str:
     """Say what a folder holds before a call that asks these cells, and what that adds; "" of a
     folder without rows."""
-    rows = read_rows(*files_of(folder))
+    rows = read_rows(folder / "rows.jsonl")
     if not rows:
         return ""
     added = []
@@ -143,47 +134,22 @@ def held(folder: Path, asked: Sequence[Cell]) -> str:
     return clean(f"{folder} holds {len(rows):,} answers of {agents}: {then}.")
 
 
-# ---------------------------------------------------------------- parts
-
-
 def room(config: EvalConfig, columns: int, cells: int) -> int:
-    """Return how many bytes the transcripts of a part may have once so many of its cells are
-    filled: what earlier ones have left over goes to the later ones."""
+    """Return how many bytes the transcripts may have once so many cells are filled: what earlier
+    ones have left over goes to the later ones."""
     cells_in_all = columns * len(config.temperatures) * len(config.agents)
-    n_parts = int(config.part.partition("/")[2] or 1)
-    return (TRANSCRIPTS_MIB << 20) * cells // cells_in_all // n_parts
+    return (TRANSCRIPTS_MIB << 20) * cells // cells_in_all
 
 
-def file_of_part(folder: Path, name: str, part: str) -> Path:
-    """Return the file of rows or transcripts that one part writes; part: as K/N, "" = all."""
-    return folder / f"{name}{part and '-'}{part.replace('/', '-of-')}.jsonl"
+def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> list[dict]:
+    """Return all rows of a folder by agents, of each those that are asked for first.
 
-
-def dealt(tasks: Sequence[Task], part: str) -> tuple[list[str], list[Task]]:
-    """Deal out documents in turn, each with all its questions; return the part of each task, as K/N
-    ("" where there is one part alone), and the tasks of the part that is named."""
-    if not part:
-        return [""] * len(tasks), [*tasks]
-    n = int(part.partition("/")[2])
-    documents: dict[str, int] = {}
-    numbers = [documents.setdefault(task.document_digest, len(documents)) for task in tasks]
-    parts = [f"{number % n + 1}/{n}" for number in numbers]
-    return parts, [task for task, dealt in zip(tasks, parts, strict=True) if dealt == part]
-
-
-def joined(
-    folder: Path, wanted: Mapping[tuple, str], known: Iterable[str] = ()
-) -> tuple[list[dict], list[str]]:
-    """Return the rows of all files by agents, of each those that are asked for first, and the parts
-    that have not made all of theirs.
-
-    wanted: (settings, id, sample, digest of the task) -> the part that makes it. known: agents that
-    come first.
+    wanted: (settings, id, sample, digest of the task) of each, in order. known: agents that come
+    first.
     """
-    names = ("settings", "id", "sample", "task")
-    rows = read_rows(*files_of(folder))
+    wanted, names = dict.fromkeys(wanted), ("settings", "id", "sample", "task")
+    rows = read_rows(folder / "rows.jsonl")
     found = {tuple(map(row.get, names)): row for row in rows}
-    missing = {part: None for key, part in wanted.items() if key not in found}
     asked = [found[key] for key in wanted if key in found]
     tasks = {(row["settings"], row["id"]): row["task"] for row in asked}
     others = [
@@ -193,4 +159,4 @@ def joined(
         and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
     ]
     agents = [*dict.fromkeys([*known, *(row["agent"] for row in asked + others)])]
-    return sorted(asked + others, key=lambda row: agents.index(row["agent"])), [*missing]
+    return sorted(asked + others, key=lambda row: agents.index(row["agent"]))

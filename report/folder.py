@@ -22,12 +22,13 @@ from config.files import settings_in
 from config.foreign import from_json
 from config.terminal import console, next_step, say
 from memagent import Agent
-from report.headline import nothing_right
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
-from report.rows import Cell, files_of, latest, read_rows
+from report.rows import Cell, latest, read_rows
+from report.status import is_running
 from report.summary import cells, overlaps, summarise, table
 from report.training import whole_rows
+from report.words import nothing_right
 from suites import Suite, known, name_of
 
 
@@ -44,18 +45,15 @@ class Run:
     title: str = ""
 
 
-def read_run(folder: Path, running: bool = False) -> Run:
-    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files.
-
-    running: a process still fills it.
-    """
+def read_run(folder: Path) -> Run:
+    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files."""
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
-    rows, stored = read_rows(*files_of(folder)), stored_summary(folder / "summary.json")
+    rows, stored = read_rows(folder / "rows.jsonl"), stored_summary(folder / "summary.json")
     if "eval" in settings:
         summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
-        progress = [folder / "rows.jsonl", *files_of(folder)][-1]
+        progress = folder / "rows.jsonl"
     else:
         summary, how_far = _of_training(folder, stored, settings)
         progress = folder / "metrics.csv"
@@ -64,6 +62,7 @@ def read_run(folder: Path, running: bool = False) -> Run:
     records = transcripts(folder, summary)
     if not summary["cells"]:
         records += map(thin, step_records(folder, last=True))
+    running = is_running(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and {"grpo", "sft"} & settings.keys():
@@ -147,8 +146,7 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
     n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
-        missing = ", ".join(summary.get("missing", []))
-        return summary, f"without part {missing}" if missing else ""
+        return summary, ""
     suite = known(name_of(settings)) or Suite
     summary = summarise(rows, suite.unit, suite.metric, agents=agents_of(rows))
     return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
@@ -162,11 +160,9 @@ def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
 
 def transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
-    records = {}
-    for path in files_of(folder, "transcripts"):
-        lines = lines_of(path)
-        with reading(path):
-            records |= {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    lines = lines_of(path := folder / "transcripts.jsonl")
+    with reading(path):
+        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
@@ -182,9 +178,6 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     say(kept(rows, records, summary["metric"]))
     for sentence in filter(None, [nothing_right(summary, rows), *overlaps(summary)]):
         say(sentence, "bold red")
-    if missing := summary.get("missing"):
-        those = "are not there yet: the same command with that --part makes them"
-        say(f"All rows of --part {', '.join(missing)} {those}, without --part it makes all.")
     show_next(folder, any(map(is_wrong, records)))
 
 

@@ -30,7 +30,6 @@ STYLE_SHEET = Path(__file__).with_name("page.css")
 POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 Text = str | Markup  # a str is escaped
-REFRESH = 20  # seconds until a browser loads the page of a run anew that goes on
 
 
 def _finished(value: object) -> object:
@@ -179,13 +178,12 @@ def page(
     lead: Markup,
     sections: Iterable[Section],
     script: str = "",
-    running: bool = False,
     foot: Text = "",
 ) -> str:
     """Return the whole page. lead, foot: what stands above and below the sections.
 
     script: JavaScript of our own, the only one that the page's policy lets run. ValueError if it
-    would end its element early. running: a browser loads the page anew every `REFRESH` seconds.
+    would end its element early.
     """
     if "</" in script or "<!--" in script:
         raise ValueError("a script that holds </ or <!-- cannot stand in a page")
@@ -202,5 +200,4 @@ def page(
         style=Markup(STYLE_SHEET.read_text(encoding="utf-8")),
         policy=Markup(policy),
         script=Markup(script),
-        refresh=REFRESH if running else 0,
     )

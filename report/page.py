@@ -1,8 +1,7 @@
 """Write report.html, the page on which a person looks at a run.
 
 Holds: `write_report`, the three parts of the page: Result, Readings, Details; `write_reading`, the
-page of one question. Leaves out: the numbers (report/summary.py), the sentence above them
-(report/headline.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
+page of one question. Leaves out: the numbers (report/summary.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
 readings (report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 
@@ -12,15 +11,15 @@ order of the page.
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
+from config.errors import Unshown, clean, clip, no_room
 from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
-from report.headline import headline, lead_of, nothing_right, reader, reads_all
 from report.machine import foot, note_machine
 from report.markup import (
     Markup,
@@ -41,7 +40,6 @@ from report.markup import (
 )
 from report.plots import FEW
 from report.rows import FATES, Cell
-from report.status import hold, is_running, release
 from report.summary import (
     DEPTHS,
     cells,
@@ -56,8 +54,7 @@ from report.summary import (
 from report.training import Training, amiss, numbers, read_training, steps_section
 from report.transcripts import examples, n_sections, trace, transcript
 from report.viewer import viewer_section
-from suites import Published, kinds
-from tasks.ruler import KINDS as RULER
+from report.words import lead_of, nothing_right, reader, reads_all
 from tasks.words import title_of
 
 FIRST = 2  # plots in the first part; those of other kinds of questions are details
@@ -72,14 +69,6 @@ HOW_TO_READ = (
     "temperature 1 where that was asked, else at the first temperature."
 )
 CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
-
-# published numbers of other models on other questions, of all suites (suites/*.yaml)
-TABLES = tuple(table for kind in kinds() for table in kind.published())
-TEN = tuple(table.question for table in TABLES if table.source.endswith("appendix B"))
-"""The ten tasks of RULER over which MemAgent's Figure 6a takes the mean."""
-
-# (agent, temperature) -> length -> share of right answers
-Curves = dict[tuple[str, str], dict[int, float]]
 
 # ---------------------------------------------------------------- tables of cells
 
@@ -129,99 +118,6 @@ def every_cell(summary: dict) -> Section:
         _tables(["agent", "temp."], entries),
         f"{measured(summary).capitalize()} in per cent, 95 % interval, number of questions; faint: "
         f"fewer than {FEW}.",
-    )
-
-
-# ---------------------------------------------------------------- RULER and published numbers
-
-
-def _mean_of_ten(summary: dict) -> Curves:
-    """Return the mean over the ten RULER tasks of the paper's average, where all ten were asked."""
-    shares: dict[tuple[str, str], dict[int, list[float]]] = {}
-    for cell, record in cells(summary):
-        if summary["unit"] == "tokens" and cell.question in TEN:
-            lengths = shares.setdefault((cell.agent, cell.temperature), {})
-            lengths.setdefault(cell.length, []).append(record["mean"])
-    means: Curves = {}
-    for name, lengths in shares.items():
-        for length, values in lengths.items():
-            if len(values) == len(TEN):
-                means.setdefault(name, {})[length] = fmean(values)
-    return means
-
-
-def _ruler(summary: dict) -> Section:
-    """Show a heat map per agent and temperature: tasks by lengths, the paper's mean below them."""
-    caption = "{}, temperature {}, by tokens".format
-    entries = [
-        (caption(c.agent, c.temperature), (c.question, ""), c.length, heat(record["mean"]))
-        for c, record in cells(summary)
-        if summary["unit"] == "tokens" and c.question.partition(",")[0] in RULER
-    ]
-    entries += [
-        (caption(*name), ("mean of the paper's ten", ""), n, heat(share))
-        for name, mean in _mean_of_ten(summary).items()
-        for n, share in mean.items()
-    ]
-    return Section(
-        "RULER, task by length",
-        _tables(["task", ""], entries),
-        "The share of the answers asked for that were given, in per cent; questions (qa) by "
-        "sub_em.",
-    )
-
-
-def _tables_about(summary: dict, question: str) -> list[Published]:
-    """Return the published tables about this kind of question, as named before its first comma.
-
-    Files that do not name their data set are taken for HotpotQA, which MemAgent's are. Evidence
-    placed on purpose makes another question.
-    """
-    name, _, more = question.partition(",")
-    if summary["unit"] == "documents" and name == "questions":
-        name = "hotpotqa"
-    wanted = summary["unit"], "" if more.startswith(" evidence") else name
-    return [published for published in TABLES if (published.unit, published.question) == wanted]
-
-
-def _ours(summary: dict, published: Published) -> Curves:
-    """Return our results for what a published table measured, by its own metric; {} if none."""
-    if published.unit == summary["unit"] and published.question.startswith("mean of ten"):
-        return _mean_of_ten(summary)
-    metric = "sub_em_upstream" if "sub_em_upstream" in published.metric else "sub_em"
-    ours: Curves = {}
-    for cell, share in cells(summary, metric):
-        if published in _tables_about(summary, cell.question):
-            name = f"{cell.agent}, {cell.question}", cell.temperature
-            ours.setdefault(name, {})[cell.length] = share
-    return ours
-
-
-def _published(summary: dict) -> Section:
-    """Show our agents beside each published table about the same question, whose rows are grey."""
-    entries, grey = [], '<span class="pub">{}</span>'
-    for published in TABLES:
-        if not (ours := _ours(summary, published)):
-            continue
-        theirs = {
-            (fill(grey, model), fill(grey, "published")): lengths
-            for model, lengths in published.rows.items()
-        }
-        second_hand = " (second-hand, as others quote it)" * published.second_hand
-        caption = (
-            f"{published.question}, {published.metric}, by {published.unit}; "
-            f"grey: {published.source}{second_hand}: other model, other questions"
-        )
-        entries += [
-            (caption, first, n, percent(share))
-            for first, lengths in (ours | theirs).items()
-            for n, share in lengths.items()
-        ]
-    return Section(
-        "Beside published numbers",
-        _tables(["", "temp."], entries),
-        "In per cent. Published: other model, other questions: marks to look at, no lines of the "
-        "same experiment.",
     )
 
 
@@ -478,13 +374,11 @@ def _details(run: Run, training: Training, panels: Sequence[Markup]) -> Iterator
     """Yield what one folds out; what has no body is left out. panels: of the rarer questions."""
     summary = run.summary
     yield Section("Other kinds of questions", figures(joined(panels)))
-    yield _ruler(summary)
     if summary["cells"]:
         name = f"{training.measure.capitalize()} by training step"
         yield Section(name, figures(training.drawn()), training.note)
     yield steps_section(training)
     yield _seeds(summary)
-    yield _published(summary)
     yield _depths(summary)
     yield _fates(summary)
     yield Section("Memory along the document", figures(plots.occupancy(summary)))
@@ -514,40 +408,51 @@ def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section
     yield Section("Details", parts(_details(run, training, panels[FIRST:])))
 
 
-def write_report(folder: Path, title: str = "", running: bool = False) -> Path:
+def write_report(folder: Path, title: str = "") -> Path:
     """Write folder/report.html from what the folder holds; return its path.
 
     One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. running: this process goes on to fill the folder, which is marked until it ends or calls
-    again without (report/status.py); the page says so, and a browser loads it anew.
-    UserError as `read_run`.
+    it. UserError as `read_run`.
     """
-    (hold if running else release)(folder)
     note_machine(folder)
-    return _write(folder, title, running)
+    return rewrite_report(folder, title)
 
 
-def rewrite_report(folder: Path) -> Path:
+def try_report(folder: Path) -> str:
+    """Write the page of this process's run; return why it could not be, which is never worth a
+    run."""
+    try:
+        write_report(folder)
+    except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
+            raise KeyboardInterrupt from None
+        why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
+        return f"The page could not be written ({clip(no_room(error) or why, 300)})."
+    return ""
+
+
+def finish_report(folder: Path, kept: str) -> None:
+    """Write the page of a run that is over. Unshown: it could not be; kept: what is, where."""
+    if failure := try_report(folder):
+        again = f"python cli.py report {shlex.quote(str(folder))}"
+        raise Unshown(f"{failure[:-1]}. {kept}; once that is mended, {again} writes it.")
+
+
+def rewrite_report(folder: Path, title: str = "") -> Path:
     """Write the page anew from outside, finished or not, as `write_report`."""
-    return _write(folder, "", is_running(folder))
-
-
-def _write(folder: Path, title: str, running: bool) -> Path:
-    run = read_run(folder, running)
+    run = read_run(folder)
     summary = run.summary
     training = read_training(
         folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
     )
-    longest = max(training.lengths, default=None) if summary["unit"] == "sections" else None
-    listed, script = viewer_section([] if running else run.rows, summary, run.records)
-    sentence = headline(summary, longest).replace(" %", "\u00a0%")
-    lead = macro("lead", run.status, sentence, _warnings(run))
+    listed, script = viewer_section(run.rows, summary, run.records)
+    lead = macro("lead", run.status, "", _warnings(run))
     if summary["cells"]:
         write_text(folder / "table.md", markdown_of(summary))
         write_text(folder / "table.csv", csv_of(summary))
     end = foot(folder, _spent(run, training), len(run.rows))
     sections = _sections(run, training, listed)
-    html = page(title or run.title, lead, sections, script, running, end)
+    html = page(title or run.title, lead, sections, script, end)
     write_text(folder / "report.html", html)
     return folder / "report.html"
 
@@ -564,16 +469,13 @@ def write_reading(
     folder: Path,
     record: dict,
     facts: Mapping[str, str],
-    status: str = "",
-    running: bool = False,
     answer: str = "",
     found: str = "",
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
     record: of `report.records`. answer, and found: where it is, in words; both above all else.
-    facts: label -> text, between them and the trace. status: of a reading that is not finished;
-    running: it goes on.
+    facts: label -> text, between them and the trace.
     """
     nodes = trace(record, most=None, characters=1 << 60)
     note = fill("Every section, and what became of the memory: {}", CHANGES)
@@ -582,6 +484,6 @@ def write_reading(
         joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
         note if n_sections(record) else "",
     )
-    lead = macro("about", status, answer, found, {k: fact for k, fact in facts.items() if fact})
-    write_text(folder / "report.html", page(record["question"], lead, [read], running=running))
+    lead = macro("about", answer, found, {k: fact for k, fact in facts.items() if fact})
+    write_text(folder / "report.html", page(record["question"], lead, [read]))
     return folder / "report.html"

@@ -23,9 +23,9 @@ from statistics import fmean
 
 from agents import find
 from config.errors import clean
-from report.headline import reader, temperatures_of
 from report.markup import Markup, fill, joined
 from report.summary import cells
+from report.words import reader, temperatures_of
 from tasks.words import METRICS, title_of
 
 # placeholder colours, replaced by CSS variables, so that one picture serves light and dark pages

@@ -142,10 +142,7 @@ def _file_in(folder: Path) -> Path:
     for name in ("trajectories.jsonl.gz", "transcripts.jsonl"):
         if (folder / name).exists():
             return folder / name
-    parts = ", ".join(sorted(path.name for path in folder.glob("transcripts-*-of-*.jsonl")))
-    files = f"transcripts of several parts, name one of them: {parts}"
-    nothing = "neither trajectories.jsonl.gz nor transcripts.jsonl"
-    raise UserError(f"{folder} has {files if parts else nothing}.")
+    raise UserError(f"{folder} has neither trajectories.jsonl.gz nor transcripts.jsonl.")
 
 
 # ---------------------------------------------------------------- parts of a long file

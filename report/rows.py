@@ -1,11 +1,8 @@
 """Files of rows: lines of JSON, each appended whole by the one process that writes the file.
 
-Holds: `Rows`, `lines_in`, `files_of`, `read_rows`, `latest`, `Cell`, `labels_of`, `fate`. Leaves
-out: what a row says (report/reading.py), who may write (config/locks.py). No torch.
+Holds: `Rows`, `lines_in`, `read_rows`, `latest`, `Cell`, `labels_of`, `fate`. Leaves out: what a row
+says (report/reading.py), who may write (config/locks.py). No torch.
 Exercise it: `pytest tests/report/test_rows.py`. Read next: eval.py.
-
-    FOLDER/rows.jsonl          what one process has written
-           rows-2-of-8.jsonl   what another one has written that was called with --part 2/8
 
 A row is one `write` to the end of the file, forced to the disk. A process that is killed leaves
 whole rows and at most one torn last line, which the next writer cuts off.
@@ -76,12 +73,6 @@ def fate(row: dict) -> str:
     return "lost" if in_memory[-1] < max(in_memory) else "kept in part"
 
 
-def files_of(folder: Path, name: str = "rows") -> list[Path]:
-    """Return the files of an evaluation's rows or transcripts, the one written last at the end."""
-    files = [*folder.glob(f"{name}.jsonl"), *folder.glob(f"{name}-*-of-*.jsonl")]
-    return sorted(files, key=lambda path: (path.stat().st_mtime_ns, path.name))
-
-
 def lines_in(path: Path, wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict]:
     """Yield the rows of a file, none of one that is not there; a torn last line is left out.
 
@@ -106,23 +97,21 @@ def lines_in(path: Path, wanted: Callable[[bytes], bool] = lambda line: True) ->
         raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
-def read_rows(*paths: Path, settings: str = "") -> list[dict]:
-    """Return the rows of files, those of earlier settings too, each once.
+def read_rows(path: Path, settings: str = "") -> list[dict]:
+    """Return the rows of a file, those of earlier settings too, each once; none of no file.
 
-    A row that was made again stands for both, where the first one stood; what has failed never
-    stands for what has not. settings: of the rows wanted; empty: of all.
+    A row that was made again stands for both, where the first one stood. settings: of the rows
+    wanted; empty: of all.
     """
     rows: dict[tuple, dict] = {}
     mark = settings.encode()
-    for path in paths:
-        try:
-            for row in lines_in(path, lambda line: mark in line):
-                name = Cell.from_row(row), row["settings"], row["id"], row["sample"], row["task"]
-                worse = row.get("error") and name in rows and not rows[name].get("error")
-                if settings in ("", row["settings"]) and not worse:
-                    rows[name] = row
-        except (LookupError, TypeError, AttributeError) as error:
-            raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
+    try:
+        for row in lines_in(path, lambda line: mark in line):
+            name = Cell.from_row(row), row["settings"], row["id"], row["sample"], row["task"]
+            if settings in ("", row["settings"]):
+                rows[name] = row
+    except (LookupError, TypeError, AttributeError) as error:
+        raise UserError(f"{path} is damaged or of another kind: {error!r}.") from error
     return [*rows.values()]
 
 

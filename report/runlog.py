@@ -7,8 +7,7 @@ Exercise it: `python cli.py train --help`. Read next: cli.py.
 
     runs/NAME/config.yaml            resolved settings; `--config` replays it
               metrics.csv            one line per training step; tensorboard/ beside it
-              loggers.json           what further loggers were told (report/loggers.py)
-              loggers/               a folder for each of them
+              loggers/               what further loggers write (report/loggers.py)
               checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
                                      position in trajectories.jsonl.gz
               validation.csv         score on the validation tasks at each checkpoint
@@ -59,7 +58,7 @@ from models.checkpoints import (
 )
 from report.counted import counts_of, ends_of
 from report.folder import reading
-from report.loggers import Guarded, metrics_of, tagged
+from report.loggers import tagged
 from report.records import record
 from report.status import hold, release
 from report.training import whole_rows
@@ -293,7 +292,7 @@ class RunRecorder(lightning.Callback):
             write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
-                    _tell(logger, metrics_of(score), done - 1)
+                    _tell(logger, {"validation": score["score"]}, done - 1)
 
     def _save(self, module) -> None:
         """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""
@@ -315,9 +314,8 @@ class RunRecorder(lightning.Callback):
 
 
 def _tell(logger: Logger, metrics: dict[str, float], step: int) -> None:
-    """Tell a logger; TensorBoard's gets names in groups, as those of the user give them."""
-    named = isinstance(logger, StepCSV | Guarded)
-    logger.log_metrics(metrics if named else tagged(metrics), step)
+    """Tell a logger; all but that of metrics.csv get names in groups."""
+    logger.log_metrics(metrics if isinstance(logger, StepCSV) else tagged(metrics), step)
 
 
 def gain(rewards: Sequence[float], each: int = 10) -> dict | None:

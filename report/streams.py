@@ -165,7 +165,7 @@ def rewrite_stream_report(
         raise UserError(f"The stream in {folder} has worked on no task yet: there is no page.")
     summary = summarise_stream(config, begun, stored.get("rule", ""))
     status = "" if stored and not running else _how_far(config, begun, running)
-    write_text(path, _page(summary, config, begun, folder, status, running))
+    write_text(path, _page(summary, config, begun, folder, status))
     return path
 
 
@@ -302,7 +302,6 @@ def _page(
     outcomes: Sequence[dict],
     folder: Path,
     status: str = "",
-    running: bool = False,
 ) -> str:
     by_arm = _by_arm(summary)
     ends = [cells[-1] for cells in by_arm.values()]
@@ -360,7 +359,7 @@ def _page(
     }
     end = foot(folder, tokens, sum(len(o["rows"]) for o in outcomes))
     above = macro("lead", status, lead, "")
-    return page(f"Stream {config.name}", above, sections, running=running, foot=end)
+    return page(f"Stream {config.name}", above, sections, foot=end)
 
 
 def _texts(tables: Markup) -> Markup:

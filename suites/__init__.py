@@ -1,13 +1,12 @@
 """Suites: what is asked, one object in one file, found by its name or by its path.
 
-Holds: `Suite`, `Scope`, `Column`, `Published`; `find`, `make`, `chosen`, `stored`. Never holds: who
-answers, torch. A new suite is one subclass of `Suite`, in `suites/NAME.py` or in any other file.
+Holds: `Suite`, `Scope`, `Column`; `find`, `make`, `chosen`, `stored`. Never holds: who answers,
+torch. A new suite is one subclass of `Suite`, in `suites/NAME.py` or in any other file.
 Exercise it: `python cli.py eval --suite examples/own_suite.py`. Read next: suites/world.py.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from config.errors import UserError
-from config.files import is_file, read_yaml
 from config.flags import given_in
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
@@ -56,18 +54,6 @@ class Column:
     question: str
     length: int
     make: Callable[[], list[Task]]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """One published table: shares from 0 to 1 by model and length."""
-
-    source: str
-    metric: str
-    unit: str  # of the lengths
-    question: str  # the data set of RULER-HQA, a task of RULER, or "mean of ..."
-    rows: dict[str, dict[int, float]]
-    second_hand: bool = False  # quoted by others, not read in the paper itself
 
 
 @dataclass(frozen=True)
@@ -131,14 +117,6 @@ class Suite(Settings):
         source = ", ".join(d if d.startswith("hf:") else Path(d).name for d in scope.data)
         return ({"source": source} if source else {}) | {"seed": scope.seed}
 
-    @classmethod
-    def published(cls) -> list[Published]:
-        """Return what others have published about such questions: the tables in NAME.yaml beside
-        the suite's file, shares in percent by model, at the first of a table's lengths."""
-        path = Path(inspect.getfile(cls)).with_suffix(".yaml")
-        tables = read_yaml(path)["tables"] if is_file(path) else []
-        return [_table(cls.unit, **entry) for entry in tables]
-
     # ---- for those who write a suite
 
     def file_in(self, scope: Scope, optional: bool = False) -> str:
@@ -178,16 +156,6 @@ def first_of_each_kind(tasks: Sequence[Task], n: int) -> list[Task]:
         met[task.kind] += 1
         chosen += [task] if met[task.kind] <= n else []
     return chosen
-
-
-def _table(
-    unit: str, lengths: Sequence[int], percent: Mapping[str, Sequence[float]], **about
-) -> Published:
-    rows = {
-        model: {n: round(x / 100, 4) for n, x in zip(lengths, row, strict=False)}
-        for model, row in percent.items()
-    }
-    return Published(**about, unit=unit, rows=rows)
 
 
 # ---------------------------------------------------------------- by name or by path

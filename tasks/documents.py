@@ -19,12 +19,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from stat import S_ISREG
-
-from pydantic import TypeAdapter
 
 from config.errors import UserError, clip
 from config.files import is_file
@@ -137,15 +135,6 @@ class Document:
             words += f", and in {n:,} more place{'s' if n > 1 else ''}"
             words += f": {elsewhere}" if elsewhere else ""
         return {"found": True, "pages": [*pages], "quote": quote.text, "where": where}, words
-
-    def plain(self) -> dict:
-        """Return it as JSON types."""
-        return asdict(self)
-
-    @classmethod
-    def of(cls, plain: dict) -> Document:
-        """Make it again of what `plain` returned; ValueError: of something else."""
-        return TypeAdapter(cls).validate_python(plain)
 
 
 def _named(run: Sequence[Part]) -> str:

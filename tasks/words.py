@@ -2,7 +2,7 @@
 
 Holds: `in_words`, `title_of`, `METRICS`. Leaves out: what kinds there are (tasks/worlds.py,
 tasks/ruler.py, tasks/ledger.py), grading (data.py). No torch.
-Exercise it: `pytest tests/tasks/test_words.py`. Read next: report/headline.py.
+Exercise it: `pytest tests/tasks/test_words.py`. Read next: report/words.py.
 """
 
 from __future__ import annotations

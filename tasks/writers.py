@@ -1,7 +1,7 @@
 """Write tasks: sets of our own, and the form that MemAgent's evaluation reads.
 
-Holds: `WRITERS`, one function per form. Leaves out: readers (tasks/readers.py). No torch.
-Exercise it: `python cli.py data convert FILE OUT --to eval`. Read next: tasks/worlds.py.
+Holds: one function per form. Leaves out: readers (tasks/readers.py). No torch.
+Exercise it: `python cli.py data build FILE OUT --suite ruler-hqa`. Read next: tasks/worlds.py.
 """
 
 from __future__ import annotations
@@ -107,6 +107,3 @@ def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bo
         for task in tasks
     )
     _write_json(path, chain([head], passages, rows))
-
-
-WRITERS = {"eval": write_eval_json, "built": write_built}

@@ -240,8 +240,6 @@ plan --model P
 demo --short --name P
 demo --short --runs P
 data look P
-data convert P o.json --to eval
-data convert OWN P --to eval
 data build P out
 data build SET P --lengths 12 --n 1
 data build SET out --lengths 12 --n 1 --filler P
@@ -253,9 +251,6 @@ data build out --suite ruler --filler P
 data build out --suite P
 eval --suite P
 data build out --suite ruler --tokenizer P --ruler-tasks vt
-data filter P out.jsonl
-data filter SET P
-data filter SET out.jsonl --model P
 data get musique --out P
 """
 NO_PATHS = {
@@ -372,7 +367,7 @@ def test_a_plan_of_what_does_not_fit_says_what_may_and_gives_no_command():
     ) in " ".join(out.split()) and "cli.py train" not in out
 
 
-def test_look_and_convert(own, tmp_path):
+def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
     assert "evidence at" in run("data", "look", "world")
@@ -386,8 +381,6 @@ def test_look_and_convert(own, tmp_path):
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
     looked = run("data", "look", f"own:{tmp_path / 'talks.jsonl'}")
     assert "Ada left." in looked and "1 tasks: 1 questions, word F1" in looked
-    run("data", "convert", own, tmp_path / "a.json", "--to", "eval")
-    assert "Where is Boris?" in run("data", "look", tmp_path / "a.json")
 
 
 def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
@@ -691,50 +684,44 @@ def test_a_killed_command_goes_on_by_its_name_alone_to_the_same_numbers(tmp_path
     assert json.loads(Path("runs/killed/summary.json").read_text())["steps"] == 4
 
 
-def test_two_parts_fill_one_folder_one_is_stopped_by_ctrl_c_and_nothing_is_lost(
-    tmp_path, monkeypatch
-):
-    """And one is killed: a call without a part finishes what they left, every row once.
+def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_path, monkeypatch):
+    """A second one beside it is refused; a last call finishes what they left, every row once.
 
-    The one that is stopped is a process as a user starts it, traps of signals included. The other
-    one halts with rows of its own.
+    The one that is stopped is a process as a user starts it, traps of signals included.
     """
     monkeypatch.chdir(tmp_path)
     small = "--data world --lengths 2 --kinds one_fact --n 50 --agents memagent --in-flight 2"
-    words = ["eval", *small.split(), "--name", "shared"]
-    first, second = (Path(f"runs/shared/rows-{k}-of-2.jsonl") for k in (1, 2))
+    words = ["eval", *small.split(), "--name", "e"]
+    rows = Path("runs/e/rows.jsonl")
 
-    def lines(path):
-        return path.read_bytes().count(b"\n") if path.exists() else 0
+    def lines():
+        return rows.read_bytes().count(b"\n") if rows.exists() else 0
 
     with pytest.MonkeyPatch.context() as patch:
         append, wait = Rows.append, threading.Event().wait
-        patch.setattr(Rows, "append", lambda *row: append(*row) if lines(first) < 3 else wait())
-        killed = forked([*words, "--part", "1/2"])
-    until(lambda: lines(first) >= 3)
+        patch.setattr(Rows, "append", lambda *row: append(*row) if lines() < 3 else wait())
+        killed = forked(words)
+    until(lambda: lines() >= 3)
+    assert killed.exitcode is None
+    assert "is being written by process" in run(*words, code=2)
+    killed.kill()
+    killed.join()
     stopped = subprocess.Popen(
-        [sys.executable, ROOT / "cli.py", *words, "--part", "2/2"],
+        [sys.executable, ROOT / "cli.py", *words],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
     )
-    until(lambda: lines(second) >= 3)
+    until(lambda: lines() >= 6)
     stopped.send_signal(signal.SIGINT)
     _, said = stopped.communicate()
     assert stopped.returncode == 130
     assert "stopped" in said and "Traceback" not in said
-    assert killed.exitcode is None
-    killed.kill()
-    killed.join()
-    assert lines(first) == 3 <= lines(second) < 50
+    assert 6 <= lines() < 100
     run(*words)
-    made = [
-        json.loads(line)
-        for path in Path("runs/shared").glob("rows*.jsonl")
-        for line in path.read_text().splitlines()
-    ]
+    made = [json.loads(line) for line in rows.read_text().splitlines()]
     assert len(made) == 100 == len({(row["temperature"], row["id"]) for row in made})
-    summary = json.loads(Path("runs/shared/summary.json").read_text())
+    summary = json.loads(Path("runs/e/summary.json").read_text())
     assert [cell_of(summary, "memagent", "one_fact", t, 2)["n"] for t in ("1.0", "0.0")] == [50, 50]
 
 

@@ -19,8 +19,6 @@ from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from memagent import Finish, MemAgent, Trajectory, Turn
 from report import rows as report_rows
-from report.evaluation import dealt
-from report.folder import read_run
 from report.reading import EDGE, row_of
 from report.rows import Cell, fate
 from report.summary import cells, summarise
@@ -614,83 +612,15 @@ def test_what_means_nothing_to_an_agent_changes_none_of_its_rows(codec, tmp_path
         assert {"updates", "writes"} >= row["counts"].keys() or name == "rememr1"
 
 
-# ---------------------------------------------------------------- parts, failures
+# ---------------------------------------------------------------- failures
 
 
-@pytest.fixture
-def evaluation(tmp_path):
-    """Return a function that asks a part, "" = all, and gives what the folder then has."""
-    small = dict(memory_tokens=4, final_tokens=4)
-    agents = {name: tiny.agent(name, **small) for name in ("memagent", "full")}
-
-    def ask(name, part):
-        config = EvalConfig(
-            name=name, runs=str(tmp_path), agents=tuple(agents), lengths=(1,), n=3, samples=2,
-            temperatures=(1.0, 0.0), device="cpu", part=part, transcripts=3,
-        )  # fmt: skip
-        return read_run(eval.run_suite(config, agents))
-
-    return ask
-
-
-def numbers(run):
-    """What a run has but for times: summary, rows, transcripts, each in a fixed order."""
-
-    def of_no_time(cell):
-        return {k: v for k, v in cell.items() if not k.startswith(("seconds", "mib"))}
-
-    summary = {k: v for k, v in run.summary.items() if k != "missing"}
-    summary["cells"] = [*map(of_no_time, summary["cells"])]
-    rows, records = ([*map(of_no_time, some)] for some in (run.rows, run.records))
-    return json.dumps(summary), sorted(map(json.dumps, rows)), sorted(map(json.dumps, records))
-
-
-def test_parts_have_the_rows_summary_and_transcripts_of_one_call(
-    evaluation, tmp_path, capsys, monkeypatch
-):
-    in_flight, original = [], eval.rollout
-    monkeypatch.setattr(eval, "most_in_flight", lambda config, setup: 3)
-    monkeypatch.setattr(eval, "rollout", lambda *args: in_flight.append(args[5]) or original(*args))
-    whole = evaluation("whole", "")
-    assert not whole.status and "missing" not in whole.summary and {*in_flight} == {3}
-    half = evaluation("parts", "2/2")
-    assert half.summary["missing"] == ["1/2"] and "1/2" in half.status
-    assert "--part 1/2" in capsys.readouterr().out
-    assert 0 < len(half.rows) < len(whole.rows)
-    assert {row["id"] for row in half.rows} < {row["id"] for row in whole.rows}
-    both = evaluation("parts", "1/2")
-    assert not both.status and numbers(both) == numbers(whole)
-    files = ("rows-1-of-2.jsonl", "rows-2-of-2.jsonl")
-    made = [lines(tmp_path / "parts" / name) for name in files]
-    assert sum(map(len, made)) == len(whole.rows) and not (tmp_path / "parts/rows.jsonl").exists()
-    # other parts, or none, find all that is there; a file that is lost is made again without parts
-    evaluation("parts", "3/3")
-    assert lines(tmp_path / "parts" / "rows-3-of-3.jsonl") == []
-    (tmp_path / "parts" / files[0]).unlink()
-    again = evaluation("parts", "")
-    assert numbers(again)[:2] == numbers(whole)[:2] and not again.status
-    assert len(lines(tmp_path / "parts" / "rows.jsonl")) == len(made[0])
-
-
-def test_a_second_process_in_a_file_is_told_of_parts_before_anything_is_loaded(
-    evaluation, tmp_path, monkeypatch
-):
+def test_a_second_process_in_a_folder_is_refused_before_anything_is_loaded(tmp_path, monkeypatch):
     monkeypatch.setattr(eval, "open_reader", lambda *_: pytest.fail("a model is loaded"))
-    for part, name in (("", "rows.jsonl"), ("2/8", "rows-2-of-8.jsonl")):
-        with writing(tmp_path / "e" / name, "It"), pytest.raises(UserError, match="--part"):
-            evaluation("e", part)
+    config = EvalConfig(name="e", runs=str(tmp_path), agents=("memagent",), device="cpu")
+    with writing(tmp_path / "e", "It"), pytest.raises(UserError, match="is being written"):
+        eval.run_suite(config, {"memagent": tiny.agent()})
     assert not (tmp_path / "e").exists()
-
-
-def test_all_questions_about_a_document_are_in_one_part():
-    ledgers = [ledger.make_ledger(k, 8) for k in range(5)]
-    asked = [task for made in ledgers for task in questions_of(made, made.probes)]
-    parts, ours = dealt(asked, "2/3")
-    documents = {task.document_digest: part for task, part in zip(asked, parts, strict=True)}
-    assert [*documents.values()] == ["1/3", "2/3", "3/3", "1/3", "2/3"]
-    assert parts == [documents[task.document_digest] for task in asked]
-    assert ours == [t for t, part in zip(asked, parts, strict=True) if part == "2/3"]
-    assert dealt(asked, "") == ([""] * len(asked), asked)
 
 
 def test_failures_are_tried_again_then_written_and_redone_when_asked(codec, tmp_path):

@@ -48,4 +48,4 @@ def test_it_is_trained_evaluated_and_asked(tmp_path, name, data, flags, read_her
     asked = ["ask", tmp_path / "doc.txt", "Where is Otto?", "--agent", name, "--model", "tiny"]
     printed = run(*asked, *flags, *runs, "--name", "a")
     assert "answer:" in printed or "The response is empty" in printed
-    assert (tmp_path / "a" / "turns.jsonl").stat().st_size
+    assert (tmp_path / "a" / "transcripts.jsonl").stat().st_size

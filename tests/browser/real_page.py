@@ -38,16 +38,14 @@ def long_names(folder):
 def steps(folder):
     writer = runlog.TrajectoryWriter(training(folder) / "trajectories.jsonl.gz")
     writer.write([runlog.packed([trajectory(3, 0, a=1)], Agent(), 3)])
-    return write_report(folder, running=True)
+    return write_report(folder)
 
 
 def stream(folder):
     config = StreamConfig(epochs=2, arms=("none", "memrl"))
     outcomes = [outcome("none", None), outcome("memrl", 0.25)]
     summary = streams.summarise_stream(config, outcomes)
-    (folder / "report.html").write_text(
-        streams._page(summary, config, outcomes, folder, LONG, True)
-    )
+    (folder / "report.html").write_text(streams._page(summary, config, outcomes, folder, LONG))
     return folder / "report.html"
 
 

@@ -6,7 +6,7 @@ import pytest
 from chromium import BINARY, Chromium
 from test_page import HOSTILE, record, row
 
-from commands.compare import print_comparison
+from commands.report import print_comparison
 from config.errors import clean
 from report.page import write_report
 from report.summary import summarise, write_summary

@@ -1,11 +1,9 @@
-"""`ask`: pages, the estimate, who answers, which agent reads, stop and go on."""
+"""`ask`: pages, the estimate, who answers, which agent reads, readings that are stopped."""
 
 import contextlib
 import json
-import os
 import re
 import shutil
-import signal
 import threading
 from dataclasses import asdict
 from datetime import datetime
@@ -13,7 +11,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from conftest import forked
 from rich.color import ColorSystem
 from test_documents import pdf
 from test_endpoint import SECRET, Server
@@ -32,11 +29,8 @@ from embedded import tiny
 from engines import local
 from engines.local import answerer
 from engines.open import open_reader
-from engines.replay import Replay
 from engines.scripted import ScriptedEngine
 from memagent import NO_MEMORY, Finish, Prompt, Turn
-from report.records import record_turn
-from rollout import Sampling, follow
 from tasks import served
 from tasks.documents import Part
 from tokens.codec import Characters
@@ -94,8 +88,8 @@ def lima(prompt):
 
 
 def turns_of(name):
-    lines = Path("runs", name, "turns.jsonl").read_text().splitlines()
-    return [json.loads(line) for line in lines]
+    (line,) = Path("runs", name, "transcripts.jsonl").read_text().splitlines()
+    return json.loads(line)["turns"]
 
 
 def text(n=1, name="a.txt"):
@@ -347,38 +341,34 @@ def test_files_folders_and_standard_input_are_one_document(monkeypatch, codec):
 
 
 @pytest.mark.parametrize("words", [
-    "", "a.txt", "a.txt| ", "a.txt|Where?|--also| ", "Where?|a.txt",
+    "", "a.txt", "a.txt| ", "Where?|a.txt",
     "a.txt|Where is the caf\udce9?", "a.txt|Where is the .caf\ud800?", "b.bin|Where?",
     "empty.txt|Where?", "scan.pdf|Where?", "a.txt|Where?|--name|..",
-    "a.txt|Where?|--name|other", "a.txt|Where?|--also|Who?|--name|y",
+    "a.txt|Where?|--name|other",
     "a.txt|Where?|--temperature|-1", "a.txt|Where?|--served-as|llama3", "a.txt|Where?|--chat",
-    "a.txt|Where?|--model|tiny|--served-as|m", "--resume", "--resume|--name|nothing",
-    "a.txt|Where?|--resume|--name|x", "--resume|--name|x|--agent|full",
-    "--resume|--name|x|--model|tiny", "--resume|--name|x|--chunk-tokens|9",
-    "--resume|--name|x|--also|Where?",
+    "a.txt|Where?|--model|tiny|--served-as|m",
 ])  # fmt: skip
 def test_a_mistake_is_one_sentence_and_leaves_nothing(words):
     text()
     Path("b.bin").write_bytes(b"\0\1")
     Path("empty.txt").write_text("")
     Path("scan.pdf").write_bytes(pdf(""))
-    for name, file in (("other", "config.yaml"), ("y-2", "document.json")):
-        Path("runs", name).mkdir(parents=True)
-        Path("runs", name, file).write_text("run: {}\n")
+    Path("runs/other").mkdir(parents=True)
+    Path("runs/other/config.yaml").write_text("run: {}\n")
     before = sorted(Path().rglob("*"))
     *first, out = run(*filter(None, words.split("|")), code=2).strip().splitlines()
     assert out.startswith("memagent: ") and first in ([], [f"Reading {words.split('|')[0]} ..."])
     assert sorted(Path().rglob("*")) == before
 
 
-# ---------------------------------------------------------------- stop and go on
+# ---------------------------------------------------------------- stopped
 
 READ = "Clara joined Otto. Anna reached Lima. Emil met Ida. Hugo toured Nice. Max met Vera. " * 7
 SLOW = "--model tiny --agent memagent --chunk-tokens 12 --temperature 1".split()
 
 
 def interrupted(monkeypatch, after, error=KeyboardInterrupt):
-    """Let the policy make so many turns, then stop as Ctrl-C does; without an error, be killed."""
+    """Let the policy make so many turns, then stop as Ctrl-C does."""
 
     def opened(config, agents, **more):
         engine = open_reader(config, agents, **more)
@@ -388,8 +378,6 @@ def interrupted(monkeypatch, after, error=KeyboardInterrupt):
             done = step()
             made.extend(turn for _, turn in done if turn.prompt.section or turn.prompt.final)
             if len(made) > after:
-                if error is None:
-                    os.kill(os.getpid(), signal.SIGKILL)
                 raise error
             return done
 
@@ -399,117 +387,42 @@ def interrupted(monkeypatch, after, error=KeyboardInterrupt):
     monkeypatch.setattr(commands_ask, "open_reader", opened)
 
 
-def stopped(name, after=2, *more):
-    """Begin a reading and stop it after so many turns; return the last line."""
+@pytest.mark.parametrize(("error", "code"), [
+    (KeyboardInterrupt, 130), (UserError("The server is gone."), 2),
+])  # fmt: skip
+def test_a_reading_that_is_stopped_leaves_nothing_and_can_be_asked_anew(monkeypatch, error, code):
     Path("a.txt").write_text(READ)
-    with pytest.MonkeyPatch.context() as patch:
-        interrupted(patch, after)
-        printed = run("a.txt", "Where is Anna?", *SLOW, "--name", name, *more, code=130)
-    return printed.strip().splitlines()[-1]
-
-
-def test_what_was_stopped_or_killed_goes_on_to_the_same_tokens():
-    """Sampled at temperature 1, with the seed of every turn."""
-    Path("a.txt").write_text(READ)
-    run("a.txt", "Where is Anna?", *SLOW, "--name", "whole")
-    whole = turns_of("whole")
-    assert len(whole) > 11
-    assert stopped("cut", 3) == (
-        f"memagent: stopped, read 3 of {len(whole) - 1} sections; "
-        "go on with: python cli.py ask --resume --name cut"
-    )
-    assert len(turns_of("cut")) == 3 and not Path("runs/cut/report.html").exists()
-    run("a.txt", "Where?", "--name", "cut", code=2)
-    Path("a.txt").unlink()  # what is read is kept with the reading
-    with Path("runs/cut/turns.jsonl").open("a") as torn:
-        torn.write('{"final": fal')  # as a process leaves it that was killed
-    with writing(Path("runs/cut"), "It"):  # one process at a time
-        run("--resume", "--name", "cut", code=2)
-    printed = run("--resume", "--name", "cut")
-    assert f"Read before: 3 of {len(whole) - 1} sections." in printed
-    assert "section 3: " not in printed  # it was shown before
-    with pytest.MonkeyPatch.context() as patch:
-        interrupted(patch, 5, None)
-        Path("a.txt").write_text(READ)
-        killed = forked(["ask", "a.txt", "Where is Anna?", *SLOW, "--name", "killed"])
-    killed.join()
-    assert killed.exitcode == -signal.SIGKILL and len(turns_of("killed")) == 5
-    run("--resume", "--name", "killed")
-    again = turns_of("cut")
-    tenths = re.findall(rf"^reading  (\d+)/{len(whole) - 1} sections", printed, re.M)
-    assert tenths and tenths[-1] == str(len(whole) - 1)  # who waits sees how far it has come
-    for name in ("prompt_ids", "response_ids", "response", "memory", "where", "finish"):
-        for other in (again, turns_of("killed")):
-            assert [turn[name] for turn in other] == [turn[name] for turn in whole], name
-    answer = [line for line in printed.splitlines() if line.startswith(("answer: ", "No answer"))]
-    assert answer and Path("runs/cut/report.html").exists()
-    finished = run("--resume", "--name", "cut")  # nothing is asked twice
-    assert turns_of("cut") == again and answer[0] in finished
-
-
-def test_what_is_kept_of_a_reading_that_is_stopped_while_its_model_loads(monkeypatch):
-    Path("a.txt").write_text(READ)
-
-    def opened(*_, **__):
-        raise KeyboardInterrupt
-
+    asking = ("a.txt", "Where is Anna?", *SLOW, "--name", "x")
     with monkeypatch.context() as patch:
-        patch.setattr(commands_ask, "open_reader", opened)
-        run("a.txt", "Where?", *SLOW, "--name", "x", code=130)
-    assert not Path("runs").exists()
-    elsewhere = ("--runs", "elsewhere")
-    assert stopped("x", 1, *elsewhere).endswith(
-        "go on with: python cli.py ask --resume --name x --runs elsewhere"
-    )
-    with monkeypatch.context() as patch:
-        patch.setattr(commands_ask, "open_reader", opened)
-        printed = run("--resume", "--name", "x", *elsewhere, code=130)
-    assert "go on with: python cli.py ask --resume --name x" in printed
-    printed = run("--resume", "--name", "x", *elsewhere)
-    assert re.search(r"^Read before: 1 of \d+ sections\.$", printed, re.M)
+        interrupted(patch, 2, error)
+        printed = run(*asking, code=code)
+    assert ("stopped; nothing of this reading is kept" in printed) == (code == 130)
+    assert [*Path("runs").iterdir()] == []
+    run(*asking)
+    assert len(turns_of("x")) > 11
 
 
-def test_a_server_that_went_away_keeps_what_was_read(monkeypatch):
-    Path("a.txt").write_text(READ)
-    with monkeypatch.context() as patch:
-        interrupted(patch, 2, UserError("The server is gone."))
-        printed = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
-    assert "The server is gone." in printed and "--resume --name x" in printed
-    run("--resume", "--name", "x")
-
-
-def test_another_model_cannot_go_on_and_damage_is_named():
-    stopped("x")
-    config, turns = Path("runs/x/config.yaml"), Path("runs/x/turns.jsonl")
-    config.write_text(config.read_text().replace("chunk_tokens: 12", "chunk_tokens: 11"))
-    assert "cannot be gone on with" in run("--resume", "--name", "x", code=2)
-    turns.write_text(turns.read_text() + '{"final": false}\n')
-    assert "line 3 is no turn" in run("--resume", "--name", "x", code=2)
-    for path, content in ((config, "agent: {}\n"), (Path("runs/x/document.json"), "{")):
-        path.write_text(content)
-        assert path.name in run("--resume", "--name", "x", code=2)
-
-
-def test_two_readings_that_take_one_name_leave_each_other_whole(monkeypatch):
+def test_two_readings_that_take_one_name_leave_each_other_whole():
     Path("b.txt").write_text("Ida reached Nice.")
 
     def kept(name):
         return {path.name: path.read_bytes() for path in sorted(Path("runs", name).glob("*"))}
 
+    asking = ("b.txt", "Where is Ida?", "--model", "tiny", "--name")
+
     def opened(config, agents, **more):  # after the name was looked at
         patch.undo()
-        stopped("x")
+        run(*asking, "x")
         whole.update(kept("x"))
         return open_reader(config, agents, **more)
 
     whole = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(commands_ask, "open_reader", opened)
-        run("b.txt", "Where is Ida?", "--model", "tiny", "--name", "x", code=2)
+        run(*asking, "x", code=2)
     assert whole and kept("x") == whole
-    assert "answer: " in run("--resume", "--name", "x")
     with writing(Path("runs/y"), "It"):  # it still reads
-        run("b.txt", "Where?", *SLOW, "--name", "y", code=2)
+        run(*asking, "y", code=2)
     assert kept("y") == {}
 
 
@@ -530,26 +443,12 @@ def test_readings_of_one_second_have_folders_of_their_own(monkeypatch, codec):
         run("a.txt", question, "--model", "tiny", "--final-tokens", 99)
     folders = sorted(Path("runs").iterdir())
     assert [folder.name for folder in folders] == ["ask-20261123-000000", "ask-20261123-000000-2"]
-    asked = [json.loads((folder / "document.json").read_text())["question"] for folder in folders]
-    assert asked == ["Where?", "Who?"]
+    asked = [json.loads((folder / "transcripts.jsonl").read_text()) for folder in folders]
+    assert [record["question"] for record in asked] == ["Where?", "Who?"]
 
 
 def reading(text, question="Where?") -> Inquiry:
     return Inquiry(AskConfig(), Document(text, (Part(0, "a", "file"),), "a"), question, "", None)
-
-
-def test_a_replay_gives_the_recorded_tokens_and_then_asks(codec):
-    agent = tiny.agent(memory_tokens=99).on(codec)
-    engine = ScriptedEngine(codec, lambda p: "Lima")
-    task = reading("Anna. " * 40).task
-    first = [record_turn(turn) for turn in follow(engine, agent, task, Sampling(0.0))]
-    made = engine.generated_tokens
-    second = follow(Replay(engine, first[:2]), agent, task, Sampling(0.0))
-    assert [*map(record_turn, second)] == first and len(first) > 3
-    assert engine.generated_tokens == made + sum(len(t["response_ids"]) for t in first[2:])
-    other = ScriptedEngine(Characters(), lambda p: "x")
-    with pytest.raises(UserError, match="cannot be gone on with"):
-        list(follow(Replay(other, first), agent, task, Sampling(0.0)))
 
 
 # ---------------------------------------------------------------- who answers
@@ -659,7 +558,7 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     server.faults, before = ["", "", short], len(server.bodies)  # the first is on trial
     printed = run(*asking, "b", code=2).splitlines()[-1]
     assert len(server.bodies) == before + 3 and "trying" not in printed
-    assert few in printed and "ask --resume --name b" in printed and "--served-as" in printed
+    assert few in printed and "--served-as" in printed
     server.always = busy
     printed = run(*asking, "c", code=2)
     assert "trying again." in printed and re.search(r"after \d+ tries in \d+ s: HTTP 500", printed)
@@ -690,10 +589,7 @@ def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(server):
     full = (400, {"error": {"message": "This model's maximum context length is 4096 tokens."}})
     server.faults = ["", full]
     printed = run("a.txt", *asking, "x", "--agent", "memagent", code=2).splitlines()[-1]
-    assert "context length is 4096" in printed and "--resume" not in printed
-    assert "--chunk-tokens, such as 1024" in printed
-    server.faults = [full]
-    printed = run("--resume", "--name", "x", *asking[1:3], code=2)
+    assert "context length is 4096" in printed
     assert "--chunk-tokens, such as 1024" in printed
     server.always = full
     assert "--agent memagent" in run("a.txt", *asking, "y", "--agent", "full", code=2)
@@ -706,28 +602,13 @@ def test_the_key_is_sent_to_a_server_that_was_named_and_to_no_other(monkeypatch,
     text(900)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
-    asking, keys = ("a.txt", "Where?", "--agent", "memagent", "--name"), server.keys
+    asking, keys = ("a.txt", "Where?", "--agent", "memagent"), server.keys
     for named, words in ((False, ()), (True, ("--endpoint", server.url)), (True, ())):
-        name = f"r{len(list(Path('runs').glob('*')))}"
         if named and not words:
             monkeypatch.setenv(local.BASE_URL, server.url)
-        expected, _ = {f"Bearer {SECRET}" if named else None}, keys.clear()
-        with monkeypatch.context() as patch:
-            interrupted(patch, 2)
-            printed = run(*asking, name, *words, code=130).strip()
-        assert printed.endswith(" ".join(["ask --resume --name", name, *words]))
-        assert keys == expected and len(turns_of(name)) == 2
         keys.clear()
-        path = Path("runs", name, "document.json")  # it may be forged
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"keyed": True}))
-        run("--resume", "--name", name, *words)
-        assert keys == expected
-    keys.clear()
-    monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
-    monkeypatch.delenv(local.HOST)
-    for name in ("r0", "r1", "r2"):  # of servers that nothing names any more
-        printed = run("--resume", "--name", name, code=2)
-        assert f"unless you give --endpoint {server.url}." in printed and not keys
+        run(*asking, *words)
+        assert keys == {f"Bearer {SECRET}" if named else None}
 
 
 def test_the_embedded_policys_settings_are_never_used_with_an_endpoint(monkeypatch, server):
@@ -863,21 +744,3 @@ def test_loading_and_warming_up_are_no_part_of_the_estimate(monkeypatch, codec, 
     printed = run("a.txt", "Where?", *"--model tiny --chunk-tokens 8".split(), "--agent", way)
     (line,) = [line for line in printed.splitlines() if " tokens, " in line]
     assert re.search(r", about [1-4] seconds?$", line), line
-
-
-def test_a_turn_that_fails_is_not_recorded(monkeypatch, codec):
-    Path("a.txt").write_text(READ)
-
-    class Failing(ScriptedEngine):
-        def step(self):
-            ((key, turn),) = super().step()
-            if turn.prompt.final:
-                turn = Turn(turn.prompt, turn.prompt_ids, [], [], Finish.ERROR, codec.response([]))
-                turn.error = "it broke"
-            return [(key, turn)]
-
-    engine = Failing(codec, lambda p: "x", per_step=1)
-    monkeypatch.setattr(commands_ask, "open_reader", lambda *a, **k: engine)
-    printed = run("a.txt", "Where?", *SLOW, "--name", "x", code=2)
-    assert "it broke" in printed and "--resume --name x" in printed
-    assert not any(turn["final"] for turn in turns_of("x"))

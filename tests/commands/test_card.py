@@ -1,21 +1,16 @@
-"""The card of an export, and its upload to a stand-in of the hub."""
+"""The card of an export."""
 
 import json
 import shutil
 
-import httpx
 import pytest
 import yaml
 from huggingface_hub import ModelCard, metadata_load
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from typer.testing import CliRunner
 
-import cli
 import eval
 from agents import find
-from commands import export, push, train
+from commands import export, train
 from commands.card import write_card
-from config.errors import UserError
 from config.options import EMBEDDED, READER, EvalConfig, RunConfig
 from config.realmodels import PACKAGED, SHIPPED
 from embedded import tiny
@@ -132,54 +127,3 @@ def test_what_goes_on_from_the_reader_has_the_licence_of_its_adapters(trained, t
         assert known["base_model"] == PACKAGED["smollm2"].hub_name
         assert "licence of the base: apache-2.0" in text
         assert "licence of the adapters that it went on from: cc-by-sa-4.0" in text
-
-
-# ---------------------------------------------------------------- the hub
-
-
-@pytest.fixture
-def hub(monkeypatch):
-    """What the hub has been asked for; `fails` is what it raises."""
-    asked = {}
-
-    class Hub:
-        endpoint = "https://hub"
-
-        def __init__(self, token):
-            asked["token"] = token
-
-        def create_repo(self, name, **how):
-            if "fails" in asked:
-                raise asked["fails"]
-            asked["created"] = name, how
-
-        def upload_folder(self, repo_id, folder_path, commit_message):
-            asked["uploaded"] = repo_id, folder_path
-
-    monkeypatch.setattr("huggingface_hub.HfApi", Hub)
-    monkeypatch.setenv("HF_TOKEN", "hf_secret")
-    return asked
-
-
-def test_an_export_is_uploaded_whole_and_private(hub, tmp_path):
-    assert push.push(tmp_path, "me/mine") == "https://hub/me/mine"
-    assert hub["created"] == ("me/mine", {"private": True, "exist_ok": True})
-    assert hub["uploaded"] == ("me/mine", tmp_path) and hub["token"] == "hf_secret"
-
-
-def test_an_upload_that_is_refused_is_one_sentence_without_the_token(trained, hub, monkeypatch):
-    answer = httpx.Response(400, request=httpx.Request("POST", "https://hub"))
-    for name, error in (
-        ("mine", None),
-        ("me/mine", HfHubHTTPError("refused hf_secret", response=answer)),
-        ("me/mine", HFValidationError("no such name")),
-        ("me/mine", OSError("the token hf_secret is not known")),
-    ):
-        hub["fails"] = error
-        with pytest.raises(UserError) as refused:
-            push.push(trained / "model", name)
-        assert "hf_secret" not in str(refused.value)
-    monkeypatch.delenv("HF_TOKEN")
-    monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    done = CliRunner().invoke(cli.app, ["export", str(trained), "--push", "me/mine"])
-    assert done.exit_code == 2 and "Traceback" not in done.output

@@ -31,7 +31,7 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "words",
     [
-        "show {}", "report {}", "compare {} models", "compare runs/models {}",
+        "show {}", "report {}", "report {} models", "report runs/models {}",
     ],
 )  # fmt: skip
 def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
@@ -48,7 +48,7 @@ def test_a_run_is_taken_by_its_name_and_by_its_folder(here, words):
     [
         ("show twise", "There is no twise, and no run of this name in runs. Did you mean"),
         ("report runs/twise", "Did you mean runs/twice?"),
-        ("compare twice twise", "Did you mean runs/twice?"),
+        ("report twice twise", "Did you mean runs/twice?"),
         ("export twise", "Did you mean runs/twice?"),
         ("export twice", "runs/twice is no run with a checkpoint."),
         ("show nix", "There is no nix, and no run of this name in runs.\n"),

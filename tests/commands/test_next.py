@@ -48,7 +48,6 @@ def here(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("words", "then"),
     [
-        ("data convert 'my tasks.jsonl' o.json --to eval", "data look o.json"),
         ("data look 'my tasks.jsonl'", "train --data 'my tasks.jsonl' --tasks-per-step 3"),
         ("data look world", "train"),
     ],
@@ -139,5 +138,5 @@ def test_evaluations_comparisons_and_reports_end_in_what_was_read(tmp_path, monk
     small = "eval --agents none --lengths 1 --n 2 --temperatures 0 --name"
     assert following(f"{small} e") == "show runs/e --wrong"
     run(f"{small} f")
-    assert following("compare runs/e runs/f") == "show runs/e"
+    assert following("report runs/e runs/f") == "show runs/e"
     assert following("report runs/e") == "show runs/e"

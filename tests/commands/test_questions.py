@@ -11,14 +11,26 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from test_ask import alone, run, scripted, told  # noqa: F401
-from test_ask_also import TEXT
+from test_ask import alone, run, scripted, told, turns_of  # noqa: F401
 
 import cli
+from commands import ask as commands_ask
 from commands import questions
 from config.errors import UserError
+from config.options import EMBEDDED, AskConfig
 from memagent import ask
+from tokens.codec import Codec
 
+TEXT = " ".join(
+    f"{name} joined {other}. {other} toured {place}."
+    for name, other, place in zip(
+        "Anna Clara Emil Dora Hugo Ida Otto".split(),
+        "Boris Rosa Karl Lena Max Nina Paul".split(),
+        "Oslo Lima Rome Paris Bern Prague Cairo".split(),
+        strict=True,
+    )
+)
+QUESTIONS = "Where is Anna?", "Where is Clara?", "Where is Ida?"
 SMALL = "--model tiny --agent memagent --chunk-tokens 12 --memory-tokens 8 --final-tokens 12"
 PROMPT = "(empty to end): "
 
@@ -72,7 +84,7 @@ def typed(words: str, *keys: str) -> tuple[int, str]:
 
 def asked() -> dict[str, str]:
     """Return the question of each reading that is kept."""
-    paths = sorted(Path("runs").glob("*/document.json"))
+    paths = sorted(Path("runs").glob("*/transcripts.jsonl"))
     return {path.parent.name: json.loads(path.read_text())["question"] for path in paths}
 
 
@@ -91,6 +103,42 @@ def test_further_questions_at_a_prompt_are_readings_of_their_own(end):
     assert said.count("Opening ") == 1 and said.count("The whole trace: ") == 3
     computed = re.findall(r"(\d+) of (\d+) tokens computed", said)
     assert len(computed) == 2 and all(int(n) < int(of) / 2 for n, of in computed)
+
+
+def answers(name, agent, first, *further):
+    """Return the answers to a question and to further ones, as they are asked at a prompt."""
+    left = iter([*further, ""])
+    config = AskConfig(model="tiny", name=name)
+    how = questions.How(agent, settings=dict(chunk_tokens=12, memory_tokens=8, final_tokens=12))
+    reading = commands_ask.begun(["a.txt"], first, config)
+    return commands_ask.answered(reading, how, (lambda: next(left)) if further else None)
+
+
+@pytest.mark.parametrize("agent", ["memagent", "full"])
+def test_a_further_question_reads_no_section_anew(monkeypatch, agent):
+    cut, ids = [], Codec.ids
+
+    def counted(self, text):
+        cut.extend([1] if len(text) >= len(TEXT) else [])
+        return ids(self, text)
+
+    monkeypatch.setattr(Codec, "ids", counted)
+    found, n = answers("a", agent, *QUESTIONS), len(cut)
+    single = [answers(f"b{k}", agent, question)[0] for k, question in enumerate(QUESTIONS)]
+    # the text is cut into tokens once, however many ask; `full` asks the codec once a question
+    assert agent == "full" or len(cut) == 4 * n
+    same = ("question", "answer", "quote", "agent", "prompt_tokens", "written_tokens")
+    assert [[getattr(a, n) for n in same] for a in found] == [
+        [getattr(a, n) for n in same] for a in single
+    ]
+    for k, name in enumerate(("a", "a-2", "a-3")):  # the very tokens of a reading of its own
+        made, own = ([t["response_ids"] for t in turns_of(each)] for each in (name, f"b{k}"))
+        assert made == own
+    for answer in found[1:]:
+        read = answer.prompt_tokens - answer.reused_tokens
+        assert read < (found[0].prompt_tokens - found[0].reused_tokens) / 2
+        # every section, or all of the document
+        assert answer.reused_tokens >= len(Codec.load(EMBEDDED).encode(TEXT))
 
 
 def test_without_a_question_the_first_is_asked_for_too():
@@ -116,12 +164,12 @@ def test_there_is_a_prompt_in_a_terminal_alone(monkeypatch, codec, stdin, stdout
         run(*words, *SMALL.split(), *more, code=2)
 
 
-HOW = 'QUESTION" --also "QUESTION".'
+HOW = 'QUESTION".'
 
 
 @pytest.mark.parametrize(("words", "named", "how"), [
     ("a.txt|Where is Anna?|Who left?", "No file at Where is Anna?", HOW),
-    ("a.txt|Where?|Who?|--also|When?", "No file at Where?", HOW),
+    ("a.txt|Where?|Who?", "No file at Where?", HOW),
     ("a.txt|Where|is|Anna?", "No file at Where", HOW),
     ("Where is Anna?|README", "No file at Where is Anna?", HOW),
     ("Where is Anna?|a.txt", "a.txt is a file or folder", "comes last."),

@@ -12,7 +12,6 @@ from commands.report import report
 from commands.stream import run_stream
 from config.errors import UserError
 from config.options import StreamConfig
-from report.status import hold, release
 
 
 def page_of(folder):
@@ -26,7 +25,7 @@ def test_the_command_writes_the_page_and_opens_it(tmp_path, monkeypatch):
     (tmp_path / "rows.jsonl").write_text(json.dumps(row()) + "\n")
     done = CliRunner().invoke(cli.app, ["report", str(tmp_path), "--open"])
     assert done.output == f"The page is {tmp_path / 'report.html'}.\n"
-    assert "in 4 sessions" in page_of(tmp_path).text
+    assert "by sessions" in page_of(tmp_path).text
     assert opened == [(tmp_path / "report.html").as_uri()]
 
 
@@ -90,33 +89,10 @@ def test_a_stream_that_was_killed(stream, tmp_path):
     assert not (tmp_path / "summary.json").exists()
 
 
-def reading(folder, turns):
-    folder.mkdir()
-    (folder / "config.yaml").write_text("run: {agent: memagent}\nask: {}\nagent: {form: boxed}\n")
-    about = {"question": "Where is <b>?", "said": "by <i>", "document": {"title": "a&b.txt"}}
-    (folder / "document.json").write_text(json.dumps(about))
-    lines = [json.dumps(turn | {"where": "page 3", "seconds": 0.1}) for turn in turns]
-    (folder / "turns.jsonl").write_text("\n".join([*lines, '{"torn']))
-    return folder
-
-
-def test_a_reading_that_is_not_finished(tmp_path):
-    turns = record(("none", "Anna met Otto.", "Anna met Otto."))["turns"]
-    folder = reading(tmp_path / "r", turns[:-1])
-    page = page_of(report(folder).parent)
-    assert "Stopped: 2 sections have been read. read a&b.txt by by <i>" in page.text
-    assert "Answer:" not in page.text and "section 2 of 2, page 3" in page.text
-    assert "refresh" not in page.html
-    hold(folder)
-    report(folder)
-    release(folder)
-    assert "Running: 2 sections" in page_of(folder).text
-    assert 'http-equiv="refresh"' in page_of(folder).html
-
-
-def test_a_reading_that_is_finished_keeps_its_page(tmp_path):
-    folder = reading(tmp_path / "r", record()["turns"])
-    (folder / "transcripts.jsonl").write_text("{}\n")
-    assert "Answer: Lima" in page_of(report(folder).parent).text  # it was lost
-    (folder / "report.html").write_text("its own")
-    assert report(folder).read_text() == "its own"
+def test_a_reading_keeps_its_page_which_is_made_anew_if_it_was_lost(tmp_path):
+    (tmp_path / "config.yaml").write_text("run: {agent: memagent}\nask: {}\n")
+    (tmp_path / "transcripts.jsonl").write_text(json.dumps(record(id="a&b.txt")) + "\n")
+    text = page_of(report(tmp_path).parent).text
+    assert "Answer: Lima" in text and "read a&b.txt" in text
+    (tmp_path / "report.html").write_text("its own")
+    assert report(tmp_path).read_text() == "its own"

@@ -36,7 +36,6 @@ from config.plugins import load_file
         (RunConfig, "dtype", ("float33", "dtype")),
         (EvalConfig, "data", ((),)),
         (EvalConfig, "lengths", ((0,), (4, 4))),
-        (EvalConfig, "part", ("9/8", "0/2")),
         (EvalConfig, "answerer", ("openai:here",)),
         (RunConfig, "answerer", ("gpt",)),
         (EvalConfig, "n", (0, -3)),
@@ -162,7 +161,7 @@ def test_numbers_as_people_write_them(tmp_path):
         (b"grpo: {aggregation: [1]}", "grpo.aggregation"),
         (b"grpo: {1: 2}", "no setting 1"),
         (b"grpo: {chunk_tokens: 9}", "no setting 'chunk_tokens'"),
-        (b"eval: {part: 9/8}", "eval.part"),
+        (b"eval: {top_p: many}", "eval.top_p"),
         (b"other: {}", "'other'"),
         (b"run: {engine_window: 4096}", "engine_window"),  # of an earlier version
         (b"grpo: {steps: " + b"9" * 5000 + b"}", "no valid YAML"),

@@ -69,7 +69,8 @@ def test_ask_computes_in_the_type_and_bits_that_are_said(tmp_path, monkeypatch):
     done = CliRunner().invoke(cli.app, [*asked, "--dtype", "bfloat16", "--quantise"])
     assert done.exit_code == 0, done.output
     assert {(s.dtype, s.quantise) for s in seen} == {("bfloat16", True)}
-    assert json.loads((tmp_path / "runs/a/turns.jsonl").read_text().splitlines()[0])["response"]
+    record = json.loads((tmp_path / "runs/a/transcripts.jsonl").read_text())
+    assert record["turns"][0]["response"]
 
 
 SERVER = ("http://127.0.0.1:1/v1",)

@@ -1,11 +1,10 @@
-"""Settings that come with data: model folders, runs and readings of strangers, made by functions.
+"""Settings that come with data: model folders and runs of strangers, made by functions.
 
 Each names code that leaves a mark when it is imported, or an address that notes who asks.
 """
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
 from contextlib import contextmanager
@@ -67,17 +66,6 @@ def run(folder: Path, **sections: dict) -> Path:
     (folder / "checkpoints" / "step-1").mkdir(parents=True)
     (folder / "config.yaml").write_text(yaml.safe_dump(sections))
     return folder
-
-
-def changed(reading: Path, **sections: dict) -> None:
-    """Change the settings of a reading that is there; its server is said to have had the key."""
-    path = reading / "config.yaml"
-    settings = yaml.safe_load(path.read_text())
-    for name, fields in sections.items():
-        settings[name] |= fields
-    path.write_text(yaml.safe_dump(settings))
-    path = reading / "document.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"keyed": True}))
 
 
 @contextmanager

@@ -223,23 +223,7 @@ def test_a_bank_of_a_models_folder_is_not_written():
     assert "names a file to write to, bank b.db" in out and not Path("b.db").exists()
 
 
-# ---------------------------------------------------------------- readings, templates
-
-
-def test_a_reading_that_was_changed_runs_no_code_and_asks_nobody():
-    words = ("ask", "--resume", "--name", "r")
-    said(*ASK, "--model", "tiny", "--agent", "full", "--name", "r", code=0)
-    said(*words, code=0)
-    mark = door.code(Path("m/notes.py"))
-    with door.listener() as (url, keys):
-        door.changed(Path("runs/r"), run={"agent": "m/notes.py"})
-        assert "names code, agent m/notes.py" in said(*words) and not mark.exists()
-        door.changed(Path("runs/r"), run={"agent": "full"}, ask={"trust_remote_code": True})
-        assert "names code, trust_remote_code True" in said(*words)
-        door.changed(Path("runs/r"), ask={"trust_remote_code": False, "endpoint": [url]})
-        assert f"unless you give --endpoint {url}." in said(*words) and keys == []
-        said(*words, "--endpoint", url)
-        assert {*keys} == {f"Bearer {KEY}"}
+# ---------------------------------------------------------------- templates
 
 
 @pytest.mark.parametrize("where", ["../secret", "/", "..", "link", "templates/../../secret"])

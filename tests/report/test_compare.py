@@ -36,7 +36,7 @@ def folder(path, rows, unit="sections", config=""):
 
 
 def invoke(*words):
-    return CliRunner().invoke(cli.app, ["compare", *map(str, words)])
+    return CliRunner().invoke(cli.app, ["report", *map(str, words)])
 
 
 def test_a_known_difference_with_its_interval():
@@ -149,7 +149,7 @@ def test_mistakes_are_one_sentence(tmp_path):
     (trained / "rows.jsonl").unlink()
     (torn / "summary.json").write_text("{")
     for words in (
-        [a], [a, a], [a, tmp_path / "none"], [a, torn], [a, trained],
+        [a, a], [a, "--out", tmp_path / "x.html"], [a, tmp_path / "none"], [a, torn], [a, trained],
         [a, b, "--out", tmp_path / "no" / "x.html"],
     ):  # fmt: skip
         done = invoke(*words)

@@ -2,7 +2,6 @@
 
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -178,4 +177,3 @@ def test_cells_have_equal_room_for_transcripts_and_what_earlier_ones_left_over()
     mib = TRANSCRIPTS_MIB << 20
     rooms = [evaluation.room(config, 2, cells) for cells in (1, 2, 8)]
     assert rooms == [mib // 8, mib // 4, mib]
-    assert evaluation.room(replace(config, part="2/4"), 2, 8) == mib // 4

@@ -68,21 +68,21 @@ def test_a_training_that_was_killed_in_the_middle_of_a_line(tmp_path):
     assert re.search(
         "Stopped: step 12 of 50; nothing has been written since 2001-09-0[89] ", report.text
     )
-    assert "12 training steps; the mean reward of the last ones is 0.60" in report.text
-    assert "refresh" not in report.html and "<h1>Training run</h1>" in report.html
+    assert read_run(folder).summary["reward"] == pytest.approx(0.5 + 6.5 / 64)
+    assert "<h1>Training run</h1>" in report.html
 
 
 def test_a_training_that_goes_on_says_so_and_then_no_longer(tmp_path):
     folder = training(tmp_path / "run")
-    write_report(folder, running=True)
-    for write in (lambda: folder / "report.html", lambda: rewrite_report(folder)):
-        report = shown(write())
+    hold(folder)
+    for write in (write_report, rewrite_report):
+        report = shown(write(folder))
         assert re.search(r"Running: step 12 of 50, last written at \d\d:\d\d:\d\d\.", report.text)
-        assert '<meta http-equiv="refresh" content="20">' in report.html
     training(folder, steps=50)
+    release(folder)
     report = shown(write_report(folder))
     assert "step 50" not in report.text and "Running" not in report.text
-    assert "refresh" not in report.html and "Stopped" not in shown(rewrite_report(folder)).text
+    assert "Stopped" not in shown(rewrite_report(folder)).text
 
 
 def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
@@ -94,7 +94,7 @@ def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
     training(folder, steps=20)
     (folder / "summary.json").write_text(json.dumps(runlog.summary(folder)))
     training(folder, steps=30)
-    assert "30 training steps" in shown(rewrite_report(folder)).text
+    assert read_run(folder).summary["steps"] == 30
 
 
 @pytest.mark.usefixtures("rendered")
@@ -138,9 +138,7 @@ def test_an_evaluation_that_is_partly_there(tmp_path):
         file.write('{"agent": "full", "ques')
     report = shown(rewrite_report(folder))
     assert "Stopped: 20 answers; nothing" in report.text
-    assert (
-        "memagent correctly answers 100 % [72, 100] of questions that need one fact" in report.text
-    )
+    assert "100.0 72–100, n 10" in report.text
     assert "<h1>Evaluation eval</h1>" in report.html
     assert (folder / "table.csv").exists() and not (folder / "summary.json").exists()
     hold(folder)
@@ -148,14 +146,15 @@ def test_an_evaluation_that_is_partly_there(tmp_path):
     release(folder)
     other = evaluation(tmp_path / "files", rows, suite="ruler-hqa", data=["a.json"])
     report = shown(rewrite_report(other))
-    assert "Stopped: 20 answers; nothing" in report.text and "in 8 documents" in report.text
+    assert "Stopped: 20 answers; nothing" in report.text and "by documents" in report.text
 
 
 def test_an_evaluation_without_an_answer_yet(tmp_path):
     folder = evaluation(tmp_path / "eval", [])
-    report = shown(write_report(folder, running=True))
+    hold(folder)
+    report = shown(write_report(folder))
     assert "Running: 0 answers" in report.text
-    assert "Nothing has been evaluated yet." in report.text
+    release(folder)
     (folder / "rows.jsonl").unlink()
     assert "Stopped: 0 answers." in shown(write_report(folder)).text
 

@@ -1,4 +1,4 @@
-"""The page: its sections, its plots, its headline; trajectories as people see them."""
+"""The page: its sections, its plots; trajectories as people see them."""
 
 import base64
 import io
@@ -25,13 +25,13 @@ from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajec
 from memory import Recall
 from report import plots
 from report.folder import read_run
-from report.headline import headline, nothing_right
 from report.markup import Markup
-from report.page import TEN, write_report
+from report.page import write_report
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.training import read_training
 from report.transcripts import diff, examples, render_trajectory, steps_of, transcript, unformed
+from report.words import nothing_right
 
 
 def b64(digest):
@@ -272,7 +272,6 @@ def test_the_page_of_a_training(tmp_path):
 def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
     report = page(tmp_path / "eval", rows)
     assert report.tags.count("svg") == svgs
-    assert ("Nothing has been evaluated yet." in report.text) == (not rows)
 
 
 @pytest.mark.parametrize(
@@ -370,69 +369,6 @@ def test_metrics_that_are_torn_or_not_numbers(tmp_path):
     assert Page(write_report(folder).read_text()).tags.count("svg") == 2
     (folder / "metrics.csv").write_text("step,loss\n0,1\n")
     assert "Reward by" not in Page(write_report(folder).read_text()).text
-
-
-def test_published_numbers_stand_beside_documents_only(tmp_path):
-    def rows(question="hotpotqa"):
-        return [row(question=question, length=n, sub_em_upstream=0.25) for n in (50, 200)]
-
-    # files that do not name their data set are MemAgent's
-    for name in ("hotpotqa", "questions, a/b.json"):
-        text = page(tmp_path / "hqa", rows(name), unit="documents").text
-        assert "RL-MemAgent-14B published 83.6 82.0 84.4" in text
-        assert f"trained, {name} 1.0 25.0" in text and "(second-hand" in text
-    assert "RL-MemAgent" not in page(tmp_path / "world", rows()).text
-    for name in ("triviaqa", "hotpotqa, evidence reverse 0.5"):
-        assert "RL-MemAgent" not in page(tmp_path / "other", rows(name), unit="documents").text
-
-
-def test_ruler_has_a_heat_map_and_the_mean_of_the_papers_ten(tmp_path):
-    rows = [
-        row(question=task, length=8192, reward=0.5 + k / 20, metric="x")
-        for k, task in enumerate((*TEN, "cwe"))
-    ]
-    text = page(tmp_path / "ruler", rows, unit="tokens").text
-    assert "RULER, task by length" in text and "mean of the paper's ten 72.5" in text
-    assert "RL-MemAgent-14B published 97.5" in text and "vt, RULER's match" in text
-    assert "Trained, it correctly answers 75 % of 11 kinds of questions in 8,192 tokens. (n" in text
-    others = [row(question="other", length=65536, metric="x")]
-    for fewer in (rows[1:], others):
-        assert "mean of the paper's ten" not in page(tmp_path / "n", fewer, unit="tokens").text
-    assert "RULER" not in page(tmp_path / "others", others, unit="tokens").text
-
-
-def test_the_headline_is_computed_from_the_numbers():
-    expected = (
-        "Trained, it correctly answers 90 % [70, 100] of questions that need one fact in 64 "
-        "sections (untrained 10 %, whole document in the prompt 0 %) and 90 % [70, 100] of "
-        "questions that need two connected facts (untrained 10 %, whole document in the prompt "
-        "0 %). "
-        "(n = 10; 95 % intervals in brackets; temperature 1.0; training saw at most 16 sections)"
-    )
-    assert headline(summarise(GRID), 16) == expected
-    # a question that no other agent was asked is no comparison
-    alone = [row("trained", "two_hop_reverse", length=4)]
-    assert headline(summarise([*GRID, *alone]), 16) == expected
-    rows = [
-        row("bm25", length=50, temperature="0.0", reward=0.0),
-        row("memagent", length=200, temperature="0.0"),
-    ]
-    assert headline(summarise(rows, "documents"), 16) == (
-        "bm25 correctly answers 0 % [0, 79] of questions that need one fact in 50 documents "
-        "(memagent not asked). (n = 1; 95 % intervals in brackets; greedy)"
-    )
-    # other lengths and numbers of questions; a reward that is a score
-    rows = [
-        *(row("a", "hotpotqa", length=8, id=str(i)) for i in range(4)),
-        *(row("a@untrained", "hotpotqa", length=8, id=str(i)) for i in range(2)),
-        row("a", "squad", length=4, reward=0.5),
-        row("a@untrained", "squad", length=4),
-    ]
-    assert headline(summarise(rows, "sessions", "reward")) == (
-        "a scores on 50 % [5, 95] of squad questions in 4 sessions (a before training 100 %) and "
-        "100 % [51, 100] of hotpotqa questions in 8 sessions (a before training 100 %). "
-        "(n = 1 to 4; 95 % intervals in brackets; temperature 1.0)"
-    )
 
 
 def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all(tmp_path):

@@ -1,4 +1,4 @@
-"""Files of rows: torn lines, kills, files of several parts."""
+"""Files of rows: torn lines, kills, rows that are made again."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from conftest import until
 
 from config.errors import UserError
-from report.rows import Rows, files_of, lines_in, read_rows
+from report.rows import Rows, lines_in, read_rows
 
 ROOT = str(Path(__file__).parents[2])
 
@@ -62,25 +62,15 @@ def row(id, **other):
     return cell | {"settings": "s", "id": id, "sample": 0, "task": "t", "error": ""} | other
 
 
-def test_a_row_of_several_files_counts_once_and_what_failed_for_nothing_that_did_not(tmp_path):
-    def write(name, *rows):
-        (tmp_path / name).write_text("".join(json.dumps(each) + "\n" for each in rows))
-
-    good, failed = row("a", n=1), row("b", error="gone")
-    write("rows.jsonl", good, failed)
-    write("rows-1-of-2.jsonl", row("a", error="HTTP 500"), row("b", n=2))
-    write("rows-2-of-2.jsonl", row("c", settings="other"))
-    for k, name in enumerate(("rows-2-of-2", "rows-1-of-2", "rows")):
-        os.utime(tmp_path / f"{name}.jsonl", (k, k))
-    files = files_of(tmp_path)  # what was written last comes last
-    assert [path.name for path in files] == ["rows-2-of-2.jsonl", "rows-1-of-2.jsonl", "rows.jsonl"]
-    for paths in (files, files[::-1]):
-        rows = read_rows(*paths)
-        assert sorted((r["id"], r["error"], r.get("n")) for r in rows) == [
-            ("a", "", 1), ("b", "", 2), ("c", "", None)
-        ]  # fmt: skip
-    assert [r["id"] for r in read_rows(*files, settings="other")] == ["c"]
-    assert files_of(tmp_path, "transcripts") == []
+def test_a_row_that_was_made_again_counts_once_where_the_first_one_stood(tmp_path):
+    made = row("a", n=1), row("b", error="gone"), row("c", settings="other"), row("b", n=2)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in made))
+    rows = read_rows(tmp_path / "rows.jsonl")
+    assert [(r["id"], r["error"], r.get("n")) for r in rows] == [
+        ("a", "", 1), ("b", "", 2), ("c", "", None)
+    ]  # fmt: skip
+    assert [r["id"] for r in read_rows(tmp_path / "rows.jsonl", settings="other")] == ["c"]
+    assert read_rows(tmp_path / "none.jsonl") == []
 
 
 WRITER = """

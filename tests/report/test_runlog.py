@@ -6,7 +6,6 @@ import csv
 
 import pytest
 
-from report.headline import headline
 from report.page import write_report
 from report.runlog import StepCSV, gain, summary
 from report.summary import write_summary
@@ -47,15 +46,6 @@ def test_no_gain_where_the_ends_overlap_or_lengths_differ(tmp_path):
     longer = summary(run(tmp_path, RISEN, [0] * 8 + [1] * 8), 8)
     assert "gain" not in longer  # the last documents are longer than the first
     assert "gain" not in summary(run(tmp_path, RISEN, name="loss"), 8)
-
-
-def test_the_headline_says_it(tmp_path):
-    words = headline(summary(run(tmp_path, RISEN), 8))
-    assert "of the last ones is 0.46, +0.16 on that of the first 8 (95 % interval +0.1" in words
-    level = headline(summary(run(tmp_path, [0.5] * 20)))
-    assert "is 0.50, +0.00 on that of the first 10. Nothing" in level
-    without = headline(summary(run(tmp_path, [float("nan")] * 2)))
-    assert without == "2 training steps, none with a reward."
 
 
 def test_a_run_of_an_earlier_version_goes_on_with_its_columns(tmp_path):

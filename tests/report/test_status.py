@@ -82,7 +82,7 @@ def test_a_training_holds_its_folder_until_it_ends_or_fails(tmp_path, model, fai
     assert seen == [True] and not is_running(tmp_path / "a")
 
 
-def test_an_evaluation_holds_its_folder_until_its_page_is_written(tmp_path, model, monkeypatch):
+def test_an_evaluation_holds_its_folder_until_it_ends(tmp_path, model, monkeypatch):
     seen, rollout = [], eval.rollout
     looking = lambda *args: seen.append(is_running(tmp_path / "e")) or rollout(*args)  # noqa: E731
     monkeypatch.setattr(eval, "rollout", looking)

@@ -79,4 +79,4 @@ def test_it_stands_in_the_page_as_well(tmp_path):
         writer.writeheader()
         writer.writerows(rows)
     (tmp_path / "config.yaml").write_text("run: {}\ngrpo: {steps: 9}\n")
-    assert "raise --memory-tokens" in write_report(tmp_path, running=True).read_text()
+    assert "raise --memory-tokens" in write_report(tmp_path).read_text()

@@ -258,7 +258,6 @@ def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(t
     whole = [(0, len(document.text))]
     assert document.where(whole) == "a/x.pdf pages 1-2; b2.md; b10.txt"
     assert document.where(whole, most=2) == "a/x.pdf pages 1-2; b2.md and 1 more"
-    assert Document.of(document.plain()) == document
     # files that are named keep their order
     named = read([tmp_path / "d" / name for name in ("b10.txt", "b2.md")])
     assert named.text == "Ten.\n\nTwo."

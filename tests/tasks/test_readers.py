@@ -19,7 +19,7 @@ from data import Pool, Task
 from tasks import readers
 from tasks.hqa import make_tasks
 from tasks.readers import read, read_passages, read_texts
-from tasks.writers import WRITERS, write_built, write_eval_json
+from tasks.writers import write_built, write_eval_json
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
 FIELDS = ("id", "question", "answers", "document", "kind", "dataset", "split")
@@ -655,21 +655,23 @@ def test_the_published_form_is_kept(tmp_path):
     assert (item["num_docs"], item["index"]) == (40, 0)
 
 
-@pytest.mark.parametrize(("form", "name"), [("eval", "x.json"), ("built", "set.jsonl.gz")])
-def test_nothing_is_half_written(tmp_path, form, name):
+@pytest.mark.parametrize(
+    ("write", "name"), [(write_eval_json, "x.json"), (write_built, "set.jsonl.gz")]
+)
+def test_nothing_is_half_written(tmp_path, write, name):
     path = tmp_path / name
     path.write_bytes(b"what was there before")
     good = make_tasks(questions(tmp_path, 3), 20)
     there = sorted(p.name for p in tmp_path.iterdir())
     # Fails while its document is composed; a set, which composes none, while it becomes JSON
-    bad = {"order": (0,), "answers": ({"a"},)} if form == "built" else {"order": (10**6,)}
+    bad = {"order": (0,), "answers": ({"a"},)} if write is write_built else {"order": (10**6,)}
     broken = [*good, dataclasses.replace(good[0], **bad)]
     unanswered = [Task("x", "Q?", (), text="C")]
     for tasks, error in (
         (broken, (IndexError, AttributeError)), ([], UserError), (unanswered, UserError)
     ):  # fmt: skip
         with pytest.raises(error):
-            WRITERS[form](path, tasks)
+            write(path, tasks)
         assert path.read_bytes() == b"what was there before"
         assert sorted(p.name for p in tmp_path.iterdir()) == there
 
@@ -677,12 +679,13 @@ def test_nothing_is_half_written(tmp_path, form, name):
 def test_places_that_cannot_be_written(tmp_path):
     (tmp_path / "folder.json").mkdir()
     tasks = [Task("x", "Q?", ("A",), text="C")]
-    for name, form in (
-        ("none/x.json", "eval"), ("folder.json", "eval"), ("x.parquet", "eval"),
-        ("x.parquet", "built"), ("x.jsonl", "built"),  # whose tasks share one pool
+    for name, write in (
+        ("none/x.json", write_eval_json), ("folder.json", write_eval_json),
+        ("x.parquet", write_eval_json), ("x.parquet", write_built),
+        ("x.jsonl", write_built),  # whose tasks share one pool
     ):  # fmt: skip
         with pytest.raises(UserError):
-            WRITERS[form](tmp_path / name, tasks)
+            write(tmp_path / name, tasks)
     assert [p.name for p in tmp_path.iterdir()] == ["folder.json"]
     write_eval_json(tmp_path / "x.json", [Task(" ", "q?", ("a",), text="c")])
     fails(tmp_path / "x.json", "'id'")

@@ -2,27 +2,23 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import yaml
 from conftest import asked_of, cell_of, parts_of
 from test_readers import hotpot, lines, paragraphs
-from test_ruler import codec as codec_of
 
 import eval
 import suites
 from agents import find
-from commands import taskfiles
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, FilterConfig
+from config.options import EMBEDDED, EvalConfig
 from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
-from report.page import TABLES, TEN
 from suites.ruler import ESSAY
-from tasks import readers, ruler
+from tasks import ruler
 from tokens.codec import Codec
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)
@@ -179,60 +175,8 @@ def read_rows(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
 
-def filtered(monkeypatch, file, out, engine, rule="contains"):
-    """The ids of the questions that are left."""
-    monkeypatch.setattr(taskfiles, "open_reader", lambda *args, **kwargs: engine)
-    config = FilterConfig(rule=rule, answer_tokens=64, device="cpu")
-    taskfiles.filter_questions(file, out, config)
-    return {task.id for task in readers.read(out)}
-
-
-def test_questions_that_are_known_without_the_document_are_dropped(
-    tmp_path, questions, monkeypatch, capsys
-):
-    known = {"1?": "\\boxed{A1}", "2?": "It might be A2, \\boxed{x}", "3?": "\\boxed{b}"}
-
-    def script(prompt):
-        assert "Text 7" not in prompt.text  # the document is not shown
-        return next((text for k, text in known.items() if f"Question {k}" in prompt.text), "no")
-
-    for rule, dropped in (("contains", {"q1", "q2", "q3"}), ("right", {"q1", "q3"})):
-        out = tmp_path / rule / "kept.jsonl.gz"
-        kept = filtered(monkeypatch, Path(questions), out, scripted(script), rule)
-        assert {f"q{k}" for k in range(6)} - kept == dropped
-        assert f"{len(dropped)} of 6 questions" in capsys.readouterr().out
-        # it can be built from
-        assert all(task.evidence and task.n_documents == 10 for task in readers.read(out))
-    with pytest.raises(UserError, match="rule"):
-        FilterConfig(rule="any")
-
-
-@pytest.mark.parametrize(
-    ("said", "dropped"),
-    [
-        (r"\boxed{Paris, France}", True),  # the box is wrong, and the answer stands in it
-        (r"\boxed{Paris.}", True),
-        ("It is PARIS", True),
-        ("In Parisian times", True),  # MemAgent's code looks for letters, not for words
-        (r"\boxed{P a r i s}", True),  # the box is right: blanks do not count there
-        ("P a r i s", False),
-        (r"\boxed{Rome}", False),
-        ("", False),
-    ],
-)
-def test_a_response_that_contains_the_answer_is_known_as_in_memagents_filter(
-    tmp_path, monkeypatch, said, dropped
-):
-    records = [paragraphs(k) | {"answers": ["Paris" if k == 3 else f"A{k}"]} for k in range(5)]
-    file = lines(tmp_path / "questions.jsonl", records)
-    engine = scripted(lambda prompt: said if "Question 3?" in prompt.text else "no", bytewise=True)
-    kept = filtered(monkeypatch, file, tmp_path / "kept.jsonl", engine)
-    assert kept == {"q0", "q1", "q2", "q4"} | (set() if dropped else {"q3"})
-
-
-def scripted(script, bytewise=False):
-    codec = codec_of("bpe") if bytewise else Codec(tiny.make_tokenizer())
-    made = ScriptedEngine(codec, script)
+def scripted(script):
+    made = ScriptedEngine(Codec(tiny.make_tokenizer()), script)
     made.dtype = "float32"
     return made
 
@@ -367,26 +311,3 @@ def test_a_folder_of_an_earlier_version_is_gone_on_with(tmp_path):
     assert len((folder / "rows.jsonl").read_text().splitlines()) == 2
     with pytest.raises(UserError, match="split 'dev', not 'test'"):
         eval.run_suite(config, agents_of(config), suites.make("world", {"split": "test"}))
-
-
-# ---------------------------------------------------------------- published numbers
-
-
-def test_published_shares_are_those_of_128_questions_and_their_mean_that_of_its_tasks():
-    documents, tokens = [50 * 2**k for k in range(10)], [8192 * 2**k for k in range(7)]
-    v1, v2, *_ = suites.find("ruler-hqa").published()
-    for by in (*v1.rows.values(), *v2.rows.values()):
-        assert list(by) == documents[: len(by)]
-        assert all(abs(share * 128 - round(share * 128)) < 0.01 for share in by.values())
-    assert v1.rows["RL-MemAgent-14B"][6400] == 0.7734 and v1.rows["DS-Distill-7B"][50] == 0.3047
-    pairs = [(v1.rows[name], by) for name, by in v2.rows.items()]
-    assert sum(a[n] != b[n] for a, b in pairs for n in documents) == 18  # of 20
-    assert [table for table in TABLES if table.second_hand] == [v2] and "v2" in v2.source
-    for by in (by for table in TABLES for by in table.rows.values()):
-        assert all(0 <= by[n] <= 1 and n in (*documents, *tokens) for n in by)
-    tasks = [table for table in TABLES if table.question in TEN]
-    (mean,) = [table for table in TABLES if table.question.startswith("mean")]
-    assert len(tasks) == len(TEN) == 10 and len(TABLES) == 16
-    for model in ("RL-MemAgent-14B", "RL-MemAgent-7B", "MemAgent without RL, 7B"):
-        for n in (tokens[0], tokens[-1]):
-            assert abs(sum(t.rows[model][n] for t in tasks) / 10 - mean.rows[model][n]) < 6e-4

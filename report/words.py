@@ -1,0 +1,73 @@
+"""Say which agent leads, what agents are called, and what it means that nothing was right.
+
+Holds: `nothing_right`, `reader`, `reads_all`, `lead_of`, `temperatures_of`. Leaves out: the numbers
+(report/summary.py), the page (report/page.py), words for kinds of questions (tasks/words.py). No
+torch.
+Exercise it: `pytest tests/report/test_page.py`. Read next: report/page.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+from agents import find
+from memagent import Agent
+from report.rows import Cell
+
+
+def lead_of(records: Iterable[Cell]) -> str:
+    """Return the leading agent: the one named trained, else the first; "" without any."""
+    agents = [cell.agent for cell in records]
+    return "trained" if "trained" in agents else agents[0] if agents else ""
+
+
+def temperatures_of(records: Iterable[Cell]) -> dict[tuple[str, str], str]:
+    """Return at which temperature an agent is shown where one is: 1.0, or else its first one, by
+    agent and kind of question."""
+    shown: dict[tuple[str, str], str] = {}
+    for cell in records:
+        key = cell.agent, cell.question
+        shown[key] = "1.0" if cell.temperature == "1.0" else shown.get(key, cell.temperature)
+    return shown
+
+
+@cache
+def reads_all(agent: str) -> bool:
+    """Whether an agent is shown the whole document at once; of one that is not known it is not."""
+    return (find.known(agent) or Agent).whole
+
+
+@cache
+def reader(agent: str) -> str:
+    """Return what an agent is called in a sentence, by the name that rows have.
+
+    >>> reader("full"), reader("memagent@untrained"), reader("mine")
+    ('whole document in the prompt', 'memagent before training', 'mine')
+    """
+    name, at, weights = agent.partition("@")
+    words = (find.known(name) or Agent).in_words or name
+    return f"{words} before training" if weights == "untrained" else words + at + weights
+
+
+NOTHING = {
+    "failed": "All readings failed, so this measures nothing: `show RUN` has their errors.",
+    "empty": "All answers are empty: raise --final-tokens, or switch thinking off (--no-thinking).",
+    "unformed": "No answer has the form that was asked for: ask for another one (--form plain), or "
+    "give a --model that keeps to it.",
+    "": "No answer was right: the model cannot do this kind of question (the embedded policy knows "
+    "generated English alone). Give another --model, or train one on such tasks.",
+}
+"""What is said of an evaluation without a right answer: share that is nearly 1 -> the remedy."""
+
+
+def nothing_right(summary: dict, rows: Sequence[dict]) -> str:
+    """Say what it means that no answer of an evaluation was right; "" if one was, or of none."""
+    if not rows or any((row.get(summary["metric"]) or 0) > 0 for row in rows):
+        return ""
+    records = summary["cells"]
+    return next(
+        words
+        for name, words in NOTHING.items()
+        if not name or all(record.get(name, 0) > 0.95 for record in records)
+    )
