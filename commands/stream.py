@@ -31,6 +31,7 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip, kept
+from config.gone import as_before
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.plugins import failure
@@ -199,7 +200,7 @@ class Stream:
         c, agent = self.config, asdict(self.agent.config) | {"bank": ""}
         date, codec = agent.pop("template_date"), self.agent.codec
         parts = (
-            agent | ({"template_date": date} if codec and codec.told_date else {}),
+            as_before(self.agent.name, agent) | ({"template_date": date} if codec and codec.told_date else {}),
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
             *([c.dtype] if c.dtype != "auto" else ()),
