@@ -28,13 +28,14 @@ from config import terminal
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
 from data import Pool, Task
-from dev import untrained
+from dev import reader
 from embedded import tiny
 from engines import open
 from engines.scripted import ScriptedEngine
 from models import load
 from models.checkpoints import save_checkpoint
 from report import records
+from report.folder import read_run
 from tasks import readers, seen, writers
 from tasks.hqa import make_tasks as build_ruler_hqa
 
@@ -483,14 +484,14 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
         "questions": {"questions": {"asked": 3, "seen": 2}},
     }
     assert summary["trained_on"] == [expected]
-    assert untrained.main([str(tmp_path / "e"), str(model)]) == 1
+    assert len(reader.met(read_run(tmp_path / "e").rows, seen.trained_on(model))) == 2
     page = (tmp_path / "e" / "report.html").read_text()
     assert sentence in html.unescape(page) and sentence in (tmp_path / "e" / "table.md").read_text()
     clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
     out = printed(run_suite, replace(config, name="c", data=(clean_file,)))
     clean_page = (tmp_path / "c" / "report.html").read_text()
     assert "Warning" not in out and "None of the 2 questions is among the 2 that" in clean_page
-    assert untrained.main([str(tmp_path / "c"), str(model)]) == 0
+    assert not reader.met(read_run(tmp_path / "c").rows, seen.trained_on(model))
     if source == "model":  # of the same words as any training's on such files
         world = replace(config, name="w", data=("world",), lengths=(1,))
         run_suite(world, kinds=("one_fact",))
