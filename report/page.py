@@ -1,7 +1,8 @@
 """Write report.html, the page on which a person looks at a run.
 
-Holds: `write_report`, the three parts of the page: Result, Readings, Details; `write_reading`, the
-page of one question. Leaves out: the numbers (report/summary.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
+Holds: `write_report`, the three parts of the page: Result, Readings, Details; `try_report`,
+`finish_report`; `write_reading`, the page of one question. Leaves out: the numbers
+(report/summary.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
 readings (report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
 

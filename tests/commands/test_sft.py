@@ -204,7 +204,7 @@ def test_a_warm_start_lowers_the_loss_resumes_and_exports(tmp_path, weak, codec)
         assert {json.loads(line)["reward"] for line in file} == {1.0}
     write_summary(whole / "summary.json", summary(whole))
     page = write_report(whole).read_text()
-    assert "Loss by training step" in page and "5 steps on demonstrations" in page
+    assert "Loss by training step" in page
     # stopped after two steps and resumed: the same weights
     part = settings(tmp_path, weak, name="part")
     train.train(part, replace(config, steps=2), AGENT)
