@@ -10,7 +10,20 @@ from config.errors import UserError
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
-    # "setting": (value,),
+    "boxed_literal": ("single",),
+    "callback_reward": ("seen",),
+    "format_reward": ("all",),
+    "history": ("bounded", "auto"),
+    "history_scope": ("exclude_current",),
+    "memory_text": ("update",),
+    "on_missing_update": ("keep_previous",),
+    "pay": ("answer",),
+    "query_text": ("first",),
+    "recall_at_zero": (False,),
+    "recall_match": ("words",),
+    "recall_words": ("unseen",),
+    "target": ("hidden",),
+    "turn_reward_scale": (1.0,),
 }
 
 

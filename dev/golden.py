@@ -46,7 +46,7 @@ COMMANDS = {
             "facts": "--data {data}/wiki.jsonl --agents memagent,oracle --lengths 1,3",
             "locomo": "--data {data}/locomo.json --agents full,bm25 --metric mem0",
             "longmemeval": "--data {data}/longmemeval.json --agents full,memupdate",
-            "own": "--data {data}/own.jsonl --agents full,memoryr1",
+            "own": "--data {data}/own.jsonl --agents full,memupdate",
             "memoryagentbench": "--data {data}/accurate.jsonl --agents memagent,bm25",
             "bandit": "--agents none",
             "llb-db": "--agents none",
