@@ -10,6 +10,7 @@ from config.errors import UserError
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
+    # "setting": (value,),
     "boxed_literal": ("single",),
     "callback_reward": ("seen",),
     "format_reward": ("all",),

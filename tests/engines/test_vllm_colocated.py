@@ -490,6 +490,8 @@ def test_a_store_is_edited_alike_by_a_server_of_vllm_that_is_killed(
         engine = endpoint.EndpointEngine(url, "", Codec.load(keeper.WEIGHTS))
         assert engine.model == "m" and engine.window == 2048
         written = [*episodes(engine, start_anew)]
+        for _ in range(2):  # read again from its cache
+            answered(engine, Prompt((("Anna joined Boris. " * 200, False),), 8))
         long = Prompt((("Anna joined Boris. " * 600, False),), 8)
         (full,) = answered(engine, long)
         engine.window = None  # as with a server that does not report it
