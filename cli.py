@@ -21,7 +21,7 @@ from commands.groups import add_groups
 from config import options
 from config.errors import UserError
 from config.files import found_run, run_path
-from config.flags import DRY_RUN, RESUME, AgentGroup, AgentName, Compat, Config, Preset, command
+from config.flags import DRY_RUN, RESUME, AgentGroup, AgentName, Config, Preset, command
 from config.options import (
     AskConfig,
     EvalConfig,
@@ -46,14 +46,11 @@ app = typer.Typer(
 )
 
 
-def _merged(config: Path | None, compat: dict[str, dict], **given: dict) -> list[dict]:
-    """Merge fields by section: of a config file, over them those of --compat, then flags."""
+def _merged(config: Path | None, **given: dict) -> list[dict]:
+    """Merge fields by section: of a config file, over them flags."""
     flags = {name: value for fields in given.values() for name, value in fields.items()}
     stored = find.stored_settings(config, flags) if config else {}
-    return [
-        stored.get(section, {}) | compat.get(section, {}) | values
-        for section, values in given.items()
-    ]
+    return [stored.get(section, {}) | values for section, values in given.items()]
 
 
 @command(
@@ -70,24 +67,19 @@ def train(
     preset: Preset = "default",
     resume: Annotated[bool, typer.Option(help=RESUME)] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    compat: Compat = "",
     run: dict = {},
     grpo: dict = {},
     agent: dict = {},
 ):
     """Train a policy with GRPO; results go to RUNS/NAME."""
-    run, *_ = _merged(config, {}, run=run, grpo=grpo, agent=agent)
+    run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
     name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
-    theirs = find.compat_of(compat, [name], training=True)
-    run, grpo, agent = _merged(config, theirs, run=run, grpo=grpo, agent=agent)
     if resume:
         run, grpo, agent = find.resumed(preset, run, grpo, agent)
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
     run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
-    if axes := find.axes(reader, grpo_config, compat):
-        typer.echo(axes)
     if dry_run:
         from commands.dryrun import dry_run as run_dry
 
@@ -114,7 +106,7 @@ def sft(
     agent: dict = {},
 ):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
-    run, sft, agent = _merged(config, {}, run=run, sft=sft, agent=agent)
+    run, sft, agent = _merged(config, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
@@ -165,12 +157,11 @@ def export(
 def _eval(
     config: Config = None,
     preset: Preset = "default",
-    compat: Compat = "",
     evaluation: dict = {},
     agent: dict = {},
 ):
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
-    evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
+    evaluation, agent = _merged(config, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
     no_model = eval_config.endpoint or eval_config.engine == "extractive"
     model = find.model_or_default(eval_config.model, no_model)
@@ -178,8 +169,6 @@ def _eval(
         agents = (find.agent_of(preset, model, evaluation), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
     names = dict.fromkeys(name.partition("@")[0] for name in eval_config.agents)
-    theirs = find.compat_of(compat, names, training=False)
-    _, agent = _merged(config, theirs, eval=evaluation, agent=agent)
     settings = {"max_sections": None} | agent  # a preset's cap is one of training
     agents = {
         name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
@@ -195,9 +184,6 @@ def _eval(
 
     sources.check_sources(eval_config.data)
     check_here(eval_config)
-    for reader in agents.values():
-        if axes := find.axes(reader, compat=compat if reader.compat else ""):
-            typer.echo(axes)
     if not engine:
         typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
@@ -219,7 +205,6 @@ def ask(
     ] = None,
     reader: AgentName = "",
     preset: Preset = "default",
-    compat: Compat = "",
     settings: dict = {},
     agent: dict = {},
 ):
@@ -228,7 +213,7 @@ def ask(
     from commands.questions import run as run_ask
     from config.machine import check_here
 
-    config, how = AskConfig(**settings), How(reader, preset, compat, agent)
+    config, how = AskConfig(**settings), How(reader, preset, agent)
     check_here(config)
     run_ask(words or [], config, how)
 

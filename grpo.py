@@ -14,7 +14,7 @@ Shapes: G trajectories in a group, R response tokens in a batch of rows. A row i
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Literal
@@ -71,14 +71,14 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     for a, trajectory in zip(outcome, group.trajectories, strict=True):
         shares = sum(turn.trained for turn in trajectory.turns) if config.credit == "split" else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
-    at_place: dict[Hashable, list[tuple[int, int]]] = {}  # indices in `out` of its turns
+    at_place: dict[int, list[tuple[int, int]]] = {}  # indices in `out` of its turns
     for i, trajectory in enumerate(group.trajectories):
         for k, turn in enumerate(trajectory.turns):
             if turn.rewards and turn.prompt.trained and not turn.prompt.frozen:
                 at_place.setdefault(place_of(turn, k), []).append((i, k))
     for indices in at_place.values():
         turns = [group.trajectories[i].turns[k] for i, k in indices]
-        rewards = [config.turn_reward_scale * sum(turn.rewards.values()) for turn in turns]
+        rewards = [sum(turn.rewards.values()) for turn in turns]
         lone = len(rewards) == 1 < len(group.sampled)  # there is nothing to compare it with
         compared = [0.0] if lone else advantages(rewards, config.normalisation)
         for (i, k), a in zip(indices, compared, strict=True):

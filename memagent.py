@@ -13,7 +13,7 @@ operation (`strip`, `+`) has made a plain string of them.
 from __future__ import annotations
 
 import copy
-from collections.abc import Generator, Hashable, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from importlib import import_module
@@ -67,9 +67,7 @@ class Prompt:
     after: Turn | None = None  # go on from the very tokens of this turn; None: a new conversation
     trained: bool = True  # False: the response is sampled, but no token of it is trained
     frozen: bool = False  # answered greedily by the policy before training; never trained
-    target: str = ""  # the response to be scored: its ids and their log-probs at temperature 1
     given: str | None = None  # the agent's own response, for which no model is asked
-    place: Hashable = None  # turns of a group with one place are compared; None: as in `place_of`
     aside: bool = False  # it reads nothing and writes no memory: a plan, a lesson for later tasks
 
     @property
@@ -118,10 +116,8 @@ class Turn:
         return bool(self.response_ids) and self.prompt.trained and not self.prompt.frozen
 
 
-def place_of(turn: Turn, k: int) -> Hashable:
+def place_of(turn: Turn, k: int) -> int:
     """Return which turns of a group the k-th turn of a trajectory is compared with."""
-    if turn.prompt.place is not None:
-        return turn.prompt.place
     return -1 if turn.prompt.final else k
 
 
@@ -237,16 +233,12 @@ class Agent:
     """by name; a str is a template as it stands, with {slots}"""
     presets: ClassVar[Mapping[str, Mapping[str, dict]]] = {}
     """name -> section (grpo, agent, run) -> fields"""
-    compat: ClassVar[Mapping[str, object]] = {}
-    """name -> which settings imitate a published system (agents/demos.py)"""
     training: ClassVar[dict] = {}
     """fields of GRPOConfig whatever the preset; a flag goes before them"""
     by_section: ClassVar[bool] = True
     """False: one prompt, cut to the model's window"""
     frozen_turns: ClassVar[bool] = False
     """whether some prompts are `frozen`: training then keeps that policy"""
-    scores_targets: ClassVar[bool] = False
-    """whether some of these have a `target`, which no server scores"""
     trains: ClassVar[bool] = True
     """whether it makes turns that can be trained"""
     keeps: ClassVar[bool] = False

@@ -19,7 +19,7 @@ class Retriever(Protocol):
         """Take in an item; returns its index."""
 
     def top_k(
-        self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False
+        self, query: str, k: int = 1, without: Container[int] = ()
     ) -> list[tuple[int, float]]:
         """List the k best items as (index, score), the best first."""
 
@@ -48,7 +48,6 @@ class Recall:
     score: float = 0.0  # of the best one
     # updates between the writing of the best one and the query; 1 = it was overwritten just now
     age: int = 0
-    current: bool = False  # the memory that the prompt shows anyway is among them
 
 
 @dataclass(slots=True)
@@ -65,25 +64,14 @@ class MemoryState:
     _place: dict[str, int] = field(default_factory=dict)  # memory -> its last place in the history
     _older: set[int] = field(default_factory=set)  # places whose memory was written anew later
 
-    def update(
-        self,
-        new: str | None,
-        query: str | None,
-        k: int = 1,
-        scope: str = "exclude_current",
-        at_zero: bool = False,
-    ) -> None:
+    def update(self, new: str | None, query: str | None, k: int = 1) -> None:
         """Take over a new memory (None: the old one stays), then look back for `query` (None:
         nothing is recalled).
 
-        scope: exclude_current = the memory that the next prompt shows anyway is never a candidate
-        so the first update recalls nothing; include_current = it is one;
-        exclude_new = it is one if it was written before this update too, as where the look back
-        goes before the writing. A memory that was written several times is found once, as the last
-        time.
+        The memory that the next prompt shows anyway is never a candidate, so the first update
+        recalls nothing. A memory that was written several times is found once, as the last time.
         """
         self.step += 1
-        fresh = new is not None and new not in self._place
         if new is not None:
             self.memory = new
             if new.strip() not in ("", self.placeholder.strip()):
@@ -98,9 +86,8 @@ class MemoryState:
             self.recalled = Recall()
             return
         current = self._place.get(self.memory)
-        hidden = {"exclude_current": True, "include_current": False, "exclude_new": fresh}[scope]
-        without = self._older if current is None or not hidden else self._older | {current}
-        found = self.retriever.top_k(query, k, without, at_zero)
+        without = self._older if current is None else self._older | {current}
+        found = self.retriever.top_k(query, k, without)
         hits = [self.history[i] for i, _ in found]
         self.recalled = Recall(
             "\n\n".join(text for _, text in sorted(hits)),
@@ -108,5 +95,4 @@ class MemoryState:
             tuple(step for step, _ in hits),
             found[0][1] if found else 0.0,
             self.step - hits[0][0] if hits else 0,
-            any(i == current for i, _ in found),
         )

@@ -1,12 +1,11 @@
-"""Plans of agents: what `cli.py demo --agent NAME` compares, and what `--compat NAME` imitates.
+"""Plans of agents: what `cli.py demo --agent NAME` compares.
 
-Holds: `Demo`, `Size`, `Compat`. Leaves out: how a demo runs (commands/demo.py).
+Holds: `Demo`, `Size`. Leaves out: how a demo runs (commands/demo.py).
 Exercise it: `python cli.py demo --agent rememr1 --short`. Read next: agents/rememr1.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 
@@ -45,15 +44,3 @@ class Demo:
     # label -> settings with which the agent is trained once more, with the first seed, in the sizes
     # that ablate
     ablations: dict[str, dict] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Compat:
-    """Settings that imitate a published system where it differs from ours: fields of GRPOConfig
-    and of the agent."""
-
-    grpo: dict
-    agent: dict
-    reading: dict = field(default_factory=dict)  # fields of the agent where nothing is trained
-    rewards: Sequence[str] = ()  # fields of the agent that count in training alone
-    omitted: str = ""  # what the settings cannot imitate

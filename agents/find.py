@@ -64,8 +64,7 @@ names, known = FINDER.names, FINDER.known
 # any other takes what is free
 COLOURS = {
     "memagent": 0, "trained": 0, "bm25": 1, "full": 2, "rememr1": 3, "memp": 3, "oracle": 4,
-    "reflection": 4, "infmem": 5, "memrl": 0, "mem1": 6, "rag": 1, "memupdate": 5, "memoryr1": 6,
-    "none": 7,
+    "reflection": 4, "memrl": 0, "rag": 1, "memupdate": 5, "none": 7,
 }  # fmt: skip
 
 
@@ -154,42 +153,6 @@ def preset_of(name: str, agent: str = "") -> dict[str, dict]:
         near = meant(name, choices)
         raise UserError(f"Unknown preset {name!r}.{near} Choose one of {', '.join(choices)}.")
     return {"run": {}, "grpo": {}, "agent": {}} | choices[name]
-
-
-def compat_of(name: str, agents: Iterable[str], training: bool) -> dict[str, dict]:
-    """Return the fields that `--compat` sets, by section; {} for an empty name.
-
-    agents: those that take part; the first that has something to imitate decides.
-    """
-    if not name:
-        return {}
-    choices = next((find(agent).compat for agent in agents if find(agent).compat), {})
-    if name not in choices:
-        near = meant(name, choices)
-        raise UserError(
-            f"Unknown compat {name!r}.{near} Choose one of {', '.join(choices) or 'none'}."
-        )
-    compat = choices[name]
-    reading = {} if training else compat.reading
-    return {"grpo": compat.grpo, "agent": compat.agent | reading}
-
-
-def axes(agent: Agent, grpo: GRPOConfig | None = None, compat: str = "") -> str:
-    """Say in one line what a run has chosen where a published system and ours differ, "" for an
-    agent without such.
-
-    grpo: None where nothing is trained. A second line says what `--compat` cannot imitate.
-    """
-    if not agent.compat:
-        return ""
-    first = next(iter(agent.compat.values()))
-    reading = [name for name in first.agent if grpo or name not in first.rewards]
-    values = {name: getattr(agent.config, name) for name in reading}
-    values |= {name: getattr(grpo, name) for name in first.grpo if grpo}
-    parts = [f"{n} {str(v).lower() if isinstance(v, bool) else v}" for n, v in values.items()]
-    omitted = agent.compat[compat].omitted if compat else ""
-    last = f"\nnot as {compat}: {omitted}" if omitted else ""
-    return f"{agent.label}: {', '.join(parts)}{last}"
 
 
 # ---------------------------------------------------------------- settings in files
@@ -653,9 +616,7 @@ def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
 
 def _unused_by(agents: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to these agents."""
-    kinds = [find(name) for name in agents]
-    frozen, imitates = any(k.frozen_turns for k in kinds), any(k.compat for k in kinds)
-    return [name for name, use in (("answerer", frozen), ("compat", imitates)) if not use]
+    return [] if any(find(name).frozen_turns for name in agents) else ["answerer"]
 
 
 def unused_in_training(arguments: Sequence[str]) -> list[str]:

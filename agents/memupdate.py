@@ -20,7 +20,6 @@ from __future__ import annotations
 import time
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from statistics import fmean
 from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
@@ -32,7 +31,7 @@ from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE
-from data import Task, extract_answer, formed
+from data import Task, extract_answer
 from memagent import (
     NO_ENTRIES,
     Agent,
@@ -69,7 +68,6 @@ REFINE = Wording(
     cue="Your calls:",
     needs=("memory",),
 )
-TARGET = "This question will be among those that are asked: "
 ANSWER = Wording(
     "Solve the problem with the help of the memories alone; they are dated. {answer}",
     ("memory", "problem"),
@@ -84,13 +82,6 @@ class MemUpdateConfig(ReadConfig):
     mode: Literal["build", "refine"] = "build"
     """build = sessions are read one after the other, the store is empty at first; refine = the
     store holds the task's memories, and no session is read"""
-    history: Literal["auto", "append", "bounded"] = "auto"
-    """append = one growing conversation, in which each turn sees all calls and replies so far;
-    bounded = every turn is a prompt of its own with entries, limits and the latest results; auto =
-    bounded to build, append to refine"""
-    target: Literal["hidden", "visible"] = "hidden"
-    """whether the policy sees the first question while it edits, never the answers to choose
-    from"""
     show: Literal["relevant", "all"] = "relevant"
     """entries in a prompt: relevant = those that match the session best (or, without one, the
     newest), as many as show_k; all = every one"""
@@ -132,15 +123,8 @@ class MemUpdateConfig(ReadConfig):
     start (refine); 0 = 0.1 of the source, 1.0 of the start"""
     budget_entries: Annotated[int, LIMIT] = 0
     """count the budget in entries instead; 0 = in tokens"""
-    pay: Literal["answer", "likelihood", "compat"] = "answer"
-    """answer = how much better the probes are answered than at the start; likelihood = how much
-    more probable their first accepted answers are, in nats a token: no answer is sampled; compat =
-    the formula of the original's documentation, by shared words, times its efficiency; the last two
-    can be exploited (docs/design.md). Probes about sessions that did not fit the window are left
-    out"""
     turn_credit: bool = False
-    """pay each turn for what it has changed in what the episode is paid for the probes; compat: in
-    the formula's value from the start to there, efficiency included"""
+    """pay each turn for what it has changed in what the episode is paid for the probes"""
     format_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """weight of the share of calls that were valid; without a call it is 0"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
@@ -155,11 +139,6 @@ class MemUpdateConfig(ReadConfig):
             raise UserError(
                 f"without names {sorted(unknown)[0]!r}: choose among {choices}, update."
             )
-
-    @property
-    def grows(self) -> bool:
-        """Whether the turns are one growing conversation."""
-        return self.history == "append" or (self.history == "auto" and self.mode == "refine")
 
 
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
@@ -205,7 +184,6 @@ class Answered:
 
     response: str
     found: tuple[str, ...]  # lines of the entries that it is answered from
-    score: float = 0.0  # likelihood: mean log-prob of the accepted answer's tokens
 
 
 class MemUpdate(Agent):
@@ -213,14 +191,7 @@ class MemUpdate(Agent):
 
     Config = MemUpdateConfig
     frozen_turns = keeps = True
-    prompts = {
-        "build": BUILD,
-        "refine": REFINE,
-        # a growing conversation: what the calls of the last turn have brought, and the next session
-        "results": "{results}",
-        "more": "{results}\n\n{section}\n\n{state}",
-        "answer": ANSWER,
-    }
+    prompts = {"build": BUILD, "refine": REFINE, "answer": ANSWER}
     edits: bool = True
     """False: a baseline, whose store is never edited"""
     how: str = ""
@@ -257,7 +228,7 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: dict[tuple[str, str, str], Answered] = {}
+        self._answers: dict[tuple[str, str], Answered] = {}  # to a memory and a problem
         self._checked: set[str] = set()  # fingerprints of documents with room for an entry
         self._lines: dict[str, int] = {}  # text -> its tokens
         self._search = self._format = None
@@ -290,9 +261,8 @@ class MemUpdate(Agent):
         yield from self._ask(store.snapshot(), task, final=True)
 
     def source(self, task: Task) -> str | None:
-        """Return a fingerprint of the document; None where the store is made for the question."""
-        alone = not self.keeps or self.config.target == "visible" or task.probes
-        return None if alone else self._fingerprint(task)
+        """Return a fingerprint of the document; None where the store is made for its probes."""
+        return self._fingerprint(task) if self.keeps and not task.probes else None
 
     @staticmethod
     def _fingerprint(task: Task) -> str:
@@ -442,20 +412,11 @@ class MemUpdate(Agent):
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
     ) -> Prompt:
         c = self.config
-        snapshot = editing.store.snapshot()
-        state = self._state(editing, ops, turns)
-        if c.grows and editing.last is not None:
-            told = "\n".join(op["message"] for op in editing.last.notes.ops)
-            if replies:
-                prompt = self.prompt("results", c.call_tokens, results=told)
-                return replace(prompt, after=editing.last, role=self.reply_role)
-            prompt = self.prompt("more", c.call_tokens, results=told, section=piece, state=state)
-            return replace(prompt, after=editing.last)
-        entries = self._relevant(snapshot, piece)
+        entries = self._relevant(editing.store.snapshot(), piece)
         slots = dict(
             tools=self.format.instructions(schemas(editing.scope.tools)),
             memory="\n".join(entry.line for entry in entries) or NO_ENTRIES,
-            state=state,
+            state=self._state(editing, ops, turns),
             results="\n".join(replies) or "None yet.",
         )
         if c.mode == "build":
@@ -465,7 +426,7 @@ class MemUpdate(Agent):
         return replace(prompt, tools=tools)
 
     def _state(self, editing: Editing, ops: int, turns: int) -> str:
-        """Say how much is stored, what may still be done and, if it is visible, the question."""
+        """Say how much is stored, and what may still be done."""
         c, snapshot = self.config, editing.store.snapshot()
         used = f"{self.tokens_of(snapshot)} tokens"
         if c.budget_entries and c.budget != "none":
@@ -473,13 +434,7 @@ class MemUpdate(Agent):
         else:
             room = f" of at most {editing.budget} tokens" if editing.budget else ""
         left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
-        sizes = f"{len(snapshot)} memories, {used}{room}; {left} operations left."
-        if c.target == "hidden":
-            return sizes
-        first, *_ = (*editing.task.probes, editing.task)
-        # without the answers to choose from
-        plain = first if isinstance(first, Probe) else first.probe or first
-        return f"{sizes}\n{TARGET}{plain.question}"
+        return f"{len(snapshot)} memories, {used}{room}; {left} operations left."
 
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""
@@ -542,13 +497,9 @@ class MemUpdate(Agent):
         return found[::-1] if c.answer_order == "newest" else found
 
     def _ask(
-        self, snapshot: Snapshot, about: object, final: bool = False, target: str = ""
+        self, snapshot: Snapshot, about: object, final: bool = False
     ) -> Generator[Prompt, Turn, Answered]:
-        """Ask the frozen policy a question, or how probable an answer is (target).
-
-        What is known already is not asked again.
-        """
-
+        """Ask the frozen policy a question; what is known already is not asked again."""
         begun = time.perf_counter()
         probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
@@ -557,12 +508,11 @@ class MemUpdate(Agent):
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = tuple(entry.line for entry in entries)
-        key = memory, problem, target
+        key = memory, problem
         if final or key not in self._answers:
-            most = len(self.codec.reply(target)) if target else self.config.final_tokens
-            slots = dict(memory=memory, problem=problem)
+            most, slots = self.config.final_tokens, dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
-            turn = yield replace(prompt, frozen=True, target=target)
+            turn = yield replace(prompt, frozen=True)
             turn.notes = EditNotes(
                 "answer" if final else "probe",
                 entries=len(snapshot),
@@ -573,10 +523,9 @@ class MemUpdate(Agent):
                 search_s=search_s,
                 search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
-            score = fmean(turn.logprobs) if target else 0.0
             if len(self._answers) >= ANSWERS:
                 self._answers.clear()
-            self._answers[key] = Answered(str(turn.response), lines, score)
+            self._answers[key] = Answered(str(turn.response), lines)
         # other entries may read the same: ids are not shown to the frozen policy
         return replace(self._answers[key], found=lines)
 
@@ -586,16 +535,14 @@ class MemUpdate(Agent):
         if editing.last is None:
             reason = f"The agent {self.label} made no turn in this episode"
             raise UserError(f"{reason}, so that nothing of it could be trained.")
-        each_turn = c.turn_credit and c.pay != "compat"  # whose formula needs no answers
         answered: dict[int, list[Answered]] = {}  # operations so far -> of each probe
         scores: dict[int, list[float]] = {}
-        for snapshot in states if each_turn else [states[0], states[-1]]:
+        for snapshot in states if c.turn_credit else [states[0], states[-1]]:
             if snapshot.n in scores:
                 continue
             answered[snapshot.n], scores[snapshot.n] = [], []
             for probe in probes:
-                target = formed(probe.answers[0], c.form) if c.pay == "likelihood" else ""
-                answer = yield from self._ask(snapshot, probe, target=target)
+                answer = yield from self._ask(snapshot, probe)
                 answered[snapshot.n].append(answer)
                 scores[snapshot.n].append(self._score(editing.task, probe, answer))
         notes = editing.last.notes
@@ -608,11 +555,9 @@ class MemUpdate(Agent):
             for each in zip(probes, answers, first.scores, last.scores, strict=True)
         ]
         if c.turn_credit:
-            notes.gains = gains(c, editing, scored)
+            notes.gains = gains(editing, scored)
 
     def _score(self, task: Task, probe: object, answered: Answered) -> float:
-        if self.config.pay == "likelihood":
-            return answered.score
         return task.score(extract_answer(answered.response, self.config.form)[0], probe)
 
     def _row(
@@ -624,12 +569,9 @@ class MemUpdate(Agent):
         last: float,
     ) -> dict:
         """Return what a probe was answered before and after, and what has changed that."""
-        likelihood = self.config.pay == "likelihood"
         before, after = (
-            f"log p {answered.score:.2f}" if likelihood
-            else extract_answer(answered.response, self.config.form)[0]
-            for answered in answers
-        )  # fmt: skip
+            extract_answer(answered.response, self.config.form)[0] for answered in answers
+        )
         found = [[*answered.found] for answered in answers]
         return {
             "question": probe.question,
@@ -670,10 +612,6 @@ class MemUpdate(Agent):
     # ---- what it needs
 
     @property
-    def scores_targets(self) -> bool:
-        return self.config.pay == "likelihood"
-
-    @property
     def embedder(self) -> str:
         return self.config.embedder
 
@@ -699,10 +637,6 @@ class MemUpdate(Agent):
             return None
         tools = tuple(tool for tool in TOOLS if tool not in self.config.without)
         return self.format.grammar(schemas(tools), self.config.thinking) if tools else ""
-
-    @property
-    def reply_role(self) -> str:
-        return "tool" if self.format.by_template else "user"
 
     def measure(self, text: str) -> int:
         """Return the tokens of a text; those of an entry's line are asked for again and again."""

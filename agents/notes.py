@@ -23,8 +23,8 @@ CURVE = 64  # sessions after which the store's size is counted
 # of an episode's reward and its store, each a column of metrics.csv: the mean of the episodes that
 # have it (see agents/pay.py)
 PARTS = (
-    "delta", "format", "size", "compression", "efficiency", "retained", "unread", "tokens_before",
-    "tokens_after", *(f"delta_{category}" for category in range(1, 6)),
+    "delta", "format", "size", "compression", "retained", "unread", "tokens_before", "tokens_after",
+    *(f"delta_{category}" for category in range(1, 6)),
 )  # fmt: skip
 OPS = ("search_memory", "create", "update", "noop", "delete_memory", "sample_memory",
        "merge_memory", "split_memory")  # fmt: skip

@@ -1,8 +1,7 @@
 """What an episode that edits a store is paid: parts of its reward, and what has changed answers.
 
-Holds: `Editing`, an episode under way; `worth`, `gains`, `parts`, `compared`, by the settings of
-MemUpdate, c; the original's formula: `context`, `overlap_score`, `sizes`, `efficiency`. Leaves out:
-who answers the probes (agents/memupdate.py). No torch.
+Holds: `Editing`, an episode under way; `worth`, `gains`, `parts`, `compared`. Leaves out: who
+answers the probes (agents/memupdate.py). No torch.
 Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/notes.py.
 
 A state of the store is worth how much better the probes are answered from it than from the first.
@@ -19,13 +18,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import NamedTuple
 
-from agents.store import Entry, Snapshot, Store
+from agents.store import Snapshot, Store
 from agents.tools import Scope
 from data import Task
 from memagent import ReadConfig, Turn
 
 SIZE_WEIGHT = 0.1  # budget soft: of the tokens over the budget, as a share of it
-SIZE_CAP = 100  # compat: entries above which a store counts as too large
 
 
 @dataclass(slots=True)
@@ -65,32 +63,20 @@ class Scored(NamedTuple):
     scores: Sequence[float]  # of each probe
 
 
-def worth(c: ReadConfig, editing: Editing, first: Scored, now: Scored) -> float:
-    """Return what a state is worth over the first one; 0 if no probe is asked.
+def worth(editing: Editing, first: Scored, now: Scored) -> float:
+    """Return what a state is worth over the first one: the gain in score; 0 if no probe is asked.
 
-    compat: the gain in shared words times the efficiency of getting from the first state to this
-    one. Else the gain in score; where the question is visible, its own and that of all probes, so
-    that unrelated memories may not be lost.
     A probe whose evidence was not shown is not asked and has gained nothing: all members of a
     group are paid for the same probes, and whoever fills the window early is paid less, not more.
     """
-    probes = editing.shown_probes
-    if not probes:
+    if not editing.shown_probes:
         return 0.0
-    share = editing.share
-    if c.pay == "compat":
-        gain = share * gained(probes, first.snapshot, now.snapshot)
-        return gain * efficiency(sizes(first.snapshot), sizes(now.snapshot))
-    won = [b - a for a, b in zip(first.scores, now.scores, strict=True)]
-    if c.target == "hidden":
-        return share * fmean(won)
-    visible = won[0] if probes[0] is editing.task.probes[0] else 0.0
-    return visible + share * fmean(won)
+    return editing.share * fmean(b - a for a, b in zip(first.scores, now.scores, strict=True))
 
 
-def gains(c: ReadConfig, editing: Editing, states: Sequence[Scored]) -> list[float]:
+def gains(editing: Editing, states: Sequence[Scored]) -> list[float]:
     """Return what each turn has added to the worth. states: before the first turn, after each."""
-    worths = [worth(c, editing, states[0], state) for state in states]
+    worths = [worth(editing, states[0], state) for state in states]
     return [after - before for before, after in pairwise(worths)]
 
 
@@ -101,7 +87,7 @@ def parts(
     last: Scored,
     tokens_of: Callable[[Snapshot], int],
 ) -> dict[str, float]:
-    """Return the parts of an episode's reward by name, `reward` among them.
+    """Return the parts of an episode's reward by name, `reward` among them. c: of MemUpdate.
 
     unread: the probes that are not asked, because their evidence was never shown; the scores are
     means of the others, `delta` counts them as unchanged.
@@ -119,17 +105,13 @@ def parts(
     if unread := len(editing.task.probes) - len(probes):
         found["unread"] = float(unread)
     known = [after for before, after in pairs if before > 0]
-    if known and c.pay == "answer":
+    if known:
         found["retained"] = fmean(known)  # of what could be answered at the start
     for category in sorted({probe.category for probe in probes} - {0}):
         won = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
               if probe.category == category]  # fmt: skip
         found[f"delta_{category}"] = fmean(won)
-    won = worth(c, editing, first, last)
-    if c.pay == "compat":
-        factor = efficiency(sizes(first.snapshot), sizes(last.snapshot))
-        delta = editing.share * gained(probes, first.snapshot, last.snapshot)
-        return found | {"delta": delta, "efficiency": factor, "reward": won}
+    won = worth(editing, first, last)
     size = compression = 0.0
     if c.budget == "soft":
         most = c.budget_entries or editing.budget
@@ -173,50 +155,3 @@ def compared(
 
 def _id(line: str) -> str:
     return line.partition("]")[0][1:]
-
-
-# ---------------------------------------------------------------- the original's formula
-
-
-def gained(probes: Sequence, first: Snapshot, now: Snapshot) -> float:
-    """Return how much more of the answers' words is found in a state than in the first one."""
-
-    def score(state: Snapshot, probe) -> float:
-        return overlap_score(probe.answers[0], context(state.entries, probe.question))
-
-    return _mean([score(now, probe) - score(first, probe) for probe in probes])
-
-
-def context(entries: Sequence[Entry], question: str, k: int = 5) -> str:
-    """Return what the original's keyword search finds: shared words over the longer of both."""
-    wanted = {*question.lower().split()}
-
-    def score(entry: Entry) -> float:
-        words = {*entry.text.lower().split()}
-        return len(wanted & words) / max(len(wanted), len(words), 1)
-
-    best = sorted((e for e in entries if score(e) > 0), key=score, reverse=True)[:k]
-    lines = [f"Memory: {entry.text}" for entry in best]
-    return "\n".join(lines) or "No relevant information found."
-
-
-def overlap_score(answer: str, context: str) -> float:
-    """Return the share of the answer's words that a context has, in [0.1, 1]; 0.5 without any."""
-    wanted, found = {*answer.lower().split()}, {*context.lower().split()}
-    return max(0.1, min(1.0, len(wanted & found) / len(wanted))) if wanted else 0.5
-
-
-def sizes(snapshot: Snapshot) -> tuple[int, int]:
-    """Return the number of entries and their characters."""
-    return len(snapshot), sum(len(entry.text) for entry in snapshot.entries)
-
-
-def efficiency(old: tuple[int, int], new: tuple[int, int]) -> float:
-    """Return the factor on the gain of a store, in [0.1, 1.5]. old, new: of `sizes`."""
-    (n_old, chars_old), (n_new, chars_new) = old, new
-    size = 1.0 if n_new <= SIZE_CAP else max(0.1, 1 - (n_new - SIZE_CAP) / SIZE_CAP)
-    density = 1.0
-    if n_old:
-        density = min(1.2, (chars_new / max(n_new, 1)) / max(chars_old / n_old, 1))
-    change = max(0.8, 1 - 0.5 * abs(n_new - n_old) / max(n_old, 1))
-    return min(1.5, max(0.1, size * density * change))

@@ -16,8 +16,8 @@ from collections.abc import Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from agents.demos import Compat, Demo, Size
-from agents.retrieval import RETRIEVERS, Tfidf
+from agents.demos import Demo, Size
+from agents.retrieval import RETRIEVERS
 from config.errors import UserError
 from config.options import COUNT, LIMIT
 from data import Task, extract_answer, normalize_answer, strip_thinking
@@ -36,7 +36,6 @@ from memagent import (
 from memory import MemoryState, Recall
 from tasks.mentions import answer_recall, count_phrases, phrases
 from tokens.codec import Codec
-from tokens.templates import ANSWER_REQUESTS
 
 # ---------------------------------------------------------------- wording and settings
 
@@ -71,52 +70,20 @@ class ReMemR1Config(ReadConfig):
     callback: Literal["learned", "question", "off"] = "learned"
     """what looks back into the earlier memories: learned = the policy's own query; question = the
     question, after every section; off = nothing. The prompts are the same in all three"""
-    retriever: Literal["word_recall", "tfidf", "bm25", "tfidf_tokens"] = "word_recall"
-    """word_recall = share of the query's words that a memory has; tfidf, bm25; tfidf_tokens = over
-    the model's tokens, as upstream"""
+    retriever: Literal["word_recall", "tfidf", "bm25"] = "word_recall"
+    """word_recall = share of the query's words that a memory has; tfidf, bm25"""
     recall_k: Annotated[int, COUNT] = 1
     """memories that a look back brings"""
-    recall_at_zero: bool = False
-    """bring a memory that shares nothing with the query too, as upstream"""
-    history_scope: Literal["exclude_current", "include_current", "exclude_new"] = "exclude_current"
-    """what is looked through: exclude_current = the earlier memories without the one that the next
-    prompt shows anyway; include_current = that one too; exclude_new = that one only if an earlier
-    response had written it already, as upstream trains"""
-    memory_text: Literal["update", "response_minus_recall"] = "update"
-    """what becomes the memory: update = the text inside <update>; response_minus_recall = the whole
-    response without <recall>"""
-    on_missing_update: Literal["keep_previous", "reset", "whole_response"] = "keep_previous"
-    """a response without an update: keep_previous = the memory stays; reset = the first-memory
-    literal; whole_response = the response becomes the memory, whatever it is"""
-    query_text: Literal["first", "greedy"] = "first"
-    """the query in a response: first = the first recall that is not blank, on one line, without
-    tags and without text in <thinking>; greedy = from the first <recall> to the last </recall> of
-    one line, unchanged and of any length, as upstream"""
     query_tokens: Annotated[int, COUNT] = 128
-    """most tokens of a query (query_text first)"""
+    """most tokens of a query"""
     step_tokens: Annotated[int | None, LIMIT] = None
     """most tokens of a response to a section, thinking and tags included; 0 or None = two memories
     and a query"""
     example_query: str = EXAMPLE
     """the example in our prompt; a query that repeats it counts as degenerate"""
-    boxed_literal: Literal["single", "double"] = "single"
-    """how our final prompt names the box: single = \\boxed{}; double = \\boxed{{}}, which upstream
-    shows in training; templates of your own stay as they are"""
     memory_reward: Literal["gain", "level"] = "gain"
     """a turn's reward for its memory: gain = the share of an accepted answer that the update added;
     level = the share that the memory then holds"""
-    callback_reward: Literal["seen", "prompt"] = "seen"
-    """a turn's reward for its look back: the share of an accepted answer that it brought and that
-    was not yet in memory or section; prompt = nor anywhere in the prompt, as upstream"""
-    format_reward: Literal["all", "one_line"] = "all"
-    """a turn's reward for its form: all = all tags, by the parser; one_line = one update on one
-    line, which is then all that the memory reward sees too, as upstream"""
-    recall_match: Literal["words", "substring"] = "words"
-    """how these rewards look for an answer: words = whole words, of the best answer; substring =
-    all its words anywhere, mean over the answers, as upstream"""
-    recall_words: Literal["unseen", "all"] = "unseen"
-    """which words of an answer these rewards look for: unseen = those that the question does not
-    have, and neither yes nor no; all = every word, as equations 5 and 6 of the paper are printed"""
 
     def __post_init__(self):
         ReadConfig.__post_init__(self)
@@ -141,32 +108,6 @@ PUBLISHED = {
                   final_tokens=2048, max_sections=8, over="center", layout="paper"),
     "run": dict(shuffle=False, save_every=20),
 }  # fmt: skip
-
-# every point where the paper and the code differ from our defaults
-REWARDS = ("memory_reward", "callback_reward", "format_reward", "recall_match", "recall_words")
-AS_THE_PAPER = Compat(
-    dict(turn_reward_scale=1.0, alpha=0.8, normalisation="mean", aggregation="trajectory_mean"),
-    dict(memory_reward="gain", callback_reward="seen", format_reward="all", recall_match="words",
-         recall_words="all", memory_text="update", on_missing_update="keep_previous",
-         query_text="first", history_scope="include_current", retriever="word_recall", recall_k=1,
-         recall_at_zero=False, callback="learned", boxed_literal="single"),
-    rewards=REWARDS,
-)  # fmt: skip
-AS_THE_CODE = Compat(
-    dict(turn_reward_scale=2.0, alpha=0.8, normalisation="mean", aggregation="token_mean"),
-    dict(memory_reward="level", callback_reward="prompt", format_reward="one_line",
-         recall_match="substring", recall_words="all", memory_text="response_minus_recall",
-         on_missing_update="whole_response", query_text="greedy", history_scope="exclude_new",
-         retriever="tfidf_tokens", recall_k=1, recall_at_zero=True, callback="learned",
-         boxed_literal="double"),
-    reading=dict(history_scope="include_current", boxed_literal="single"),
-    rewards=REWARDS,
-    omitted="among equally good memories the most recent is recalled, not the one that a hash "
-    "picks; a look back that fails leaves its placeholder, never the word None, and that "
-    "placeholder is no recalled text to the rewards; a blank memory and the first-memory literal "
-    "are never recalled; <think> thoughts enter no memory and no reward; sections keep their token "
-    "ids in evaluation too",
-)  # fmt: skip
 
 # Chosen on the dev split (dev/LESSONS.md), for each agent on its own: MemAgent learns nothing at 4
 # sections and more before it has learnt 2.
@@ -267,36 +208,11 @@ def without_recall(text: str) -> str:
     return re.sub(r"<recall>.*?</recall>", "", text, flags=re.DOTALL).strip()
 
 
-def greedy_query(response: str) -> str | None:
-    """The query as upstream's code reads it: what stands between the first `<recall>` and the last
-    `</recall>` of the first line that has both, as it is: tags, blanks, thoughts and all.
-
-    >>> greedy_query("<recall>Otto</recall> or <recall> Ida</recall>")
-    'Otto</recall> or <recall> Ida'
-    >>> greedy_query("<recall>Otto\\nLima</recall>")
-    """
-    found = re.search("<recall>(.+)</recall>", response)
-    return found and found[1]
-
-
 def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Response:
-    """`parse_step` of a turn under the settings of `memory_text`, `on_missing_update` and
-    `query_text`; memory and query end at their caps, but for a greedy query, which has none."""
-    response = codec.after_thinking(turn.response)
-    step = parse_step(response, turn.finish)
-    memory = step.memory
-    if config.memory_text == "response_minus_recall" or (
-        memory is None and config.on_missing_update == "whole_response"
-    ):
-        memory = without_recall(response)
-        if not memory and config.on_missing_update != "whole_response":
-            memory = None
-    if memory is None and config.on_missing_update == "reset":
-        memory = NO_MEMORY
-    memory, memory_cut = _capped(memory, config.memory_tokens, codec)
+    """`parse_step` of a turn, memory and query cut at their caps."""
+    step = parse_step(codec.after_thinking(turn.response), turn.finish)
+    memory, memory_cut = _capped(step.memory, config.memory_tokens, codec)
     query, query_cut = _capped(step.query, config.query_tokens, codec)
-    if config.query_text == "greedy":
-        query, query_cut = greedy_query(turn.response), False
     return replace(step, memory=memory, query=query, memory_cut=memory_cut, query_cut=query_cut)
 
 
@@ -337,7 +253,6 @@ class ReMemR1(Agent):
     Config = ReMemR1Config
     prompts = {"recall_update": LOOK_BACK, "recall_final": LOOKED_BACK}
     presets = {"rememr1": PUBLISHED}
-    compat = {"paper": AS_THE_PAPER, "upstream": AS_THE_CODE}
     training = {"normalisation": "mean"}  # the published advantages are divided by no deviation
     rates = {
         "recall_queries": ("queries", "updates"),
@@ -345,7 +260,6 @@ class ReMemR1(Agent):
         "recall_holds": ("holds", "sought"),
         "recall_evidence": ("evidence", "evidence_sought"),
         "recall_age": ("ages", "hits"),
-        "recall_current": ("current", "hits"),
         "recall_degenerate": ("degenerate", "updates"),
         "answer_gain": ("gain", "updates"),
         "answer_level": ("level", "updates"),
@@ -359,8 +273,6 @@ class ReMemR1(Agent):
     def wording(self, name: str) -> Wording:
         c, wording = self.config, super().wording(name)
         head = wording.head.replace("{example}", c.example_query)
-        if name == "recall_final" and c.boxed_literal == "double":
-            head = head.replace("{answer}", ANSWER_REQUESTS[c.form].replace("{}", "{{}}"))
         hidden = {"recalled_memory"} if c.callback == "off" else {}
         needs = tuple(slot for slot in wording.needs if slot not in hidden)
         return replace(wording, head=head, needs=needs)
@@ -372,9 +284,7 @@ class ReMemR1(Agent):
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         c, codec, sections = self.config, self.codec, self.sections(task)
         first, nothing = codec.text(NO_MEMORY), codec.text(NOT_RECALLED)
-        by_tokens = c.retriever == "tfidf_tokens"
-        retriever = Tfidf(tokens=codec.tokens) if by_tokens else RETRIEVERS[c.retriever]()
-        state = MemoryState(first, retriever, placeholder=first)
+        state = MemoryState(first, RETRIEVERS[c.retriever](), placeholder=first)
         evidence, queries = EvidenceSearch(task), {normalize_answer(c.example_query)}
 
         def prompt(name: str, max_tokens: int, **more) -> Prompt:
@@ -398,7 +308,7 @@ class ReMemR1(Agent):
                 normal = normalize_answer(step.query)
                 notes.degenerate = normal in queries
                 queries.add(normal)
-            state.update(step.memory, query, c.recall_k, c.history_scope, c.recall_at_zero)
+            state.update(step.memory, query, c.recall_k)
             notes.asked = state.recalled.query
             notes.memory_tokens = len(state.memory.ids)
         turn = yield prompt("recall_final", c.final_tokens, final=True)
@@ -420,29 +330,19 @@ class ReMemR1(Agent):
         c, task = self.config, trajectory.task
 
         def share(text: str) -> float | None:
-            return answer_recall(
-                task.answers,
-                written(text),
-                task.question,
-                c.recall_match,
-                task.asks_for_all,
-                c.recall_words,
-            )
+            return answer_recall(task.answers, written(text), task.question, task.asks_for_all)
 
         rewards, covered = [], share("") is not None
         for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
             gain = level = brought = right = 0.0
             if turn.prompt.final:
-                right = one_box(turn.response, c.form, c.format_reward)
+                right = float(extract_answer(strip_thinking(turn.response), c.form)[1])
             elif (
                 turn.notes is not None
             ):  # else it was never read: the engine or the agent has failed
-                right = right_tags(turn, c.format_reward)
-                after = following.prompt.memory if following else turn.prompt.memory
-                if c.format_reward == "one_line":
-                    after = on_one_line(strip_thinking(turn.response))[0]
+                right = right_tags(turn)
                 if covered:
-                    level = share(after)
+                    level = share((following or turn).prompt.memory)
                     gain = level - share(turn.prompt.memory)
                     brought = self._brought(turn, following, share)
                 turn.notes.gain, turn.notes.level = gain, level
@@ -459,8 +359,6 @@ class ReMemR1(Agent):
         if notes is None or not query or notes.recalled.query != query:
             return 0.0
         sight = f"{written(turn.prompt.memory)}\n{turn.prompt.section}"
-        if self.config.callback_reward == "prompt":
-            sight = turn.prompt.text
         return share(f"{notes.recalled.text}\n{sight}") - share(sight)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
@@ -471,8 +369,7 @@ class ReMemR1(Agent):
             return n
         recalled, step = notes.recalled, notes.step
         if recalled.query:
-            n |= {"queries": 1, "hits": bool(recalled.steps)}
-            n |= {"ages": recalled.age, "current": recalled.current}
+            n |= {"queries": 1, "hits": bool(recalled.steps), "ages": recalled.age}
         if recalled.query and recalled.steps:
             n |= {"sought": notes.sought, "holds": notes.evidence == "answer"}
             n |= {"evidence_sought": notes.evidence != "unknown"}
@@ -521,31 +418,9 @@ def written(memory: str) -> str:
     return "" if memory.strip() == NO_MEMORY else memory
 
 
-def right_tags(turn: Turn, tags: str) -> float:
-    if tags == "one_line":
-        return float(
-            sum(bool(update.strip()) for update in on_one_line(strip_thinking(turn.response))) == 1
-        )
+def right_tags(turn: Turn) -> float:
     step = turn.notes.step
     return float(not step.errors and not step.stray)
-
-
-def on_one_line(response: str) -> list[str]:
-    """The updates that stand on one line, all that upstream's rewards see; [""] without any."""
-    return re.findall(r"<update>(.*?)</update>", response) or [""]
-
-
-def one_box(response: str, form: str, tags: str = "all") -> float:
-    """Whether the final response has an answer in the form asked for.
-
-    tags: one_line = on exactly one line a box with something in it, as upstream.
-    """
-    text = strip_thinking(response)
-    if tags == "one_line":
-        return float(
-            sum(bool(answer.strip()) for answer in re.findall(r"\\boxed\{(.+)\}", text)) == 1
-        )
-    return float(extract_answer(text, form)[1])
 
 
 # ---------------------------------------------------------------- evidence

@@ -12,7 +12,6 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import TYPE_CHECKING
 
 from tasks import lexicon
@@ -72,34 +71,29 @@ class Items:
     depends on all candidates, so that these are scored anew for every query.
     """
 
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
-        self.tokens, self.n = tokens, 0
+    def __init__(self, items: Iterable[str] = ()):
+        self.n = 0
         self.items: list[list[str]] = []
         for item in items:
             self.add(item)
 
     def add(self, item: str) -> int:
         """Take in an item; return its index."""
-        self._index(self.tokens(item))
+        self._index(words(item))
         self.n += 1
         return self.n - 1
 
     def top_k(
-        self, query: str, k: int = 1, without: Container[int] = (), at_zero: bool = False
+        self, query: str, k: int = 1, without: Container[int] = ()
     ) -> list[tuple[int, float]]:
         """Return the k best items as (index, score), the best first.
 
-        without: indices that are no candidates. at_zero: candidates that share nothing with the
-        query follow, the most recent first.
+        without: indices that are no candidates.
         """
-        wanted = self.tokens(query)
+        wanted = words(query)
         scores = self._scores(wanted, without) if wanted else {}
-        found = {i: x for i, x in scores.items() if x > 0 and i not in without}
-        best = sorted(found.items(), key=lambda hit: (-hit[1], -hit[0]))[:k]
-        if at_zero and len(best) < k:
-            rest = (i for i in reversed(range(self.n)) if i not in found and i not in without)
-            best += [(i, 0.0) for i in islice(rest, k - len(best))]
-        return best
+        found = [(i, x) for i, x in scores.items() if x > 0 and i not in without]
+        return sorted(found, key=lambda hit: (-hit[1], -hit[0]))[:k]
 
     def _index(self, tokens: Sequence[str]) -> None:
         self.items.append([sys.intern(token) for token in tokens])
@@ -123,9 +117,9 @@ class WordRecall(Items):
     [(2, 0.6666666666666666)]
     """
 
-    def __init__(self, items: Iterable[str] = (), tokens: Callable[[str], Sequence[str]] = words):
+    def __init__(self, items: Iterable[str] = ()):
         self.places: dict[str, array] = {}  # word -> items that have it
-        super().__init__(items, tokens)
+        super().__init__(items)
 
     def _index(self, tokens: Sequence[str]) -> None:
         for token in dict.fromkeys(tokens):

@@ -102,8 +102,6 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
     with contextlib.closing(engine):
         way = _choose(first, how, engine, agents)
         say(f"{way[0].upper()}{way[1:]}.")
-        if axes := find.axes(first.agent, compat=how.compat):
-            say(axes)
         _say_notes(first, engine)
         answers = [_kept(first, engine)]
         while further and (question := further()):
@@ -184,8 +182,7 @@ def evaluation_of(config: AnsweringConfig, **fixed: object) -> EvalConfig:
 def made(name: str, config: AnsweringConfig, how: How) -> Agent:
     """Make an agent with the settings of the model, of the preset and of the user."""
     policy = find.model_or_default(config.model, config.endpoint)
-    theirs = find.compat_of(how.compat, [name], training=False).get("agent", {})
-    settings = {"max_sections": None, "not_found": "say"} | theirs | how.settings
+    settings = {"max_sections": None, "not_found": "say"} | how.settings
     known = find.of_model(policy) | find.preset_of(how.preset, name)["agent"] | settings
     if config.endpoint and "empty" not in known and "empty" in hints_of(find.find(name).Config):
         # a server's model that thinks for too long says nothing: what was noted is not lost by it

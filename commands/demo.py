@@ -264,9 +264,7 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
         f"steps of GRPO each from the same policy, on {demo.about}; then questions about unseen "
         f"facts in documents of up to {max(amount.questions):,} {unit}."
     )
-    axes = find.axes(find.make(name, trainings[0].settings), trainings[0].grpo)
     rivals = arms[1:2] or tuple(others)
-    about = "\n".join(filter(None, (about, axes)))
     return Plan(demo.title, about, trainings, baselines, unit=unit, rivals=rivals)
 
 

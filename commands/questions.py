@@ -32,13 +32,12 @@ class How:
 
     agent: str = ""
     preset: str = "default"
-    compat: str = ""
     settings: dict = field(default_factory=dict)
 
     @property
     def given(self) -> dict[str, str]:
         """Return the flags that decide on the agent."""
-        flags = {"agent": self.agent, "compat": self.compat, "preset": self.preset}
+        flags = {"agent": self.agent, "preset": self.preset}
         return {name: value for name, value in flags.items() if value not in ("", "default")}
 
 
@@ -77,7 +76,7 @@ def ask(
     UserError: the sentence that the command prints.
     """
     paths = [documents] if isinstance(documents, str | Path) else documents
-    flags = {word: settings.pop(word) for word in ("agent", "preset", "compat") if word in settings}
+    flags = {word: settings.pop(word) for word in ("agent", "preset") if word in settings}
     known = {f.name for f in fields(AskConfig)} & settings.keys()
     given = {word: settings.pop(word) for word in known}
     if isinstance(given.get("endpoint"), str):

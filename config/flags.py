@@ -61,14 +61,6 @@ Preset = Annotated[
         help="several settings at once: default, demo, or one of an agent's: paper, vime, ..."
     ),
 ]
-Compat = Annotated[
-    str,
-    typer.Option(
-        help="imitate a published system wherever the agent's settings can: paper or upstream; "
-        "prints what it sets and what it cannot imitate",
-        rich_help_panel="How the agent reads",
-    ),
-]
 RESUME = "go on with the run of this --name, with the settings it began with; --steps may be more"
 DRY_RUN = "try the whole run on a tiny random model: two steps, an export"
 # command -> function that builds it from its arguments

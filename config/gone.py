@@ -40,6 +40,21 @@ BEFORE = {
     "max_steps success_reward failure_reward graded",
     "rememr1": "recall_at_zero history_scope memory_text on_missing_update query_text "
     "boxed_literal callback_reward format_reward recall_match recall_words",
+    # "setting": (value,),
+    "boxed_literal": ("single",),
+    "callback_reward": ("seen",),
+    "format_reward": ("all",),
+    "history": ("bounded", "auto"),
+    "history_scope": ("exclude_current",),
+    "memory_text": ("update",),
+    "on_missing_update": ("keep_previous",),
+    "pay": ("answer",),
+    "query_text": ("first",),
+    "recall_at_zero": (False,),
+    "recall_match": ("words",),
+    "recall_words": ("unseen",),
+    "target": ("hidden",),
+    "turn_reward_scale": (1.0,),
 }
 
 

@@ -206,8 +206,6 @@ class GRPOConfig(TrainConfig):
     alpha: Annotated[float, SHARE] = 0.8
     """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
     alpha; 1 = outcome alone"""
-    turn_reward_scale: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 1.0
-    """factor on the rewards of single turns, for agents that give them"""
     clip_low: Annotated[float, SHARE] = 0.2
     """clip the ratio below at 1 - clip_low"""
     clip_high: Annotated[float, NOT_NEGATIVE] = 0.28

@@ -124,11 +124,6 @@ class EndpointEngine(Engine):
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         if self._closed:
             raise RuntimeError("The engine is closed: a prompt would wait for ever.")
-        if prompt.target:
-            raise UserError(
-                "A server cannot say how probable a response is: scoring needs --engine "
-                "transformers or vllm, and an --answerer with weights (base or hf:FOLDER)."
-            )
         self._keys += 1
         key, ids, refused = self._keys, prompt.ids(self.codec), None
         if self.window and self.codec.exact:

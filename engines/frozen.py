@@ -85,14 +85,8 @@ class WithFrozen(Engine):
             after = replace(after, prompt=before, prompt_ids=before.ids(codec), response_ids=ids)
         if not frozen:
             return replace(prompt, after=after)
-        target = str(prompt.target)
-        return replace(
-            prompt,
-            pieces=tuple((str(text), constant) for text, constant in prompt.pieces),
-            max_tokens=max(prompt.max_tokens, len(codec.reply(target))),
-            target=target,
-            after=after,
-        )
+        pieces = tuple((str(text), constant) for text, constant in prompt.pieces)
+        return replace(prompt, pieces=pieces, after=after)
 
     def step(self) -> list[tuple[int, Turn]]:
         sampling, asking = bool(self._sampled), bool(self._asked)

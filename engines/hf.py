@@ -29,16 +29,13 @@ ones in the prompt are appended as a guess, and one forward pass samples after e
 
 Every token is drawn from the model's own distribution with the random number of its position: the
 draft changes how many passes a turn takes, not what it says.
-
-A prompt with a target is drawn nothing for: its tokens are the target's, one after the other, and
-their log-probs the model's own, at temperature 1. The target is its own draft.
 """
 
 from __future__ import annotations
 
 from bisect import bisect
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from itertools import islice
@@ -54,7 +51,7 @@ from models.products import linear, use_products
 from models.ranks import full_tensor
 from rollout import Engine, Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
-from tokens.codec import Codec, Text
+from tokens.codec import Codec
 from tokens.trie import (
     Bucket,
     Cost,
@@ -85,29 +82,21 @@ class _Request:
     ids: list[int]
     sampling: Sampling
     seed: int
-    target: tuple[int, ...] = ()  # the response to be scored; (): one is sampled
     reused: int = 0  # tokens that were copied from another row
     out: list[int] = field(default_factory=list)  # sampled so far
     logprobs: list[float] = field(default_factory=list)  # of these
     # one or two tokens of the prompt -> the position after their last occurrence
     _after: dict[int | tuple[int, int], int] = field(default_factory=dict)
 
-    @property
-    def most(self) -> int:
-        """Most tokens of the response."""
-        return len(self.target) or self.prompt.max_tokens
-
     def draft(self, most: int) -> list[int]:
         """Guess at most `most` tokens after the sampled ones.
 
-        The guess is what followed their last two tokens in the prompt; failing that, their last. Of
-        a target it is what follows, and holds.
+        The guess is what followed their last two tokens in the prompt; failing that, their last.
         """
-        most = min(most, self.most - len(self.out) - 1)  # one more is drawn after them
+        # one more is drawn after them
+        most = min(most, self.prompt.max_tokens - len(self.out) - 1)
         if most < 1:
             return []
-        if self.target:
-            return [*self.target[len(self.out) :][:most]]
         if not self._after:
             pairs = zip(self.ids, self.ids[1:], strict=False)
             self._after = {
@@ -363,24 +352,6 @@ def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
         return x.astype(np.float32) / np.float32(1 << 24)
 
 
-def misfit(prompt: Prompt, ids: list[int], codec: Codec, masked: Collection[int]) -> Turn | None:
-    """Return the failed turn of a target that cannot be scored; None if all is well.
-
-    A target needs tokens, at most `max_tokens`, and none that the model never says, `masked`.
-    """
-    target = codec.reply(prompt.target) if prompt.target else ()
-    never = next((i for i in target if i in masked), None)
-    if not prompt.target or (0 < len(target) <= prompt.max_tokens and never is None):
-        return None
-    turn = Turn(prompt, ids, [], [], Finish.ERROR, codec.response([]))
-    turn.error = f"a target of {len(target)} tokens cannot be scored: " + (
-        f"1 to {prompt.max_tokens} (max_tokens) are possible"
-        if never is None
-        else f"the model never says its token {never}, which stands for no text"
-    )
-    return turn
-
-
 # ---------------------------------------------------------------- the engine
 
 
@@ -414,7 +385,6 @@ class TransformersEngine(Engine):
         check_architecture(model)
         self.window: int = longest_context(model.config)
         mask_head(model, codec)
-        self._masked = frozenset(getattr(model.lm_head, "masked_set", ()))
         use_products(model)
         self.cost = Cost.from_model(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
@@ -476,12 +446,10 @@ class TransformersEngine(Engine):
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
         self._keys += 1
         ids = prompt.ids(self.codec)
-        target = self.codec.reply(prompt.target) if prompt.target else ()
-        refused = refusal(prompt, ids, self.window, self.codec)
-        if turn := refused or misfit(prompt, ids, self.codec, self._masked):
+        if turn := refusal(prompt, ids, self.window, self.codec):
             self._refused.append((self._keys, turn))
         else:
-            request = _Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1), target)
+            request = _Request(self._keys, prompt, ids, sampling, seed & (2**64 - 1))
             self._waiting.append(request)
         return self._keys
 
@@ -789,7 +757,7 @@ class TransformersEngine(Engine):
     def _sample(
         self, rows: list[int], drafts: list[list[int]], hidden: torch.Tensor
     ) -> list[tuple[int, Turn]]:
-        """Draw, or score, what follows the latest token of each row and every token of its draft.
+        """Draw what follows the latest token of each row and every token of its draft.
 
         hidden: the states of these tokens, [rows and their drafts, D]. Returns the turns that this
         finishes.
@@ -811,15 +779,6 @@ class TransformersEngine(Engine):
             per_token([r.sampling.top_p for r in requests]).float(),
             self._put(uniforms(seeds, positions)),
         )
-        forced = [
-            pair  # a place in `ids`, and the token of a target that stands there
-            for start, request, k in zip(np.cumsum(n) - n, requests, n, strict=True)
-            for pair in enumerate(request.target[len(request.out) :][:k], start)
-        ]
-        if forced:
-            at, wanted = map(self._put, zip(*forced, strict=True))
-            ids[at] = wanted
-            logprobs[at] = logits[at].log_softmax(-1).gather(1, wanted[:, None])[:, 0]
         done, drawn = [], iter(zip(ids.tolist(), logprobs.tolist(), strict=True))
         for row, request, draft in zip(rows, requests, drafts, strict=True):
             if turn := self._accept(row, request, list(islice(drawn, 1 + len(draft))), draft):
@@ -835,19 +794,17 @@ class TransformersEngine(Engine):
             drawn      Boris in    Oslo x      x      each after the guesses before it
             accepted   Boris in    Oslo               up to the first that no guess foresaw
 
-        What was drawn behind a wrong guess (x) follows the wrong text. A target ends with its last
-        token, and no end-of-sequence id follows.
+        What was drawn behind a wrong guess (x) follows the wrong text.
         """
-        out, target = request.out, request.target
+        out = request.out
         for (token, logprob), guess in zip(drawn, [*draft, None], strict=True):
             out.append(token)
             request.logprobs.append(logprob)
             self.generated_tokens += 1
-            full = len(out) == request.most
-            stopped = full if target else token in self.codec.eos_ids
-            if stopped or full:
+            stopped = token in self.codec.eos_ids
+            if stopped or len(out) == request.prompt.max_tokens:
                 finish = Finish.STOP if stopped else Finish.LENGTH
-                response = Text(request.prompt.target, out) if target else self.codec.response(out)
+                response = self.codec.response(out)
                 self._release(row)
                 turn = Turn(request.prompt, request.ids, out, request.logprobs, finish, response)
                 turn.reused_tokens = request.reused

@@ -353,11 +353,6 @@ def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
             f"The agent {agent.label} asks no policy but the one that is trained: leave "
             "--answerer out."
         )
-    if answerer.startswith("openai:") and agent.scores_targets:
-        return (
-            f"The agent {agent.label} is paid by how probable given answers are, which no server "
-            "of OpenAI's protocol says: give --answerer base or hf:FOLDER."
-        )
     if answerer == "base" and agent.frozen_turns and one_set:
         return (
             f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 
-from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from rollout import Engine, Sampling
 from tokens.codec import Codec
@@ -31,11 +30,6 @@ class ScriptedEngine(Engine):
         self._keys = 0
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
-        if prompt.target:
-            raise UserError(
-                "An engine without a model cannot say how probable a response is: "
-                "scoring needs --engine transformers or vllm."
-            )
         self._keys += 1
         self._queue.append((self._keys, prompt))
         return self._keys

@@ -17,9 +17,6 @@ How deep it sleeps:
     1       the weights move to host memory, the cache is dropped
     2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
             used with adapters, which bring no base weights, unless they are merged
-
-A prompt with a target is read together with it: vLLM then says how probable the tokens of a prompt
-are, at temperature 1, and computes all of it anew, since cached states do not say that.
 """
 
 from __future__ import annotations
@@ -40,13 +37,12 @@ import numpy as np
 import torch
 
 from config.errors import UserError, first_line
-from engines.hf import misfit
 from memagent import Finish, Prompt, Turn
 from models.load import inner, plain_weights
 from models.logprobs import without
 from models.ranks import full_tensor, world
 from rollout import Engine, Sampling, refusal
-from tokens.codec import Codec, Text
+from tokens.codec import Codec
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM can allocate; any other rank takes the next larger one."""
@@ -148,23 +144,10 @@ def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
     return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
 
 
-def _drop_adapter_of_head(model: torch.nn.Module) -> None:
-    """Take away vLLM's room for an adapter of the lm_head, which ours never have.
-
-    It knows the adapters of sampled tokens only. For the tokens of a target it raises an error on a
-    CPU; on a GPU, by its source, it would take them for others.
-    """
-    for name, layer in [*model.named_modules()]:
-        if type(layer).__name__ == "LogitsProcessorWithLoRA":
-            parent, _, attribute = name.rpartition(".")
-            setattr(model.get_submodule(parent), attribute, layer.base_layer)
-
-
 def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
-    """Let vLLM's model say none of the tokens `ids`, sampled or in a target, as the trainer's.
+    """Let vLLM's model say none of the tokens `ids`, as the trainer's.
 
-    Its own ways reach one of the two only (`allowed_token_ids`, logits processors: what is drawn),
-    and the former takes a list as long as the vocabulary with every prompt.
+    Its own way, `allowed_token_ids`, takes a list as long as the vocabulary with every prompt.
     """
     compute, masked = model.compute_logits, torch.tensor(ids, dtype=torch.int64)
 
@@ -178,14 +161,14 @@ def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
     model.compute_logits = compute_logits
 
 
-def _logprobs_of(scores, ids: list[int], first: int = 0) -> list[float]:
-    """Return the log-probs of some tokens, from the first one on that has any.
+def _logprobs_of(scores, ids: list[int]) -> list[float]:
+    """Return the log-probs of the tokens that were drawn.
 
     scores: vLLM's, flat: at each position the token that stands there comes first.
     """
-    starts = scores.start_indices[first:]
-    if [scores.token_ids[i] for i in starts] != ids[first:]:
-        raise RuntimeError("vLLM's log-probs are not those of the tokens that it has read.")
+    starts = scores.start_indices
+    if [scores.token_ids[i] for i in starts] != ids:
+        raise RuntimeError("vLLM's log-probs are not those of the tokens that it has drawn.")
     return [scores.logprobs[i] for i in starts]
 
 
@@ -250,10 +233,8 @@ class ColocatedEngine(Engine):
             raise UserError(
                 f"vLLM does not begin so: leave --sampler fp8 out ({first_line(error)})."
             ) from error
-        if lora_rank:
-            self._engine.apply_model(_drop_adapter_of_head)
-        self._masked = frozenset(codec.never_sampled(self._engine.model_config.get_vocab_size()))
-        self._engine.apply_model(partial(_mask_logits, ids=sorted(self._masked)))
+        masked = codec.never_sampled(self._engine.model_config.get_vocab_size())
+        self._engine.apply_model(partial(_mask_logits, ids=masked))
         ColocatedEngine._open = self
         self._adapter: object | None = None
         self._folder: Path | None = None
@@ -317,25 +298,21 @@ class ColocatedEngine(Engine):
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
         ids = prompt.ids(self.codec)
-        refused = misfit(prompt, ids, self.codec, self._masked)
-        # beside a target one token is drawn
-        room = self.window - bool(prompt.target)
-        if turn := refused or refusal(prompt, ids, room, self.codec):
+        if turn := refusal(prompt, ids, self.window, self.codec):
             self._refused.append((self._keys, turn))
             return self._keys
-        drawn = {
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "max_tokens": prompt.max_tokens,
-            "seed": seed % 2**63,
-            "stop_token_ids": sorted(self.codec.eos_ids),
-            "logprobs": 0,
-            "structured_outputs": self._grammar_of(prompt),
-        }
-        # what ends with a target is read alone, but a token has to be drawn
-        scored = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0}
-        common = {"flat_logprobs": True, "detokenize": False, "output_kind": self._final_only}
-        params = self._params(**common, **(scored if prompt.target else drawn))
+        params = self._params(
+            temperature=sampling.temperature,
+            top_p=sampling.top_p,
+            max_tokens=prompt.max_tokens,
+            seed=seed % 2**63,
+            stop_token_ids=sorted(self.codec.eos_ids),
+            logprobs=0,
+            structured_outputs=self._grammar_of(prompt),
+            flat_logprobs=True,
+            detokenize=False,
+            output_kind=self._final_only,
+        )
         request = str(self._keys), prompt, ids, params
         _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
         if self._apart and other.frozen != prompt.frozen:
@@ -350,7 +327,7 @@ class ColocatedEngine(Engine):
 
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
-        read = {"prompt_token_ids": [*ids, *self.codec.reply(prompt.target)]}
+        read = {"prompt_token_ids": ids}
         try:
             self._engine.add_request(name, read, params, lora_request=adapter)
         except ModuleNotFoundError as error:
@@ -368,7 +345,7 @@ class ColocatedEngine(Engine):
             if not output.finished or output.request_id not in self._prompts:  # given up
                 continue
             key, prompt, ids = self._prompts.pop(output.request_id)
-            turn = (self._score if prompt.target else self._turn)(prompt, ids, output)
+            turn = self._turn(prompt, ids, output)
             turn.reused_tokens = reused = output.num_cached_tokens or 0
             self.reused_tokens += reused
             self.prefilled_tokens += len(ids) - reused
@@ -403,12 +380,6 @@ class ColocatedEngine(Engine):
         if finish is Finish.ERROR:
             turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
         return turn
-
-    def _score(self, prompt: Prompt, ids: list[int], output) -> Turn:
-        """Make a turn of a target and what vLLM says of its tokens in the prompt."""
-        target = [*self.codec.reply(prompt.target)]
-        logprobs = _logprobs_of(output.prompt_logprobs, [*ids, *target], first=1)[-len(target) :]
-        return Turn(prompt, ids, target, logprobs, Finish.STOP, Text(prompt.target, target))
 
     # ------------------------------------------------------------ phases
 

@@ -126,7 +126,7 @@ class Reader(vf.Harness[ReaderConfig]):
         prompt, training = advance(agent, steps), ctx.client.type == "train"
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
             while prompt is not None:
-                if prompt.frozen or prompt.target or (training and not prompt.trained):
+                if prompt.frozen or (training and not prompt.trained):
                     raise vf.HarnessError(f"{agent.label} has turns that are not the policy's.")
                 turn = given(prompt, agent.codec) or await self.ask(client, ctx.model, prompt)
                 prompt = advance(agent, steps, turn)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from statistics import fmean
 
 import torch
@@ -110,7 +110,7 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
     """
     n: Counter[str] = Counter()
     for group in groups:
-        totals: dict[Hashable, set[float]] = {}  # place -> rewards, rounded as in `advantages`
+        totals: dict[int, set[float]] = {}  # place -> rewards, rounded as in `advantages`
         for trajectory in group.sampled:
             for k, turn in enumerate(trajectory.turns):
                 n.update(agent.count(trajectory.task, turn))

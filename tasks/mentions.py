@@ -45,30 +45,20 @@ def answer_recall(
     answers: Iterable[str],
     text: str,
     question: str = "",
-    match: str = "words",
     all_asked: bool = False,
-    words: str = "unseen",
 ) -> float | None:
     """Return recall(y, text) of ReMemR1 (arXiv 2509.23040): the share of an answer's words in it.
 
     Whole words, normalised, without markup; the best answer counts, or the mean if `all_asked`.
-    None: no answer has a word to look for.
-    words: "unseen" ignores the words of the question, which say nothing about reading, and the
-    answers yes and no; "all" ignores nothing, as in the paper's equations.
-    match: "substring" is upstream's rule: words unchanged, anywhere in the text, mean over answers.
+    None: no answer has a word to look for. The words of the question, which say nothing about
+    reading, and the answers yes and no are not looked for.
 
-    >>> answer_recall(["UK", "United Kingdom"], "the UK", match="substring")
+    >>> answer_recall(["Old Lima", "Rome"], "in Lima")
     0.5
     """
-    if match == "substring":
-        golds = [gold for answer in answers if (gold := answer.split())]
-        shares = [sum(word in text for word in gold) / len(gold) for gold in golds]
-        return sum(shares) / len(shares) if shares else None
-    present, ignored = all_words(text), set()
-    if words == "unseen":
-        ignored = all_words(question)
-        answers = (answer for answer in answers if normalize_answer(answer) not in ("yes", "no"))
-    golds = [gold for answer in answers if (gold := {*normalize_answer(answer).split()} - ignored)]
+    present, asked = all_words(text), all_words(question)
+    plain = [normalize_answer(answer) for answer in answers]
+    golds = [gold for a in plain if a not in ("yes", "no") and (gold := {*a.split()} - asked)]
     shares = [len(gold & present) / len(gold) for gold in golds]
     return sum(shares) / len(shares) if all_asked and shares else max(shares, default=None)
 

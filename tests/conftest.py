@@ -14,7 +14,6 @@ import ssl
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
 from multiprocessing import forkserver
@@ -189,19 +188,6 @@ def random_policy(codec: Codec, window: int = 4096, **other):
         eos_token_id=1,
     )
     return LlamaForCausalLM(LlamaConfig(**config | other))
-
-
-def counted(agent, trajectory) -> Counter:
-    """Return what an agent counts of a trajectory, summed over its turns."""
-    n: Counter = Counter()
-    for turn in trajectory.turns:
-        n.update(agent.count(trajectory.task, turn))
-    return n
-
-
-def slots_of(prompt) -> list[str]:
-    """Return the texts of a prompt's slots; the tokenizer puts a blank before a word."""
-    return [piece.strip() for piece, constant in prompt.pieces if not constant]
 
 
 @pytest.fixture(scope="session")

@@ -15,10 +15,7 @@ from memagent import Finish, Group, Prompt, Trajectory, Turn
 TASK = Task("t", "Where is Otto?", ("Lima",), "Otto reached Lima.")
 OUTCOMES = [1, 0, 0, 1]
 TURN_REWARDS = [[2, 1, 0, 1], [1, 2, 1, 0], [1, 1, 0, 1]]  # step 0, step 1, final
-GOLDEN = {
-    1.0: [[0.6, -0.4, -0.6, 0.4], [0.4, -0.2, -0.4, 0.2], [0.45, -0.35, -0.55, 0.45]],
-    2.0: [[0.8, -0.4, -0.8, 0.4], [0.4, 0.0, -0.4, 0.0], [0.5, -0.3, -0.7, 0.5]],
-}
+GOLDEN = [[0.6, -0.4, -0.6, 0.4], [0.4, -0.2, -0.4, 0.2], [0.45, -0.35, -0.55, 0.45]]
 
 
 def group(outcomes=OUTCOMES, turn_rewards=TURN_REWARDS) -> Group:
@@ -33,21 +30,15 @@ def group(outcomes=OUTCOMES, turn_rewards=TURN_REWARDS) -> Group:
     return Group(TASK, trajectories)
 
 
-@pytest.mark.parametrize(
-    ("compat", "preset", "scale"),
-    [("", "default", 1.0), ("paper", "default", 1.0), ("upstream", "default", 2.0),
-     ("", "rememr1", 1.0), ("upstream", "rememr1", 2.0)],
-)  # fmt: skip
-def test_golden_advantages(compat, preset, scale):
-    """The default has scale 1; upstream's doubling is a setting of its own, as commands resolve
-    them."""
-    fields = find.compat_of(compat, ["rememr1"], training=True).get("grpo", {})
-    config, _ = find.resolve(preset, options.EMBEDDED, fields, {}, "rememr1")
+@pytest.mark.parametrize("preset", ["default", "rememr1"])
+def test_golden_advantages(preset):
+    """By the settings as commands resolve them."""
+    config, _ = find.resolve(preset, options.EMBEDDED, {}, {}, "rememr1")
     each = advantages_of(group(), config)
-    for step, wanted in enumerate(GOLDEN[scale]):
+    for step, wanted in enumerate(GOLDEN):
         assert [of_turns[step] for of_turns in each] == pytest.approx(wanted)
-    by_mean = GRPOConfig(alpha=0.8, normalisation="mean", turn_reward_scale=scale, group_size=4)
-    wanted = [GOLDEN[scale][k][i] for i in range(4) for k in range(3)]
+    by_mean = GRPOConfig(alpha=0.8, normalisation="mean", group_size=4)
+    wanted = [GOLDEN[k][i] for i in range(4) for k in range(3)]
     assert [row.advantage for row in training_rows([group()], by_mean)] == pytest.approx(wanted)
 
 
@@ -56,16 +47,6 @@ def test_alpha_one_is_the_outcome_alone_and_alpha_zero_the_turns_alone():
     assert each == [[0.5] * 3, [-0.5] * 3, [-0.5] * 3, [0.5] * 3]
     each = advantages_of(group(), GRPOConfig(alpha=0.0, normalisation="mean"))
     assert [of_turns[0] for of_turns in each] == [1, 0, -1, 0]
-
-
-def test_divided_by_the_deviation_the_scale_of_turn_rewards_cancels():
-    one, two = (
-        advantages_of(group(), GRPOConfig(normalisation="std", turn_reward_scale=scale))
-        for scale in (1.0, 2.0)
-    )
-    assert [x for of_turns in one for x in of_turns] == pytest.approx(
-        [x for of_turns in two for x in of_turns], abs=1e-5
-    )
 
 
 def test_a_group_of_one_has_no_baseline():

@@ -106,8 +106,8 @@ def test_settings_are_flags_with_their_docstrings():
         assert f"--{flag}" in text
     assert "G, readings of one task, which are judged by each other (default: 16)" in text
     # what presets and files set, and what means nothing to the agent
-    assert "--grad-clip" not in text and "--compat" not in text
-    for words in ("train --grad-clip 1", "train --compat paper"):
+    assert "--grad-clip" not in text and "--callback" not in text
+    for words in ("train --grad-clip 1", "train --callback off"):
         assert "No such option" in run(words, code=2)
 
 
@@ -133,9 +133,7 @@ def test_little_is_imported_at_the_start(helped):
         (("train", "--data", "nowhere.jsonl"), "nowhere.jsonl"),
         (("train", "--model", "./nowhere"), "./nowhere"),
         (("train", "--preset", "papre"), "papre"),
-        (("train", "--agent", "rememr1", "--compat", "papre"), "paper, upstream"),
         (("train", "--agent", "nowhere.py"), "nowhere.py"),
-        (("eval", "--agents", "rememr1", "--compat", "papre"), "paper, upstream"),
         (("demo", "--agent", "full"), "section by section"),
         (("plan", "--agent", "bm25"), "section by section"),
         (("train", "--lengths", "4,x"), "--lengths"),
@@ -468,8 +466,7 @@ def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
     for name in left.split():  # by an earlier demo of this name: it goes over that
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("{")
-    out = run("demo --agent rememr1 --short")
-    assert "history_scope exclude_current" in " ".join(out.split()) and "rememr1 - memagent" in out
+    assert "rememr1 - memagent" in run("demo --agent rememr1 --short")
     summary = json.loads((folder / "summary.json").read_text())
     arms, untrained = ["rememr1", "memagent"], ["untrained rememr1", "untrained memagent"]
     off = "rememr1, not looking back"
@@ -533,48 +530,40 @@ def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
         assert labels == ({("rememr1, not looking back", "off")} if t is work[0] else set())
 
 
-def test_compat_is_under_the_flags_and_over_the_config_and_said(tmp_path, monkeypatch):
+def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_model(
+    tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
     small = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1"
-    out = run(
-        f"train --name a --preset rememr1 --compat upstream --chunk-tokens 24 --step-tokens 20 "
+    run(
+        f"train --name a --preset rememr1 --retriever bm25 --chunk-tokens 24 --step-tokens 20 "
         f"--final-tokens 20 --updates-per-rollout 1 --alpha 0.5 {small}"
     )
-    for words in (
-        *("history_scope exclude_new", "query_text greedy", "boxed_literal double"),
-        *("retriever tfidf_tokens", "alpha 0.5", "turn_reward_scale 2.0", "not as upstream: "),
-    ):
-        assert words in out
     stored = find.begun(Path("runs/a"))
-    assert stored["run"]["agent"] == "rememr1" and stored["agent"]["memory_reward"] == "level"
-    assert stored["grpo"]["kl"] == 1e-3
-    line = "train --name b --config runs/a/config.yaml --compat paper"
-    out = run(f"{line} --history-scope exclude_current")
-    for words in (
-        *("history_scope exclude_current", "boxed_literal single", "query_text first"),
-        *("recall_words all", "retriever word_recall", "alpha 0.8", "aggregation trajectory_mean"),
-    ):
-        assert words in out
+    assert stored["run"]["agent"] == "rememr1" and stored["agent"]["retriever"] == "bm25"
+    assert (stored["grpo"]["kl"], stored["grpo"]["alpha"]) == (1e-3, 0.5)
+    run("train --name b --config runs/a/config.yaml --recall-k 2")
     run("train --name b --resume --steps 2")
-    assert find.begun(Path("runs/b"))["agent"]["retriever"] == "word_recall"
+    stored = find.begun(Path("runs/b"))
+    assert (stored["agent"]["retriever"], stored["agent"]["recall_k"]) == ("bm25", 2)
     # unless it is said, the agent that the model was trained with
     run(f"train --name c --model runs/a/model {small}")
     assert find.begun(Path("runs/c"))["run"]["agent"] == "rememr1"
     few = "--model runs/a/model --lengths 1 --temperatures 0"
-    out = run(f"eval --name e --agents rememr1,memagent --compat upstream --n 1 {few}")
-    assert "not as upstream: " in out and "query_text greedy" in out
-    assert "history_scope include_current" in out and "boxed_literal single" in out
-    assert not {"memory_reward", "turn_reward_scale"} & {*out.split()}  # nothing is trained
+    run(f"eval --name e --agents rememr1,memagent --n 1 {few}")
     assert "What the agents did" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(
         "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. "
         "Rosa entered Rome. Karin toured Graz. Anna met Otto."
     )
     asking = ("ask", "notes.txt", "Where is Anna?", "--model")
-    assert "rememr1: memory_text update" in run(*asking, "tiny", "--agent", "rememr1")
-    as_trained = "rememr1: memory_text response_minus_recall"
-    assert as_trained in run(*asking, "runs/a/model")
-    assert "memory_text" not in run(*asking, "tiny")
+    for words, retriever in (
+        (("tiny", "--agent", "rememr1"), "word_recall"), (("runs/a/model",), "bm25"),
+        (("tiny",), None),
+    ):  # fmt: skip
+        run(*asking, *words, "--name", f"of {retriever}")
+        asked = yaml.safe_load(Path(f"runs/of {retriever}/config.yaml").read_text())
+        assert asked["agent"].get("retriever") == retriever
     run(f"eval --name p --preset rememr1 --n 1 --chunk-tokens 24 {few}")
     evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
     assert evaluated["eval"]["agents"][0] == "rememr1"

@@ -860,11 +860,6 @@ def test_presets_are_the_published_settings():
     grpo, agent = find.resolve("vime", "", {"lr": 1.0}, {"chunk_tokens": 7})
     check_fields(grpo, group_size=8, credit="split", aggregation="turn_mean", clip_high=0.3, lr=1.0)
     check_fields(agent.config, chunk_tokens=7, final_tokens=256, over="head", empty="keep")
-    grpo, agent = find.resolve("memoryr1", "", {}, {}, "memoryr1")
-    check_fields(grpo, lr=1e-6, tasks_per_step=(128,), group_size=GRPOConfig().group_size)
-    with pytest.raises(
-        UserError, match="default, demo, grumem, infmem, mem1, paper, vime, memoryr1, rememr1"
-    ):
+    with pytest.raises(UserError, match="default, demo, paper, vime, rememr1"):
         find.resolve("papre", "", {}, {})
-    theirs = {"grumem", "infmem", "mem1", "memoryr1", "paper", "rememr1", "vime"}
-    assert set(find.presets()) == {"default", "demo"} | theirs
+    assert {*find.presets()} == {"default", "demo", "paper", "rememr1", "vime"}

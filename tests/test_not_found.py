@@ -27,7 +27,7 @@ def read(codec, agent: str, script, **settings):
     return done, engine
 
 
-@pytest.mark.parametrize("agent", ["memagent", "infmem", "grumem", "mem1", "rememr1", "memupdate"])
+@pytest.mark.parametrize("agent", ["memagent", "rememr1", "memupdate"])
 def test_an_empty_memory_is_said_to_be_empty_and_no_model_is_asked(codec, agent):
     asked = []
 

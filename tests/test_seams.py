@@ -2,6 +2,7 @@
 need."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pytest
@@ -17,10 +18,14 @@ from embedded import tiny
 from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
+from eval import evaluate
 from grpo import advantages_of, training_rows
-from memagent import Agent, Group, ReadConfig
+from memagent import Agent, Group, Line, MemAgent, MemAgentConfig, ReadConfig
 from models.load import with_lora
 from models.logprobs import logprobs, pack
+from report.records import record
+from report.rows import Cell
+from report.transcripts import n_sections, steps_of
 from rollout import AgentError, Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -193,31 +198,53 @@ def test_a_training_keeps_the_policy_before_training_for_an_agent_that_asks_it(t
     assert not isinstance(train.build(run, config, tiny.agent()).engine, WithFrozen)
 
 
-class Places(Agent):
-    """Two kinds of turn in an order that differs from trajectory to trajectory."""
+class Planner(MemAgent):
+    """MemAgent with a plan before each section: a turn aside, which reads nothing."""
 
-    prompts = {"a": "a", "b": "b", "final": "{problem}"}
+    prompts = MemAgent.prompts | {"plan": "{problem} {memory}"}
 
     def run(self, task):
-        self.turns = getattr(self, "turns", 0) + 1
-        for name in ("a", "b") if self.turns % 2 else ("b", "a"):
-            yield replace(self.prompt(name, 4), place=name)
-        yield self.prompt("final", 4, final=True, problem=task.question)
+        steps, turn = super().run(task), None
+        with suppress(StopIteration):
+            while True:
+                prompt = steps.send(turn)
+                if not prompt.final:
+                    plan = self.prompt("plan", 16, problem=task.question, memory=prompt.memory)
+                    yield replace(plan, aside=True)
+                turn = yield prompt
+
+    def lines(self, turn):
+        return [Line("plan", turn["response"])] if turn.get("aside") else []
 
 
-def test_the_place_of_a_turn_says_what_it_is_compared_with(codec):
-    engine = ScriptedEngine(codec, lambda prompt: "Lima")
-    done = sorted(rollout(engine, Places(CONFIG), jobs(1, 4)), key=lambda t: t.sample)
-    reward = {"a": 1.0, "b": 5.0}
-    for trajectory in done:
-        for turn in trajectory.turns:
-            turn.rewards = {"own": reward.get(turn.prompt.place, 0.0)}
-    # at its place every turn earns the same: no advantage, although at its index rewards differ
-    assert not any(x for xs in advantages_of(Group(done[0].task, done), GRPOConfig()) for x in xs)
-    for trajectory in done:
-        for turn in trajectory.turns:
-            turn.prompt = replace(turn.prompt, place=None)
-    assert any(x for xs in advantages_of(Group(done[0].task, done), GRPOConfig()) for x in xs)
+def test_a_plan_is_no_section_and_what_it_says_no_memory(codec, tmp_path):
+    def script(prompt):
+        if prompt.final:
+            return "\\boxed{Lima}"
+        return "Otto reached Lima." if prompt.section else "I look for Otto."
+
+    agent, engine = Planner(MemAgentConfig(24, 24, 24)), ScriptedEngine(codec, script)
+    plain = MemAgent(agent.config)
+    n = len(agent.on(codec).sections(task()))
+    (row,), (other,) = (
+        evaluate(engine, each, [task()], Sampling(), Cell(name, "", "", n), tmp_path / name)
+        for name, each in (("planner", agent), ("plain", plain))
+    )
+    assert row["model_calls"] == 2 * n + 1 == other["model_calls"] + n and n > 1
+    for name in ("sections", "held", "memory", "memory_tokens", "memory_cut", "document_tokens"):
+        assert row[name] == other[name], name
+    (done,) = rollout(engine, agent, jobs(1, 1))
+    made = record(done, agent)
+    steps = steps_of(made, agent=Planner)
+    assert n_sections(made) == n == len(steps)
+    assert [step.after.strip() for step in steps] == ["Otto reached Lima."] * n
+    for step in steps:
+        assert [(line.text.strip(), line.before) for line in step.lines] == [
+            ("I look for Otto.", True)
+        ]
+    # a last turn that does not answer: the memory that it leaves is recorded with it
+    done.turns = done.turns[:2]
+    assert record(done, agent)["turns"][-1]["memory_after"].strip() == "Otto reached Lima."
 
 
 class Counting(Agent):

@@ -324,12 +324,6 @@ class Codec:
             raise UserError(f"{reason}: give another --model.") from error
         return tuple(ids)
 
-    def tokens(self, text: str) -> list[str]:
-        """Return the tokens of a lower-cased text as strings, without the mark of a blank."""
-        return [
-            re.sub("[\u0120\u2581]", "", token) for token in self.tokenizer.tokenize(text.lower())
-        ]
-
     PART = 1 << 18
     """Characters that are encoded at once."""
     CONTEXT = 256
@@ -604,9 +598,3 @@ class Characters(Codec):
     def after_thinking(self, response: Text) -> Text:
         rest = response.rpartition(CLOSE)[2].partition(OPEN)[0]
         return response if rest == response else self.text(rest)
-
-    def tokens(self, text: str) -> list[str]:
-        raise UserError(
-            "The retriever tfidf_tokens compares the model's own tokens: "
-            "say by --model whose these are."
-        )

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 from conftest import random_policy
 
-from agents import find, memupdate, pay
-from agents.store import Entry, Store
+from agents import find, memupdate
+from agents.store import Store
 from commands.train import build, resolved
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
@@ -33,19 +33,6 @@ from tokens.codec import Codec
 @pytest.fixture(scope="module")
 def codec():
     return Codec(keeper.make_tokenizer())
-
-
-@pytest.fixture(scope="module")
-def chat_codec():
-    """A tokenizer with roles and tools, whose model writes Hermes calls."""
-    tokenizer = keeper.make_tokenizer()
-    tokenizer.chat_template = (
-        "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
-        "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<eos>{% endfor %}"
-        "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-        '{# <tool_call>{"name": "n", "arguments": {}}</tool_call> #}'
-    )
-    return Codec(tokenizer)
 
 
 def call(name, **arguments):
@@ -103,8 +90,7 @@ def editor(**settings):
 def refiner(**settings):
     """The default, on a store that is there already."""
     own = dict(mode="refine", budget="soft", budget_entries=0, max_turns=30, max_calls=4,
-               format_weight=0.05, call_tokens=200, show="relevant", history="bounded",
-               templates="")  # fmt: skip
+               format_weight=0.05, call_tokens=200, show="relevant", templates="")  # fmt: skip
     return editor(**own | settings)
 
 
@@ -227,13 +213,10 @@ def test_three_turns_in_a_row_without_a_call_of_the_right_form_end_the_episode(c
     assert "unread" not in parts(done) and len(notes[-1].answers) == len(TASK.probes)
 
 
-@pytest.mark.parametrize("pay", ["answer", "compat"])
-def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
-    """A growing chat whose window ends in the fourth session: of five probes two are about later
-    ones, and one about the session whose second piece was not shown."""
-    agent = editor(
-        history="append", call_tokens=24, templates="", pay=pay, budget="none", chunk_tokens=64
-    )
+def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec):
+    """A store that grows until the window ends in the fourth session: of five probes two are about
+    later ones, and one about the session whose third piece was not shown."""
+    agent = editor(call_tokens=24, templates="", budget="none", chunk_tokens=64)
     long = replace(TASK.sessions[3], utterances=TASK.sessions[3].utterances * 20)
     probes = tuple(
         Probe(f"p{k}", f"Where is {who}?", ("Oslo",), 1, (f"S{k}",))
@@ -243,7 +226,8 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
     task = replace(TASK, sessions=sessions, probes=probes)
 
     def script(prompt):
-        return create("Boris reached Oslo.") if "2024-01-03" in prompt.text[-400:] else ""
+        third = "2024-01-03" in prompt.section
+        return create("Boris reached Oslo." if third else f"It rained {len(prompt.memory)} times.")
 
     engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else script(p))
     seen, on = [], agent.on(codec)
@@ -255,31 +239,29 @@ def test_what_did_not_fit_the_window_is_neither_asked_nor_paid_for(codec, pay):
         prompt = steps.send(
             Turn(prompt, prompt.ids(codec), ids, [0.0] * len(ids), Finish.STOP, codec.decode(ids))
         )
-    pieces = len(codec.cut(f"{long.when}\n{long.text}", 64))
-    assert pieces > 2
-    engine.window = seen[4] + 30  # up to the second piece of the fourth session
+    assert len(codec.cut(f"{long.when}\n{long.text}", 64)) > 2
+    assert max(seen[:5]) == seen[4] < seen[5]
+    engine.window = seen[4] + 24  # up to the second piece of the fourth session
     (done,) = rollout(engine, agent, [(task, 0)])
     notes = noted(done)
     assert not done.error and notes[-1].stop == "context" and len(notes) < len(seen)
     assert notes[-1].session == 4
     assert [a["question"] for a in notes[-1].answers] == ["Where is Anna?", "Where is Boris?"]
     assert parts(done)["unread"] == 3
-    if pay == "answer":
-        assert parts(done)["score_after"] == parts(done)["delta_1"] == 0.5
+    assert parts(done)["score_after"] == parts(done)["delta_1"] == 0.5
     # those that are not asked have gained nothing: filling the window early pays less, not more
     whole = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else script(p))
     (read,) = rollout(whole, agent, [(task, 0)])
     assert "unread" not in parts(read) and len(noted(read)[-1].answers) == 5
-    if pay == "answer":
-        assert parts(done)["delta"] == pytest.approx(0.5 * 2 / 5)
-        assert parts(read)["delta"] >= parts(done)["delta"]
+    assert parts(done)["delta"] == pytest.approx(0.5 * 2 / 5)
+    assert parts(read)["delta"] >= parts(done)["delta"]
     counts = [agent.count(task, turn) for turn in done.turns if not turn.prompt.frozen]
     assert counts[-1]["stop_context"] == 1 and counts[-1]["episodes"] == 1
     none = replace(task, probes=probes[2:])
     (done,) = rollout(engine, agent, [(none, 0)])
     assert not done.error and parts(done)["unread"] == 3 and parts(done)["delta"] == 0
     assert not any(t.prompt.frozen for t in done.turns)
-    credited = agent.with_settings(turn_credit=True, target="visible")
+    credited = agent.with_settings(turn_credit=True)
     (done,) = rollout(engine, credited, [(none, 0)])
     assert not done.error and set(noted(done)[-1].gains) == {0.0}
     engine.window = seen[0] - 1
@@ -363,7 +345,6 @@ EXPLOITS = {  # calls of one turn: those of section 7 of the specification, and 
     "search": [call("search_memory", query="Dora")] * 4,  # looks, and changes nothing
     "noop": [call("manage_memory", operation="noop")] * 4,
 }
-ANSWERED = [create("Where is Dora? Genoa")]  # what no policy can know under the default
 
 
 def streamer(**settings):
@@ -397,7 +378,6 @@ def each_session(*calls):
     def script(prompt):
         section, known = str(prompt.section), [*seen]
         seen.append(section)
-        # in a growing chat the replies to calls stand in prompts without a section
         return "".join(calls) if section not in known and (section or not known) else ""
 
     return script
@@ -415,16 +395,11 @@ def earned(codec, mode, calls, **settings):
     return agent.reward(done), parts(done), [*itertools.accumulate(gains)]
 
 
-@pytest.mark.parametrize(("mode", "history", "target", "turn_credit"), [
-    ("refine", "append", "visible", False), ("refine", "bounded", "hidden", True),
-    ("refine", "bounded", "visible", True), ("build", "append", "hidden", True),
-    ("build", "bounded", "hidden", False), ("build", "bounded", "visible", True),
-])  # fmt: skip
-def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turns(
-    codec, mode, history, target, turn_credit
-):
+@pytest.mark.parametrize("turn_credit", [False, True])
+@pytest.mark.parametrize("mode", ["refine", "build"])
+def test_no_exploit_earns_more(codec, mode, turn_credit):
     """Than doing nothing and the term for valid calls; nor is any turn on the way paid for one."""
-    own = dict(history=history, target=target, turn_credit=turn_credit)
+    own = dict(turn_credit=turn_credit)
     nothing, _, _ = earned(codec, mode, [], **own)
     for name, calls in EXPLOITS.items():
         reward, won, so_far = earned(codec, mode, calls, **own)
@@ -433,72 +408,14 @@ def test_no_exploit_earns_more_in_either_layout_of_a_visible_question_or_by_turn
         assert sum(so_far[-1:]) == pytest.approx(won["delta"] * turn_credit), name
         if mode == "refine" and calls[: len(WIPE)] == WIPE:
             assert won["score_after"] == 0 and reward < -0.4, name
-    # what is known pays in all of them; a question that is visible is guessed by nobody
+    # what is known pays
     told = {"refine": [create("Dora reached Genoa.")], "build": [create("Anna reached Oslo.")]}
     assert earned(codec, mode, told[mode], **own)[0] > nothing + 0.2
-    if target == "visible":  # beside its own probe all others count: unrelated entries are worth it
-        _, won, _ = earned(codec, mode, WIPE, **own)
-        assert won["delta"] == (-1.5 if mode == "refine" else 0)
 
 
-def test_the_documented_formula_is_paid_for_its_exploits_and_that_is_why_it_is_no_default(
-    codec, monkeypatch
-):
-    """Section 7 of the specification, with a cap of 20 entries and 36 at the start: what pays."""
-    monkeypatch.setattr("agents.pay.SIZE_CAP", 20)
-    memories = tuple(
-        Memory("It rained in the town and all were at home.", None, None, 1, ()) for _ in range(36)
-    )
-    task = replace(REFINED, memories=memories, probes=PROBES[1:])
-    wipe = [call("delete_memory", memory_id=f"m{k}") for k in range(1, 37)]
-    rewards = {}
-    for name, calls in {
-        "nothing": [],
-        "answer": ANSWERED,
-        "question and frequent words": [create("Where is Dora? yes no 2023")],
-        "wipe": wipe,
-        "wipe, then a cheat sheet": [*wipe, create("where is rome lima oslo genoa quito paris")],
-        "19 kept and the answer": [*wipe[19:], *ANSWERED],
-        **{name: EXPLOITS[name] for name in ("quotes", "invalid", "search", "noop")},
-    }.items():
-        agent = refiner(pay="compat", max_ops=99, max_calls=99, call_tokens=900, show_k=1)
-        rewards[name], won = worth(codec, once(*calls), agent, task)
-        assert rewards[name] == pytest.approx(won["delta"] * won["efficiency"])
-    # too many entries make the honest insertion cheap
-    size, density = 1 - 17 / 20, ((36 * 43 + 20) / 37) / 43
-    own = 0.9 * size * density * (1 - 0.5 / 36)
-    assert rewards["answer"] == pytest.approx(own) and own < 0.14
-    # what changes no answer earns nothing: the floor of .1 is that of an empty store, too, so that
-    # a wipe costs nothing
-    for name in {*rewards} - {"answer", "wipe, then a cheat sheet", "19 kept and the answer"}:
-        assert rewards[name] == 0, name
-    # and a cheat sheet in place of everything, or most entries deleted, multiply what is paid
-    assert rewards["wipe, then a cheat sheet"] > 4 * rewards["answer"]
-    assert rewards["19 kept and the answer"] > 4 * rewards["answer"]
-
-
-class Scoring(ScriptedEngine):
-    """Scores an accepted answer by whether the memories hold it: -1 or -3 nats a token."""
-
-    def add(self, prompt, sampling=Sampling(), seed=0):
-        key = ScriptedEngine.add(self, replace(prompt, target=""), sampling, seed)
-        self._queue[-1] = (key, prompt)
-        return key
-
-    def step(self):
-        done = ScriptedEngine.step(self)
-        for _, turn in done:
-            if turn.prompt.target:
-                held = turn.prompt.target[7:-1].strip() in turn.prompt.memory
-                turn.logprobs = [-1.0 if held else -3.0] * len(turn.response_ids)
-        return done
-
-
-@pytest.mark.parametrize("target", ["hidden", "visible"])
-@pytest.mark.parametrize("scored_by", ["answer", "likelihood", "compat"])
 @pytest.mark.parametrize("mode", ["refine", "build"])
-def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored_by, target, mode):
-    settings = dict(turn_credit=True, pay=scored_by, target=target, max_turns=9)
+def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, mode):
+    settings = dict(turn_credit=True, max_turns=9)
     if mode == "refine":
         agent, task = refiner(**settings), REFINED
     else:
@@ -511,20 +428,14 @@ def test_the_gains_of_the_turns_add_up_to_what_the_episode_has_won(codec, scored
         call("search_memory", query="Dora"), call("delete_memory", memory_id="m1"),
         create("Dora met Emil. Dora met Emil. Dora met Emil. Dora met Emil."), "",
     ])  # fmt: skip
-    engine = Scoring(codec, lambda p: reads(p) if p.frozen or p.target else next(said))
+    engine = ScriptedEngine(codec, lambda p: reads(p) if p.frozen else next(said))
     (done,) = rollout(engine, agent, [(task, 0)])
     assert not done.error, done.error
     rewards = agent.turn_rewards(done)
     won, gains = parts(done), [r["gain"] for r in rewards if r]
     assert len(gains) == 6 and sum(map(bool, gains)) >= 2
     assert gains[2] == gains[5] == 0  # nothing was changed
-    wanted = won["delta"] * won["efficiency"] if scored_by == "compat" else won["delta"]
-    assert wanted and sum(gains) == pytest.approx(wanted)
-    if scored_by == "compat":
-        assert sum(gains) == pytest.approx(won["reward"])
-        # one more entry, and a longer one: the same answers are paid otherwise, but of a store
-        # that was empty at first
-        assert bool(gains[4]) == (mode == "refine")
+    assert won["delta"] and sum(gains) == pytest.approx(won["delta"])
 
 
 def test_what_has_changed_an_answer_is_noted_beside_it(codec):
@@ -592,64 +503,6 @@ def test_every_part_of_the_reward_is_kept_apart(codec):
     assert counts["op_create"] == 1 and counts["op_delete_memory"] == 1
 
 
-# the vectors of the specification: (entries, characters) before and after -> efficiency
-VECTORS = [
-    ((50, 4000), (50, 4000), 1.0), ((184, 14720), (184, 14720), 0.16),
-    ((254, 20320), (254, 20320), 0.1), ((250, 20000), (250, 20000), 0.1),
-    ((184, 14720), (185, 14800), 0.1496), ((184, 14720), (100, 8000), 0.8),
-    ((184, 14720), (100, 9600), 0.96), ((250, 20000), (100, 8000), 0.8),
-    ((250, 20000), (100, 20000), 0.96), ((50, 4000), (0, 0), 0.1), ((0, 0), (1, 80), 0.8),
-    ((0, 0), (50, 4000), 0.8), ((50, 4000), (49, 4000), 1.0102), ((50, 4000), (52, 4001), 0.9425),
-    ((50, 4000), (100, 8000), 0.8), ((50, 4000), (25, 4000), 0.96), ((50, 4000), (100, 4000), 0.4),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("old", "new", "value"), VECTORS)
-def test_the_efficiency_of_the_documented_formula(old, new, value):
-    assert pay.efficiency(old, new) == pytest.approx(value, abs=6e-5)
-
-
-def test_the_shared_words_of_the_documented_formula():
-    score, nothing = pay.overlap_score, "No relevant information found."
-    assert score("Oslo", pay.context([], "Where?")) == 0.1
-    assert score("", "anything") == 0.5
-    assert score("No relevant information found.", pay.context([], "Where?")) == 1.0
-    entries = [Entry("m1", "Anna is in Oslo."), Entry("m2", "It rained.")]
-    context = pay.context(entries, "Where is Anna ?")
-    assert context == "Memory: Anna is in Oslo." and nothing not in context
-    assert score("Oslo", context) == 0.1 and score("Oslo.", context) == 1.0  # glued punctuation
-
-
-def test_a_visible_question_is_shown_and_paid_for_beside_the_others(codec):
-    seen = []
-
-    def script(prompt):
-        seen.append(prompt.text)
-        return once(create("Dora reached Genoa."))(prompt)
-
-    _, won = worth(codec, script, refiner(target="visible"))
-    assert all("Where is Anna?" in text and "Where is Dora?" not in text for text in seen)
-    assert won["delta"] == 0.0 + 0.5  # the first probe has won nothing, all of them half
-    _, won = worth(codec, once(call("delete_memory", memory_id="m1")),
-                        refiner(target="visible"))  # fmt: skip
-    assert won["delta"] == -1.0 - 0.5
-
-
-def test_a_growing_conversation_says_what_the_last_calls_have_brought(chat_codec):
-    texts = []
-
-    def script(prompt):
-        texts.append((prompt.role, prompt.text))
-        return create(f"entry {len(texts)}")
-
-    agent = editor(history="append", max_turns=2, call_tokens=200, budget="none", templates="")
-    task = replace(TASK, sessions=TASK.sessions[:2])
-    play(chat_codec, agent, task, script)
-    assert [role for role, _ in texts] == ["user", "tool", "user", "tool"]
-    assert texts[1][1].strip() == "Created m1." and texts[3][1].strip() == "Created m3."
-    assert texts[2][1].strip().startswith("Created m2.") and "2024-01-02" in texts[2][1]
-
-
 # ---------------------------------------------------------------- questions
 
 
@@ -686,17 +539,10 @@ def test_in_an_evaluation_a_store_serves_all_questions_about_its_sessions(codec,
         assert len(again.edits) == k * len(TASK.sessions)
 
 
-@pytest.mark.parametrize(("settings", "samples"), [
-    ({}, 2), ({"target": "visible", "templates": ""}, 1),
-])  # fmt: skip
-def test_samples_and_visible_questions_have_stores_of_their_own(codec, tmp_path, settings, samples):
+def test_samples_have_stores_of_their_own(codec, tmp_path):
     tasks, script = list(questions_of(TASK, TASK.probes))[:3], Reader()
-    rows = evaluated(codec, tmp_path / "rows", tasks, editor(**settings), script, 1.0, samples)
-    stores = samples if samples > 1 else len(tasks)
-    assert len(script.edits) == stores * len(TASK.sessions) and len(rows) == 3 * samples
-    for task in tasks if settings else ():
-        seen = [text for text in script.edits if task.question in text]
-        assert len(seen) == len(TASK.sessions)
+    rows = evaluated(codec, tmp_path / "rows", tasks, editor(), script, 1.0, samples=2)
+    assert len(script.edits) == 2 * len(TASK.sessions) and len(rows) == 3 * 2
 
 
 def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(codec):

@@ -1,11 +1,10 @@
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import find
 from agents.rememr1 import (
     ERRORS,
     NOT_RECALLED,
@@ -15,9 +14,7 @@ from agents.rememr1 import (
     parse_step,
     read_step,
 )
-from config import options
 from config.errors import UserError
-from config.options import GRPOConfig
 from data import Pool, Task
 from embedded import tiny
 from engines.scripted import ScriptedEngine
@@ -173,104 +170,47 @@ def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_
     )
 
 
-@pytest.mark.parametrize(("memory_text", "on_missing", "response", "memory"), [
-    ("update", "keep_previous", "<recall>q</recall>", None),
-    ("update", "keep_previous", "<update> </update>", None),
-    ("update", "reset", "<recall>q</recall>", NO_MEMORY),
-    ("update", "reset", "<update>a</update>", "a"),
-    ("update", "whole_response", "so <recall>q</recall> it is", "so  it is"),
-    ("update", "whole_response", "<recall>q</recall>", ""),  # as upstream: all is lost
-    ("update", "whole_response", "<thinking>t</thinking><update>a</update>", "a"),
-    ("response_minus_recall", "whole_response",
-     "<thinking>t</thinking> <update>a</update><recall>q\nr</recall>",
-     "<thinking>t</thinking> <update>a</update>"),
-    ("response_minus_recall", "whole_response", "<update>a</update><recall>who",
-     "<update>a</update><recall>who"),
-    ("response_minus_recall", "keep_previous", "<recall>q</recall>", None),
-    ("response_minus_recall", "reset", "<recall>q</recall>", NO_MEMORY),
+@pytest.mark.parametrize(("response", "memory"), [
+    ("<recall>q</recall>", None),
+    ("<update> </update>", None),
+    ("so <recall>q</recall> it is", None),
+    ("<thinking>t</thinking><update>a</update><recall>who", "a"),
 ])  # fmt: skip
-def test_what_becomes_the_memory(codec, memory_text, on_missing, response, memory):
-    config = replace(
-        CONFIG, memory_text=memory_text, on_missing_update=on_missing, memory_tokens=64
-    )
-    text = codec.text(response)
-    assert read_step(Turn(None, [], [], [], Finish.STOP, text), config, codec).memory == memory
-
-
-def compat_agent(name, training, **own):
-    """The agent's settings as the commands resolve them."""
-    fields = find.compat_of(name, ["rememr1"], training)
-    sizes = SIZES | {"memory_tokens": 64, "step_tokens": 400}
-    settings = sizes | fields.get("agent", {}) | own
-    grpo = fields.get("grpo", {})
-    return find.resolve("default", "no model folder", grpo, settings, "rememr1")[1].config
+def test_what_becomes_the_memory(codec, response, memory):
+    turn = Turn(None, [], [], [], Finish.STOP, codec.text(response))
+    assert read_step(turn, replace(CONFIG, memory_tokens=64), codec).memory == memory
 
 
 LONG = " ".join(["Otto"] * 300)
 
 
-# what recurrent/impls/memory_revisit.py of syr-cn/ReMemR1 @43e69f3 and its evaluation take for the
-# query: the first match of one pattern, which crosses no end of a line and is greedy, in the whole
-# response, uncut; and what ours is
-@pytest.mark.parametrize(("response", "theirs", "ours"), [
-    ("<update>a</update><recall>Otto</recall>", "Otto", "Otto"),
-    ("<update>a</update>", None, None),
-    ("<recall>who\nis she?</recall>", None, "who is she?"),  # several lines
-    ("<recall>who is <b>Anna</b>?</recall>", "who is <b>Anna</b>?", "who is Anna ?"),  # tags in it
-    ("<recall><recall>Anna</recall>", "<recall>Anna", "Anna"),
-    ("<recall>  Otto   Lima </recall>", "  Otto   Lima ", "Otto Lima"),  # blanks
-    ("<recall>\tOtto</recall>", "\tOtto", "Otto"),
-    ("<recall>   </recall>", "   ", None),  # blank
-    ("<recall></recall>", None, None),  # empty
-    ("<recall></recall> or </recall>", "</recall> or ", None),
-    ("<recall></recall>\n<recall>Otto</recall>", "Otto", "Otto"),
-    ("<thinking>a <recall>Ida</recall>?</thinking><update>a</update>", "Ida", None),  # in thinking
-    ("<thinking>a <recall>Ida</recall></thinking>\n<recall>Otto</recall>", "Ida", "Otto"),
-    ("<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>",
-     "Ida</recall></thinking> <recall>Otto", "Otto"),
-    ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Ida", "Otto"),
+@pytest.mark.parametrize(("response", "query"), [
+    ("<update>a</update><recall>Otto</recall>", "Otto"),
+    ("<update>a</update>", None),
+    ("<recall>who\nis she?</recall>", "who is she?"),  # several lines
+    ("<recall>who is <b>Anna</b>?</recall>", "who is Anna ?"),  # tags in it
+    ("<recall><recall>Anna</recall>", "Anna"),
+    ("<recall>  Otto   Lima </recall>", "Otto Lima"),  # blanks
+    ("<recall>\tOtto</recall>", "Otto"),
+    ("<recall>   </recall>", None),  # blank
+    ("<recall></recall>", None),  # empty
+    ("<recall></recall> or </recall>", None),
+    ("<recall></recall>\n<recall>Otto</recall>", "Otto"),
+    ("<thinking>a <recall>Ida</recall>?</thinking><update>a</update>", None),  # in thinking
+    ("<thinking>a <recall>Ida</recall></thinking> <recall>Otto</recall>", "Otto"),
+    ("<think><recall>Ida</recall>\n</think><recall>Otto</recall>", "Otto"),
     # two on a line
-    ("<recall>q1</recall> and <recall>q2</recall>", "q1</recall> and <recall>q2", "q1"),
-    ("<recall>q1</recall>\n<recall>q2</recall>", "q1", "q1"),  # on two lines
-    ("<recall>who", None, None),
-    ("<recall>who\n<recall>Otto</recall>", "Otto", "Otto"),
-    ("<RECALL>Otto</RECALL>", None, None),
-    (f"<recall>{LONG}</recall>", LONG, " Otto" * 128),  # over the cap
+    ("<recall>q1</recall> and <recall>q2</recall>", "q1"),
+    ("<recall>q1</recall>\n<recall>q2</recall>", "q1"),  # on two lines
+    ("<recall>who", None),
+    ("<recall>who\n<recall>Otto</recall>", "Otto"),
+    ("<RECALL>Otto</RECALL>", None),
+    (f"<recall>{LONG}</recall>", " Otto" * 128),  # over the cap
 ])  # fmt: skip
-def test_compat_upstream_reads_a_query_as_upstreams_code_does(codec, response, theirs, ours):
+def test_what_is_looked_for(codec, response, query):
     turn = Turn(None, [], [], [], Finish.STOP, codec.text(response))
-    step = read_step(turn, compat_agent("upstream", True), codec)
-    assert (step.query, step.query_cut) == (theirs, False)
-    for config in (
-        replace(CONFIG, query_tokens=128),
-        compat_agent("paper", True, query_tokens=128),
-    ):
-        assert read_step(turn, config, codec).query == ours
-    answers = [ask("Otto reached Lima."), response, ask("x"), "x"]
-    turns = drive(TASK, compat_agent("upstream", True), codec, answers)
-    assert turns[2].notes.recalled.query == turns[1].notes.asked == (theirs or "")
-
-
-def test_compat_upstream_looks_back_before_it_writes_in_training_and_after_it_in_evaluation(codec):
-    """Expected: upstream's order of its set of memories and its retriever; no score is a tie."""
-    first, other = (ask(text) for text in ("Otto reached Lima.", "Ida left Oslo."))
-    same = first + "<recall>Otto Lima</recall>"
-    for training, answers, found in (
-        (True, [same, other], ""),  # the set is empty
-        (True, [first, same], first),  # unchanged: it stands in the set already
-        # new: not yet in the set, and even a memory at score 0 comes back
-        (True, [other, same], other),
-        (True, [first, other, same], first),  # as it once was
-        (False, [same, other], first),  # evaluation adds it first
-        (False, [other, same], first),
-    ):
-        looked = answers.index(same) + 1
-        longer = answers + [other] * (3 - len(answers)) + ["x"]
-        turn = drive(TASK, compat_agent("upstream", training), codec, longer)[looked]
-        assert turn.notes.recalled.text == found, (training, answers)
-        assert (found or NOT_RECALLED) in turn.prompt.text, (training, answers)
-    turn = drive(TASK, CONFIG, codec, [first, same, other, "x"])[2]
-    assert turn.notes.recalled.text == ""  # ours: what stands in the prompt anyway
+    step = read_step(turn, replace(CONFIG, query_tokens=128), codec)
+    assert (step.query, step.query_cut) == (query, LONG in response)
 
 
 def test_caps_cut_memory_and_query_and_say_so(codec):
@@ -340,9 +280,6 @@ def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
     # what stands in the prompt anyway is not recalled
     assert turns[2].notes.recalled == Recall(query="Otto")
     assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
-    wiped = drive(TASK, replace(CONFIG, on_missing_update="reset"), codec, answers)
-    assert [t.prompt.memory for t in wiped[1:]] == ["Otto reached Lima.", NO_MEMORY, NO_MEMORY]
-    assert wiped[2].notes.recalled.text == "Otto reached Lima."
 
 
 def test_thoughts_of_a_thinking_model_are_neither_update_nor_query(codec):
@@ -396,20 +333,6 @@ def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
     assert config.example_query.upper() in "".join(p for p, _ in louder.template("recall_update"))
 
 
-def test_the_box_of_the_final_prompt_may_be_upstreams(codec):
-    single, double = (
-        "".join(piece for piece, _ in tiny.agent("rememr1", **box).template("recall_final"))
-        for box in ({"boxed_literal": "single"}, {"boxed_literal": "double"})
-    )
-    assert "\\boxed{}" in single
-    assert "\\boxed{{}}" in double
-    assert double.replace("{{}}", "{}") == single
-    # of no other prompt
-    for name, turn in (("memagent", "final"), ("full", "full"), ("rememr1", "recall_update")):
-        theirs = tiny.agent(name, boxed_literal="double")
-        assert theirs.template(turn) == tiny.agent(name).template(turn)
-
-
 def test_templates_of_ones_own(tmp_path, codec):
     (tmp_path / "recall_update.txt").write_text(
         "{prompt}|{recalled_memory}|{memory}|{chunk}|<update>"
@@ -447,7 +370,7 @@ def test_settings_that_cannot_be_are_refused(wrong):
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
     query = "who left Rome or Lima"
     answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", query), "x"]
-    for retriever in ("word_recall", "tfidf", "bm25", "tfidf_tokens"):
+    for retriever in ("word_recall", "tfidf", "bm25"):
         config = replace(CONFIG, retriever=retriever, recall_k=2, query_tokens=64)
         last = drive(TASK, config, codec, answers)[-1]
         recalled = last.notes.recalled
@@ -456,16 +379,6 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
         assert recalled.text in last.prompt.text
     nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
     assert drive(TASK, CONFIG, codec, nothing)[-1].notes.recalled == Recall(query="Boris")
-    last = drive(TASK, replace(CONFIG, recall_at_zero=True), codec, nothing)[-1]
-    assert last.notes.recalled.text == "Otto left Lima."
-
-
-def test_upstreams_retriever_compares_tokens_not_words(codec):
-    """A word that the tokenizer takes apart is found by its pieces."""
-    answers = [ask("Qwxab."), ask("Otto."), ask("Ida.", "Qwxyz"), "x"]
-    for name, steps in (("tfidf", ()), ("tfidf_tokens", (1,))):
-        turns = driven(codec, *answers, retriever=name, query_tokens=64)
-        assert turns[-1].notes.recalled.steps == steps
 
 
 def test_the_window_has_room_for_what_is_recalled(codec):
@@ -479,22 +392,21 @@ def test_the_window_has_room_for_what_is_recalled(codec):
 # ---------------------------------------------------------------- rewards
 
 
-@pytest.mark.parametrize(("answers", "text", "question", "ours", "upstreams"), [
-    (["UK", "United Kingdom"], "the UK", "", 1.0, 0.5),
-    (["no"], "well known", "", None, 1.0),
-    (["no show"], "it is well known", "", 0.0, 0.5),
-    (["Barrier of Flames"], "the barrier of flames", "", 1.0, 1 / 3),
+@pytest.mark.parametrize(("answers", "text", "question", "share"), [
+    (["UK", "United Kingdom"], "the UK", "", 1.0),
+    (["no"], "well known", "", None),
+    (["no show"], "it is well known", "", 0.0),
+    (["Barrier of Flames"], "the barrier of flames", "", 1.0),
     # the question has it: nothing was found by reading
-    (["Lima"], "Lima.", "Where is Lima?", None, 1.0),
-    (["Old Lima"], "in Lima", "Where is Lima?", 0.0, 0.5),
-    (["yes"], "yes", "", None, 1.0),
-    (["yes", "Lima"], "Lima", "", 1.0, 0.5),
-    (["Lima", "Rome"], "", "", 0.0, 0.0),
-    ([], "Lima", "", None, None),
+    (["Lima"], "Lima.", "Where is Lima?", None),
+    (["Old Lima"], "in Lima", "Where is Lima?", 0.0),
+    (["yes"], "yes", "", None),
+    (["yes", "Lima"], "Lima", "", 1.0),
+    (["Lima", "Rome"], "", "", 0.0),
+    ([], "Lima", "", None),
 ])  # fmt: skip
-def test_how_much_of_an_answer_a_text_holds(answers, text, question, ours, upstreams):
-    assert answer_recall(answers, text, question) == ours
-    assert answer_recall(answers, text, question, "substring") == pytest.approx(upstreams)
+def test_how_much_of_an_answer_a_text_holds(answers, text, question, share):
+    assert answer_recall(answers, text, question) == share
 
 
 def test_where_all_answers_are_asked_for_each_one_counts(codec):
@@ -531,46 +443,35 @@ def test_gain_and_level_and_each_reward_alone(codec):
 def test_the_first_memorys_wording_is_never_seen_text(codec):
     """Equation 6 with m_0 empty: a gold word of the literal was not in sight when it came back."""
     named = replace(TASK, answers=("previous",), question="Which?")
-    config = replace(CONFIG, on_missing_update="reset", memory_tokens=64, query_tokens=64)
-    answers = [ask("it is previous"), "no update", ask("x", "previous"), "x"]
+    config = replace(CONFIG, memory_tokens=64, query_tokens=64)
+    answers = [ask("it is previous"), ask(NO_MEMORY), ask("x", "previous"), "x"]
     turns = drive(named, config, codec, answers)
     assert [t.prompt.memory for t in turns[1:]] == ["it is previous", NO_MEMORY, "x"]
-    for words in ("unseen", "all"):
-        paid = states(Trajectory(named, turns), replace(config, recall_words=words))
-        assert column("callback", paid) == [0, 0, 1, 0]
+    paid = states(Trajectory(named, turns), config)
+    assert column("callback", paid) == [0, 0, 1, 0]
 
 
 # Equation 5: max_y recall(y, m_t) - max_y recall(y, m_t-1)
 # Equation 6: max_y recall(y, E + m_t + c_t) - max_y recall(y, m_t + c_t)
 # recall(y, x): the share of y's words that x has; m_0 is empty. Each line: the memories after the
 # three sections with a query or none, and by hand (eq. 5, eq. 6) of each turn. The sections are
-# FACTS; what is asked at a turn is looked for in the memories written by then.
-@pytest.mark.parametrize(("question", "answers", "memories", "printed", "ours"), [
-    ("Is Otto in Lima?", ("yes",), ("yes, Otto", "Ida", "yes"), [(1, 0), (-1, 0), (1, 0)],
-     [(0, 0)] * 3),
-    ("Did Otto move?", ("no",), ("no", ("Ida", "no"), ("Max", "no")), [(1, 0), (-1, 0), (0, 1)],
-     [(0, 0)] * 3),
-    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", ("Ida", "Eva"), "Eva"),
-     [(1, 0), (-1, 0), (1, 0)], [(0, 0)] * 3),
-    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", "Ida", ("Leo", "Eva")),
-     [(1, 0), (-1, 0), (0, 1)], [(0, 0)] * 3),
-    ("Where is Fort Gray?", ("Gray Bay",), ("Gray", "Gray Bay", "Bay"),
-     [(0.5, 0), (0.5, 0), (-0.5, 0)], [(0, 0), (1, 0), (0, 0)]),
-    ("Where?", ("Bay Hill", "Cape"), ("Bay", "Cape", "Bay Hill"), [(0.5, 0), (0.5, 0), (0, 0)],
-     [(0.5, 0), (0.5, 0), (0, 0)]),
-    ("Where?", ("Bay Hill",), ("Bay", "Hill", ("Hill", "Bay")), [(0.5, 0), (0, 0), (0, 0.5)],
-     [(0.5, 0), (0, 0), (0, 0.5)]),
-    ("Yes or no?", ("no", "Cape"), ("Cape", "no", "Ida"), [(1, 0), (0, 0), (-1, 0)],
-     [(1, 0), (-1, 0), (0, 0)]),
+# FACTS; what is asked at a turn is looked for in the memories written by then. Other than in the
+# printed equations, words of the question, yes and no are not looked for.
+@pytest.mark.parametrize(("question", "answers", "memories", "paid"), [
+    ("Is Otto in Lima?", ("yes",), ("yes, Otto", "Ida", "yes"), [(0, 0)] * 3),
+    ("Did Otto move?", ("no",), ("no", ("Ida", "no"), ("Max", "no")), [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", ("Ida", "Eva"), "Eva"), [(0, 0)] * 3),
+    ("Who is older, Leo or Eva?", ("Eva",), ("Eva", "Ida", ("Leo", "Eva")), [(0, 0)] * 3),
+    ("Where is Fort Gray?", ("Gray Bay",), ("Gray", "Gray Bay", "Bay"), [(0, 0), (1, 0), (0, 0)]),
+    ("Where?", ("Bay Hill", "Cape"), ("Bay", "Cape", "Bay Hill"), [(0.5, 0), (0.5, 0), (0, 0)]),
+    ("Where?", ("Bay Hill",), ("Bay", "Hill", ("Hill", "Bay")), [(0.5, 0), (0, 0), (0, 0.5)]),
+    ("Yes or no?", ("no", "Cape"), ("Cape", "no", "Ida"), [(1, 0), (-1, 0), (0, 0)]),
 ])  # fmt: skip
-def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories, printed, ours):
+def test_golden_vectors_of_equations_5_and_6(codec, question, answers, memories, paid):
     task = replace(TASK, question=question, answers=answers)
     responses = [ask(*(m if isinstance(m, tuple) else (m,))) for m in memories] + ["\\boxed{x}"]
-    for compat, wanted in (("paper", printed), ("", ours)):
-        config = compat_agent(compat, True, **({} if compat else SIZES))
-        assert compat or config == CONFIG
-        of_turns = states(Trajectory(task, drive(task, config, codec, responses)), config)
-        assert [(s["memory"], s["callback"]) for s in of_turns] == [*wanted, (0, 0)], compat
+    of_turns = rewards(codec, responses, task)
+    assert [(s["memory"], s["callback"]) for s in of_turns] == [*paid, (0, 0)]
 
 
 def test_an_update_without_a_turn_after_it_has_added_nothing_yet(codec):
@@ -592,66 +493,54 @@ def test_the_callback_reward_is_the_turns_that_has_asked(codec):
     assert column("callback", rewards(codec, again)) == [0, 0, 0, 0]
 
 
-def test_with_the_whole_prompt_for_a_base_what_was_recalled_before_counts_as_seen(codec):
+def test_what_was_recalled_before_is_not_seen_and_words_of_the_question_are_not_looked_for(codec):
     found, looks, final = ask("Otto reached Lima."), ask("Max left.", "Otto"), "\\boxed{Lima}"
     four = replace(TASK, text=" ".join(f for k in (0, 1, 2, 1) for f in FACTS[k]))
-    # in the whole prompt stands the question too: upstream's look back for an answer that the
-    # question names is worth nothing
     named = replace(four, question="Is it Lima or Rome, Otto?")
-    answers, whole = [found, looks, looks, looks, final], {"callback_reward": "prompt"}
-    for task, settings, paid in (
-        # at 2 the memory that it started from has it
-        (four, {}, [0, 0, 1, 1, 0]),
-        (four, whole | {"recall_match": "substring"}, [0] * 5),
-        (named, {"recall_match": "substring"}, [0, 0, 1, 1, 0]),
-        (named, whole | {"recall_match": "substring"}, [0] * 5),
-    ):
-        assert column("callback", rewards(codec, answers, task, **settings)) == paid
-    assert column("covered", rewards(codec, answers, named)) == [0] * 5
+    answers = [found, looks, looks, looks, final]
+    # at 2 the memory that it started from has it
+    assert column("callback", rewards(codec, answers, four)) == [0, 0, 1, 1, 0]
+    found = rewards(codec, answers, named)
+    assert column("callback", found) == column("covered", found) == [0] * 5
 
 
-@pytest.mark.parametrize(("response", "ours", "upstreams"), [
-    (ask("Otto reached Lima."), (1, 1), (1, 1)),
-    (ask("Otto reached\nLima."), (1, 1), (0, 0)),  # several lines: worth nothing upstream
-    (ask("Lima.") + ask("Lima."), (0, 1), (0, 1)),
-    (ask(" ") + ask("Lima."), (0, 1), (1, 0)),
-    (ask("Lima.", "Anna"), (1, 1), (1, 1)),
-    # upstream's format looks at neither recall nor thinking
-    (ask("Lima.") + "<recall>Anna", (0, 1), (1, 1)),
-    ("<thinking>x" + ask("Lima."), (0, 1), (1, 1)),
-    ("<thinking>x</thinking>" + ask("Lima."), (1, 1), (1, 1)),
-    ("Lima.", (0, 0), (0, 0)),
-    (ask("\n"), (0, 0), (0, 0)),
-    ("<update>x <update>Lima.</update>", (0, 1), (1, 1)),
-    (ask("Lima.") + "</update>", (0, 1), (1, 1)),
-    (ask("Lima.") + "</recall>", (0, 1), (1, 1)),
-    ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1), (1, 1)),
+@pytest.mark.parametrize(("response", "paid"), [
+    (ask("Otto reached Lima."), (1, 1)),
+    (ask("Otto reached\nLima."), (1, 1)),
+    (ask("Lima.") + ask("Lima."), (0, 1)),
+    (ask(" ") + ask("Lima."), (0, 1)),
+    (ask("Lima.", "Anna"), (1, 1)),
+    (ask("Lima.") + "<recall>Anna", (0, 1)),
+    ("<thinking>x" + ask("Lima."), (0, 1)),
+    ("<thinking>x</thinking>" + ask("Lima."), (1, 1)),
+    ("Lima.", (0, 0)),
+    (ask("\n"), (0, 0)),
+    ("<update>x <update>Lima.</update>", (0, 1)),
+    (ask("Lima.") + "</update>", (0, 1)),
+    (ask("Lima.") + "</recall>", (0, 1)),
+    ("</thinking>" + ask("Lima.") + "<thinking>", (0, 1)),
     # a thinking model's thoughts count for nothing
-    ("<think>" + ask("Lima.") + "</think>" + ask("x"), (1, 0), (1, 0)),
-    ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1), (1, 1)),
+    ("<think>" + ask("Lima.") + "</think>" + ask("x"), (1, 0)),
+    ("<thinking>a <update> of an <update></thinking>" + ask("Lima."), (1, 1)),
 ])  # fmt: skip
-def test_format_and_level_of_an_update(codec, response, ours, upstreams):
-    answers = [response, ask("x"), ask("x"), "\\boxed{Lima}"]
-    theirs = {"format_reward": "one_line", "recall_match": "substring"}
-    for kind, wanted in (({}, ours), (theirs, upstreams)):
-        state = rewards(codec, answers, **kind)[0]
-        assert (state["format"], state["level"]) == wanted, kind
+def test_format_and_level_of_an_update(codec, response, paid):
+    state = rewards(codec, [response, ask("x"), ask("x"), "\\boxed{Lima}"])[0]
+    assert (state["format"], state["level"]) == paid
 
 
-@pytest.mark.parametrize(("response", "ours", "upstreams"), [
-    ("\\boxed{Lima}", 1, 1),
-    ("\\boxed{Lima} or \\boxed{Rome}", 1, 1),
-    ("\\boxed{Lima}\n\\boxed{Rome}", 1, 0),
-    ("\\boxed{}", 0, 0),
-    ("\\boxed{ }", 0, 0),
-    ("Lima", 0, 0),
-    ("\\boxed{Lima", 0, 0),
-    ("\\fbox{Lima}", 0, 0),
+@pytest.mark.parametrize(("response", "paid"), [
+    ("\\boxed{Lima}", 1),
+    ("\\boxed{Lima} or \\boxed{Rome}", 1),
+    ("\\boxed{Lima}\n\\boxed{Rome}", 1),
+    ("\\boxed{}", 0),
+    ("\\boxed{ }", 0),
+    ("Lima", 0),
+    ("\\boxed{Lima", 0),
+    ("\\fbox{Lima}", 0),
 ])  # fmt: skip
-def test_format_of_the_answer(codec, response, ours, upstreams):
+def test_format_of_the_answer(codec, response, paid):
     answers = [ask("x"), ask("x"), ask("x"), response]
-    assert rewards(codec, answers)[-1]["format"] == ours
-    assert rewards(codec, answers, format_reward="one_line")[-1]["format"] == upstreams
+    assert rewards(codec, answers)[-1]["format"] == paid
     sentence = [*answers[:-1], "Therefore, the answer is Lima."]
     assert rewards(codec, sentence, form="sentence")[-1]["format"] == 1
     plain = rewards(codec, answers, form="plain")[-1]["format"]
@@ -662,47 +551,6 @@ def test_a_trajectory_that_failed_has_rewards_for_what_it_has(codec):
     turns = driven(codec, ask("Otto reached Lima."), ask("Max left."), ask("x"), "x")[:2]
     turns[1] = replace(turns[1], finish=Finish.ERROR, notes=None, response=codec.text(""))
     assert column("sum", states(Trajectory(TASK, turns, error="lost"))) == [2, 0]
-
-
-# ---------------------------------------------------------------- settings
-
-
-def test_compat_sets_every_axis(tmp_path):
-    axes = {*(
-        "memory_text on_missing_update query_text history_scope retriever recall_k recall_at_zero "
-        "callback boxed_literal memory_reward callback_reward format_reward recall_match "
-        "recall_words turn_reward_scale alpha aggregation normalisation"
-    ).split()}  # fmt: skip
-    assert [*ReMemR1.compat] == ["paper", "upstream"]
-    for compat in ReMemR1.compat.values():
-        assert {*compat.grpo, *compat.agent} == axes and {*compat.reading} <= {*compat.agent}
-        GRPOConfig(**compat.grpo), ReMemR1Config(**compat.agent)
-    ours = find.resolve("default", options.EMBEDDED, {}, {}, "rememr1")
-    defaults = asdict(ours[0]) | asdict(ReMemR1Config())
-    paper, upstream = (
-        {name: (compat.grpo | compat.agent)[name] for name in axes}
-        for compat in (ReMemR1.compat["paper"], ReMemR1.compat["upstream"])
-    )
-    differs = [{name for name in axes if x[name] != defaults[name]} for x in (paper, upstream)]
-    same = {"recall_k", "callback", "alpha", "aggregation", "normalisation"}
-    assert differs == [{"history_scope", "aggregation", "recall_words"}, axes - same]
-    # it evaluates in another way
-    other = {"history_scope": "include_current", "boxed_literal": "single"}
-    assert ReMemR1.compat["upstream"].reading == other
-    trains, reads = (
-        find.compat_of("upstream", ["rememr1"], training) for training in (True, False)
-    )
-    assert trains["agent"]["boxed_literal"] == "double"
-    assert reads["agent"]["history_scope"] == "include_current"
-    assert find.compat_of("", ["rememr1"], training=True) == {}
-    with pytest.raises(UserError, match="paper, upstream"):
-        find.compat_of("vllm", ["rememr1"], training=True)
-    others = find.resolve("default", options.EMBEDDED, {}, {})[0]
-    assert others.normalisation == "std"
-    said = find.axes(ReMemR1(), ours[0])
-    for name in axes:  # nothing is picked unannounced
-        value = defaults[name]
-        assert f"{name} {str(value).lower() if isinstance(value, bool) else value}" in said
 
 
 # ---------------------------------------------------------------- counting
@@ -727,14 +575,11 @@ def test_looks_back_are_counted(codec):
     }
     # what is counted is what the rates are made of
     assert {*n} | {*ERRORS} == {name for rate in ReMemR1.rates.values() for name in rate}
-    including = replace(config, history_scope="include_current")
-    answers = [ask("Otto reached Lima.", "Otto")] * 4 + ["x"]
-    n = counted(four, including, drive(four, including, codec, answers))
-    assert n["current"] == n["hits"] == 4 and n["ages"] == 0 and n["degenerate"] == 3
-    yes, asking = replace(four, answers=("yes",)), replace(including, callback="question")
+    yes, asking = replace(four, answers=("yes",)), replace(config, callback="question")
+    answers = [ask(f"Otto {k}", "Otto") for k in range(4)] + ["x"]
     n = counted(yes, asking, drive(yes, asking, codec, answers))
     # not looked for; not asked for
-    assert (n["hits"], n["sought"], n["holds"], n["degenerate"]) == (4, 0, 0, 0)
+    assert (n["hits"], n["sought"], n["holds"], n["degenerate"]) == (3, 0, 0, 0)
     assert n["evidence_sought"] == 0
 
 
@@ -786,7 +631,7 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
         "turn_reward_format": 5 / 6, "turn_reward_format_final": 1 / 2,
         "turn_groups_without_signal": 1 / 4, "format_no_update": 1 / 6, "format_stray_tag": 0,
         "recall_queries": 2 / 6, "recall_hits": 1 / 2, "recall_age": 2, "recall_holds": 1,
-        "recall_evidence": 1, "recall_current": 0,
+        "recall_evidence": 1,
         "memory_length": sum(len(memory.ids) for memory in written) / 6,
     }  # fmt: skip
     assert {name: m[name] for name in wanted} == pytest.approx(wanted)
@@ -794,8 +639,8 @@ def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
     first = trajectories[0]
     notes = first.turns[0].notes
     notes.step = replace(notes.step, stray=True, memory_cut=True, query_cut=True)
-    first.turns[-1].notes = EvidenceSearch(TASK).notes(Recall("x", "x", (1,), 1.0, 1, current=True))
+    first.turns[-1].notes = EvidenceSearch(TASK).notes(Recall("x", "x", (1,), 1.0, 1))
     m = describe_turns([Group(TASK, trajectories)], ReMemR1(CONFIG))
     wanted = dict(memory_capped=1 / 6, query_capped=1 / 6, format_stray_tag=1 / 6,
-                  recall_hits=1 / 2, recall_current=1, recall_evidence=0)  # fmt: skip
+                  recall_hits=1 / 2, recall_evidence=0)  # fmt: skip
     assert {name: m[name] for name in wanted} == pytest.approx(wanted)

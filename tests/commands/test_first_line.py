@@ -110,7 +110,6 @@ def test_version_and_the_list_of_commands():
     ("eval --agents memagent,ful", "full?"),
     ("eval --suite ruler-hq", "ruler-hqa?"),
     ("train --preset papre", "paper?"),
-    ("train --agent rememr1 --compat upstrem", "upstream?"),
     ("train --resume --name onne --runs R", "R/one?"),
     ("export R/onne", "R/one?"),
 ])  # fmt: skip

@@ -63,9 +63,9 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     assert following(f"{TRAINED} --name a {runs}") == (
         f"eval --name a-eval --model 'my runs/a/model' {runs}"
     )
-    small = "--chunk-tokens 30 --tasks-per-step 2 --lengths 1 --agent infmem"
+    small = "--chunk-tokens 30 --tasks-per-step 2 --lengths 1 --agent full"
     assert following(f"sft --steps 1 --name w {small}") == (
-        "train --name w-grpo --model runs/w/model --agent infmem --preset demo"
+        "train --name w-grpo --model runs/w/model --agent full --preset demo"
     )
     assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c"
     assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")

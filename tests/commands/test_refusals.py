@@ -89,23 +89,6 @@ def test_an_agent_that_compares_meanings_needs_its_embedder(tmp_path, monkeypatc
     assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
 
 
-# ---------------------------------------------------------------- answerers
-
-
-def test_no_server_says_how_probable_an_answer_is(tmp_path):
-    agent = keeper.agent(pay="likelihood")
-    with pytest.raises(UserError, match="no server of OpenAI's protocol says: give --answerer"):
-        train.train(run_config(tmp_path, DOWN), GRPO, agent)
-    assert not [*tmp_path.iterdir()]
-    words = ["--agent", "memupdate", "--data", "ledger", "--pay", "likelihood", "--answerer", DOWN]
-    for more in ((), ("--dry-run",)):
-        assert "no server of" in refused("train", *words, *more, "--runs", tmp_path, "--name", "t")
-    assert not keeper.agent().scores_targets and agent.scores_targets
-    for answerer in ("base", f"hf:{keeper.WEIGHTS}"):  # these do
-        out = train.train(run_config(tmp_path, answerer, name=answerer[:2]), GRPO, agent)
-        assert (out / "trajectories.jsonl.gz").exists()
-
-
 # ---------------------------------------------------------------- plans
 
 SMALL, MODEL, OTHER = (
@@ -152,8 +135,6 @@ def test_a_plan_refuses_the_answerers_that_training_refuses(wide):
     )  # an agent without frozen questions
     assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
     assert "leave --answerer out" in refused("plan", "--model", MODEL, "--answerer", DOWN)
-    words = (*SMALL, "--model", MODEL, "--pay", "likelihood", "--answerer", DOWN)
-    assert "no server of OpenAI's protocol says" in refused(*words)
     assert "must be base, hf:FOLDER" in refused(*SMALL, "--answerer", "somewhere")
 
 

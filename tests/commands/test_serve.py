@@ -20,6 +20,7 @@ import httpx
 import openai
 import pytest
 from conftest import HANG_S, forked, until
+from test_seams import Planner
 from typer.testing import CliRunner
 
 import cli
@@ -147,12 +148,12 @@ def test_a_stream_brings_each_memory_before_the_answer(server):
 
 
 def test_a_plan_is_no_memory_of_a_section(codec):
-    planner = tiny.agent("infmem")
+    planner = Planner(AGENT.config)
 
     def script(prompt):
         if prompt.final:
             return formed("Lima", "boxed")
-        return "Otto reached Lima." if prompt.section else "<recall>Otto</recall>"
+        return "Otto reached Lima." if prompt.section else "I look for Otto."
 
     with served(ScriptedEngine(codec, script), agent=planner) as (url, _):
         reply = reply_to(url)

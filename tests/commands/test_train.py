@@ -209,9 +209,7 @@ def test_an_agent_that_looks_back_is_resumed_to_the_same_numbers_and_logged(mode
         model, tmp_path, "a", agent="rememr1", kinds=("two_hop_reverse",), save_every=1
     )
     config = replace(GRPO, steps=2, alpha=0.5)
-    agent = tiny.agent(
-        "rememr1", memory_text="response_minus_recall", callback="question", recall_at_zero=True
-    )
+    agent = tiny.agent("rememr1", callback="question")
     expected, other = outcome(train.train(run, config, agent)), replace(run, name="b")
     with pytest.raises(Stop):
         train.train(other, config, agent, callbacks=[stop_at(1)])

@@ -119,13 +119,13 @@ def made(tmp_path):
     return write(tmp_path / "made.json", samples)
 
 
-BUILD = "--history bounded --memory-budget 2".split()
-REFINE = "--mode refine --history append --budget none --seed 9".split()
+BUILD = "--memory-budget 2".split()
+REFINE = "--mode refine --budget none --seed 9".split()
 
 
 @pytest.mark.parametrize("how, start", [(BUILD, 0), (REFINE, 2)])
 def test_a_step_on_generated_conversations(model, tmp_path, how, start):
-    """Into an empty store, and in one growing chat over a store of what was said."""
+    """Into an empty store, and over a store of what was said."""
     source = f"locomo:{made(tmp_path)}#memory-r1/train/observations"
     check(*step(model, source, tmp_path, *how), start=start)
 

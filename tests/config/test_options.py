@@ -23,7 +23,7 @@ from config.plugins import load_file
         (GRPOConfig, "clip_low", (-0.1, 1.1)),
         (GRPOConfig, "dual_clip", (-1.0, 0.5)),
         (GRPOConfig, "without_signal", ("drop",)),
-        (ReMemR1Config, "recall_words", ("new",)),
+        (ReMemR1Config, "memory_reward", ("new",)),
         (GRPOConfig, "decay_from", (-0.1, 1.1)),
         (GRPOConfig, "temperature", ((), (0.0,), (1.0, math.inf))),
         (GRPOConfig, "top_p", (0.0, 1.1)),

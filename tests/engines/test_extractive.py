@@ -4,10 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from agents import find
-from config.errors import UserError
 from engines.extractive import NOTHING, ExtractiveEngine, extract
 from memagent import Prompt
 from rollout import Sampling, rollout
@@ -57,8 +54,3 @@ def test_words_of_the_answers_to_choose_from_find_no_line():
     pieces = (("\n".join(LINES), False), (asked.problem, False))
     said = ExtractiveEngine("plain").respond(Prompt(pieces, 9, final=True, memory="\n".join(LINES)))
     assert "dog" in asked.problem and said == NOTHING and official_score(said, asked) == 1
-
-
-def test_it_scores_nothing_and_says_what_does():
-    with pytest.raises(UserError, match="scoring needs --engine transformers or vllm"):
-        ExtractiveEngine().add(Prompt((("Who?", False),), 9, target="Ann"))

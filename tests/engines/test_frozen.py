@@ -1,7 +1,7 @@
 """Two engines behind one: who is asked, in whose tokens, and who waits for whom."""
 
 import threading
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
@@ -10,8 +10,6 @@ from conftest import HANG_S, random_policy
 from test_endpoint import Server
 from test_seams import CONFIG, Probes, jobs
 
-from config.errors import UserError
-from config.options import GRPOConfig
 from dev import keeper
 from engines import frozen
 from engines.endpoint import EndpointEngine
@@ -19,8 +17,6 @@ from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
 from memagent import Agent, Finish, Prompt
-from models.load import with_lora
-from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tokens.codec import Characters, Codec, Text
 
@@ -116,32 +112,7 @@ def test_another_models_tokens_are_its_own_and_the_agents_texts_are_the_policys(
     assert engine.counts()["generated_tokens"] == sum(len(t.response_ids) for t in done.turns)
 
 
-@pytest.mark.parametrize("another", [False, True])
-def test_a_target_is_scored_by_the_model_that_is_asked(codec, other_codec, another):
-    """By the policy without its adapters, or by one that needs more tokens for the target."""
-    own, theirs = (other_codec, codec) if another else (codec, codec)
-    policy = disturbed(with_lora(random_policy(own), GRPOConfig(lora_rank=4)))
-    before = other = random_policy(theirs)  # the policy's own weights if it is not another model
-    mask_head(other, theirs)
-    if not another:
-        before = policy.get_base_model()
-    engine = WithFrozen(
-        TransformersEngine(policy.get_base_model(), own),
-        TransformersEngine(before, theirs),
-        nullcontext if another else policy.disable_adapter,
-    )
-    target = "2024-01-09 Anna reached Lima."
-    most = len(own.encode(target))
-    assert another == (len(theirs.encode(target)) > most)
-    prompt = Prompt(((own.text("Where is Anna?"), False),), most, target=own.text(target))
-    for codec, model in ((theirs, other), (own, policy)):
-        turn = turn_of(engine, replace(prompt, frozen=model is other))
-        assert turn.response_ids == [*codec.encode(target)] and turn.finish is Finish.STOP
-        assert turn.response == target and turn.response.ids == own.encode(target)
-        assert logprobs(model, turn) == pytest.approx(turn.logprobs, abs=1e-4)
-
-
-def test_a_server_is_asked_in_text_and_scores_nothing(codec, server):
+def test_a_server_is_asked_in_text(codec, server):
     engine = WithFrozen(ScriptedEngine(codec, lambda _: "Lima"), at_server(server))
     with engine.awake():
         (done,) = rollout(engine, Probes(CONFIG), jobs(1, 1))
@@ -151,10 +122,6 @@ def test_a_server_is_asked_in_text_and_scores_nothing(codec, server):
             assert body["messages"] == [{"role": "user", "content": turn.prompt.text}]
             assert turn.response == f" Anna joined {len(turn.prompt.text)} Boris."
             assert turn.response.ids == codec.encode(str(turn.response))
-        prompt = Prompt((("Where?", False),), 9, frozen=True, target="Lima")
-        for it in (prompt, replace(prompt, frozen=False)):
-            with pytest.raises(UserError, match="--engine transformers or vllm"):
-                engine.add(it, Sampling(), 0)
     assert not any(turn.logprobs for turn in asked)
 
 

@@ -57,34 +57,21 @@ def answered(engine, *added):
     return [turns[key] for key in keys]
 
 
-def of_ids(ids, max_tokens, target=""):
-    return Prompt(((Text("x", ids), False),), max_tokens, target=target)
+def of_ids(ids, max_tokens):
+    return Prompt(((Text("x", ids), False),), max_tokens)
 
 
 def counted(engine):
     return np.array([engine.prefilled_tokens, engine.reused_tokens, engine.generated_tokens])
 
 
-# what a random policy writes is its memory, and the question finds it again
-LOOKING_BACK = tiny.agent(
-    "rememr1",
-    callback="question",
-    recall_at_zero=True,
-    memory_text="response_minus_recall",
-    on_missing_update="whole_response",
-)
-
-
-@pytest.mark.parametrize(
-    ("agent", "temperature"), [(MEMAGENT, 1.0), (MEMAGENT, 0.7), (LOOKING_BACK, 1.0)]
-)
-def test_sampler_logprobs_are_the_trainers(codec, policy, agent, temperature):
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampler_logprobs_are_the_trainers(codec, policy, temperature):
     # fewer rows than trajectories: rows are reused at other lengths
     engine = TransformersEngine(policy, codec, max_rows=5)
     jobs = [(t, 0) for t in tasks(9, 2)]
-    done = list(rollout(engine, agent, jobs, Sampling(temperature), in_flight=8))
+    done = list(rollout(engine, MEMAGENT, jobs, Sampling(temperature), in_flight=8))
     turns = [turn for t in done for turn in t.turns]
-    assert agent is MEMAGENT or sum(bool(t.notes.recalled.steps) for t in turns) == 9
     assert len(done) == 9 and worst_mismatch(policy, turns, temperature) < 1e-5
     stopped = [turn for turn in turns if turn.finish is Finish.STOP]
     assert all(turn.response_ids[-1] in codec.eos_ids for turn in stopped)
@@ -459,69 +446,6 @@ def test_the_engine_refuses_weights_that_are_not_its_own(codec, policy):
     engine = TransformersEngine(policy, codec)
     with engine.awake(policy), pytest.raises(UserError):
         engine.awake(torch.nn.Linear(1, 1))
-
-
-# ---------------------------------------------------------------- scoring
-
-
-@pytest.mark.parametrize(
-    ("drafted", "sampling"),
-    [
-        (0, Sampling(0.0)),
-        (4, Sampling(1.0)),
-        (0, Sampling(0.6, 0.5)),
-        (4, Sampling(0.6, 0.5)),
-    ],
-)
-def test_a_target_is_scored_at_temperature_1_whatever_runs_beside_it(
-    codec, policy, sampling, drafted, monkeypatch
-):
-    monkeypatch.setattr(hf, "MAX_DRAFT", drafted)
-    shared, (eos,) = [*range(10, 40)], codec.eos_ids
-    targets = [
-        "Anna joined Boris.",
-        Text("one", [7]),
-        Text("long", range(20, 33)),
-        Text("ends early", [9, eos, 9]),  # scored to its end all the same
-    ]
-    scored = [
-        (of_ids([*shared, k], len(codec.encode(t)) + k % 2, t), sampling)
-        for k, t in enumerate(targets, 50)
-    ]
-    beside = [(of_ids([*shared, k], 9), Sampling(1.0)) for k in (50, 60, 61)]
-    engine = TransformersEngine(policy, codec, max_rows=5)
-    turns = answered(engine, *beside, *scored, *scored)
-    assert engine.reused_tokens > 3 * len(shared)  # the prefix was shared with those in flight
-    for turn, target in zip(turns[3:], targets * 2, strict=True):
-        assert turn.response_ids == [*codec.encode(target)] and turn.finish is Finish.STOP
-        assert turn.response == target and turn.response.ids == codec.encode(target)
-    assert worst_mismatch(policy, turns) < 1e-5
-    assert engine.generated_tokens == sum(len(turn.response_ids) for turn in turns)
-    alone = answered(TransformersEngine(policy, codec), *beside)
-    assert [t.response_ids for t in alone] == [t.response_ids for t in turns[:3]]
-
-
-class Scores(Agent):
-    """Asks how probable a text is, then answers."""
-
-    targets = ("Anna.", "Anna Anna Anna Anna", Text("nothing", []))
-
-    def run(self, task):
-        target = self.targets[int(task.id.rpartition("-")[2]) % 3]
-        yield Prompt((("Who?", False),), 3, target=target)
-        yield Prompt((("Who?", False),), 3, True)
-
-
-def test_a_target_that_cannot_be_scored_fails_its_trajectory(codec, policy):
-    jobs = [(replace(task, id=f"t-{k}"), 0) for k, task in enumerate(tasks(3))]
-    done = list(rollout(TransformersEngine(policy, codec), Scores(), jobs))
-    fits, long, empty = sorted(done, key=lambda t: t.task.id)
-    assert [len(t.turns) for t in (fits, long, empty)] == [2, 1, 1] and not fits.error
-    assert "a target of 4 tokens" in long.error and "a target of 0 tokens" in empty.error
-    # with its target it has to fit the window like any other prompt
-    engine = TransformersEngine(random_policy(codec, window=20), codec)
-    (turn,) = answered(engine, (of_ids([*range(5, 23)], 3, "Anna."), Sampling()))
-    assert turn.finish is Finish.FULL
 
 
 # ---------------------------------------------------------------- drafts

@@ -41,7 +41,7 @@ from models.load import inner, load_model, with_lora
 from models.logprobs import mask_head
 from rollout import Sampling, rollout
 from tasks import ledger, worlds
-from tokens.codec import Codec, Text
+from tokens.codec import Codec
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
@@ -265,45 +265,6 @@ def answered(engine, *prompts, temperature=1.0):
     return [turns[key] for key in keys]
 
 
-def test_a_target_is_scored_by_the_policy_or_if_frozen_by_the_base_weights(codec, opened):
-    """At temperature 1 whatever is sampled beside it, and on prompts that are cached."""
-    policy = with_lora(small(codec), GRPOConfig(lora_rank=4))
-    disturb(policy)
-    engine = opened(lora_rank=4)
-    ids, (eos,) = Text("x", range(10, 110)), codec.eos_ids  # several blocks of the cache
-    prompts = [
-        Prompt(((ids, False),), 20, target=target)
-        for target in ("Anna joined Boris.", Text("one", [7]), Text("ends early", [9, eos, 9]))
-    ]
-    frozen = [replace(prompt, frozen=True) for prompt in prompts]
-    with engine.awake(policy):
-        turns = answered(engine, Prompt(((ids, False),), 20), *prompts, temperature=0.5)
-        reused, computed = engine.reused_tokens, engine.prefilled_tokens
-        turns += answered(engine, *prompts)
-        # cached states do not say how probable the prompt's tokens are: all of them are read again
-        assert engine.reused_tokens == reused
-        assert engine.prefilled_tokens == computed + sum(len(t.prompt_ids) for t in turns[4:])
-        by_base = answered(engine, *frozen)
-    for turn, prompt in zip([*turns[1:], *by_base], [*prompts * 2, *frozen], strict=True):
-        assert turn.response_ids == [*codec.encode(prompt.target)] and turn.finish is Finish.STOP
-        assert turn.response == prompt.target and turn.prompt is prompt and not turn.error
-    assert mismatch(policy, turns[:1], 0.5) < 1e-5 and mismatch(policy, turns[1:]) < 1e-5
-    with policy.disable_adapter():
-        assert mismatch(policy, by_base) < 1e-5 and mismatch(policy, turns[1:]) > 1e-2
-
-
-def test_a_target_that_cannot_be_scored_is_an_error_of_its_turn(codec, opened):
-    engine = opened()  # its window is 512
-    long, none = (Prompt((("A", False),), 3, target=Text("t", range(n))) for n in (4, 0))
-    fits, full = (
-        Prompt(((Text("x", [9] * n), False),), 3, target=Text("t", [7, 7, 7])) for n in (508, 509)
-    )
-    with engine.awake():
-        turns = answered(engine, long, none, fits, full)
-    assert [t.finish for t in turns] == [Finish.ERROR, Finish.ERROR, Finish.STOP, Finish.FULL]
-    assert "a target of 4 tokens" in turns[0].error and "of 0 tokens" in turns[1].error
-
-
 # ---------------------------------------------------------------- calls that are well-formed
 
 PARAMETERS = {s["function"]["name"]: s["function"]["parameters"] for s in schemas()}
@@ -437,14 +398,13 @@ def test_an_evaluation_with_a_grammar_has_no_call_that_cannot_be_read(tmp_path, 
 # ---------------------------------------------------------------- the agent with a store
 
 
-def episodes(engine, after_first=lambda: None, **settings):
+def episodes(engine, after_first=lambda: None):
     """Run three greedy episodes of the agent that keeps a store; return them as plain data.
 
     Each holds what its turns read and wrote and why they ended, the store with its journal, and
     the probes' answers.
     """
-    agent = keeper.agent(**settings)
-    # in these it edits, greedily, in a growing chat too, which it was not trained to read
+    agent = keeper.agent()
     jobs = [(ledger.make_ledger(seed, 6, n_people=4), 0) for seed in (12, 14, 25)]
     done = []
     with engine.awake():
@@ -465,21 +425,17 @@ def episodes(engine, after_first=lambda: None, **settings):
         )
 
 
-# each turn by itself; one growing chat, whose malformed calls do not end the episode here
-HISTORIES = ({}, {"history": "append", "max_turns": 2, "max_invalid": 99})
-
-
 @pytest.fixture(scope="module")
 def expected():
     """The episodes through our own engine."""
     codec, policy = Codec.load(keeper.WEIGHTS), load_model(keeper.WEIGHTS, "float32", "cpu")
-    return [[*episodes(TransformersEngine(policy, codec), **more)] for more in HISTORIES]
+    return [*episodes(TransformersEngine(policy, codec))]
 
 
 def test_a_store_is_edited_alike_by_the_engine_in_this_process(expected):
     engine = ColocatedEngine(keeper.WEIGHTS, Codec.load(keeper.WEIGHTS), 2048, kv_gib=0.1)
     try:
-        assert [[*episodes(engine, **more)] for more in HISTORIES] == expected
+        assert [*episodes(engine)] == expected
     finally:
         engine.close()
 
@@ -533,8 +489,9 @@ def test_a_store_is_edited_alike_by_a_server_of_vllm_that_is_killed(
     with (tmp_path / "vllm.log").open("wb") as log, vllm_server(log) as (url, start_anew):
         engine = endpoint.EndpointEngine(url, "", Codec.load(keeper.WEIGHTS))
         assert engine.model == "m" and engine.window == 2048
-        kills = start_anew, lambda: None
-        written = [[*episodes(engine, k, **more)] for k, more in zip(kills, HISTORIES, strict=True)]
+        written = [*episodes(engine, start_anew)]
+        for _ in range(2):  # read again from its cache
+            answered(engine, Prompt((("Anna joined Boris. " * 200, False),), 8))
         long = Prompt((("Anna joined Boris. " * 600, False),), 8)
         (full,) = answered(engine, long)
         engine.window = None  # as with a server that does not report it
@@ -635,7 +592,7 @@ def test_the_gpu_benchmark_runs_here_in_small(capfd):
     assert "planned" in capfd.readouterr().out
 
 
-def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path):
+def test_nothing_without_a_token_is_said(codec, tmp_path):
     """A model of more rows than the tokenizer has tokens: its log-probs are the trainer's."""
     policy = random_policy(codec, head_dim=32, vocab_size=1000)
     policy.save_pretrained(tmp_path)
@@ -650,15 +607,6 @@ def test_nothing_without_a_token_is_said_or_counted_in_a_target(codec, tmp_path)
         with engine.awake(trained):
             turns = turns_of(engine)
             greedy = turns_of(engine, temperature=0.0)
-            for wrong in ([], [7, 999]):
-                target = Text("x", [*codec.encode("Anna joined Boris."), *wrong])
-                prompt = Prompt((("Who?", False),), 9, target=target)
-                engine.add(prompt)
-                ((_, turn),) = engine.step()
-                if wrong:
-                    assert turn.finish is Finish.ERROR and "its token 999" in turn.error
-                else:
-                    turns.append(turn)
     finally:
         engine.close()
     assert all(0 < i < 426 for turn in turns + greedy for i in turn.response_ids)
