@@ -256,6 +256,8 @@ class Agent:
     """name -> settings that `stream` compares; only an agent that learns from a bank has any"""
     in_words: ClassVar[str] = ""
     """how it reads, in a report's sentences; "" = its name"""
+    had: ClassVar[str] = ""
+    """settings that went, which fingerprints of its rows hold (config/gone.py)"""
     whole: ClassVar[bool] = False
     """whether it is shown the whole document at once, to which a report compares first"""
     embedder: str = ""

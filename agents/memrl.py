@@ -197,6 +197,13 @@ class MemRL(Agent):
     Config = MemRLConfig
     arms, usual_arms, about_arms, constants = ARMS, USUAL_ARMS, ABOUT_ARMS, CONSTANTS
     frozen_arms = FROZEN_ARMS
+    had = (  # all, in their order
+        "chunk_tokens memory_tokens final_tokens max_sections over layout form thinking not_found "
+        "templates retrieve embedder k1 k2 delta at_delta rank lam norm sim_mean sim_std "
+        "dedup_task exclude_same_task q_min epsilon explore ucb alpha q_init q_init_failure "
+        "q_floor same_intent max_entries bank recall build update act_tokens lesson_tokens "
+        "context_tokens max_steps success_reward failure_reward graded"
+    )
     prompts = {
         "act": ACT,
         "next": "{observation}",

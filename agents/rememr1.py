@@ -253,6 +253,10 @@ class ReMemR1(Agent):
     Config = ReMemR1Config
     prompts = {"recall_update": LOOK_BACK, "recall_final": LOOKED_BACK}
     presets = {"rememr1": PUBLISHED}
+    had = (
+        "recall_at_zero history_scope memory_text on_missing_update query_text boxed_literal "
+        "callback_reward format_reward recall_match recall_words"
+    )
     training = {"normalisation": "mean"}  # the published advantages are divided by no deviation
     rates = {
         "recall_queries": ("queries", "updates"),

@@ -199,8 +199,9 @@ class Stream:
         """Return a fingerprint of what the rows depend on."""
         c, agent = self.config, asdict(self.agent.config) | {"bank": ""}
         date, codec = agent.pop("template_date"), self.agent.codec
+        agent = as_before(self.agent.had, agent)
         parts = (
-            as_before(self.agent.name, agent) | ({"template_date": date} if codec and codec.told_date else {}),
+            agent | ({"template_date": date} if codec and codec.told_date else {}),
             [task.digest for task in self.tasks],
             c.batch, c.seed, c.temperature, c.fixed_order, c.model, c.engine,
             *([c.dtype] if c.dtype != "auto" else ()),

@@ -248,7 +248,7 @@ def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object])
         found[section] = {}
         for name, value in (values or {}).items():
             if name not in hints:
-                if is_gone(name, value, f"{path}: {section}"):
+                if is_gone(name, value, f"{path}: {section}", values):
                     continue
                 names = ", ".join(hints)
                 raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")

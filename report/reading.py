@@ -243,7 +243,7 @@ def settings_of_row(
 
     told_date: what the codec tells the model. model: a fingerprint of what answers.
     """
-    reading = as_before(agent.name, settings_of_rows(agent.config, told_date))
+    reading = as_before(agent.had, settings_of_rows(agent.config, told_date))
     if not agent.by_section:  # cut to the engine's window, which therefore counts
         reading["window"] = agent.window
     templates = [agent.template(name) for name in agent.prompts]
