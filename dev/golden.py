@@ -216,7 +216,7 @@ def judge() -> Iterator[str]:
 
 
 def run(checkout: Path, runs: Path, only: Sequence[str] = ()) -> dict[str, str]:
-    """Run every command with the code of a checkout: name -> why it was refused, of those that were.
+    """Run every command with the code of a checkout; return name -> why it was refused.
 
     only: of these names alone.
     """
@@ -306,43 +306,26 @@ def differences(before: dict[str, object], after: dict[str, object]) -> list[str
 
 
 def main(
-    against: Annotated[str, typer.Option(help="the commit to compare this checkout with")] = "",
-    keep: Annotated[
-        Path | None, typer.Option(help="write this checkout's digest to a file and compare nothing")
-    ] = None,
-    before: Annotated[
-        Path | None, typer.Option(help="compare with a digest written by --keep on this machine")
-    ] = None,
-    only: Annotated[str, typer.Option(help="of these runs alone, such as memagent,world")] = "",
+    against: Annotated[str, typer.Option(help="the commit to compare this checkout with")],
+    only: Annotated[str, typer.Option(help="these runs alone, such as memagent,world")] = "",
 ) -> None:
     """Compare the results of this checkout with those of another commit."""
     names = [name for name in only.split(",") if name]
     with tempfile.TemporaryDirectory(prefix="golden-") as folder:
-        after, refused = _results(HERE, Path(folder, "after"), names)
-        if keep:
-            keep.write_text(json.dumps([after, refused]), encoding="utf-8")
-            return typer.echo(f"{len(after)} values")
-        if before:
-            old, old_refused = json.loads(before.read_text(encoding="utf-8"))
-        else:
-            checkout, git = Path(folder, "checkout"), ["git", "-C", HERE, "worktree"]
-            subprocess.run([*git, "add", "--detach", "-q", checkout, against], check=True)
-            try:
-                old, old_refused = _results(checkout, Path(folder, "before"), names)
-            finally:
-                subprocess.run([*git, "remove", "--force", checkout], check=True)
+        checkout, git = Path(folder, "checkout"), ["git", "-C", HERE, "worktree"]
+        subprocess.run([*git, "add", "--detach", "-q", checkout, against], check=True)
+        try:
+            old_refused = run(checkout, Path(folder, "before"), names)
+        finally:
+            subprocess.run([*git, "remove", "--force", checkout], check=True)
+        refused = run(HERE, Path(folder, "after"), names)
+        old, new = (digest(Path(folder, side)) for side in ("before", "after"))
     for name in refused.keys() & old_refused.keys():
         typer.echo(f"not compared: {name}: {refused[name]}")
     lines = [f"refused on one side: {name}" for name in refused.keys() ^ old_refused.keys()]
-    lines += differences(old, after)
-    typer.echo("\n".join(lines[:100]) or f"{len(after)} values, all the same")
+    lines += differences(old, new)
+    typer.echo("\n".join(lines[:100]) or f"{len(new)} values, all the same")
     raise typer.Exit(bool(lines))
-
-
-def _results(checkout: Path, runs: Path, only: Sequence[str]) -> tuple[dict, dict[str, str]]:
-    """Return the digest of a checkout's results, as JSON has it, and what it refused to run."""
-    refused = run(checkout, runs, only)
-    return json.loads(json.dumps(digest(runs))), refused
 
 
 if __name__ == "__main__":
