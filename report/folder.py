@@ -149,7 +149,7 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
         missing = ", ".join(summary.get("missing", []))
         return summary, f"without part {missing}" if missing else ""
-    suite = known(name_of(settings)) or Suite
+    suite = (known(name_of(settings)) or Suite)()
     summary = summarise(rows, suite.unit, suite.metric, agents=agents_of(rows))
     return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
 
