@@ -10,7 +10,7 @@ from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-class LLBDBSuite(Suite):
+class LLBDB(Suite):
     """Databases; without a file eight tasks of ours."""
 
     unit, metric = "steps", "reward"

@@ -9,7 +9,7 @@ from suites import Scope, Suite
 from tasks.environments import Environment
 
 
-class LLBOSSuite(Suite):
+class LLBOS(Suite):
     """Shells."""
 
     unit, metric = "steps", "reward"

@@ -100,6 +100,7 @@ class Probe:
     abstains: bool = False  # the right answer is that nothing is known
     kind: str = ""  # the category's name
     distractor: str = ""  # a wrong answer that suggests itself
+    when: str = ""  # always empty: the digests in earlier rows hold it
 
     @property
     def choices(self) -> tuple[str, ...]:
