@@ -146,14 +146,8 @@ def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
     n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
     if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
-<<<<<<< HEAD
         return summary, ""
-    suite = known(name_of(settings)) or Suite
-=======
-        missing = ", ".join(summary.get("missing", []))
-        return summary, f"without part {missing}" if missing else ""
     suite = (known(name_of(settings)) or Suite)()
->>>>>>> h/suites
     summary = summarise(rows, suite.unit, suite.metric, agents=agents_of(rows))
     return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
 
