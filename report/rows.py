@@ -1,7 +1,7 @@
 """Files of rows: lines of JSON, each appended whole by the one process that writes the file.
 
-Holds: `Rows`, `lines_in`, `read_rows`, `latest`, `Cell`, `labels_of`, `fate`. Leaves out: what a row
-says (report/reading.py), who may write (config/locks.py). No torch.
+Holds: `Rows`, `lines_in`, `read_rows`, `latest`, `Cell`, `labels_of`, `fate`. Leaves out: what a
+row says (report/reading.py), who may write (config/locks.py). No torch.
 Exercise it: `pytest tests/report/test_rows.py`. Read next: eval.py.
 
 A row is one `write` to the end of the file, forced to the disk. A process that is killed leaves

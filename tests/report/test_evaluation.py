@@ -150,6 +150,25 @@ def test_a_question_whose_text_has_changed_counts_once():
     assert [(row["id"], row["task"]) for row in latest(rows)] == [("b", "old"), ("a", "new")]
 
 
+def test_what_is_asked_comes_first_and_its_newest_text_alone_by_agents(tmp_path):
+    def made(agent, id, task="new"):
+        settings = dict(question="q", temperature="0.0", length=1, settings=f"s {agent}")
+        return dict(agent=agent, id=id, sample=0, task=task) | settings
+
+    rows = [made("full", "a"), made("mine", "a", "old"), made("mine", "b"), made("mine", "a"),
+            made("mine", "c")]  # fmt: skip
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    wanted = [("s mine", id, 0, "new") for id in "cad"]  # d is still to come
+    found = evaluation.joined(tmp_path, wanted, ["mine"])
+    assert [(row["agent"], row["id"], row["task"]) for row in found] == [
+        ("mine", "c", "new"), ("mine", "a", "new"), ("mine", "b", "new"), ("full", "a", "new"),
+    ]  # fmt: skip
+    found = evaluation.joined(tmp_path, [("s mine", "a", 0, "old")])  # the text that is asked now
+    assert [(row["agent"], row["id"], row["task"]) for row in found] == [
+        ("mine", "a", "old"), ("mine", "b", "new"), ("mine", "c", "new"), ("full", "a", "new"),
+    ]  # fmt: skip
+
+
 def test_every_evaluation_that_a_page_tells_of_has_a_name_of_its_own():
     named = []
     for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/*.py")):
