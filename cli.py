@@ -143,9 +143,6 @@ def export(
     push: Annotated[
         str, typer.Option(help="then upload it to the hub as ORG/NAME, private; token: HF_TOKEN")
     ] = "",
-    gguf: Annotated[
-        bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
-    ] = False,
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
@@ -155,7 +152,7 @@ def export(
     from commands.export import export as run_export
     from commands.export import finish
 
-    finish(run, run_export(run, step, out, dtype, best, gguf, trust), push)
+    finish(run, run_export(run, step, out, dtype, best, trust), push)
 
 
 @command(
@@ -176,8 +173,7 @@ def _eval(
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
     evaluation, _ = _merged(config, {}, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
-    no_model = eval_config.endpoint or eval_config.engine == "extractive"
-    model = find.model_or_default(eval_config.model, no_model)
+    model = find.model_or_default(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
         agents = (find.agent_of(preset, model, evaluation), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
@@ -189,8 +185,7 @@ def _eval(
         name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
         for name in names
     }
-    engine = "extractive" if eval_config.engine == "extractive" else ""
-    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint) or engine
+    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint)
     where = run_path(eval_config.runs, eval_config.name)
     typer.echo(f"{', '.join(eval_config.agents)} by {titled(by)}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
@@ -202,8 +197,7 @@ def _eval(
     for reader in agents.values():
         if axes := find.axes(reader, compat=compat if reader.compat else ""):
             typer.echo(axes)
-    if not engine:
-        typer.echo(f"Opening {titled(by)} ...")
+    typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
 
     suite = suites.pinned(suite, typer.echo)

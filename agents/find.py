@@ -50,9 +50,8 @@ STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in 
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes", "logger"},
-    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused",
-             "max_mismatch"},
-    "sft": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused"},
+    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
+    "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }  # fmt: skip
 
@@ -535,8 +534,7 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 
     name -> such as "top_k 2"; no entry for an agent whose settings are all as they would be.
     """
-    by_server = evaluation.endpoint or evaluation.engine == "extractive"
-    usual = of_model(model_or_default(evaluation.model, by_server))
+    usual = of_model(model_or_default(evaluation.model, evaluation.endpoint))
     found = {}
     for name, agent in agents.items():
         plain = asdict(_config(type(agent), usual))
@@ -654,8 +652,7 @@ def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
 def _unused_by(agents: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to these agents."""
     kinds = [find(name) for name in agents]
-    frozen, imitates = any(k.frozen_turns for k in kinds), any(k.compat for k in kinds)
-    return [name for name, use in (("answerer", frozen), ("compat", imitates)) if not use]
+    return [] if any(kind.compat for kind in kinds) else ["compat"]
 
 
 def unused_in_training(arguments: Sequence[str]) -> list[str]:
@@ -669,7 +666,6 @@ def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     evaluation = _evaluation_in(arguments)
     used = {
         "served_as chat": evaluation.get("endpoint"),
-        "grammar": evaluation.get("engine") == "vllm",
         "untrained": "@untrained" in str(evaluation.get("agents")),
     }
     unused = [name for names, use in used.items() if not use for name in names.split()]

@@ -689,17 +689,6 @@ class MemUpdate(Agent):
             self._format = format_of(getattr(self.codec, "tokenizer", None))
         return self._format
 
-    def grammar(self) -> str | None:
-        """Return what a turn that edits may be where calls have to be well-formed.
-
-        None: the store is not edited; "": there is no tool.
-        """
-
-        if not self.edits:
-            return None
-        tools = tuple(tool for tool in TOOLS if tool not in self.config.without)
-        return self.format.grammar(schemas(tools), self.config.thinking) if tools else ""
-
     @property
     def reply_role(self) -> str:
         return "tool" if self.format.by_template else "user"

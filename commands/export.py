@@ -43,7 +43,6 @@ def export(
     out: Path | None = None,
     dtype: str = "auto",
     best: bool = False,
-    gguf: bool = False,
     trusted: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
@@ -51,10 +50,10 @@ def export(
     step: of the checkpoint; None = the last whole one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
-    that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
-    have trained the run: the export is one process on the host, computes in float32, and writes
-    the folder atomically. trusted: the code that the run's settings name may run.
-    UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
+    that of the base model. Any number of ranks may have trained the run: the export is one process
+    on the host, computes in float32, and writes the folder atomically. trusted: the code that the
+    run's settings name may run.
+    UserError: no such checkpoint, a given folder that exists.
     """
     find.check_trained(folder, step, out)
     saved, stored = checkpoints(folder), find.begun(folder, None)
@@ -84,10 +83,6 @@ def export(
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
-        if gguf:
-            from models.to_gguf import write_gguf
-
-            write_gguf(temporary, stored["run"].get("name") or folder.name)
         weights = [path for path in (temporary, adapter) if path.is_dir()]
         write_card(temporary, stored, folder, step, False, weights)
         if adapter.is_dir():

@@ -36,7 +36,7 @@ from config.options import TINY, GRPOConfig, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
-from engines.open import check_answerer, open_sampler
+from engines.open import check_frozen, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
@@ -67,17 +67,13 @@ def check(
         raise UserError(
             f"The agent {agent.label} makes no turn that could be trained: name another one."
         )
-    check_answerer(run, config.lora_rank, agent)
+    check_frozen(run, config.lora_rank, agent)
     check_stored(run.model, setup.quantise)
-    if run.sampler and run.engine != "vllm":
-        raise UserError("--sampler says how vLLM samples: give --engine vllm, or leave it out.")
-    if "merged" in run.sampler and not config.lora_rank:
-        raise UserError("--sampler merged is about adapters: give a --lora-rank, or leave it out.")
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
-        rank = 0 if "merged" in run.sampler else config.lora_rank
-        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, rank)
+        sleep = "1" if run.sleep == "auto" else run.sleep
+        vllm_colocated.check_settings(sleep, config.lora_rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
                 f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "

@@ -11,6 +11,11 @@ from config.errors import UserError
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
     # "setting": (value,),
+    "answerer": ("base", ""),
+    "fused": ([],),
+    "grammar": (False,),
+    "recompute_every": (1,),
+    "sampler": ([],),
 }
 
 

@@ -127,7 +127,7 @@ class EndpointEngine(Engine):
         if prompt.target:
             raise UserError(
                 "A server cannot say how probable a response is: scoring needs --engine "
-                "transformers or vllm, and an --answerer with weights (base or hf:FOLDER)."
+                "transformers or vllm."
             )
         self._keys += 1
         key, ids, refused = self._keys, prompt.ids(self.codec), None

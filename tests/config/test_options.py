@@ -37,8 +37,6 @@ from config.plugins import load_file
         (EvalConfig, "data", ((),)),
         (EvalConfig, "lengths", ((0,), (4, 4))),
         (EvalConfig, "part", ("9/8", "0/2")),
-        (EvalConfig, "answerer", ("openai:here",)),
-        (RunConfig, "answerer", ("gpt",)),
         (EvalConfig, "n", (0, -3)),
         (EvalConfig, "temperatures", ((), (-1.0,), (math.nan,))),
     ],

@@ -260,8 +260,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, codec, tmp
         open_reader(config, [tiny.agent()])
     with pytest.raises(UserError, match=said):
         open_reader(replace(config, engine="vllm"), [tiny.agent()])
-    with pytest.raises(UserError, match=said):
-        open_reader(replace(config, model="", answerer=f"hf:{folder}"), [tiny.agent()])
     for kind in (GRPOConfig, SFTConfig):
         with pytest.raises(UserError, match=said):
             train.train(run_config(folder, tmp_path, "a"), kind(), tiny.agent())

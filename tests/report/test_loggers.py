@@ -125,10 +125,10 @@ def test_lightnings_own_loggers(run, tmp_path):
 
 
 def test_no_address_of_a_server_is_told(tmp_path):
-    settings = {"run.answerer": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
+    settings = {"agent.embedder": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
     (logger,) = open_loggers(["test_loggers.Heard"], tmp_path, settings)
     (told,) = map(json.loads, (tmp_path / OWN / "heard.jsonl").read_text().splitlines())
-    assert told == {"settings": {"run.answerer": "openai:#name", "grpo.lr": 1e-3}}
+    assert told == {"settings": {"agent.embedder": "openai:#name", "grpo.lr": 1e-3}}
     assert logger.inner.called == tmp_path.name
 
 
