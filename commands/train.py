@@ -29,7 +29,7 @@ from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files, stops
-from config.errors import UserError, kept, no_room
+from config.errors import UserError, kept
 from config.files import check_folder
 from config.locks import writing
 from config.options import TINY, GRPOConfig, RunConfig, SFTConfig, TrainConfig
@@ -40,7 +40,7 @@ from engines.open import check_frozen, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import checkpoints, newest_whole, set_aside
+from models.checkpoints import checkpoints, newest
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import located
@@ -170,7 +170,7 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
     # TensorBoard writes in a thread, whose errors are raised in this one as well
     threading.excepthook = lambda hook: (
-        None if no_room(hook.exc_value) else threading.__excepthook__(hook)
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
     )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -381,23 +381,12 @@ def _train(
 
 
 def _start(folder: Path, steps: int) -> int:
-    """Return the step from which a run goes on; checkpoints that are damaged are put aside.
-
-    A collective: every rank then sees the folder as it is. UserError: the run is past its end.
-    """
-    start, damaged = newest_whole(folder)
+    """Return the step from which a run goes on, on all ranks. UserError: it is past its end."""
+    start = ranks.all_gather_object(newest(folder))[0]
     if start > steps:
         raise UserError(
             f"The run {folder} has done {start} steps already: give --steps {start} or more."
         )
-    if ranks.rank() == 0:
-        for step, wrong in damaged.items():
-            aside = set_aside(checkpoints(folder)[step])
-            say(
-                f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.",
-                "red",
-            )
-    ranks.barrier()
     return start
 
 

@@ -12,7 +12,7 @@ import shlex
 import time
 from pathlib import Path
 
-from config.errors import Unshown, clean, clip, no_room
+from config.errors import Unshown, clean, clip
 from config.terminal import console, say
 from report.status import hold
 
@@ -72,7 +72,7 @@ class Live:
             if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
                 raise KeyboardInterrupt from None
             why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
-            return clip(no_room(error) or why, 300)
+            return clip(why, 300)
         return ""
 
     def __enter__(self) -> Live:
