@@ -44,7 +44,6 @@ from models.checkpoints import checkpoints, newest
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import located
-from models.products import use_products
 from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
 from report.live import Live
 from report.loggers import logger_class, open_loggers
@@ -142,8 +141,6 @@ def _build(
         mask_head(inner(policy), codec)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
-    if not setup.sharded:
-        use_products(inner(model))
     engine = open_sampler(run, config, agent, setup, model, codec)
     agent = rewarded(agent, reward)
     reader = agent.on(codec, engine.window)

@@ -323,8 +323,7 @@ class RunConfig(Settings):
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
     sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
-    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for
-    this GPU"""
+    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
     trust_remote_code: bool = False
     """run Python code that comes with the model, or that stored settings name; only where you trust
     both"""

@@ -1,7 +1,8 @@
 """Open any engine: a model's own, a server's, or the one that samples for a trainer.
 
 Holds: `open_engine`, `open_endpoint`, `open_reader`, `open_sampler`, `check_frozen`, `lost_base`,
-`weights_of`, `policy_folder`, `fingerprint`. Leaves out: the engines themselves, what they compute with (models/setup.py).
+`weights_of`, `policy_folder`, `fingerprint`. Leaves out: the engines themselves, what they compute
+with (models/setup.py).
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 

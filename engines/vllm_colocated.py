@@ -195,9 +195,10 @@ class ColocatedEngine(Engine):
 
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
-    rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or 2, see above. options: further arguments of `vllm.LLM`, such as
-    gpu_memory_utilization and trust_remote_code; and packed: no policy will bring weights, so that
-    on a CPU vLLM may compute with copies of them in oneDNN's layout.
+    rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
+    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    trust_remote_code; and packed: no policy will bring weights, so that on a CPU vLLM may compute
+    with copies of them in oneDNN's layout.
     vLLM keeps its state in globals: there is one engine a process, until `close`.
     """
 

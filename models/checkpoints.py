@@ -1,7 +1,7 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest`, `best_step`, and the table of validations. Leaves out: when they are written
-(report/runlog.py).
+Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest`, `best_step`, and
+the table of validations. Leaves out: when they are written (report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
 
 A checkpoint is a folder `checkpoints/step-N`:

@@ -88,7 +88,7 @@ def test_a_target_is_scored_by_the_weights_that_are_asked(codec):
     prompt = Prompt(((codec.text("Where is Anna?"), False),), len(target.ids), target=target)
     for frozen in (True, False):
         turn = turn_of(engine, replace(prompt, frozen=frozen))
-        assert turn.response_ids == target.ids and turn.finish is Finish.STOP
+        assert turn.response_ids == [*target.ids] and turn.finish is Finish.STOP
         with policy.disable_adapter() if frozen else nullcontext():
             assert logprobs(policy, turn) == pytest.approx(turn.logprobs, abs=1e-4)
 
