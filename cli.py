@@ -59,7 +59,6 @@ def _merged(config: Path | None, **given: dict) -> list[dict]:
     GRPOConfig,
     ReadConfig,
     more=find.own_flags,
-    unused=find.unused_in_training,
     in_force=find.in_training,
 )
 def train(
@@ -131,9 +130,6 @@ def export(
         Literal["auto", "float32", "bfloat16"],
         typer.Option(help="of the weights; auto = as the base's"),
     ] = "auto",
-    gguf: Annotated[
-        bool, typer.Option("--gguf", help="also write model.gguf, for llama.cpp")
-    ] = False,
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):
     """Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
@@ -143,7 +139,7 @@ def export(
     from commands.export import export as run_export
     from commands.export import finish
 
-    finish(run, run_export(run, step, out, dtype, best, gguf, trust))
+    finish(run, run_export(run, step, out, dtype, best, trust))
 
 
 @command(
@@ -163,8 +159,7 @@ def _eval(
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
     evaluation, agent = _merged(config, eval=evaluation, agent=agent)
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
-    no_model = eval_config.endpoint or eval_config.engine == "extractive"
-    model = find.model_or_default(eval_config.model, no_model)
+    model = find.model_or_default(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
         agents = (find.agent_of(preset, model, evaluation), *EvalConfig().agents[1:])
         eval_config = replace(eval_config, agents=tuple(dict.fromkeys(agents)))
@@ -174,8 +169,7 @@ def _eval(
         name: find.with_state(find.resolve(preset, model, {}, settings, name, True)[1], model)
         for name in names
     }
-    engine = "extractive" if eval_config.engine == "extractive" else ""
-    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint) or engine
+    by = eval_config.served_as or eval_config.model or ", ".join(eval_config.endpoint)
     where = run_path(eval_config.runs, eval_config.name)
     typer.echo(f"{', '.join(eval_config.agents)} by {titled(by)}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
@@ -184,8 +178,7 @@ def _eval(
 
     sources.check_sources(eval_config.data)
     check_here(eval_config)
-    if not engine:
-        typer.echo(f"Opening {titled(by)} ...")
+    typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
 
     suite = suites.pinned(suite, typer.echo)

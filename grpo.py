@@ -347,7 +347,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
 
     def update(self, rows: list[Row]) -> None:
         """Take one or several optimizer steps on this rank's rows of a rollout (a collective)."""
-        recompute(inner(self.model), self.config.recompute, self.config.recompute_every)
+        recompute(inner(self.model), self.config.recompute)
         parts = self.parts_of(rows)
         n = len(parts)
         # A single update is on-policy: its old log-probs are those of its own forward pass.

@@ -383,13 +383,6 @@ class Agent:
         """Return the window that a sampler must reserve; None: all that the model has."""
         return self.turn_tokens()
 
-    def grammar(self) -> str | None:
-        """Return what a turn that calls tools may be, for an engine that sees to it.
-
-        "": it calls none; None: it writes nothing but answers.
-        """
-        return "" if self.by_section else None
-
     # ---- prompts
 
     def sections(self, task: Task) -> Sections:

@@ -52,7 +52,6 @@ class Engine(Protocol):
     codec: Codec
     window: int | None  # most tokens of a prompt and its response; None: no limit
     poll: Callable[[float], list] | None = None  # `step` of a server, which waits this long at most
-    hint: str = ""  # what to do where its log-probs are too far from the trainer's
 
     def add(self, prompt: Prompt, sampling: Sampling, seed: int) -> int:
         """Queue a prompt; return its key."""

@@ -50,9 +50,8 @@ STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in 
 MAY_CHANGE = {
     "run": {"name", "runs", "save_every", "keep_checkpoints", "keep_trajectories", "device",
             "kv_gib", "sleep", "devices", "num_nodes", "logger"},
-    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused",
-             "max_mismatch"},
-    "sft": {"steps", "micro_tokens", "in_flight", "recompute", "recompute_every", "fused"},
+    "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
+    "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
 }  # fmt: skip
 
@@ -498,8 +497,7 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 
     name -> such as "top_k 2"; no entry for an agent whose settings are all as they would be.
     """
-    by_server = evaluation.endpoint or evaluation.engine == "extractive"
-    usual = of_model(model_or_default(evaluation.model, by_server))
+    usual = of_model(model_or_default(evaluation.model, evaluation.endpoint))
     found = {}
     for name, agent in agents.items():
         plain = asdict(_config(type(agent), usual))
@@ -614,24 +612,12 @@ def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
     return [*own_flags(arguments, "agents"), *map(_panel, defaults), *suite]
 
 
-def _unused_by(agents: Sequence[str]) -> list[str]:
-    """Return the settings that mean nothing to these agents."""
-    return [] if any(find(name).frozen_turns for name in agents) else ["answerer"]
-
-
-def unused_in_training(arguments: Sequence[str]) -> list[str]:
-    """Return the settings that mean nothing to the training of a command line."""
-    return _unused_by(agents_of(arguments))
-
-
 def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to the evaluation of a command line: those of engines
-    that it does not use, of weights that no agent has, and of its agents."""
+    that it does not use, and of weights that no agent has."""
     evaluation = _evaluation_in(arguments)
     used = {
         "served_as chat": evaluation.get("endpoint"),
-        "grammar": evaluation.get("engine") == "vllm",
         "untrained": "@untrained" in str(evaluation.get("agents")),
     }
-    unused = [name for names, use in used.items() if not use for name in names.split()]
-    return unused + _unused_by(agents_of(arguments, "agents"))
+    return [name for names, use in used.items() if not use for name in names.split()]

@@ -1,9 +1,9 @@
 """Gold, the baseline of environments that acts as the known solution does: is a task's check right?
 
-Holds: `Gold`. Exercise it: `python cli.py eval --suite llb-db --agents gold --engine extractive`.
+Holds: `Gold`. Exercise it: `python cli.py eval --suite llb-db --agents gold`.
 Read next: tasks/environments.py.
 
-It asks no model: its one prompt is there because a trajectory has one, and the response is ignored.
+Any engine does: its one prompt is there because a trajectory has one, and the response is ignored.
 """
 
 from __future__ import annotations

@@ -627,17 +627,6 @@ class MemUpdate(Agent):
             self._format = format_of(getattr(self.codec, "tokenizer", None))
         return self._format
 
-    def grammar(self) -> str | None:
-        """Return what a turn that edits may be where calls have to be well-formed.
-
-        None: the store is not edited; "": there is no tool.
-        """
-
-        if not self.edits:
-            return None
-        tools = tuple(tool for tool in TOOLS if tool not in self.config.without)
-        return self.format.grammar(schemas(tools), self.config.thinking) if tools else ""
-
     def measure(self, text: str) -> int:
         """Return the tokens of a text; those of an entry's line are asked for again and again."""
         n = self._lines.get(text)

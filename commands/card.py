@@ -54,18 +54,16 @@ def write_card(
 
     run, training = RunConfig(**stored["run"]), find.training_of(stored)
     agent = find.make(run.agent or find.DEFAULT, stored["agent"])
-    gguf = (folder / "model.gguf").exists()
     base, licence = _base(run.model)
     begun = run.adapter or run.model or EMBEDDED
     adapters_licence = _licence(named_folder(begun)) if is_adapter(begun) else ""
-    tags = ["memagent", find.section_of(training), agent.label, "long-context"]
     data = ModelCardData(
         base_model=base or None,
         datasets=re.findall(r"(?:^|,)hf:([\w.-]+/[\w.-]+)", run.data) or None,
         library_name="peft" if adapter else "transformers",
         license=adapters_licence or licence or None,
         pipeline_tag="text-generation",
-        tags=tags + ["gguf"] * gguf,
+        tags=["memagent", find.section_of(training), agent.label, "long-context"],
     )
     default, reading = asdict(type(agent.config)()), asdict(agent.config)
     changed = {name for name in reading if reading[name] != default[name]} - {"templates"}
@@ -81,7 +79,6 @@ def write_card(
         name=run.name or run_folder.name,
         agent=agent,
         about=(type(agent).__doc__ or f"The agent {agent.label}.").strip().partition("\n")[0],
-        gguf=gguf,
         adapter=adapter,
         step=step,
         training=training,

@@ -61,7 +61,7 @@ def dry_run(
         say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
     missing: list[str] = []  # what the run needs, and this machine or folder lacks
     if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
-        changes |= {"engine": "transformers", "sampler": ()}
+        changes["engine"] = "transformers"
         missing.append("vLLM")
         say("vLLM is not installed here: the transformers engine stands in.")
     devices = min(run.devices * run.num_nodes, 2)
@@ -70,9 +70,6 @@ def dry_run(
     data, validation = (_readable(source, missing, say) for source in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
         model = str(_stand_in(run, Path(temporary, "base"), missing, say))
-        if run.answerer != "base":
-            changes["answerer"] = f"hf:{model}"
-            say("The model that stands in answers the frozen prompts, too.")
         if data == run.data:  # then it has what the run's own steps ask for
             source = training_tasks(run, config)
             for level, n in enumerate(config.tasks_per_step):

@@ -14,11 +14,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from safetensors import SafetensorError
 
 from agents import find
 from commands.card import write_card
 from config import files
-from config.errors import UserError
+from config.errors import UserError, first_line
 from config.locks import writing
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
@@ -27,7 +28,7 @@ from models.checkpoints import (
     best_step,
     checkpoints,
     load_checkpoint,
-    newest_whole,
+    newest,
     read_state,
 )
 from models.load import inner, load_policy, merge_adapters, stored_dtype
@@ -43,18 +44,17 @@ def export(
     out: Path | None = None,
     dtype: str = "auto",
     best: bool = False,
-    gguf: bool = False,
     trusted: bool = False,
 ) -> Path:
     """Write the policy of a checkpoint as transformers, peft and vLLM load it; returns its folder.
 
-    step: of the checkpoint; None = the last whole one, or with best the best by validation. out:
+    step: of the checkpoint; None = the last one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
-    that of the base model. gguf: also write `model.gguf` into the folder. Any number of ranks may
-    have trained the run: the export is one process on the host, computes in float32, and writes
-    the folder atomically. trusted: the code that the run's settings name may run.
-    UserError: no such checkpoint, a given folder that exists, a model that GGUF does not hold.
+    that of the base model. Any number of ranks may have trained the run: the export is one process
+    on the host, computes in float32, and writes the folder atomically. trusted: the code that the
+    run's settings name may run.
+    UserError: no such checkpoint, a given folder that exists.
     """
     find.check_trained(folder, step, out)
     saved, stored = checkpoints(folder), find.begun(folder, None)
@@ -68,9 +68,7 @@ def export(
     if best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
     if step is None:
-        step, damaged = newest_whole(folder)
-        for wrong in damaged.values():
-            say(f"{wrong}: the export is of step-{step}, which is whole.", "red")
+        step = newest(folder)
     out = out and out.absolute()
     adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
     alone = contextlib.nullcontext() if out else writing(folder, f"The run {folder}")
@@ -84,10 +82,6 @@ def export(
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
         seen.pass_on(lists, temporary)
-        if gguf:
-            from models.to_gguf import write_gguf
-
-            write_gguf(temporary, stored["run"].get("name") or folder.name)
         weights = [path for path in (temporary, adapter) if path.is_dir()]
         write_card(temporary, stored, folder, step, False, weights)
         if adapter.is_dir():
@@ -125,6 +119,13 @@ def _copy_about(folder: Path, adapter: Path) -> None:
             shutil.copy(source, target)
 
 
+def _save(model, folder: Path, **settings) -> None:
+    try:
+        model.save_pretrained(folder, **settings)
+    except SafetensorError as error:  # the system's own, such as of a full disk
+        raise OSError(f"{folder} cannot be written ({first_line(error)})") from error
+
+
 def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
     """Fill a model folder from a checkpoint and the settings that its run began with."""
     run, config, agent = (
@@ -149,11 +150,11 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
             model.active_peft_config.base_model_name_or_path = run.model
             base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
             more = {"save_embedding_layers": False}  # else peft asks the hub for the name
-        model.save_pretrained(adapter, **more)
+        _save(model, adapter, **more)
         model = merge_adapters(model)
     if dtype == "auto":
         dtype = stored_dtype(setup.folder, run.trust_remote_code)
-    model.to(getattr(torch, dtype)).save_pretrained(folder)
+    _save(model.to(getattr(torch, dtype)), folder)
     codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default

@@ -16,7 +16,7 @@ from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, TINY, PlanConfig
 from config.terminal import console, next_step, say
-from engines.open import gib_of_answerer, refusal_of_answerer
+from engines.open import lost_base
 from memagent import Agent
 from models.plan import (
     CARD_GIB,
@@ -31,7 +31,6 @@ from models.plan import (
     geometry,
     longest_section,
     plan,
-    sampled,
     smallest,
     step_seconds,
 )
@@ -93,11 +92,11 @@ def show(
     """Say in a sentence what fits, and by which command it is trained; with `explain`, also why.
 
     stored: sections of the settings in `file`, if any. given: what flags say of the machine, grpo
-    and the agent. What `train` would refuse for want of an answerer does not fit.
-    UserError: the agent has no use for an answerer, or does not read section by section; no model.
+    and the agent. What `train` would refuse for want of the base weights does not fit.
+    UserError: the agent does not read section by section; no model.
     """
     run, (machine, grpo, agent) = stored.get("run", {}), given
-    known = {field: run[field] for field in ("model", "answerer", "sampler") if field in run}
+    known = {"model": run["model"]} if "model" in run else {}
     c = PlanConfig(**known | {"devices": run.get("devices", 1) * run.get("num_nodes", 1)} | machine)
     fields = stored.get("grpo", {}) | grpo, stored.get("agent", {}) | agent
     reads = name or run.get("agent", "")
@@ -107,17 +106,14 @@ def show(
             f"A plan is for an agent that is trained section by section, which {reader.label} is "
             "not."
         )
-    if refused := refusal_of_answerer(c.answerer, reader, one_set=False):
-        raise UserError(refused)
     if not (c.model or file):
         raise UserError("Name the model to plan for, such as --model Qwen/Qwen3-4B, or a --config.")
     # full training leaves vLLM no weights from before; adapters leave it the base's
-    lost = refusal_of_answerer(c.answerer, reader, one_set=True)
-    (gpu_gib, card), beside = card_of(c.gpu_gib, c.card), gib_of_answerer(c.answerer)
-    g = sampled(geometry(c.model), c.sampler)
+    lost = lost_base(reader)
+    (gpu_gib, card), g = card_of(c.gpu_gib, c.card), geometry(c.model)
 
     def planned(mode: str, gib: float = gpu_gib, reader: Agent = reader) -> Plan:
-        return plan(g, mode, gib, c.devices, training, reader, beside)
+        return plan(g, mode, gib, c.devices, training, reader)
 
     plans = {mode: planned(mode) for mode in MODES}
     seconds = {
@@ -140,7 +136,7 @@ def show(
             for mode in MODES
             if not (lost and mode == "full")
         }
-        _explain(plans, seconds, longest, training.lora_rank or 32, card, beside)
+        _explain(plans, seconds, longest, training.lora_rank or 32, card)
     if lost:
         console.print(f"Full training is refused as it stands. {lost}", markup=False)
 
@@ -182,11 +178,7 @@ def show(
         needed["lr"] = LR[mode]
     flags = {"config": file, "preset": preset, "agent": name, "engine": "vllm" if real else ""}
     flags["data"] = "FILE" if real and "data" not in run else ""
-    flags |= {
-        field: machine[field]
-        for field in ("model", "devices", "answerer", "sampler")
-        if field in machine
-    }
+    flags |= {field: machine[field] for field in ("model", "devices") if field in machine}
     flags |= (
         grpo | {n: value for n, value in needed.items() if getattr(training, n) != value} | agent
     )
@@ -211,7 +203,6 @@ def _explain(
     longest: Mapping[str, int],
     rank: int,
     card: str,
-    beside: float,
 ) -> None:
     """Print what each mode takes, a column a mode; what does not fit has no seconds."""
     from rich.table import Table
@@ -220,8 +211,6 @@ def _explain(
     table.add_row("fits", *("yes" if mode in seconds else "no" for mode in MODES))
     for title, cell in MEMORY.items():
         table.add_row(title, *(cell(plans[mode]) for mode in MODES))
-    if beside:
-        table.add_row("answerer", *[f"{beside:.1f}"] * len(MODES))
     for title, cell in PHASES.items():
         table.add_row(title, *(cell(plans[mode]) if mode in seconds else "" for mode in MODES))
     times = [seconds.get(mode, (0, 0)) for mode in MODES]

@@ -224,7 +224,7 @@ class SFT(GRPO):
         kinds: of each row. Metrics beside the loss: the mean probability of a response's first
         token, by kind.
         """
-        recompute(inner(self.model), self.config.recompute, self.config.recompute_every)
+        recompute(inner(self.model), self.config.recompute)
         weights = token_weights(rows, self.config.first_token)
         sums = dict.fromkeys(("loss", "computed_tokens"), 0.0)
         sums |= {f"n_{kind}": kinds.count(kind) for kind in KINDS}

@@ -29,22 +29,21 @@ from agents.rewards import Reward
 from commands.export import export
 from commands.sft import SFT
 from config import files, stops
-from config.errors import UserError, kept, no_room
+from config.errors import UserError, kept
 from config.files import check_folder
 from config.locks import writing
 from config.options import TINY, GRPOConfig, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
-from engines.open import check_answerer, open_sampler
+from engines.open import check_frozen, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import checkpoints, newest_whole, set_aside
+from models.checkpoints import checkpoints, newest
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import located
-from models.products import use_products
 from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
 from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
@@ -66,17 +65,13 @@ def check(
         raise UserError(
             f"The agent {agent.label} makes no turn that could be trained: name another one."
         )
-    check_answerer(run, config.lora_rank, agent)
+    check_frozen(run, config.lora_rank, agent)
     check_stored(run.model, setup.quantise)
-    if run.sampler and run.engine != "vllm":
-        raise UserError("--sampler says how vLLM samples: give --engine vllm, or leave it out.")
-    if "merged" in run.sampler and not config.lora_rank:
-        raise UserError("--sampler merged is about adapters: give a --lora-rank, or leave it out.")
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
-        rank = 0 if "merged" in run.sampler else config.lora_rank
-        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, rank)
+        sleep = "1" if run.sleep == "auto" else run.sleep
+        vllm_colocated.check_settings(sleep, config.lora_rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
             raise UserError(
                 f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
@@ -145,8 +140,6 @@ def _build(
         mask_head(inner(policy), codec)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
-    if not setup.sharded:
-        use_products(inner(model))
     engine = open_sampler(run, config, agent, setup, model, codec)
     agent = rewarded(agent, reward)
     reader = agent.on(codec, engine.window)
@@ -173,7 +166,7 @@ def silence_lightning() -> None:
     warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
     # TensorBoard writes in a thread, whose errors are raised in this one as well
     threading.excepthook = lambda hook: (
-        None if no_room(hook.exc_value) else threading.__excepthook__(hook)
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
     )
     # a checkpoint of one process
     warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -385,23 +378,12 @@ def _train(
 
 
 def _start(folder: Path, steps: int) -> int:
-    """Return the step from which a run goes on; checkpoints that are damaged are put aside.
-
-    A collective: every rank then sees the folder as it is. UserError: the run is past its end.
-    """
-    start, damaged = newest_whole(folder)
+    """Return the step from which a run goes on, on all ranks. UserError: it is past its end."""
+    start = ranks.all_gather_object(newest(folder))[0]
     if start > steps:
         raise UserError(
             f"The run {folder} has done {start} steps already: give --steps {start} or more."
         )
-    if ranks.rank() == 0:
-        for step, wrong in damaged.items():
-            aside = set_aside(checkpoints(folder)[step])
-            say(
-                f"{wrong}: it is {aside.name} now, and step-{start}, which is whole, goes on.",
-                "red",
-            )
-    ranks.barrier()
     return start
 
 

@@ -1,6 +1,6 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `no_room`, `kept`, `clean`,
+Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `kept`, `clean`,
 `clip`, `first_line`, `meant`, `loading`, `show_traceback`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
@@ -8,7 +8,6 @@ Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 
 from __future__ import annotations
 
-import errno
 import re
 import sys
 import traceback
@@ -57,35 +56,13 @@ class Stopped(BaseException):
         self.number = number
 
 
-NO_ROOM = {
-    errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk has no more room for this user",
-    errno.EFBIG: "no file may be longer",
-    errno.EROFS: "the disk can only be read",
-    errno.EIO: "the disk fails",
-}
-
-
-def no_room(error: Exception) -> str:
-    """Say that a disk takes no more, in a sentence without its end; "" of any other error."""
-    rust = re.search(r"\(os error (\d+)\)", str(error))  # as of safetensors
-    number = int(rust[1]) if rust else getattr(error, "errno", None)
-    if number not in NO_ROOM:
-        return ""
-    name = getattr(error, "filename", None)
-    where = clip(clean(name), 200) if name else "A file"
-    return f"{where} cannot be written: {NO_ROOM[number]}"
-
-
 @contextmanager
 def kept(what: Callable[[], str]) -> Iterator[None]:
-    """Where a disk takes no more, say that in a UserError, and what is whole nevertheless."""
+    """Where a file cannot be written, say in a UserError what is whole nevertheless."""
     try:
         yield
-    except Exception as error:
-        if isinstance(error, UserError) or not (why := no_room(error)):
-            raise
-        raise UserError(f"{why}. {what()}") from error
+    except OSError as error:
+        raise UserError(f"{first_line(error)}. {what()}") from error
 
 
 CONTROL = re.compile("[\0-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")

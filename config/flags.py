@@ -12,7 +12,6 @@ its arguments are known. --debug, anywhere, shows the traceback behind an error'
 
 from __future__ import annotations
 
-import errno
 import functools
 import importlib
 import inspect
@@ -31,13 +30,9 @@ from typer._click.exceptions import NoSuchOption
 from typer.core import TyperCommand, TyperGroup
 
 from config import errors, options, settings
-from config.errors import Stopped, UserError, clean, clip, no_room
+from config.errors import Stopped, UserError, clean, clip, first_line
 from config.files import read_yaml
 from config.plugins import told
-
-# errors by which the operating system rejects a path, wherever in the program it is first used
-REFUSED = (errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR, errno.EACCES, errno.EPERM,
-           errno.EROFS)  # fmt: skip
 
 # (title, settings class, into which of a command's dicts its fields go: 0 the first, -1 the last)
 Panels = Sequence[tuple[str, type, int]]
@@ -327,14 +322,11 @@ def errors_shown() -> Iterator[None]:
             err=True,
         )
         raise typer.Exit(130) from None
-    except Exception as error:
-        if getattr(error, "errno", 0) in REFUSED and getattr(error, "filename", None):
-            why = f"{clip(clean(error.filename), 200)} cannot be used: {error.strerror}."
-        elif why := no_room(error):
-            why += "; make room and call again, train with --resume: finished work is kept."
-        else:
-            raise
-        typer.echo(f"memagent: {why}", err=True)
+    except BrokenPipeError:  # what reads the output has ended: typer's
+        raise
+    except OSError as error:
+        errors.show_traceback()
+        typer.echo(f"memagent: {clip(clean(first_line(error)), 2000)}.", err=True)
         raise typer.Exit(2) from None
 
 

@@ -1,8 +1,7 @@
 """Files that came from elsewhere: what is packed may not unpack to a flood, nor JSON be an abyss.
 
 Holds: `flood`, `unpacked`, `check_parts`, `read_data`, `from_json`. Leaves out: settings
-(config/files.py), documents (tasks/forms.py), chat templates (tokens/chat_templates.py), models
-(models/convert.py).
+(config/files.py), documents (tasks/forms.py), chat templates (tokens/chat_templates.py).
 Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: config/files.py.
 """
 

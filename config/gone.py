@@ -43,6 +43,12 @@ GONE: dict[str, tuple] = {
     "target": ("hidden",),
     "turn_reward_scale": (1.0,),
     "ucb": (0.0,),
+    # "setting": (value,),
+    "answerer": ("base", ""),
+    "fused": ([],),
+    "grammar": (False,),
+    "recompute_every": (1,),
+    "sampler": ([],),
 }
 
 

@@ -35,9 +35,8 @@ def check_here(config: object) -> None:
             "The engine vllm is not installed: pip install -r requirements-gpu.txt, in an "
             "environment of its own, or use --engine transformers."
         )
-    answerer = getattr(config, "answerer", "").removeprefix("hf:")
-    for name in (config.model, getattr(config, "untrained", ""), answerer):
-        if name and name != "base" and not asks:
+    for name in (config.model, getattr(config, "untrained", "")):
+        if name and not asks:
             check_hub(base_of(name))
 
 

@@ -49,18 +49,6 @@ def _day(text: str) -> str:
     return text
 
 
-def _answerer(name: str) -> str:
-    if not re.fullmatch("base|hf:.+|openai:[^#]+#.+", name):
-        raise ValueError("must be base, hf:FOLDER or openai:URL#MODEL")
-    return name
-
-
-def _another_model(name: str) -> str:
-    if name.startswith("openai:") and not re.fullmatch("openai:[^#]+#.+", name):
-        raise ValueError("must be a folder, hf:FOLDER or openai:URL#MODEL")
-    return name
-
-
 def _clip(ratio: float) -> float:
     if ratio != 0 and not ratio > 1:
         raise ValueError("must be above 1, or 0 for none")
@@ -155,13 +143,6 @@ class TrainConfig(Settings):
     recompute: bool = False
     """gradient checkpointing: recompute activations in the backward pass instead of storing them;
     saves memory, takes about a third longer"""
-    recompute_every: Annotated[Count, UNFLAGGED] = 1
-    """recompute every n-th layer alone, where there is memory for more"""
-    fused: tuple[Literal["lora", "norms", "compiled", "liger", "flash"], ...] = ()
-    """parts computed otherwise, with the same results but for rounding: lora = a frozen product and
-    its adapter in one; norms = torch's own RMSNorm; compiled = norms, feed-forward layers and
-    rotations by torch.compile; liger, flash = the kernels of liger-kernel, flash-attn-4, if
-    installed"""
     in_flight: Count = 256
     """maximum number of readings in flight"""
     seed: Annotated[int, SEED] = 0
@@ -276,8 +257,8 @@ class RunConfig(Settings):
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
+    """folder or hub name of a causal LM with safetensors, or smollm2 (a real model of 135
+    million weights, fetched at first use); empty or tiny = the embedded policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
     """training tasks: world = generated English; a file in any format that `data look` reads;
     hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
@@ -332,16 +313,7 @@ class RunConfig(Settings):
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
     sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
     """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
-    drop the cache; 2 = drop both (not with LoRA, unless merged); auto = what `plan` recommends for
-    this GPU"""
-    sampler: tuple[Literal["fp8", "merged"], ...] = ()
-    """vllm: cheaper sampling, further from the trainer's log-probs; a run in which they are too far
-    apart stops (max_mismatch). fp8 = keys and values in 8 bits; merged = adapters are added to the
-    weights, in the type of the base, instead of computed beside them"""
-    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
-    """what answers the frozen questions of agents that have such: base = the policy as it was
-    before training; hf:FOLDER = another model, beside it; openai:URL#MODEL = a server of OpenAI's
-    protocol, asked in text, its key read from OPENAI_API_KEY"""
+    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
     trust_remote_code: bool = False
     """run Python code that comes with the model, or that stored settings name; only where you trust
     both"""
@@ -352,8 +324,8 @@ class ModelConfig(Settings):
     """Which model answers, and where; what `eval`, `stream`, `ask` and `serve` share."""
 
     model: str = ""
-    """folder or hub name of a causal LM with safetensors, a GGUF file, or smollm2 (a real model of
-    135 million weights, fetched at first use); empty or tiny = the embedded policy"""
+    """folder or hub name of a causal LM with safetensors, or smollm2 (a real model of 135
+    million weights, fetched at first use); empty or tiny = the embedded policy"""
     engine: EngineName = "transformers"
     """what answers: transformers; vllm = vLLM in this process"""
     endpoint: tuple[str, ...] = ()
@@ -373,8 +345,7 @@ class ModelConfig(Settings):
     """where the model computes: cpu, cuda, mps or auto"""
 
     def __post_init__(self):
-        weightless = self.engine in ("extractive", "rehearsed")
-        if self.dtype != "auto" and (self.endpoint or weightless):
+        if self.dtype != "auto" and (self.endpoint or self.engine == "rehearsed"):
             raise UserError("dtype is of weights that are loaded in this process: leave it out.")
 
 
@@ -390,10 +361,6 @@ class EvalConfig(ModelConfig):
     untrained: str = ""
     """folder or hub name of the policy before training, which answers for agents with @untrained
     after their name (with --endpoint: its name on the server)"""
-    answerer: Annotated[str, AfterValidator(_another_model)] = ""
-    """what answers the frozen questions of agents that have such (the policy before training, where
-    all weights were trained): a folder or hub name, also written hf:FOLDER, or openai:URL#MODEL = a
-    server; empty = the model itself"""
     suite: str = ""
     """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
     a file (my_suite.py); each has settings of its own (--suite NAME --help-all); empty = files of
@@ -427,15 +394,8 @@ class EvalConfig(ModelConfig):
     """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
-    engine: Literal["transformers", "vllm", "extractive"] = "transformers"
-    """engine that answers: transformers; vllm = vLLM in this process; extractive = no model, words
-    of the text that a prompt shows by a crude rule, to compare what agents find (with @untrained
-    after its name an agent edits by the model of --untrained, and is answered likewise)"""
     kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
-    grammar: bool = False
-    """vllm: constrain what an agent with tools writes to well-formed calls (xgrammar), which
-    changes what is sampled; there is no such setting in training"""
     seed: Annotated[int, SEED] = 0
     """seed of questions and sampling"""
     quantise: bool = False
@@ -450,11 +410,6 @@ class EvalConfig(ModelConfig):
             values = getattr(self, name)
             if twice := [value for k, value in enumerate(values) if value in values[:k]]:
                 raise UserError(f"{name} has {twice[0]!r} twice.")
-        if self.grammar and (self.engine != "vllm" or self.endpoint):
-            raise UserError(
-                "grammar constrains what vLLM writes in this process: give --engine vllm and no "
-                "--endpoint, or leave it out."
-            )
         if self.quantise and (self.engine != "transformers" or self.endpoint):
             raise UserError(
                 "quantise rounds weights that transformers loads in this process: give --engine "
@@ -467,7 +422,7 @@ class AnsweringConfig(ModelConfig):
     """What answers in `ask` and `serve`."""
 
     model: str = ""
-    """folder or hub name of a causal LM, a GGUF file, smollm2, or tiny = the embedded policy; empty
+    """folder or hub name of a causal LM, smollm2, or tiny = the embedded policy; empty
     = what is found: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
     """0 is greedy"""
@@ -590,22 +545,17 @@ class PlanConfig(Settings):
     """The machine of `plan`."""
 
     model: str = ""
-    """a name such as Qwen/Qwen3-4B or smollm2, a folder or a GGUF file; empty or tiny = the
+    """a name such as Qwen/Qwen3-4B or smollm2, or a folder; empty or tiny = the
     embedded policy"""
     gpu_gib: float | None = None
     """memory of one GPU; empty = the card's"""
     devices: int = 1
     """GPUs"""
-    sampler: tuple[Literal["fp8", "merged"], ...] = ()
-    """how vLLM samples, as in `train`: fp8 halves its cache"""
     card: str = ""
     """H200, H100, A100, L40S, RTX 4090, L4 or A10, as people write it (4090, a100-40gb); empty = by
     its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
     sections: int = 15
     """of a document, for the seconds"""
-    answerer: Annotated[str, AfterValidator(_answerer)] = "base"
-    """what answers the frozen questions of agents that have such, as in `train`: base, hf:FOLDER,
-    which takes its part of every GPU, or openai:URL#MODEL"""
     explain: bool = False
     """also show what takes the memory and the time, line by line"""
 
@@ -626,7 +576,7 @@ class BuildConfig(Settings):
     seed: Annotated[int, SEED] = 0
     """of the draws"""
     tokenizer: str = ""
-    """folder or hub name of the model whose tokens count, a GGUF file, or smollm2; empty = the
+    """folder or hub name of the model whose tokens count, or smollm2; empty = the
     embedded policy's"""
     trust_remote_code: bool = False
     """run code that comes with the tokenizer"""
@@ -643,13 +593,13 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset",
     "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
     "chunk_tokens memory_tokens",
-    "plan": "model gpu_gib devices card sections answerer explain agent preset lora_rank "
+    "plan": "model gpu_gib devices card sections explain agent preset lora_rank "
     "tasks_per_step group_size chunk_tokens",
     "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
 }
 
 # fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine sampler answerer".split()}
+UNUSED = {"sft": "reward engine".split()}
 
 # title of a panel of `--help` -> its flags; everyday flags come first, before all panels
 PANELS: dict[str, str] = {
@@ -658,9 +608,9 @@ PANELS: dict[str, str] = {
     "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
     "aggregation alpha clip_low clip_high kl importance",
     "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
-    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight grammar "
+    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight "
     "redo_failed constants fixed_order retries seed",
-    "What it runs on": "engine sampler answerer dtype quantise device micro_tokens recompute fused "
+    "What it runs on": "engine dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
     "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "

@@ -1,7 +1,7 @@
-"""What --model may name beside a folder or a hub name: a packaged model, a GGUF file, or adapters.
+"""What --model may name beside a folder or a hub name: a packaged model, or adapters.
 
-Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `is_gguf`, `check_model`, `named_folder`,
-`is_adapter`, `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
+Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `check_model`, `named_folder`, `is_adapter`,
+ `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
 here of it (config/machine.py), fetching and converting (models/packaged.py, models/convert.py).
 No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
@@ -64,11 +64,6 @@ def titled(model: str | Path) -> str:
     return "the embedded policy" if str(model) in ("", TINY) else str(model)
 
 
-def is_gguf(model: str | Path) -> bool:
-    """Return whether a --model names a GGUF file."""
-    return Path(model).suffix.lower() == ".gguf"
-
-
 # ---------------------------------------------------------------- what is no model
 
 POINTER = b"version https://git-lfs.github.com/spec/"
@@ -88,7 +83,6 @@ INSTEAD = {
         "M.from_pretrained('{path}').save_pretrained('{path}')\".",
     r".*\.(h5|msgpack|onnx|npz)$":
         "{path} has weights that are not read ({name}): get the model's safetensors.",
-    r".*\.gguf$": "{path} has a GGUF file: give {path}/{name}.",
     r"([^/]+|snapshots/[^/]+)/(adapter_)?config\.json$":
         "{path} holds no model itself: give {path}/{folder}.",
     r"": "{path} has no {missing}, only {name}: " + WANTED + ".",
@@ -109,24 +103,12 @@ def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False
     if path.is_dir():
         _check_folder(path, weights, tokenizer)
     elif is_file(path):
-        _check_pointers([path])
-        if part := re.search(r"-(\d+)-of-(\d+)\.gguf$", path.name, re.I):
-            raise split_file(path, int(part[1]), int(part[2]))
-        if not is_gguf(path):
-            raise UserError(f"{path} is a file, and no GGUF file: {WANTED}.")
+        raise UserError(f"{path} is a file: {WANTED}.")
     elif Path("runs", name, "model").is_dir():
         raise UserError(f"{name} is a run: give runs/{name}/model, or of the hub ORG/{name}.")
     elif not HUB.fullmatch(name) or path.suffix in FILES or ("/" in name and path.parent.is_dir()):
         server = "; a server is named by --endpoint URL --served-as NAME" * ("://" in name)
         raise UserError(f"No model folder at {name}: {WANTED}, or a hub name{server}.")
-
-
-def split_file(path: Path, number: int, of: int) -> UserError:
-    """Return what is said of a part of a GGUF file."""
-    return UserError(
-        f"{path} is part {number} of {of} of a split GGUF file: give the whole one, which "
-        "llama.cpp's `llama-gguf-split --merge FIRST_PART WHOLE.gguf` makes."
-    )
 
 
 def _check_pointers(paths: Iterable[Path]) -> None:
@@ -243,11 +225,7 @@ def settings_folder(model: str | Path) -> Path:
     """Return the folder whose agent.yaml says how agents read with a model.
 
     A packaged model's is part of the repository: settings are resolved before anything is fetched.
-    A GGUF file's is the one it lies in.
     """
-    if is_gguf(model):
-        check_parts([Path(model).parent / "agent.yaml"])
-        return Path(model).parent
     return _SETTINGS / model if str(model) in PACKAGED else named_folder(model)
 
 

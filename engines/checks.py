@@ -151,7 +151,6 @@ class SamplerChecks:
                 f"In step {self.done_steps} the sampler is {kl:.2g} from the trainer (k3 estimate "
                 f"of the KL divergence), {allowed:g} is allowed: it does not sample from the "
                 "trained weights. Nothing was learnt from this step; max_mismatch allows more."
-                + self.engine.hint
             )
 
     def first_rows(self) -> list[Row]:

@@ -47,7 +47,6 @@ from config.errors import UserError
 from memagent import Finish, Prompt, Turn
 from models.load import check_architecture, inner, longest_context
 from models.logprobs import logits_of, mask_head, masked_ids, without
-from models.products import linear, use_products
 from models.ranks import full_tensor
 from rollout import Engine, Sampling, refusal
 from tokens.attention import additive_mask, forward, pad_segments, sdpa, take
@@ -385,7 +384,6 @@ class TransformersEngine(Engine):
         check_architecture(model)
         self.window: int = longest_context(model.config)
         mask_head(model, codec)
-        use_products(model)
         self.cost = Cost.from_model(model)
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self._keys = self._weights = 0
@@ -750,7 +748,9 @@ class TransformersEngine(Engine):
             self._wide = version, weight.float()
         bias = getattr(self.model.lm_head, "bias", None)
         bias = None if bias is None else bias.float()
-        return without(masked_ids(self.model), linear(hidden.float(), self._wide[1], bias))
+        return without(
+            masked_ids(self.model), torch.nn.functional.linear(hidden.float(), self._wide[1], bias)
+        )
 
     # ------------------------------------------------------------ sampling
 

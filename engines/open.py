@@ -1,8 +1,8 @@
 """Open any engine: a model's own, a server's, or the one that samples for a trainer.
 
-Holds: `open_engine`, `open_endpoint`, `open_answerer`, `open_reader`, `open_sampler`,
-`check_answerer`, `refusal_of_answerer`, `gib_of_answerer`, `weights_of`, `policy_folder`,
-`fingerprint`. Leaves out: the engines themselves, what they compute with (models/setup.py).
+Holds: `open_engine`, `open_endpoint`, `open_reader`, `open_sampler`, `check_frozen`, `lost_base`,
+`weights_of`, `policy_folder`, `fingerprint`. Leaves out: the engines themselves, what they compute
+with (models/setup.py).
 Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
 """
 
@@ -14,23 +14,13 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agents import find
 from config.errors import UserError
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig, without_url
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import located, ready
-from models.plan import (
-    ANSWERER_TOKENS,
-    GIB,
-    GRAPHS_GIB,
-    answerer_gib,
-    geometry,
-    plan,
-    sampled,
-    turns_in_cache,
-)
-from models.setup import Setup, auto_dtype, date_of, mode_of
+from models.plan import GIB, GRAPHS_GIB, geometry, plan, turns_in_cache
+from models.setup import Setup, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine
@@ -59,40 +49,28 @@ def open_engine(
     name: str = "transformers",
     rows: int = 256,
     kv_gib: float = 0.0,
-    beside: float = 0.0,
-    constrained: Sequence[Agent] = (),
     cache_tokens: int = 0,
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
-    rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. beside: GiB of
-    the GPU that vLLM leaves to something else. constrained: agents whose calls have to be
-    well-formed, which vLLM sees to. cache_tokens: of our engine's cache, in which finished turns
-    stay as long as there is room, for texts that are read again; 0 = as an evaluation needs it.
+    rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. cache_tokens: of
+    our engine's cache, in which finished turns stay as long as there is room, for texts that are
+    read again; 0 = as an evaluation needs it.
     """
     codec = setup.codec()
     if name == "vllm":
-        return _open_vllm(setup, codec, rows, kv_gib, beside, constrained)
+        return _open_vllm(setup, codec, rows, kv_gib)
     from engines.hf import TransformersEngine
-    from models.load import settle_threads
+    from models.load import load_model, settle_threads
 
-    model = _loaded(setup)
+    how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
+    model = load_model(setup.folder, *how)
     settle_threads(model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
     return TransformersEngine(model, codec, max_rows=rows, **room)
 
 
-def _loaded(setup: Setup):
-    from models.load import load_model
-
-    how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
-    return load_model(setup.folder, *how)
-
-
-def _open_vllm(
-    setup: Setup, codec: Codec, rows: int, kv_gib: float, beside: float,
-    constrained: Sequence[Agent],
-) -> Engine:  # fmt: skip
+def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
@@ -110,32 +88,9 @@ def _open_vllm(
         *(setup.folder, codec, min(setup.window or most, most), rows),
         *(kv_gib or (0.0 if setup.on_gpu else 1.0), setup.dtype),
         packed=True,
-        gpu_memory_utilization=_share_of_card(setup, kv_gib, beside) if setup.on_gpu else 0.9,
+        gpu_memory_utilization=_share_of_card(setup, kv_gib) if setup.on_gpu else 0.9,
         trust_remote_code=setup.trust_remote_code,
-        grammar=grammar_of(constrained, codec) if constrained else "",
     )
-
-
-def grammar_of(agents: Sequence[Agent], codec: Codec) -> str:
-    """Return what all of some agents may write where they call tools (`Agent.grammar`).
-
-    UserError: none calls a tool, or not all write alike, for an engine cannot tell whose a prompt
-    is.
-    """
-    labels: dict[str, str] = {}  # grammar -> an agent that has it
-    for agent in agents:
-        grammar = agent.on(codec).grammar()
-        if grammar is not None:
-            labels.setdefault(grammar, agent.label)
-    if not any(labels):
-        raise UserError("No agent here calls tools: leave --grammar out.")
-    if len(labels) > 1:
-        first, second, *_ = labels.values()
-        raise UserError(
-            f"--grammar holds for all agents, and {first} and {second} do not write the same "
-            "calls: evaluate them apart."
-        )
-    return next(iter(labels))
 
 
 def _gpu_gib() -> float:
@@ -145,13 +100,13 @@ def _gpu_gib() -> float:
     return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
-def _share_of_card(setup: Setup, kv_gib: float, beside: float) -> float:
+def _share_of_card(setup: Setup, kv_gib: float) -> float:
     """Return the share of the GPU's memory that vLLM is given for reading.
 
-    .9 but for what is `beside` it, in GiB; no more than weights and cache take where the size of
-    the cache is given, and the model's sizes are known.
+    .9; no more than weights and cache take where the size of the cache is given, and the model's
+    sizes are known.
     """
-    share = 0.9 - beside / _gpu_gib()
+    share = 0.9
     if not kv_gib:
         return share
     try:
@@ -187,75 +142,15 @@ def open_endpoint(
     return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
 
 
-def _other_model(answerer: str) -> tuple[str, str]:
-    """Split what answers frozen prompts: ("hf", folder) or ("openai", URL#MODEL)."""
-    form, _, what = answerer.partition(":")
-    return (form, what) if form in ("hf", "openai") and what else ("hf", answerer)
-
-
-def open_answerer(
-    answerer: str, setup: Setup, rows: int, dtype: str = "auto", beside_vllm: bool = False
-) -> Engine:
-    """Open another model, which answers frozen prompts: hf:FOLDER, a folder, or openai:URL#MODEL.
-
-    setup: of the model that it answers beside. dtype: of weights that are loaded here; auto = as
-    the folder and the device suggest. UserError for a server that does not answer.
-    """
-    form, what = _other_model(answerer)
-    if form == "openai":
-        url, _, name = what.partition("#")
-        return open_endpoint(EvalConfig(endpoint=(url,), in_flight=rows), name, setup.thinking)
-    from engines.hf import TransformersEngine
-
-    if dtype == "auto":
-        dtype = auto_dtype(what, setup.device)
-    other = located(
-        Setup(
-            *(what, setup.device, dtype, None, setup.thinking, setup.trust_remote_code),
-            date=setup.date,
-        )
-    )
-    codec = other.codec()
-    room = {"max_cache_tokens": ANSWERER_TOKENS} if beside_vllm and other.on_gpu else {}
-    return TransformersEngine(_loaded(other).requires_grad_(False), codec, max_rows=rows, **room)
-
-
-def _beside(engine: Engine, other: Engine, processes: int = 1) -> Engine:
-    """Let another model answer frozen prompts; torch gets the threads of the larger of the two."""
-    import torch
-
-    from engines.frozen import WithFrozen
-    from engines.hf import TransformersEngine
-    from models.load import settle_threads
-
-    if isinstance(other, TransformersEngine):
-        threads = torch.get_num_threads()
-        settle_threads(other.model, processes)
-        torch.set_num_threads(max(threads, torch.get_num_threads()))
-    return WithFrozen(engine, other)
-
-
-def gib_of_answerer(answerer: str) -> float:
-    """Return GiB that another model takes beside vLLM; 0 for a server or the policy itself."""
-    form, what = _other_model(answerer)
-    if form == "openai" or answerer in ("", "base"):
-        return 0.0
-    return answerer_gib(geometry(what))
-
-
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
     """Group the agents by whether the policy before training answers, as they are named in
     --agents."""
     groups: dict[bool, list[str]] = {}
     for name in config.agents:
-        plain, at, weights = name.partition("@")
-        frozen = find.find(plain).frozen_turns
+        _, at, weights = name.partition("@")
         if at and (weights != "untrained" or not config.untrained):
             only = f"{name!r}: after an agent's name only @untrained may stand"
             raise UserError(f"{only}: say by --untrained which policy that is.")
-        if at and config.engine == "extractive" and not frozen:
-            alone = f"{name!r} would answer itself, all others by words of the text"
-            raise UserError(f"{alone}: leave it out, or --engine extractive.")
         groups.setdefault(bool(at), []).append(name)
     return groups
 
@@ -277,41 +172,16 @@ def open_reader(
 ) -> Engine:
     """Open the engine that answers agents, with the one or the other weights of an evaluation.
 
-    Another model may answer their frozen prompts (`EvalConfig.answerer`). window: of an endpoint
-    whose server does not say. terms: see `open_endpoint`. cache_tokens: see `open_engine`.
+    window: of an endpoint whose server does not say. terms: see `open_endpoint`. cache_tokens: see
+    `open_engine`.
     """
     give_embedder(agents)
-    answerer = None
-    if config.answerer:
-        # first of all: a server that is not there, or a folder, is quickly refused
-        setup = Setup.of_evaluation(config, agents, untrained)
-        on_vllm = config.engine == "vllm" and not config.endpoint
-        answerer = open_answerer(config.answerer, setup, config.in_flight, config.dtype, on_vllm)
-    if config.engine == "extractive":
-        reader = _open_extractive(config, agents, untrained)
-    elif config.endpoint:  # the policy before training is another model of the same server
+    if config.endpoint:  # the policy before training is another model of the same server
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
-        reader = open_endpoint(config, name, thinking, window, terms, date_of(agents))
-    else:
-        setup = located(Setup.of_evaluation(config, agents, untrained))
-        on_card = config.engine == "vllm" and setup.on_gpu
-        beside = gib_of_answerer(config.answerer) if on_card else 0.0
-        constrained = agents if config.grammar else ()
-        shared = config.in_flight, config.kv_gib, beside, constrained, cache_tokens
-        reader = open_engine(setup, config.engine, *shared)
-    return _beside(reader, answerer) if answerer else reader
-
-
-def _open_extractive(config: EvalConfig, agents: Sequence[Agent], untrained: bool) -> Engine:
-    from engines.extractive import ExtractiveEngine
-
-    by_words = ExtractiveEngine(agents[0].config.form)
-    if not untrained:
-        return by_words
-    # a model edits, and its store is read by the same rule as what all others have found
+        return open_endpoint(config, name, thinking, window, terms, date_of(agents))
     setup = located(Setup.of_evaluation(config, agents, untrained))
-    return _beside(open_engine(setup, "transformers", config.in_flight), by_words)
+    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, cache_tokens)
 
 
 SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others
@@ -335,31 +205,20 @@ def most_in_flight(config: EvalConfig, setup: Setup) -> int:
 # ---------------------------------------------------------------- for training
 
 
-def check_answerer(run: RunConfig, lora_rank: int, agent: Agent) -> None:
-    """Raise a UserError if frozen prompts would have no answer, or if an answerer has none."""
-    loses_base = not lora_rank or run.adapter or "merged" in run.sampler
-    one_set = run.engine == "vllm" and bool(loses_base)
-    if refused := refusal_of_answerer(run.answerer, agent, one_set):
-        raise UserError(refused)
+def check_frozen(run: RunConfig, lora_rank: int, agent: Agent) -> None:
+    """Raise a UserError if frozen prompts would have no answer: vLLM holds one set of weights."""
+    if run.engine == "vllm" and (not lora_rank or run.adapter) and (lost := lost_base(agent)):
+        raise UserError(lost)
 
 
-def refusal_of_answerer(answerer: str, agent: Agent, one_set: bool) -> str:
-    """Say in one sentence why an agent cannot be trained with this answerer, "" if it can.
-
-    one_set: the sampler holds one set of weights, which training changes.
-    """
-    if answerer != "base" and not agent.frozen_turns:
-        return (
-            f"The agent {agent.label} asks no policy but the one that is trained: leave "
-            "--answerer out."
-        )
-    if answerer == "base" and agent.frozen_turns and one_set:
-        return (
-            f"The agent {agent.label} asks the policy as it was before training, and vLLM holds "
-            "one set of weights: give --answerer hf:FOLDER or openai:URL#MODEL, or a --lora-rank "
-            "and neither --adapter nor --sampler merged, or --engine transformers."
-        )
-    return ""
+def lost_base(agent: Agent) -> str:
+    """Say why vLLM cannot sample for an agent where training changes its weights, "" if it can."""
+    if not agent.frozen_turns:
+        return ""
+    return (
+        f"The agent {agent.label} asks the policy as it was before training, and vLLM holds one "
+        "set of weights: give a --lora-rank and no --adapter, or --engine transformers."
+    )
 
 
 def open_sampler(
@@ -367,18 +226,13 @@ def open_sampler(
 ) -> Engine:
     """Open what samples for the trainer of `policy`, and what answers frozen prompts."""
     give_embedder([agent])
-    on_vllm = run.engine == "vllm"
-    sampler = _vllm_sampler if on_vllm else _transformers_sampler
-    if run.answerer == "base":
-        return sampler(run, training, agent, setup, policy, codec)
-    dtype = "auto" if run.dtype == "auto" else setup.compute_dtype
-    # before the sampler, which may take minutes: a server that is not there is refused at once
-    other = open_answerer(run.answerer, setup, training.in_flight, dtype, on_vllm)
-    return _beside(sampler(run, training, agent, setup, policy, codec), other, run.devices)
+    if run.engine == "vllm":
+        return _vllm_sampler(run, training, agent, setup, policy, codec)
+    return _transformers_sampler(training, agent, setup, policy, codec)
 
 
 def _transformers_sampler(
-    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+    training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
 ) -> Engine:
     """Sample from the trainer's own weights, or from a copy where those are shards.
 
@@ -395,7 +249,7 @@ def _transformers_sampler(
 
     model = copy_of_policy() if setup.sharded else policy
     engine = TransformersEngine(inner(model), codec, max_rows=rows, copy=setup.sharded)
-    if not agent.frozen_turns or run.answerer != "base":
+    if not agent.frozen_turns:
         return engine
     # adapters that training went on from are not switched off: they are part of what was before
     off = training.lora_rank and not setup.adapter
@@ -413,9 +267,8 @@ def _vllm_sampler(
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if setup.on_gpu:
-        gpu_gib, beside = _gpu_gib(), gib_of_answerer(run.answerer)
-        sizes = sampled(geometry(str(setup.folder)), run.sampler)
-        p = plan(sizes, mode_of(training), gpu_gib, setup.ranks, training, agent, beside)
+        gpu_gib, sizes = _gpu_gib(), geometry(str(setup.folder))
+        p = plan(sizes, mode_of(training), gpu_gib, setup.ranks, training, agent)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
@@ -430,17 +283,10 @@ def _vllm_sampler(
     dtype = setup.compute_dtype
     window = min(setup.window, window_for_vllm(inner(policy).config))
     options = {"gpu_memory_utilization": share, "trust_remote_code": setup.trust_remote_code}
-    if "fp8" in run.sampler:
-        options["kv_cache_dtype"] = "fp8"
     weights = dequantised_folder(policy, dtype) if setup.quantise else nullcontext(setup.folder)
     with weights as folder:
-        rank = 0 if "merged" in run.sampler else training.lora_rank
-        sizes = window, rows, kv_gib or 1.0, dtype, rank
-        engine = ColocatedEngine(folder, codec, *sizes, sleep, **options)
-    if run.sampler:
-        names = ",".join(run.sampler)
-        engine.hint = f" --sampler {names} takes it away from the trainer: leave it out."
-    return engine
+        sizes = window, rows, kv_gib or 1.0, dtype, training.lora_rank
+        return ColocatedEngine(folder, codec, *sizes, sleep, **options)
 
 
 # ---------------------------------------------------------------- fingerprints
@@ -448,21 +294,12 @@ def _vllm_sampler(
 
 def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = False) -> str:
     """Fingerprint what answers: the weights, or the server's model; where it is plays no part."""
-    other = ""
-    if config.answerer:
-        form, what = _other_model(config.answerer)
-        other = f" {without_url(config.answerer) if form == 'openai' else fingerprint(what)}"
-        other += engine.frozen.codec.told_date and f" {engine.frozen.codec.told_date}"
-    if config.engine == "extractive":
-        edits = f" {fingerprint(config.untrained, engine.dtype)}" if untrained else ""
-        return f"{config.engine}{edits}{other}"
     if config.endpoint:
         route = "chat" if config.chat or not config.model else "completions"
-        return f"{route} {engine.model} {engine.codec.fingerprint}{other}"
+        return f"{route} {engine.model} {engine.codec.fingerprint}"
     model = config.untrained if untrained else config.model
-    grammar = " grammar" if config.grammar else ""
     bits = " in 4 bits" if config.quantise else ""
-    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}{other}{grammar}"
+    return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}"
 
 
 SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")

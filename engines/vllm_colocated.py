@@ -16,7 +16,7 @@ How deep it sleeps:
     never   weights and cache stay where they are
     1       the weights move to host memory, the cache is dropped
     2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
-            used with adapters, which bring no base weights, unless they are merged
+            used with adapters, which bring no base weights
 """
 
 from __future__ import annotations
@@ -36,9 +36,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from config.errors import UserError, first_line
+from config.errors import UserError
 from memagent import Finish, Prompt, Turn
-from models.load import inner, plain_weights
 from models.logprobs import without
 from models.ranks import full_tensor, world
 from rollout import Engine, Sampling, refusal
@@ -128,7 +127,7 @@ def check_settings(sleep: str, lora_rank: int) -> None:
     if sleep == "2" and lora_rank:
         raise UserError(
             "Sleep level 2 drops the base weights, and adapters do not bring them back: "
-            "use level 1, never, or --sampler merged."
+            "use level 1, or never."
         )
     if lora_rank > RANKS[-1]:
         raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
@@ -179,11 +178,10 @@ class ColocatedEngine(Engine):
 
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
-    rank of the adapters that a policy will bring; 0 = it brings all its weights, with adapters
-    merged. sleep: never, 1 or 2, see above. options: further arguments of `vllm.LLM`, such as
-    gpu_memory_utilization and trust_remote_code; grammar, a structural tag that says what the
-    responses to prompts which are neither frozen nor final may be (xgrammar); and packed: no policy
-    will bring weights, so that on a CPU vLLM may compute with copies of them in oneDNN's layout.
+    rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
+    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    trust_remote_code; and packed: no policy will bring weights, so that on a CPU vLLM may compute
+    with copies of them in oneDNN's layout.
     vLLM keeps its state in globals: there is one engine a process, until `close`.
     """
 
@@ -206,15 +204,13 @@ class ColocatedEngine(Engine):
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
-        self.grammar = options.pop("grammar", "")
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         vllm = import_vllm(self.packed)
         from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
+        from vllm.sampling_params import RequestOutputKind
 
         self._params, self._lora_request = vllm.SamplingParams, LoRARequest
-        self._structured = StructuredOutputsParams
         self._final_only = RequestOutputKind.FINAL_ONLY
         settings = {
             "dtype": dtype,
@@ -224,15 +220,8 @@ class ColocatedEngine(Engine):
             "kv_cache_memory_bytes": int(kv_gib * 2**30) or None,
         }
         settings |= self._fixed_settings() | options
-        try:
-            with preserve_process():
-                self._engine = vllm.LLM(str(model), **settings).llm_engine
-        except (NotImplementedError, ValueError) as error:
-            if "kv_cache_dtype" not in options:
-                raise
-            raise UserError(
-                f"vLLM does not begin so: leave --sampler fp8 out ({first_line(error)})."
-            ) from error
+        with preserve_process():
+            self._engine = vllm.LLM(str(model), **settings).llm_engine
         masked = codec.never_sampled(self._engine.model_config.get_vocab_size())
         self._engine.apply_model(partial(_mask_logits, ids=masked))
         ColocatedEngine._open = self
@@ -269,9 +258,6 @@ class ColocatedEngine(Engine):
         if "enable_jit_warmup" in KernelConfig.__dataclass_fields__:  # of vLLM 0.31
             # kernels are compiled when they are needed; all ahead take more than half a minute
             settings["kernel_config"] = {"enable_jit_warmup": False}
-        if self.grammar:  # xgrammar asks the tokenizer which texts its tokens are
-            settings["skip_tokenizer_init"] = False
-            settings["structured_outputs_config"] = {"backend": "xgrammar"}
         if self.dtype != torch.float32:  # as the trainer (models/logprobs.py, logits_of)
             settings["hf_overrides"] = {"head_dtype": "float32"}
         if self.lora_rank:
@@ -308,7 +294,6 @@ class ColocatedEngine(Engine):
             seed=seed % 2**63,
             stop_token_ids=sorted(self.codec.eos_ids),
             logprobs=0,
-            structured_outputs=self._grammar_of(prompt),
             flat_logprobs=True,
             detokenize=False,
             output_kind=self._final_only,
@@ -321,18 +306,10 @@ class ColocatedEngine(Engine):
             self._submit(*request)
         return self._keys
 
-    def _grammar_of(self, prompt: Prompt):
-        free = prompt.frozen or prompt.final or not self.grammar
-        return None if free else self._structured(structural_tag=self.grammar)
-
     def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
         adapter = None if prompt.frozen else self._adapter
         read = {"prompt_token_ids": ids}
-        try:
-            self._engine.add_request(name, read, params, lora_request=adapter)
-        except ModuleNotFoundError as error:
-            # it imports all that can check a grammar, and a CPU build does not come with them
-            raise UserError(f"vLLM cannot check the grammar: {error}; install it too.") from error
+        self._engine.add_request(name, read, params, lora_request=adapter)
         self._prompts[name] = int(name), prompt, ids
 
     def step(self) -> list[tuple[int, Turn]]:
@@ -420,19 +397,13 @@ class ColocatedEngine(Engine):
         """Load the policy's weights, cast to the engine's dtype.
 
         Adapters go through files in shared memory and replace the old ones. An engine without room
-        for adapters loads every weight by its name, with adapters added to it in float32. Cached
-        prefixes are still those of the old weights until `forget`.
+        for adapters loads every weight by its name. Cached prefixes are still those of the old
+        weights until `forget`.
         """
         if self.packed:
             raise RuntimeError("This engine's weights are packed: they cannot be replaced.")
         if not self.lora_rank:
-            lm = inner(policy)
-            if lm is not policy:  # under adapters
-                names = ((name, p.to(self.dtype)) for name, p in plain_weights(lm, full_tensor))
-            else:
-                names = (
-                    (name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters()
-                )
+            names = ((name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters())
             self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
             return
         weights = {

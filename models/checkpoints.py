@@ -1,8 +1,7 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest_whole`,
-`set_aside`, `best_step`, and the table of validations. Leaves out: when they are written
-(report/runlog.py).
+Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `checkpoints`, `newest`, `best_step`, and
+the table of validations. Leaves out: when they are written (report/runlog.py).
 Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
 
 A checkpoint is a folder `checkpoints/step-N`:
@@ -14,18 +13,15 @@ A checkpoint is a folder `checkpoints/step-N`:
 from __future__ import annotations
 
 import csv
-import errno
-import io
 import json
 import pickle
 import shutil
-import zipfile
 from math import isnan
 from pathlib import Path
 
 import torch
 
-from config.errors import UserError
+from config.errors import UserError, first_line
 from config.files import replacing, sync
 from config.foreign import from_json
 from models import ranks
@@ -40,56 +36,9 @@ def checkpoints(folder: Path) -> dict[int, Path]:
     return {int(number): path for number, path in numbered.items() if number.isdigit()}
 
 
-def newest_whole(folder: Path) -> tuple[int, dict[int, str]]:
-    """Return the step of the newest checkpoint that is whole, 0 where there is none at all, and
-    what is wrong with newer ones: step -> words.
-
-    A collective: rank 0 reads all of it, and the others take its word. UserError, on all ranks,
-    where every checkpoint is damaged.
-    """
-    damaged: dict[int, str] = {}
-    saved = sorted(checkpoints(folder), reverse=True) if ranks.rank() == 0 else []
-    for step in saved:
-        if not (wrong := _damage(checkpoints(folder)[step])):
-            break
-        damaged[step] = wrong
-    saved, damaged = ranks.all_gather_object((saved, damaged))[0]
-    if saved and len(damaged) == len(saved):
-        raise UserError(
-            f"{damaged[saved[0]]}, and no other checkpoint is whole: give another --name, or "
-            f"remove {folder / 'checkpoints'} to begin again from step 0."
-        )
-    return next((step for step in saved if step not in damaged), 0), damaged
-
-
-def _damage(path: Path) -> str:
-    """Say what is wrong with a checkpoint, "" if it is whole: all of it is read, piece by piece.
-
-    A piece is a file of torch.save, a zip archive with checksums.
-    """
-    import torch.distributed.checkpoint as dcp
-
-    try:
-        read_state(path)
-        for piece in dcp.FileSystemReader(path).read_metadata().storage_data.values():
-            with (path / piece.relative_path).open("rb") as file:
-                file.seek(piece.offset)
-                data = file.read(piece.length)
-            if len(data) < piece.length:
-                raise ValueError(f"{piece.relative_path} is cut off")
-            if zipfile.ZipFile(io.BytesIO(data)).testzip():
-                raise ValueError(f"{piece.relative_path} has changed since it was written")
-    except (UserError, *_UNREADABLE, zipfile.BadZipFile) as error:
-        reason = _reason(error.__cause__ or error)
-        return f"{path} is damaged or is no checkpoint ({reason})"
-    return ""
-
-
-def set_aside(path: Path) -> Path:
-    """Rename a checkpoint, so that it counts no longer; return its new path."""
-    aside = path.with_name(f"{path.name}.damaged")
-    shutil.rmtree(aside, ignore_errors=True)
-    return path.rename(aside)
+def newest(folder: Path) -> int:
+    """Return the step of a run's newest checkpoint, 0 where there is none."""
+    return max(checkpoints(folder), default=0)
 
 
 def validations(folder: Path) -> list[dict]:
@@ -166,12 +115,7 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             temporary.rename(path)
             sync(path.parent)
     except (OSError, RuntimeError, dcp.CheckpointException) as error:
-        cause = _cause(error)
-        if not isinstance(cause, OSError):
-            # a file that is full is one that torch's writer of archives has not got on with
-            full = "inline_container" in str(cause)
-            cause = OSError(errno.ENOSPC if full else errno.EIO, str(cause))
-        raise OSError(cause.errno, cause.strerror, str(path)) from error
+        raise OSError(f"{path} cannot be written ({_reason(error)})") from error
     finally:
         if ranks.rank() == 0:  # also where a signal has ended it
             shutil.rmtree(temporary, ignore_errors=True)
@@ -199,10 +143,7 @@ def load_checkpoint(path: Path, model, optimizer=None) -> dict:
             _set_optimizer_state(model, optimizer, moments["optimizer"])
         return state
     except (*_UNREADABLE, dcp.CheckpointException) as error:
-        raise UserError(
-            f"{path} is damaged or is no checkpoint of this model, give another --name: "
-            f"{_reason(error)}."
-        ) from error
+        raise _unreadable(path, error) from error
 
 
 def read_state(path: Path) -> dict:
@@ -214,9 +155,14 @@ def read_state(path: Path) -> dict:
             raise ValueError("state.json does not hold what it should")
         return state
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} is damaged or is no checkpoint, give another --name: {_reason(error)}."
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: Path, error: Exception) -> UserError:
+    return UserError(
+        f"{path} is damaged or is no checkpoint of this model ({_reason(error)}): remove it to go "
+        "on from an earlier one, or give another --name."
+    )
 
 
 def base_fingerprint(model) -> list[float]:
@@ -270,12 +216,8 @@ def _set_optimizer_state(model, optimizer, state: dict) -> None:
     set_optimizer_state_dict(model, optimizer, state, options=options)
 
 
-def _cause(error: Exception) -> Exception:
-    """Return one rank's error where several ranks failed."""
-    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
-    return next(iter(failures.values()))[0] if failures else error
-
-
 def _reason(error: Exception) -> str:
     """Return the first line of an error, of one rank's error where several ranks failed."""
-    return str(_cause(error)).strip().split("\n")[0].rstrip(".") or "it is empty"
+    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
+    error = next(iter(failures.values()))[0] if failures else error
+    return first_line(error) or "it is empty"

@@ -20,7 +20,6 @@ import sys
 import tempfile
 import warnings
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +30,7 @@ from safetensors.torch import save_file
 from config.errors import UserError, first_line, loading
 from config.machine import check_hub
 from config.options import TrainConfig
-from config.realmodels import base_of, check_model, is_adapter, is_gguf, named_folder
-from models.fused import fuse
+from config.realmodels import base_of, check_model, is_adapter, named_folder
 from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -152,20 +150,15 @@ def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
 def meta_model(path: str, download: bool = True):
     """Build a model on the meta device, which has names and shapes alone, from its config.
 
-    path: a folder, a GGUF file, or a name on the hub.
+    path: a folder, or a name on the hub.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    if is_gguf(path):
-        from models import convert
-
-        config = convert.config_of(Path(path))
-    else:
-        if download:
-            check_hub(path)
-        config = AutoConfig.from_pretrained(
-            path, local_files_only=not download, trust_remote_code=False
-        )
+    if download:
+        check_hub(path)
+    config = AutoConfig.from_pretrained(
+        path, local_files_only=not download, trust_remote_code=False
+    )
     with torch.device("meta"):
         return AutoModelForCausalLM.from_config(_checked(path, config))
 
@@ -491,7 +484,7 @@ def _merged_weights(lm, values: bool = True) -> dict[str, torch.Tensor]:
                 shape = getattr(value, "quant_state", value).shape
                 weights[f"{name}.{key}"] = torch.empty(shape, device="meta")
     if values:
-        weights |= {name: value.cpu() for name, value in plain_weights(lm)}
+        weights |= {name: value.cpu() for name, value in _plain_weights(lm)}
     return weights
 
 
@@ -502,12 +495,10 @@ def _plain_modules(lm) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]
             yield name, module, getattr(module, "base_layer", module)
 
 
-@torch.no_grad()
-def plain_weights(lm, gathered=torch.Tensor.detach) -> Iterator[tuple[str, torch.Tensor]]:
+def _plain_weights(lm) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the weights of the plain model that a peft model computes, by their names, in float32.
 
-    4-bit weights are dequantised, adapters added. gathered: makes a whole weight of its shards
-    (models/ranks.py, full_tensor).
+    4-bit weights are dequantised, adapters added.
     """
     for name, module, base in _plain_modules(lm):
         for key, value in base.named_parameters(recurse=False):
@@ -515,11 +506,10 @@ def plain_weights(lm, gathered=torch.Tensor.detach) -> Iterator[tuple[str, torch
                 from bitsandbytes.functional import dequantize_4bit
 
                 value = dequantize_4bit(value.data, value.quant_state)
-            value = gathered(value).float()
+            value = value.detach().float()
             if key == "weight" and base is not module:
                 value = value + sum(
-                    gathered(module.get_delta_weight(adapter)).float()
-                    for adapter in module.active_adapters
+                    module.get_delta_weight(adapter).float() for adapter in module.active_adapters
                 )
             yield f"{name}.{key}", value
 
@@ -608,8 +598,8 @@ def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     return optimizer
 
 
-def recompute(model, on: bool, every: int = 1) -> None:
-    """Switch activation checkpointing of every n-th layer on or off, until the next eval().
+def recompute(model, on: bool) -> None:
+    """Switch activation checkpointing on or off, until the next eval().
 
     transformers checkpoints in training mode alone, which would switch dropout on as well, and the
     sampler's and trainer's log-probs would differ. So only the layers themselves are put into that
@@ -617,13 +607,9 @@ def recompute(model, on: bool, every: int = 1) -> None:
     """
     if on and not model.is_gradient_checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    from transformers.modeling_layers import GradientCheckpointingLayer
-
-    number = count()
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
-            is_layer = isinstance(module, GradientCheckpointingLayer)
-            module.training = on and not (is_layer and next(number) % every)
+            module.training = on
 
 
 # ---------------------------------------------------------------- the policy of a run's settings
@@ -642,5 +628,4 @@ def load_policy(setup: Setup, training: TrainConfig, device: str = "", dtype: st
     policy = with_lora(model, training) if training.lora_rank else model
     if training.lora_rank and setup.adapter and device != "unset":
         load_adapter(policy, setup.adapter)
-    fuse(policy, training.fused)
     return policy

@@ -20,7 +20,6 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from config.errors import UserError
-from models.products import back, is_plain, linear
 from tokens.attention import hidden_states
 from tokens.codec import Codec
 from tokens.trie import Cost, Trie, split_into_tries
@@ -131,7 +130,8 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     size = chunk if large else len(parents)
     # a sharded model, which has `logprobs` for a method, gathers its weights for its own modules
     whole = hidden.device.type == "cpu" and not hasattr(model, "logprobs")
-    by_hand = large and whole and is_plain(model.lm_head)
+    plain = type(model.lm_head) is torch.nn.Linear and model.lm_head.bias is None
+    by_hand = large and whole and plain
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
@@ -227,11 +227,7 @@ class _HeadLogProbs(torch.autograd.Function):
     @staticmethod
     def logits(hidden: torch.Tensor, weight: torch.Tensor, temperature: float) -> torch.Tensor:
         """Return the logits in float32, a tensor of its own."""
-        out = (
-            linear(hidden.float(), weight)
-            if weight.dtype == torch.float32
-            else (hidden.float() @ weight.float().t())
-        )
+        out = hidden.float() @ weight.float().t()
         return out if temperature == 1 else out.div_(temperature)
 
     @staticmethod
@@ -249,7 +245,7 @@ class _HeadLogProbs(torch.autograd.Function):
         logits.index_put_((row, targets), gradient, accumulate=True)
         logits = logits.to(weight.dtype)
         return (
-            back(logits, weight).to(hidden.dtype) if ctx.needs_input_grad[0] else None,
+            (logits @ weight).to(hidden.dtype) if ctx.needs_input_grad[0] else None,
             None,
             None,
             logits.t() @ hidden.to(weight.dtype) if ctx.needs_input_grad[3] else None,

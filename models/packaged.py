@@ -1,4 +1,4 @@
-"""Real models as --model: a name whose wheel is fetched once, or any GGUF file.
+"""Real models as --model: a name whose wheel is fetched once.
 
 Holds: `ready`, `located`, `if_here`, `at_hand`; `made` and `fetched`, by which other folders of the
 cache are made. Leaves out: the names and pins (config/realmodels.py), the conversion
@@ -16,7 +16,6 @@ import contextlib
 import hashlib
 import importlib.metadata
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -35,7 +34,6 @@ from config.realmodels import (
     Packaged,
     base_of,
     cache_folder,
-    is_gguf,
     settings_folder,
 )
 from config.terminal import bar, say
@@ -46,17 +44,14 @@ MADE_BY = 2  # part of the folder's name; raised when a conversion comes to writ
 
 
 def ready(model: str | Path) -> str | Path:
-    """Return what a loader takes: of a packaged model or a GGUF file its converted folder.
+    """Return what a loader takes: of a packaged model its converted folder.
 
     The folder is made on first use, which says so on standard error; any other model is returned
     as it is. Several processes may ask at once. UserError: no network, a damaged file, ...
     """
     name = str(model)
     if packaged := PACKAGED.get(name):
-        settings = settings_folder(name) / "agent.yaml"
-        return _converted(name, packaged.gguf_sha256, lambda at: fetched(packaged, at), settings)
-    if is_gguf(model):
-        return _converted(Path(model).stem, _version_of(Path(model)), lambda _: Path(model))
+        return _converted(name, packaged)
     return SHIPPED.get(name, model)
 
 
@@ -70,45 +65,28 @@ def located(setup: Setup) -> Setup:
 def if_here(model: str | Path) -> str | Path:
     """Return what `ready` does where nothing has to be fetched for it, else the model's name."""
     packaged = PACKAGED.get(str(model))
-    if packaged and not _folder(str(model), packaged.gguf_sha256).is_dir():
+    if packaged and not _folder(str(model), packaged).is_dir():
         return model
     return ready(model)
 
 
-def _folder(name: str, digest: str) -> Path:
-    plain = re.sub(r"[^\w.-]", "_", name)[:80]
-    return cache_folder() / "models" / f"{plain}-{digest[:16]}-{MADE_BY}"
+def _folder(name: str, package: Packaged) -> Path:
+    return cache_folder() / "models" / f"{name}-{package.gguf_sha256[:16]}-{MADE_BY}"
 
 
-def _version_of(path: Path) -> str:
-    """Return what tells a file from the one that was there before: its place, size and time."""
-    try:
-        found = path.stat()
-    except OSError as error:
-        raise UserError(f"The model {path} cannot be read: {error.strerror}.") from error
-    version = f"{path.absolute()} {found.st_size} {found.st_mtime_ns}"
-    return hashlib.sha256(version.encode(errors="surrogatepass")).hexdigest()
-
-
-def _converted(
-    name: str, digest: str, source: Callable[[Path], Path], settings: Path | None = None
-) -> Path:
-    """Return the folder of a converted model; make it from the file that `source` finds.
-
-    source: given a temporary folder, returns the GGUF file. settings: an agent.yaml.
-    """
-    folder = _folder(name, digest)
+def _converted(name: str, package: Packaged) -> Path:
+    """Return the folder of a packaged model; fetch and convert it if it is not there."""
+    folder = _folder(name, package)
 
     def fill(temporary: Path) -> None:
-        path = source(temporary / "source")
+        path = fetched(package, temporary / "source")
         say(f"{name}: converting it to {folder}, once; a minute or more.", to=errors)
         with errors.status("converting", refresh_per_second=2):
             from models.convert import convert
 
             convert(path, temporary)
         shutil.rmtree(temporary / "source", ignore_errors=True)
-        if settings:
-            shutil.copy(settings, temporary)
+        shutil.copy(settings_folder(name) / "agent.yaml", temporary)
 
     return made(folder, name, fill)
 
@@ -212,15 +190,12 @@ def _sha256(path: Path) -> str:
 
 
 def at_hand() -> dict[str, str]:
-    """Say of each packaged model where it is, and list our adapters and converted GGUF files."""
+    """Say of each packaged model where it is, and of what comes with the repository."""
     places = dict.fromkeys(SHIPPED, "part of memagent")
     for name, model in PACKAGED.items():
         places[name] = f"to be fetched at first use, {model.megabytes} MB"
-        if _folder(name, model.gguf_sha256).is_dir():
+        if _folder(name, model).is_dir():
             places[name] = "converted"
         elif _installed(model):
             places[name] = "in an installed wheel"
-    for folder in sorted((cache_folder() / "models").glob(f"[!.]*-{MADE_BY}")):
-        name = folder.name.rsplit("-", 2)[0]
-        places.setdefault(name, "converted from GGUF")
     return places

@@ -1,7 +1,7 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
 Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
-sampler does during the update), `turns_in_cache`, `answerer_gib`, `step_seconds`,
+sampler does during the update), `turns_in_cache`, `step_seconds`,
 `longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself
 (commands/train.py).
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
@@ -14,8 +14,8 @@ kernel's share of a card's peak, room for CUDA graphs and fragmentation) is a na
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 
 from config.errors import UserError, first_line
 from config.options import EMBEDDED, GRPOConfig
@@ -31,8 +31,6 @@ GRAPHS_GIB = 2.0  # the sampler's workspace, CUDA graphs, logits of all turns
 CACHE_SLACK = 0.1
 # of a 4-bit weight and its share of the doubly quantised scales (arXiv 2305.14314)
 NF4_BYTES = 0.516
-# tokens in the cache of a model that answers frozen prompts beside vLLM, and GiB of its passes
-ANSWERER_TOKENS, ANSWERER_PASS_GIB = 1 << 15, 1.0
 MODES = ("qlora", "lora", "full")
 MIN_TURNS = 4  # in flight; with fewer, decoding reads the weights for hardly anything
 SIZES_GIB = (24, 48, 80, 141)  # of common cards
@@ -68,7 +66,6 @@ class Geometry:
     passed: int  # of both, those that one token is multiplied with
     ends: int  # inputs and outputs of the linear layers
     weights: int  # of the whole model
-    cache_bytes: int = 2  # of a number in the sampler's cache
 
     @property
     def layer(self) -> int:
@@ -82,7 +79,7 @@ class Geometry:
     @property
     def kv_bytes(self) -> int:
         """Return the bytes of one token's keys and values in the sampler's cache."""
-        return 2 * self.cache_bytes * self.layers * self.kv_heads * self.head_dim
+        return 4 * self.layers * self.kv_heads * self.head_dim
 
     def adapter(self, rank: int) -> int:
         """Count LoRA weights on all linear layers: rank x (inputs + outputs) of each."""
@@ -117,7 +114,7 @@ SIZES = KNOWN | {"smollm2": dense(30, 576, 9, 3, 64, 1536, 49152, True)}
 
 
 def geometry(model: str, download: bool = True) -> Geometry:
-    """Return a model's sizes: of a name in `SIZES`, a folder, a GGUF file, or a hub's config.json.
+    """Return a model's sizes: of a name in `SIZES`, a folder, or a hub's config.json.
 
     download: fetch that file (a few kilobytes); else only what was downloaded before counts.
     UserError where the sizes cannot be read, or for a model that no engine here trains.
@@ -219,19 +216,9 @@ def activations_gib(g: Geometry, tokens: int, mode: str) -> float:
     return (stored + layer + gathered + dequantised + logits + tokens * g.hidden * 6) / GIB
 
 
-def sampled(g: Geometry, sampler: Sequence[str]) -> Geometry:
-    """Return the sizes as a sampler has them (`RunConfig.sampler`)."""
-    return replace(g, cache_bytes=1) if "fp8" in sampler else g
-
-
 def turns_in_cache(g: Geometry, cache_gib: float, window: int) -> int:
     """Return how many turns of `window` tokens a cache holds without sharing; at least one."""
     return max(1, int(cache_gib * GIB / (window * g.kv_bytes) + 1e-6))
-
-
-def answerer_gib(g: Geometry) -> float:
-    """Return GiB of a model that answers frozen prompts beside vLLM: weights, cache, a pass."""
-    return (2 * g.weights + ANSWERER_TOKENS * g.kv_bytes) / GIB + ANSWERER_PASS_GIB
 
 
 def plan(
@@ -241,12 +228,10 @@ def plan(
     devices: int,
     grpo: GRPOConfig,
     agent: Agent,
-    beside: float = 0.0,
 ) -> Plan:
     """Plan the memory of a training of `mode` (qlora, lora, full) on `devices` GPUs of `gpu_gib`.
 
-    Adapters have rank `grpo.lora_rank`, or 32 where that is 0. beside: GiB that something else
-    takes on each GPU all the time (`answerer_gib`).
+    Adapters have rank `grpo.lora_rank`, or 32 where that is 0.
     UserError for a mode or number that makes no sense.
     """
     if mode not in MODES:
@@ -258,7 +243,7 @@ def plan(
     window = agent.turn_tokens()
     weights, gradients, optimizer = _trainer_gib(g, mode, devices, grpo)
     sampler = 2 * g.weights / GIB  # in 16 bits; of a 4-bit policy the dequantised weights
-    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB - beside
+    room = gpu_gib * (1 - FRAGMENTS) - CONTEXT_GIB
 
     # The rollout: gradients are freed, the optimizer stays, the cache takes what is left.
     one_turn = window * g.kv_bytes / GIB
@@ -294,8 +279,8 @@ def plan(
         sleep,
         micro_tokens,
         turns,
-        rollout=CONTEXT_GIB + beside + weights + optimizer + sampler + GRAPHS_GIB + cache,
-        update=CONTEXT_GIB + beside + state + activations + resident,
+        rollout=CONTEXT_GIB + weights + optimizer + sampler + GRAPHS_GIB + cache,
+        update=CONTEXT_GIB + state + activations + resident,
     )
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from config.errors import UserError
 from config.foreign import from_json
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
-from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, is_gguf
+from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter
 from memagent import Agent
 
 if TYPE_CHECKING:  # transformers comes with it
@@ -73,7 +73,7 @@ def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = No
 
 def _is_stored_in_bfloat16(model: str | Path) -> bool:
     """Read from config.json, without loading or fetching anything."""
-    if str(model) in PACKAGED or is_gguf(model):
+    if str(model) in PACKAGED:
         return True  # as they are converted
     try:
         config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
@@ -91,8 +91,6 @@ def stored_as(model: str | Path) -> str:
     "" = as plain numbers, `FOUR_BITS` = in 4 bits by bitsandbytes, else the method's name. Nothing
     is fetched: "" also for what is not here.
     """
-    if is_gguf(model):  # which is converted to plain numbers
-        return ""
     try:
         from huggingface_hub import hf_hub_download
 
@@ -124,7 +122,7 @@ def check_stored(model: str | Path, quantise: bool) -> None:
 class Setup:
     """A model and how it is computed with: plain values, the same for all that a command does."""
 
-    model: str | Path  # as the user wrote it: a folder, a hub name, smollm2, a GGUF file
+    model: str | Path  # as the user wrote it: a folder, a hub name, smollm2
     device: str  # cpu, cuda or mps
     dtype: str  # float32, bfloat16, or mixed: weights in float32, computed with in bfloat16
     window: int | None = None  # that a sampler must reserve; None = all that the model has
@@ -134,8 +132,8 @@ class Setup:
     date: str = TEMPLATE_DATE  # that a chat template tells
     adapter: str = ""  # folder of the adapters that a training goes on from
     ranks: int = 1  # that train together
-    # of `models.packaged.located`: what is loaded, of a packaged model or a GGUF file its converted
-    # folder; and what tokenizer and configuration come from, of adapters their base model
+    # of `models.packaged.located`: what is loaded, of a packaged model its converted folder; and
+    # what tokenizer and configuration come from, of adapters their base model
     folder: str | Path = ""
     base_folder: str | Path = ""
 

@@ -1,6 +1,6 @@
 """LifelongAgentBench's database tasks: SQL, judged by rows or by the table.
 
-Exercise it: `python cli.py eval --suite llb-db --agents gold --engine extractive`.
+Exercise it: `python cli.py eval --suite llb-db --agents gold`.
 Read next: tasks/llb_db.py.
 """
 

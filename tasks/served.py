@@ -1,4 +1,4 @@
-"""Servers of OpenAI's protocol: one client for the engine, the answerer, the judge, the embedder.
+"""Servers of OpenAI's protocol: one client for the engine, the judge, the embedder.
 
 Holds: `Client`, `Terms`, `Failed`, `Completion`, `address`. Leaves out: what is asked, and of which
 server (engines/endpoint.py, engines/local.py, tasks/judge.py, models/embedder.py).

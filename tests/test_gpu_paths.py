@@ -244,7 +244,6 @@ def test_the_bar_lets_every_right_step_of_a_real_model_pass():
         model=torch.nn.Linear(1, 1).bfloat16(),
         sharding="none",
         done_steps=0,
-        engine=SimpleNamespace(hint=""),
     )
     bar.model.dtype = torch.bfloat16
     for step in (step for part in parts.values() for step in part):

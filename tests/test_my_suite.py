@@ -36,7 +36,7 @@ def test_the_suite_of_these_tests_is_a_file_of_twenty_five_lines():
 def test_two_agents_are_asked_it_and_its_tasks_are_written(path, tmp_path):
     words = ("--suite", path, "--lengths", "4", "--n", 2, *FLAG[path])
     run(
-        "eval", *words, "--agents", "bm25,none", "--engine", "extractive", "--temperatures", 0,
+        "eval", *words, "--agents", "bm25,none", "--device", "cpu", "--temperatures", 0,
         "--runs", tmp_path,
     )  # fmt: skip
     summary = json.loads((tmp_path / "eval/summary.json").read_text())
@@ -75,7 +75,7 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
     path.write_text(f"open({str(mark)!r}, 'w')\n" + Path(MINE).read_text())
     config = tmp_path / "config.yaml"
     config.write_text(json.dumps({"eval": {"suite": str(path), "goods": "figs", "n": 1}}))
-    words = ("eval", "--config", config, "--engine", "extractive", "--agents", "none", "--runs",
+    words = ("eval", "--config", config, "--device", "cpu", "--agents", "none", "--runs",
              tmp_path, "--temperatures", 0)  # fmt: skip
     said = run(*words, code=2)
     assert f"suite {path}," in said and "--trust-remote-code" in said and not mark.exists()
@@ -108,7 +108,7 @@ def test_settings_that_came_with_data_load_no_suite(tmp_path, forgotten):
 def test_a_mistake_in_its_file_is_one_sentence(text, named, tmp_path):
     path = tmp_path / "wrong.py"
     path.write_text(text)
-    words = ("--suite", path, "--engine", "extractive", "--agents", "none")
+    words = ("--suite", path, "--device", "cpu", "--agents", "none")
     said = run("eval", *words, "--runs", tmp_path / "runs", code=2)
     assert named in said and "Traceback" not in said
     assert not (tmp_path / "runs/eval/summary.json").exists()

@@ -14,7 +14,7 @@ from commands.plan import card_of
 from config import options
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig
-from models.plan import geometry, plan, sampled, step_seconds
+from models.plan import geometry, plan, step_seconds
 from tasks.downloads import SOURCES
 
 RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml"))
@@ -82,7 +82,7 @@ def test_a_recipe_fits_the_cards_that_it_names(name):
     if config.lora_rank:
         mode = "lora"
     gib, devices = 24 if name.endswith("24gb") else 80, run.devices * run.num_nodes
-    g = sampled(geometry(run.model, download=False), run.sampler)
+    g = geometry(run.model, download=False)
     p = plan(g, mode, gib, devices, config, agent)
     assert p.fits and p.micro_tokens >= config.micro_tokens
     assert p.sleep == ("never" if config.lora_rank else "2")
@@ -140,8 +140,6 @@ def test_what_stands_in_is_named_and_what_is_wrong_is_said(tmp_path):
         (there | {"name": "there"}, {}, False, "is there already"),
         (there | {"name": "nowhere"}, {}, True, "There is no run"),
         ({"sleep": "2"}, {}, False, "Sleep level 2"),
-        ({"sampler": ("merged",)}, {"lora_rank": 0}, False, "merged is about adapters"),
-        ({"sampler": ("fp8",), "engine": "transformers"}, {}, False, "says how vLLM samples"),
         ({"model": "foo/bar"}, {}, False, r"needs its config\.json"),
     ):
         with pytest.raises(UserError, match=why):

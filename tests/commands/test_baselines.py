@@ -10,10 +10,6 @@ from test_train_conversations import model  # noqa: F401  a fixture
 from typer.testing import CliRunner
 
 import cli
-import eval
-from config.errors import UserError
-from config.options import EvalConfig
-from dev import keeper
 from report.summary import csv_of
 
 AGENTS = (
@@ -89,41 +85,3 @@ def test_the_baselines_read_what_they_are_named_for(evaluated):
     recall = {a: fmean(c["rates"]["recall"] for c in of(cells, a) if "recall" in c["rates"])
               for a in ("idle", "newest", "facts", "hybrid")}  # fmt: skip
     assert recall["idle"] < recall["newest"] < recall["facts"] <= recall["hybrid"]
-
-
-def test_without_a_model_the_untrained_row_is_edited_by_one_and_answered_as_all_others(
-    tmp_path, monkeypatch
-):
-    """What it stores is read by the rule that reads what the baselines find."""
-    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
-    words = (
-        f"eval --data ledger --lengths 6 --n 6 --temperatures 0 --engine extractive --device cpu "
-        f"--model {keeper.WEIGHTS} --untrained {keeper.WEIGHTS} --runs {tmp_path} "
-        "--agents memupdate@untrained,memupdate,facts"
-    )
-    done = CliRunner().invoke(cli.app, words.split())
-    assert done.exit_code == 0, done.output
-    rows = [json.loads(line) for line in (tmp_path / "eval" / "rows.jsonl").open()]
-    assert len(rows) == 18 and not any(row["error"] for row in rows)
-    edited, nothing, found = (of(rows, a) for a in ("memupdate@untrained", "memupdate", "facts"))
-    assert all(row["counts"]["op_create"] and row["counts"]["entries_at_end"] for row in edited)
-    # no model: no call, an empty store
-    assert not any(row["counts"]["entries_at_end"] for row in nothing)
-    # the rule knows a sentence of one place alone: what is in no store is not mentioned
-    assert {row["prediction"] for row in nothing} == {"Not mentioned"}
-    assert {row["prediction"] for row in edited} - {"Not mentioned"}
-    assert {row["prediction"] for row in edited} <= {r["prediction"] for r in found} | {
-        "Not mentioned"
-    }
-    assert len({row["settings"] for row in rows}) == 3
-
-
-def test_what_only_a_model_could_answer_is_no_row_beside_those_answered_without_one():
-    config = EvalConfig(
-        suite="locomo", engine="extractive", untrained="m", agents=("facts", "full@untrained")
-    )
-    with pytest.raises(UserError, match="'full@untrained' would answer itself"):
-        eval.weights_of(config)
-    allowed = ("memupdate@untrained", "facts@untrained", "full")
-    assert len(eval.weights_of(EvalConfig(suite="locomo", engine="extractive", untrained="m",
-                                          agents=allowed))[True]) == 2  # fmt: skip

@@ -4,29 +4,25 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import test_embedder
-from test_answerer import evaluation, run_config
-from test_endpoint import SECRET, Server
 from typer.testing import CliRunner
 
 import cli
 import models.embedder as embedders
 from agents import find
 from commands import train
+from commands.dryrun import dry_run
 from config import terminal
 from config.errors import UserError
-from config.options import GRPOConfig, without_url
+from config.options import GRPOConfig, RunConfig, without_url
 from dev import keeper
-from engines import endpoint
-from engines.open import engine_fingerprint, open_reader
+from embedded import tiny
+from engines.open import check_frozen
 from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
-from models.plan import answerer_gib, geometry, plan
 from report.rows import Cell
 from rollout import Sampling
 from tasks import ledger
@@ -89,92 +85,36 @@ def test_an_agent_that_compares_meanings_needs_its_embedder(tmp_path, monkeypatc
     assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
 
 
-# ---------------------------------------------------------------- plans
-
-SMALL, MODEL, OTHER = (
-    ("plan", "--explain", "--agent", "memupdate"),
-    "Qwen/Qwen3-0.6B",
-    "Qwen/Qwen3-4B",
-)
+# ---------------------------------------------------------------- questions of frozen weights
 
 
-@pytest.fixture
-def wide(monkeypatch):
-    """A terminal in which no cell is cut."""
-    monkeypatch.setattr(terminal.console, "_width", 160)
+def test_vllm_is_refused_where_it_loses_the_weights_from_before(tmp_path):
+    """It holds one set: the base's under adapters that begin at it, else those that are trained."""
+    agent, settings = keeper.agent(), {"model": str(keeper.WEIGHTS), "data": "ledger"}
+    run = RunConfig(runs=str(tmp_path), lengths=(5,), device="cpu", engine="vllm", **settings)
+    for begin in (train.train, lambda *how: dry_run(*how, lambda line: None)):
+        with pytest.raises(UserError, match="vLLM holds one set of weights: give a --lora-rank"):
+            begin(run, GRPO, agent)
+    check_frozen(run, 2, agent)
+    check_frozen(replace(run, engine="transformers"), 0, agent)
+    check_frozen(run, 0, tiny.agent())
+    with pytest.raises(UserError, match="no --adapter"):
+        check_frozen(replace(run, adapter="a"), 2, agent)
+    assert not [*tmp_path.iterdir()]
 
 
-def test_a_plan_has_room_for_the_model_that_answers_frozen_questions(wide):
-    gib = answerer_gib(geometry(OTHER))
-    grpo, agent = GRPOConfig(), find.make("memupdate", {})
-    plain = said(*SMALL, "--model", MODEL, "--gpu-gib", 80)
-    beside = said(*SMALL, "--model", MODEL, "--gpu-gib", 80, "--answerer", f"hf:{OTHER}")
-    assert "│ answerer" not in plain
-    assert f"answerer │ {gib:.1f} │ {gib:.1f} │ {gib:.1f} │" in beside and gib > 10
-    for text, room in ((plain, 0.0), (beside, gib)):
-        planned = [plan(geometry(MODEL), mode, 80, 1, grpo, agent, room) for mode in
-                   ("qlora", "lora", "full")]  # fmt: skip
-        peaks = [f"{p.update:.1f}" for p in planned]
-        assert f"peak of the update │ {peaks[0]} │ {peaks[1]} │" in text
-    assert "fits │ yes │ yes │ yes │" in beside
-    # on a small card there is no room for both
-    assert "fits │ yes │ yes │ no │" in said(*SMALL, "--model", MODEL, "--gpu-gib", 24,
-                                             "--answerer", f"hf:{OTHER}")  # fmt: skip
-
-
-def test_a_plan_refuses_the_answerers_that_training_refuses(wide):
-    alone = said(*SMALL, "--model", MODEL, "--gpu-gib", 80)
+def test_a_plan_refuses_what_training_refuses(monkeypatch):
+    monkeypatch.setattr(terminal.console, "_width", 160)  # in which no cell is cut
+    words = ("plan", "--explain", "--model", "Qwen/Qwen3-0.6B", "--gpu-gib", 80)
+    alone = said(*words, "--agent", "memupdate")
     assert "fits │ yes │ yes │ no │" in alone
     assert "Full training is refused as it stands." in alone
-    assert "vLLM holds one set of weights: give --answerer hf:FOLDER" in alone
-    for flags in (("--answerer", DOWN), ("--answerer", f"hf:{MODEL}")):
-        text = said(*SMALL, "--model", MODEL, "--gpu-gib", 80, *flags)
-        assert "fits │ yes │ yes │ yes │" in text and "refused" not in text
-    usual = said(
-        "plan", "--explain", "--model", MODEL, "--gpu-gib", 80
-    )  # an agent without frozen questions
+    assert "vLLM holds one set of weights: give a --lora-rank" in alone
+    usual = said(*words)  # an agent without frozen questions
     assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
-    assert "leave --answerer out" in refused("plan", "--model", MODEL, "--answerer", DOWN)
-    assert "must be base, hf:FOLDER" in refused(*SMALL, "--answerer", "somewhere")
 
 
 # ---------------------------------------------------------------- a server that moves
-
-
-@pytest.fixture
-def servers(codec, monkeypatch):
-    """Makes servers of the model m; all are stopped at the end."""
-    monkeypatch.setattr(endpoint, "READY_S", 0.1)
-    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    made = []
-
-    def make():
-        made.append(Server(codec))
-        return made[-1]
-
-    yield make
-    for one in made:
-        one.stop()
-
-
-def test_a_training_goes_on_with_a_server_that_has_moved(servers, tmp_path):
-    old, new = servers(), servers()
-
-    def go_on(answerer, steps=2, **settings):
-        run = run_config(tmp_path, answerer, keep_checkpoints=1)
-        agent = keeper.agent(**settings)
-        return train.train(run, replace(GRPO, steps=steps), agent, resume=steps > 1)
-
-    out = go_on(f"openai:{old.url}#m", steps=1)
-    n = len(old.bodies)
-    for other in (f"openai:{new.url}#n", f"hf:{keeper.WEIGHTS}", "base"):
-        with pytest.raises(UserError, match="began with other settings"):
-            go_on(other)
-    with pytest.raises(UserError, match=r"agent\.embedder '', not 'hash:256'"):
-        go_on(f"openai:{new.url}#m", embedder="hash:256")
-    assert go_on(f"openai:{new.url}#m") == out
-    assert new.bodies and len(old.bodies) == n
-    assert f"openai:{new.url}#m" in (out / "config.yaml").read_text()
 
 
 def test_only_the_url_of_a_served_model_may_change():
@@ -188,26 +128,6 @@ def test_only_the_url_of_a_served_model_may_change():
     for other in ("openai:http://127.0.0.1:8000/v1#m", "hf:org/m", "hash:256", ""):
         assert differs(here, other) and differs(other, here)
     assert without_url(None) is None and without_url(3) == 3 and without_url("#m") == "#m"
-
-
-def test_rows_are_found_again_when_a_server_has_moved(servers, tmp_path):
-    old, new, embedding = servers(), servers(), test_embedder.Server()
-    tasks = [*ledger.make_questions(0, 2, 5)]
-    with test_embedder.serving(embedding.answer) as first:
-        other = f"openai:{first}/other#e"
-
-        def rows_of(answerer, embedder):
-            config = evaluation(tmp_path, answerer=f"openai:{answerer}")
-            agent = keeper.agent(search="hybrid", embedder=embedder)
-            with closing(open_reader(config, [agent])) as engine, engine.awake():
-                model = engine_fingerprint(config, engine)
-                return evaluate(engine, agent, tasks, Sampling(0.0), Cell("a", "", "", 5),
-                                tmp_path / "rows", replace(CONDITIONS, model=model))  # fmt: skip
-
-        rows = rows_of(f"{old.url}#m", f"openai:{first}/v1#e")
-        assert len(rows) == 2 and not any(row["error"] for row in rows)
-        assert rows_of(f"{new.url}#m", other) == rows and not new.bodies
-        assert rows_of(f"{new.url}#m", f"openai:{first}/v1#f") != rows and new.bodies
 
 
 def test_a_moved_embedder_leaves_rows_as_they_are(tmp_path):
@@ -259,9 +179,6 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "a pointer for a tokenizer": (folder(*WHOLE) | {"tokenizer.json": POINTER}, "",
                                   "tokenizer.json is a git-LFS pointer"),
     "a pointer for adapters": (folder(*ADAPTERS) | {ADAPTERS[1]: POINTER}, "", "git lfs pull"),
-    "a pointer for a GGUF file": ({"a.gguf": POINTER}, "/a.gguf", "git lfs pull"),
-    "the first of two": ({"a-00001-of-00002.gguf": "GGUF"}, "/a-00001-of-00002.gguf",
-                         "part 1 of 2 of a split GGUF file: give the whole one"),
     "adapters without weights": ({ADAPTERS[0]: adapters("a/b")}, "", "adapter_model.safetensors"),
     "adapters of a base that is gone": (
         {ADAPTERS[0]: adapters("/nowhere/base"), ADAPTERS[1]: ""}, "",
@@ -283,8 +200,9 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "weights alone": (folder("model.safetensors"), "", "only model.safetensors"),
     "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "itself: give"),
     "the hub's cache": ({f"snapshots/abc/{name}": "{}" for name in WHOLE}, "", "snapshots/abc"),
-    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "a.gguf"),
-    "a file of weights": ({"model.safetensors": ""}, "/model.safetensors", "no GGUF file: give a"),
+    "a GGUF file": ({"a.gguf": "GGUF"}, "/a.gguf", "a.gguf is a file: give a folder"),
+    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "has no config.json, only a.gguf"),
+    "a file of weights": ({"model.safetensors": ""}, "/model.safetensors", "is a file: give a"),
 }  # fmt: skip
 PATHS = ("./nowhere", "../nowhere", "/nowhere/x", "~/nowhere", "a/b/c", "a/", "models/nothing",
          "C:\\models\\x", "no.gguf", "no.safetensors", "https://huggingface.co/a/b")  # fmt: skip

@@ -36,8 +36,6 @@ from config.plugins import load_file
         (RunConfig, "dtype", ("float33", "dtype")),
         (EvalConfig, "data", ((),)),
         (EvalConfig, "lengths", ((0,), (4, 4))),
-        (EvalConfig, "answerer", ("openai:here",)),
-        (RunConfig, "answerer", ("gpt",)),
         (EvalConfig, "n", (0, -3)),
         (EvalConfig, "temperatures", ((), (-1.0,), (math.nan,))),
     ],

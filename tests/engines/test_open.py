@@ -1,6 +1,7 @@
 """What an engine is opened with: the type of the weights, 4 bits, the device."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from models.packaged import located
 from models.plan import GRAPHS_GIB
 from rollout import Sampling, rollout
 from tasks.worlds import make_task
+from tokens.codec import Characters
 
 AGENT = find.resolve("default", EMBEDDED, {}, {"memory_tokens": 8, "final_tokens": 8})[1]
 
@@ -80,10 +82,8 @@ SERVER = ("http://127.0.0.1:1/v1",)
     ("kind", "settings"),
     [
         (EvalConfig, {"quantise": True, "engine": "vllm"}),
-        (EvalConfig, {"quantise": True, "engine": "extractive"}),
         (EvalConfig, {"quantise": True, "endpoint": SERVER}),
         (EvalConfig, {"dtype": "bfloat16", "endpoint": SERVER}),
-        (EvalConfig, {"dtype": "bfloat16", "engine": "extractive"}),
         (StreamConfig, {"dtype": "bfloat16"}),
     ],
 )
@@ -131,8 +131,16 @@ def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
 
     monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
     small = located(setup.Setup.of_evaluation(EvalConfig(), [AGENT]))
-    shares = [_share_of_card(small, kv_gib, beside) for kv_gib, beside in ((0, 0), (0, 8), (4, 0))]
-    assert shares == pytest.approx([0.9, 0.8, (4 + GRAPHS_GIB) / 80], abs=1e-3)
-    assert _share_of_card(small, 100.0, 8.0) == pytest.approx(0.8)  # never more than without
+    shares = [_share_of_card(small, kv_gib) for kv_gib in (0, 4)]
+    assert shares == pytest.approx([0.9, (4 + GRAPHS_GIB) / 80], abs=1e-3)
+    assert _share_of_card(small, 100.0) == pytest.approx(0.9)  # never more than without
     monkeypatch.setattr("engines.open.geometry", unknown)
-    assert _share_of_card(small, 4.0, 0.0) == 0.9
+    assert _share_of_card(small, 4.0) == 0.9
+
+
+def test_rows_of_a_server_are_the_same_wherever_it_is():
+    def of(url, model):
+        config = EvalConfig(endpoint=(url,))
+        return engine_fingerprint(config, SimpleNamespace(model=model, codec=Characters()))
+
+    assert of("http://a/v1", "m") == of("http://b/v1", "m") != of("http://b/v1", "n")

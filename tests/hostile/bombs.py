@@ -1,11 +1,10 @@
-"""Small files that cost much: settings, packed data, JSON, GGUF headers and chat templates.
+"""Small files that cost much: settings, packed data, JSON and chat templates.
 
 Each generator returns the name of a kind -> the content of its file.
 """
 
 import gzip
 import json
-import struct
 from itertools import pairwise
 
 DEEP = 100_000  # JSON within JSON
@@ -54,57 +53,6 @@ def flood(head: bytes = b"", tail: bytes = b"", gibibytes: int = 4) -> bytes:
 def deep(fields: str = "") -> str:
     """An object of JSON one of whose values is nested without end."""
     return "{" + fields + '"x": ' + "[" * DEEP + "]" * DEEP + "}"
-
-
-def _text(text: bytes) -> bytes:
-    return struct.pack("<Q", len(text)) + text
-
-
-def _field(name: bytes, kind: int, value: bytes) -> bytes:
-    return _text(name) + struct.pack("<I", kind) + value
-
-
-def _array(kind: int, declared: int, values: bytes = b"") -> bytes:
-    return struct.pack("<IQ", kind, declared) + values
-
-
-def _tensor(dims: list[int], at: int = 0, declared: int | None = None) -> bytes:
-    n = len(dims) if declared is None else declared
-    sizes = b"".join(struct.pack("<Q", size) for size in dims)
-    return _text(b"a") + struct.pack("<I", n) + sizes + struct.pack("<IQ", 0, at)
-
-
-def ggufs() -> dict[str, bytes]:
-    """GGUF files whose headers declare more than they hold."""
-    text, array, whole, large = 8, 9, 4, 10**9  # the first three are numbers of types
-    llama, padding = _field(b"general.architecture", text, _text(b"llama")), bytes(64)
-
-    def of_array(*given) -> bytes:
-        return file(llama, _field(b"a", array, _array(*given)))
-
-    def file(*fields: bytes, tensors: tuple[bytes, ...] = (), n: int | None = None, m=None):
-        counts = len(tensors) if m is None else m, len(fields) if n is None else n
-        head = b"GGUF" + struct.pack("<IQQ", 3, *counts)
-        return head + b"".join((*fields, *tensors)) + padding
-
-    one = (_tensor([4]),)
-    return {
-        "values": of_array(0, large),
-        "texts": of_array(text, large),
-        "arrays": of_array(array, large),
-        "arrays within arrays": file(llama, _field(b"a", array, _array(array, 1) * 5000)),
-        "empty arrays": of_array(array, 10**6, _array(0, 0) * 10**6),
-        "values that are there": of_array(0, 1 << 24, bytes(1 << 24)),
-        "fields": file(llama, n=large),
-        "tensors": file(llama, m=large),
-        "letters": file(_field(b"general.architecture", text, struct.pack("<Q", 10**12))),
-        "letters of a name": file(struct.pack("<Q", 1 << 63)),
-        "weights": file(llama, tensors=(_tensor([large, large]),)),
-        "dimensions": file(llama, tensors=(_tensor([1], declared=large),)),
-        "layers": file(llama, _field(b"llama.block_count", whole, struct.pack("<I", large))),
-        "place": file(llama, tensors=(_tensor([4], at=1 << 60),)),
-        "alignment": file(llama, _field(b"general.alignment", whole, bytes(4)), tensors=one),
-    }
 
 
 SAID = "{% for m in messages %}{{ m['content'] }}{% endfor %}"

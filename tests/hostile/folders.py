@@ -34,6 +34,12 @@ def _split(pattern: str) -> dict:
     return {"type": "Sequence", "pretokenizers": [cut, parts]}
 
 
+_CASED = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+OF_MODELS = {  # how published ones cut a text into words
+    "Llama 3": _CASED + r"\p{N}{1,3}" + _REST,
+    "Qwen2": _CASED + r"\p{N}" + _REST,
+}
 PATTERNS = {
     "letters": "(a+)+$",
     "twice": "(x+x+)+y",

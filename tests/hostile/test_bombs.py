@@ -25,7 +25,6 @@ from config.files import NESTED, SETTINGS, read_yaml
 from config.foreign import FREE, from_json, read_data
 from config.options import EMBEDDED, EvalConfig
 from config.realmodels import adapter_config
-from models.convert import read_header
 from models.load import load_model
 from models.plan import geometry
 from models.setup import auto_dtype, stored_as
@@ -158,17 +157,6 @@ def test_a_folder_whose_json_is_an_abyss_is_a_sentence(tmp_path):
 
 
 # ---------------------------------------------------------------- models
-
-
-def test_a_gguf_file_that_declares_more_than_it_holds_is_a_sentence(tmp_path, monkeypatch):
-    paths = written(tmp_path, bombs.ggufs(), ".gguf")
-    header = lambda path: read_header(Path(path))  # noqa: E731
-    found = refused(header, paths, "damaged or cut-off GGUF file", HEAVY)
-    for name in ("tensors", "letters", "weights", "dimensions", "place"):
-        assert "declares more than it holds" in found[name]
-    monkeypatch.setattr("models.convert.VALUES", 10)  # fewer than any vocabulary has
-    with pytest.raises(UserError, match="it has more than 10 values"):
-        read_header(paths["layers"])
 
 
 def test_a_config_that_declares_more_than_the_files_hold_is_a_sentence(tmp_path):

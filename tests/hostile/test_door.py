@@ -46,7 +46,6 @@ def said(*words, code=2):
 
 READ = [
     (*ASK, "--model", "m"),
-    (*ASK, "--model", "m/x.gguf"),
     *(line.split() for line in (
         "serve --model m --help", "eval --model m --lengths 2 --n 1", "train --model m --dry-run",
         "train --model m --help", "sft --model m --steps 1 --tasks-per-step 1 --lengths 2",
@@ -60,7 +59,6 @@ READ = [
 def test_a_models_folder_runs_no_code(words, name, tmp_path):
     name = name.format(here=tmp_path)
     door.model(Path("m"), run={"agent": name})
-    Path("m", "x.gguf").touch()
     marks = codes()
     out = said(*words)
     flag = "agents" if words[0] == "eval" else "agent"
@@ -182,9 +180,7 @@ def test_an_address_that_nobody_needs_is_none():
     ("section", "fields"),
     [
         ("eval", {"endpoint": ["{url}"]}),
-        ("eval", {"answerer": "openai:{url}#m"}),
         ("eval", {"suite": "hle", "judge": "openai:{url}#m"}),
-        ("run", {"answerer": "openai:{url}#m"}),
         ("agent", {"embedder": "openai:{url}#m", "search": "dense"}),
     ],
 )

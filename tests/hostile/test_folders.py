@@ -17,7 +17,6 @@ import cli
 from agents.find import of_model
 from config.errors import UserError
 from config.foreign import PART
-from models.convert import _PATTERNS
 from models.embedder import embedder_of
 from models.load import load_model
 from tasks.hub import data_files
@@ -35,8 +34,8 @@ def test_a_tokenizer_that_costs_much_is_a_sentence(tmp_path):
 
 def test_a_tokenizer_as_models_have_it_is_taken(tmp_path):
     paths = {
-        name: folders.model(tmp_path / name, pre_tokenizer=folders._split(patterns[0]))
-        for name, patterns in _PATTERNS.items()
+        name: folders.model(tmp_path / name, pre_tokenizer=folders._split(pattern))
+        for name, pattern in folders.OF_MODELS.items()
     }
     assert {*sentences(Codec.load, paths, HEAVY, 120).values()} == {"taken"}
 
@@ -102,7 +101,3 @@ def test_a_pipe_in_a_model_folder_is_a_sentence_and_ends_ask_at_once(tmp_path):
     words = ["ask", str(ROOT / "README.md"), "Who?", "--model", str(paths["config.json"])]
     result = in_child(lambda: CliRunner().invoke(cli.app, words).stderr, HEAVY)
     assert result.startswith("memagent: ") and PIPE in result
-    beside = paths["agent.yaml"] / "a.gguf"
-    beside.write_bytes(b"")
-    (sentence,) = sentences(of_model, {"gguf": beside}).values()
-    assert PIPE in sentence

@@ -1,4 +1,4 @@
-"""Names and GGUF files as --model: one conversion, whoever asks; nothing half-done is ever used."""
+"""Names as --model: one conversion, whoever asks; nothing half-done is ever used."""
 
 import hashlib
 import json
@@ -28,9 +28,8 @@ from commands.taskfiles import build_sets
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
-from config.options import BuildConfig, EvalConfig, GRPOConfig, RunConfig
+from config.options import BuildConfig, GRPOConfig, RunConfig
 from config.realmodels import PACKAGED, Packaged, adapter_config, cache_folder
-from engines.open import fingerprint
 from models import convert as conversion
 from models import packaged, plan
 from models.load import load_model
@@ -77,71 +76,40 @@ def left_over(cache: Path) -> list[str]:
     return [path.name for path in (cache / "models").glob(".*.tmp")]
 
 
-# ---------------------------------------------------------------- GGUF files
-
-
-def test_a_file_is_converted_once_and_again_when_it_has_changed(file, monkeypatch):
-    done = quick(monkeypatch)
-    folder = packaged.ready(str(file))
-    assert packaged.ready(str(file)) == folder and len(done) == 1
-    assert (folder / "model.safetensors").read_bytes() == file.read_bytes()
-    file.with_name("moved.gguf").write_bytes(file.read_bytes())
-    content = bytearray(file.read_bytes())
-    content[-1] ^= 1
-    file.write_bytes(content)
-    os.utime(file, ns=(1, 1))
-    changed = packaged.ready(str(file))
-    assert changed != folder and len(done) == 2
-    assert (changed / "model.safetensors").read_bytes() == content
-    assert folder.is_dir()
-
-
-def test_the_name_stays_and_the_folder_is_loaded(file):
-    config = EvalConfig(model=str(file), device="cpu", dtype="bfloat16")
-    setup = packaged.located(Setup.of_evaluation(config, []))
-    assert setup.model == str(file)
-    assert setup.folder.parent == cache_folder() / "models"
-    assert setup.codec().eos_ids == {2}
-    assert fingerprint(str(file)) == fingerprint(str(setup.folder))
-
-
 # ---------------------------------------------------------------- interrupted, and at once
 
 
 PROCESS = """
     import os, pathlib, signal, sys, time
-    from models import convert, packaged
+    from models import packaged
 
-    def make(path, folder):
+    def make(folder):
         {body}
-        (folder / "model.safetensors").write_bytes(path.read_bytes())
-        with open(sys.argv[2], "a") as log:
+        (folder / "model.safetensors").write_bytes(b"whole")
+        with open(sys.argv[1], "a") as log:
             log.write("made\\n")
 
-    convert.convert = make
-    print(packaged.ready(sys.argv[1]))
+    print(packaged.made(packaged.cache_folder() / "models" / "m", "m", make))
 """
 
 
-def start(body: str, *arguments) -> subprocess.Popen:
+def start(body: str, log: Path) -> subprocess.Popen:
     script = textwrap.dedent(PROCESS).format(body=body)
-    command = [sys.executable, "-c", script, *map(str, arguments)]
+    command = [sys.executable, "-c", script, str(log)]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
 
 
-def test_a_killed_conversion_is_begun_anew(file, cache, monkeypatch, tmp_path):
+def test_a_killed_conversion_is_begun_anew(cache, tmp_path):
     kill = "(folder / 'half').write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
-    assert start(kill, file, tmp_path / "log").wait() == -signal.SIGKILL
+    assert start(kill, tmp_path / "log").wait() == -signal.SIGKILL
     assert len(left_over(cache)) == 1
-    quick(monkeypatch)
-    folder = packaged.ready(str(file))
-    assert not left_over(cache) and not (folder / "half").exists()
-    assert (folder / "model.safetensors").read_bytes() == file.read_bytes()
+    folder = packaged.made(cache / "models" / "m", "m", lambda at: (at / "whole").touch())
+    assert not left_over(cache) and [path.name for path in folder.iterdir()] == ["whole"]
 
 
-def test_two_processes_at_once_convert_once(file, tmp_path):
-    slow = "(pathlib.Path(sys.argv[2] + '.alone')).mkdir(); time.sleep(1)"
-    both = [start(slow, file, tmp_path / "log") for _ in range(2)]
+def test_two_processes_at_once_convert_once(tmp_path):
+    slow = "(pathlib.Path(sys.argv[1] + '.alone')).mkdir(); time.sleep(1)"
+    both = [start(slow, tmp_path / "log") for _ in range(2)]
     folders = {process.communicate()[0].strip() for process in both}
     assert [process.returncode for process in both] == [0, 0]
     assert len(folders) == 1 and (tmp_path / "log").read_text() == "made\n"
@@ -268,26 +236,24 @@ def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tm
     base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
     assert base["base_model_name_or_path"] == "small"
     with warnings.catch_warnings(record=True) as said:  # a user would read them
-        out = export(folder, out=tmp_path / "out", gguf=True)
+        out = export(folder, out=tmp_path / "out")
     assert not [each for each in said if "distributed" in str(each.message)]
     assert GenerationConfig.from_pretrained(out).eos_token_id == 2
     written = [path for at in (folder, out) for kind in ("json", "yaml", "md")
                for path in at.rglob(f"*.{kind}")]  # fmt: skip
     assert folder / "adapter" / "README.md" in written
     assert not [path for path in written if str(cache_folder()) in path.read_text()]
-    card = (out / "README.md").read_text()
-    assert "- gguf\n" in card and "`model.gguf` is the same model for llama.cpp." in card
     policy = PeftModel.from_pretrained(load_model(packaged.ready("small")), folder / "adapter")
-    file, ids = out / "model.gguf", torch.arange(5, 40)[None]
+    ids = torch.arange(5, 40)[None]
     with torch.no_grad():
-        base, model, read = (
+        base, model = (
             load_model(packaged.ready(path), "bfloat16", "cpu").eval()(ids).logits
-            for path in ("small", out, file)
+            for path in ("small", out)
         )
         merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
         assert (policy(ids).logits - merged).abs().mean() < 0.05
-    assert torch.equal(model, read) and not torch.equal(base, read)
-    assert find.of_model(file) == find.of_model(out) and find.of_model(file)["chunk_tokens"] == 96
+    assert not torch.equal(base, model)
+    assert find.of_model(out)["chunk_tokens"] == 96
 
 
 # ---------------------------------------------------------------- adapters of the repository

@@ -23,7 +23,6 @@ from models.plan import (
     geometry,
     longest_section,
     plan,
-    sampled,
     step_seconds,
     turns_in_cache,
 )
@@ -258,12 +257,3 @@ def test_a_cache_holds_as_many_turns_as_their_tokens_fit():
     assert g.kv_bytes == 144 * 1024
     assert turns_in_cache(g, 9.0, 4096) == 16  # of .5625 GiB each
     assert [turns_in_cache(g, gib, 4096) for gib in (0.1, 1.12, 1.125)] == [1, 1, 2]
-
-
-def test_a_cache_in_eight_bits_holds_twice_as_many_turns():
-    g, config, agent = geometry("Qwen/Qwen3-4B"), GRPOConfig(lora_rank=32), MemAgent()
-    in_16, in_8 = (
-        plan(sampled(g, sampler), "lora", 48, 1, config, agent)
-        for sampler in (("merged",), ("merged", "fp8"))
-    )
-    assert in_8.turns // in_16.turns == 2 and in_8.cache == pytest.approx(in_16.cache, rel=0.05)

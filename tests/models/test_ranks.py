@@ -36,7 +36,6 @@ from grpo import GRPO, training_rows
 from memagent import Group
 from models import ranks
 from models.checkpoints import checkpoints
-from models.fused import fuse
 from models.load import inner, with_lora
 from models.loads import new_tokens
 from models.logprobs import logprobs
@@ -54,8 +53,7 @@ CASES = {
         replace(CONFIG, updates_per_rollout=3, recompute=True, aggregation="turn_mean"),
         {},
     ),
-    "lora": (replace(CONFIG, lora_rank=4), {}),
-    "fused": (replace(CONFIG, lora_rank=4, recompute=True, fused=("lora", "norms")), {}),
+    "lora": (replace(CONFIG, lora_rank=4, recompute=True), {}),
     "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
     "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
@@ -104,7 +102,6 @@ def policy_of(codec, config, folder, other):
                 if "lora_B" in name:
                     draw = torch.Generator().manual_seed(len(name))
                     p.add_(0.1 * torch.randn(p.shape, generator=draw))
-    fuse(policy, config.fused)
     return policy
 
 

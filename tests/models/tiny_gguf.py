@@ -5,19 +5,10 @@ from pathlib import Path
 import gguf
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import LlamaConfig, LlamaForCausalLM
 
 TEXT = "The bridge was opened in 1936, and rebuilt twice. It is 2,737 m long; nobody's car crossed."
 SPECIAL = ["<unk>", "<|im_start|>", "<|im_end|>"]
-END = "<|endoftext|>"  # what Qwen's files have instead of the first: transformers adds it if absent
 CHAT = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\n' + message['content'] "
     "+ '<|im_end|>' + '\n' }}{% endfor %}"
@@ -29,8 +20,6 @@ NAMES = {
     "self_attn.k_proj": "attn_k",
     "self_attn.v_proj": "attn_v",
     "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
     "post_attention_layernorm": "ffn_norm",
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
@@ -65,7 +54,6 @@ SIZES = dict(
     initializer_range=0.2,
     tie_word_embeddings=True,
 )
-CONFIGS = {"mistral": MistralConfig, "qwen2": Qwen2Config, "qwen3": Qwen3Config}
 
 
 def tiny_llama(seed: int = 0, vocab_size: int = 300) -> LlamaForCausalLM:
@@ -73,72 +61,47 @@ def tiny_llama(seed: int = 0, vocab_size: int = 300) -> LlamaForCausalLM:
     return LlamaForCausalLM(LlamaConfig(vocab_size=vocab_size, **SIZES))
 
 
-def tiny_model(kind: str) -> PreTrainedModel:
-    """A model of another family, its biases and norms as random as its matrices.
-
-    Qwen3's heads are as large as they are in all published sizes: GGUF files of it are read so.
-    """
-    torch.manual_seed(0)
-    sizes = SIZES | {"vocab_size": len(vocabulary()[0]), "head_dim": 128 if kind == "qwen3" else 16}
-    model = AutoModelForCausalLM.from_config(CONFIGS[kind](**sizes))
-    for name, weight in model.named_parameters():
-        if weight.ndim == 1:
-            torch.nn.init.normal_(weight, mean=float("norm" in name), std=0.3)
-    return model
-
-
 def permuted(weight: torch.Tensor, heads: int) -> torch.Tensor:
     """The rows of a query or key matrix in llama.cpp's order: pairs of a rotation side by side."""
     return weight.reshape(heads, 2, -1, weight.shape[1]).swapaxes(1, 2).reshape(weight.shape)
 
 
-def stored(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """A model's weights by their names in a GGUF file; Llama's and Mistral's are permuted there."""
-    pairs = model.config.model_type in ("llama", "mistral")
+def stored(model: LlamaForCausalLM) -> dict[str, torch.Tensor]:
+    """A model's weights by their names in a GGUF file; some are permuted there."""
     heads = model.config.num_attention_heads, model.config.num_key_value_heads
     state, weights = model.model.state_dict(), {}
     weights["token_embd.weight"] = state["embed_tokens.weight"]
     weights["output_norm.weight"] = state["norm.weight"]
     for layer in range(model.config.num_hidden_layers):
         for name, short in NAMES.items():
-            for part in ("weight", "bias"):
-                weight = state.get(f"layers.{layer}.{name}.{part}")
-                if weight is None:
-                    continue
-                if pairs and short in ("attn_q", "attn_k"):
-                    weight = permuted(weight, heads[short == "attn_k"])
-                weights[f"blk.{layer}.{short}.{part}"] = weight
+            weight = state[f"layers.{layer}.{name}.weight"]
+            if short in ("attn_q", "attn_k"):
+                weight = permuted(weight, heads[short == "attn_k"])
+            weights[f"blk.{layer}.{short}.weight"] = weight
     return weights
 
 
-def write_gguf(
-    path: Path,
-    kind: str = "F32",
-    model: PreTrainedModel | None = None,
-    more: dict | None = None,
-    tensors: dict | None = None,
-    without: tuple[str, ...] = (),
-) -> PreTrainedModel:
+def write_gguf(path: Path, kind: str = "F32") -> LlamaForCausalLM:
     """Write a GGUF file and return its model before quantisation.
 
-    kind: F32, F16, Q8_0 or Q4_1, of the matrices. more: strings and numbers of the metadata, which
-    go before the usual ones; `without` names some to leave out. tensors: further weights.
+    kind: F32, Q8_0 or Q4_1, of the matrices.
     """
     tokens, merges = vocabulary()
-    model = model or tiny_llama(vocab_size=len(tokens))
-    config, arch = model.config, (more or {}).get("general.architecture", "llama")
-    usual = {
+    model = tiny_llama(vocab_size=len(tokens))
+    config = model.config
+    metadata = {
         "general.name": "Tiny",
-        f"{arch}.context_length": config.max_position_embeddings,
-        f"{arch}.embedding_length": config.hidden_size,
-        f"{arch}.block_count": config.num_hidden_layers,
-        f"{arch}.feed_forward_length": config.intermediate_size,
-        f"{arch}.attention.head_count": config.num_attention_heads,
-        f"{arch}.attention.head_count_kv": config.num_key_value_heads,
-        f"{arch}.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        f"{arch}.rope.dimension_count": config.head_dim,
-        f"{arch}.rope.freq_base": 1e4,
-        f"{arch}.vocab_size": config.vocab_size,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.block_count": config.num_hidden_layers,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_attention_heads,
+        "llama.attention.head_count_kv": config.num_key_value_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.rope.freq_base": 1e4,
+        "llama.vocab_size": config.vocab_size,
+        "tokenizer.ggml.add_space_prefix": False,
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",
         "tokenizer.ggml.bos_token_id": 1,
@@ -147,22 +110,21 @@ def write_gguf(
         "tokenizer.ggml.padding_token_id": 2,
         "tokenizer.chat_template": CHAT,
     }
-    writer = gguf.GGUFWriter(path, arch)
-    for key, value in (usual | (more or {})).items():
-        if key in without or key == "general.architecture":
-            continue
-        adds = {str: writer.add_string, int: writer.add_uint32, float: writer.add_float32}
+    writer = gguf.GGUFWriter(path, "llama")
+    adds = {
+        str: writer.add_string,
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        bool: writer.add_bool,
+    }
+    for key, value in metadata.items():
         adds[type(value)](key, value)
-    user_defined = (more or {}).get("test.user_defined", "")
-    if arch.startswith("qwen"):
-        tokens[0] = END
-    types = [3 if t in (*SPECIAL, END) else 4 if t == user_defined else 1 for t in tokens]
     writer.add_token_list(tokens)
-    writer.add_token_types(types)
+    writer.add_token_types([3 if token in SPECIAL else 1 for token in tokens])
     writer.add_token_merges(merges)
     writer.add_token_scores([0.0] * len(tokens))
     quantisation = getattr(gguf.GGMLQuantizationType, kind)
-    for name, weight in (stored(model) | (tensors or {})).items():
+    for name, weight in stored(model).items():
         values = weight.detach().float().numpy()
         if values.ndim == 1 or kind == "F32":
             writer.add_tensor(name, values)

@@ -57,8 +57,8 @@ def asked(tmp_path_factory, models):
 OTHERS = {
     "model": {"model": "second"}, "suite": {"suite": "locomo"}, "data": {"data": ("ledger",)},
     "split": {"split": "test"}, "seed": {"seed": 1}, "top_p": {"top_p": 0.5},
-    "dtype": {"dtype": "bfloat16"}, "engine": {"engine": "extractive"},
-    "answerer": {"answerer": "base"}, "served_as": {"served_as": "b", "endpoint": ("http://a",)},
+    "dtype": {"dtype": "bfloat16"}, "engine": {"engine": "vllm"},
+    "served_as": {"served_as": "b", "endpoint": ("http://a",)},
 }  # fmt: skip
 
 

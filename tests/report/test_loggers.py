@@ -45,9 +45,9 @@ def test_lightnings_own_loggers_are_told_every_step_and_validation(codec, tmp_pa
 
 
 def test_no_address_of_a_server_is_told(tmp_path):
-    settings = {"run.answerer": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
+    settings = {"agent.embedder": "openai:https://user:key@host/v1#name", "grpo.lr": 1e-3}
     logger = make_logger(f"{LOGGERS}.CSVLogger", tmp_path / "run", settings)
-    assert logger.experiment.hparams == {"run.answerer": "openai:#name", "grpo.lr": 1e-3}
+    assert logger.experiment.hparams == {"agent.embedder": "openai:#name", "grpo.lr": 1e-3}
     assert (logger.root_dir, logger.name) == (str(tmp_path / "run/loggers/run"), "run")
 
 

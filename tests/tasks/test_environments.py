@@ -76,7 +76,7 @@ def test_of_many_mistakes_only_the_first_is_looked_for(tmp_path, read, content):
 
 
 def gold(tmp_path, *words):
-    command = ["eval", "--agents", "gold", "--engine", "extractive", "--temperatures", "0",
+    command = ["eval", "--agents", "gold", "--device", "cpu", "--temperatures", "0",
                "--n", "1000", "--runs", str(tmp_path), *words]  # fmt: skip
     result = CliRunner().invoke(cli.app, command)
     rows = tmp_path / "eval" / "rows.jsonl"
