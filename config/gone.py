@@ -13,6 +13,7 @@ from config.errors import UserError, clip
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
+    "answerer": ("base", ""),
     "at_delta": (False,),
     "boxed_literal": ("single",),
     "callback_reward": ("seen",),
@@ -21,6 +22,8 @@ GONE: dict[str, tuple] = {
     "explore": ("slot",),
     "few_shot": ("",),
     "format_reward": ("all",),
+    "fused": ([],),
+    "grammar": (False,),
     "history": ("bounded", "auto"),
     "history_scope": ("exclude_current",),
     "memory_text": ("update",),
@@ -37,18 +40,14 @@ GONE: dict[str, tuple] = {
     "recall_at_zero": (False,),
     "recall_match": ("words",),
     "recall_words": ("unseen",),
+    "recompute_every": (1,),
     "rules": ("released",),
+    "sampler": ([],),
     "sim_mean": (0.0,),
     "sim_std": (1.0,),
     "target": ("hidden",),
     "turn_reward_scale": (1.0,),
     "ucb": (0.0,),
-    # "setting": (value,),
-    "answerer": ("base", ""),
-    "fused": ([],),
-    "grammar": (False,),
-    "recompute_every": (1,),
-    "sampler": ([],),
 }
 
 

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from config.errors import Unshown, clean, clip, no_room
+from config.errors import Unshown, clean, clip
 from report import plots
 from report.counted import pooled, total
 from report.folder import Run, read_run, settings_of
@@ -428,7 +428,7 @@ def try_report(folder: Path) -> str:
         if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
             raise KeyboardInterrupt from None
         why = " ".join(clean(f"{type(error).__name__}: {error}").split()).rstrip(".")
-        return f"The page could not be written ({clip(no_room(error) or why, 300)})."
+        return f"The page could not be written ({clip(why, 300)})."
     return ""
 
 
