@@ -231,11 +231,6 @@ def one(engine, text="Anna joined Boris.", max_tokens=8, **sampling):
 # ---------------------------------------------------------------- turns
 
 
-def test_a_server_scores_nothing(serve):
-    with pytest.raises(UserError, match="--engine transformers or vllm"):
-        serve.engine(serve()).add(Prompt((("Where?", False),), 9, target="Lima"))
-
-
 def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
     server = serve(delay_s=0.01)
     engine = serve.engine(server, concurrency=5)
