@@ -3,7 +3,8 @@
 Holds: `Gold`. Exercise it: `python cli.py eval --suite llb-db --agents gold`.
 Read next: tasks/environments.py.
 
-Any engine does: its one prompt is there because a trajectory has one, and the response is ignored.
+It asks no model, whichever the engine is: its one prompt is there because a trajectory has one, and
+has its response with it.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import replace
 from agents.full import AtOnce
 from agents.memrl import Tried
 from config.errors import UserError
-from data import Task
+from data import Task, formed
 from memagent import ROOM_TOKENS, Prompt, Trajectory, Turn
 from tasks.environments import Work
 
@@ -36,7 +37,9 @@ class Gold(AtOnce):
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         if not (isinstance(task, Work) and task.solution):
             raise UserError(f"No solution of {task.id} is known.")
-        turn = yield replace(self.prompt("gold", 1, final=True, problem=task.id), trained=False)
+        prompt = self.prompt("gold", 1, final=True, problem=task.id)
+        said = formed(task.id, self.config.form)
+        turn = yield replace(prompt, trained=False, given=said)
         episode, steps = task.begin(), []
         try:
             for action in task.solution:

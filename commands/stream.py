@@ -31,7 +31,7 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from config import files
 from config.errors import Unreachable, UserError, clip, kept
-from config.gone import as_before
+from config.gone import as_before, check_gone
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
 from config.plugins import failure
@@ -125,6 +125,8 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
     # settings that an earlier version did not have were as they are by default
     usual = asdict(StreamConfig()) | asdict(type(suite)())
     before["stream"] = usual | suites.stored(before["stream"])
+    for section in given:
+        check_gone(before[section], given[section], f"{path}: {section}")
     now, before = (json.loads(json.dumps(each)) for each in (given, before))
     wrong = [
         name

@@ -326,7 +326,8 @@ def errors_shown() -> Iterator[None]:
         raise
     except OSError as error:
         errors.show_traceback()
-        typer.echo(f"memagent: {clip(clean(first_line(error)), 2000)}.", err=True)
+        why = first_line(error) or type(error).__name__
+        typer.echo(f"memagent: {clip(clean(why), 2000)}.", err=True)
         raise typer.Exit(2) from None
 
 

@@ -69,6 +69,12 @@ def is_gone(name: str, value: object, where: str, beside: Mapping = {}) -> bool:
     return True
 
 
+def check_gone(stored: Mapping, now: Mapping, where: str) -> None:
+    """Raise what `is_gone` does of stored settings that are none of those there are now."""
+    for name in stored.keys() - now.keys():
+        is_gone(name, stored[name], where, stored)
+
+
 def as_before(names: str, settings: dict) -> dict:
     """Return settings with those that went (`Agent.had`), as fingerprints of rows hold them: rows
     and streams that were begun with them go on."""

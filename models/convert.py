@@ -47,9 +47,7 @@ def _tokenizer(path: Path):
         f"{short}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
         for short, name in kinds.items()
     }
-    backend = AutoTokenizer.from_pretrained(
-        path.parent, gguf_file=path.name, **special
-    ).backend_tokenizer
+    backend = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
     control = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
     backend.add_special_tokens(
         [AddedToken(t, normalized=False, special=True) for t, kind in control if kind == SPECIAL]

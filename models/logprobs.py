@@ -130,8 +130,7 @@ def logprobs(model, batch: TokenBatch, temperature: float = 1.0, chunk: int = 51
     size = chunk if large else len(parents)
     # a sharded model, which has `logprobs` for a method, gathers its weights for its own modules
     whole = hidden.device.type == "cpu" and not hasattr(model, "logprobs")
-    plain = type(model.lm_head) is torch.nn.Linear and model.lm_head.bias is None
-    by_hand = large and whole and plain
+    by_hand = large and whole and is_plain(model.lm_head)
     parts = []
     for start in range(0, len(parents), size):
         a, b = np.searchsorted(row, (start, start + size))  # the targets of these parents
@@ -291,6 +290,11 @@ def without(masked: torch.Tensor | None, logits: torch.Tensor) -> torch.Tensor:
     product needs its result for its backward pass. Otherwise a copy [..., V] would be made there.
     """
     return logits if masked is None else logits.index_fill_(-1, masked, -torch.inf)
+
+
+def is_plain(head) -> bool:
+    """Return whether a head is nothing but a product with its weight."""
+    return type(head) is torch.nn.Linear and head.bias is None
 
 
 def logits_of(model, hidden: torch.Tensor) -> torch.Tensor:

@@ -19,6 +19,7 @@ from pathlib import Path
 import suites
 from config import files
 from config.errors import UserError, clean, clip
+from config.gone import check_gone
 from config.options import EvalConfig, without_url
 from report.rows import TRANSCRIPTS_MIB, Cell, latest, read_rows
 from report.status import hold, is_running
@@ -80,6 +81,7 @@ def known_weights(
         )
     if not stored:
         return {}
+    check_gone(stored, asdict(config) | asdict(suite), f"{path}: eval")
     others = [*_differences(suites.stored(stored), config, suite)] or [
         f"{name}: its weights have changed since"
         for name in weights

@@ -20,6 +20,7 @@ from agents import find
 from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
+from config.gone import is_gone
 from config.terminal import console, next_step, say
 from memagent import Agent
 from report.reading import thin
@@ -52,6 +53,8 @@ def read_run(folder: Path) -> Run:
     settings = settings_of(config)
     rows, stored = read_rows(folder / "rows.jsonl"), stored_summary(folder / "summary.json")
     if "eval" in settings:
+        # each part had a file of rows of its own
+        is_gone("part", settings["eval"].get("part", ""), f"{path}: eval")
         summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
         progress = folder / "rows.jsonl"
     else:

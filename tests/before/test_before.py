@@ -105,6 +105,29 @@ def test_a_report_is_made_and_readings_are_shown(before, name):
         assert run(f"show runs/{name}")
 
 
+@pytest.mark.parametrize(
+    ("name", "section", "setting", "words"),
+    [
+        ("full", "grpo", "turn_reward_scale", "train --resume --name full --steps 2"),
+        ("full", "run", "answerer", "export runs/full --out anew"),
+        ("memupdate", "agent", "pay", "train --config runs/memupdate/config.yaml --name again"),
+        ("evaluated", "eval", "part", "report runs/evaluated"),
+        ("evaluated", "eval", "grammar", "eval --name evaluated --model runs/full/model --n 3"),
+        ("streamed", "agent", "norm", "stream --name streamed --n 3 --epochs 2 --arms memrl"),
+        ("streamed", "stream", "rules", "stream --name streamed --n 3 --epochs 2 --arms memrl"),
+    ],
+)
+def test_another_value_is_refused_wherever_the_file_is_read(before, name, section, setting, words):
+    path = Path("runs", name, "config.yaml")
+    settings = files.read_yaml(path)
+    settings[section][setting] = "other"
+    files.dump(path, **settings)
+    done = CliRunner().invoke(cli.app, words.split())
+    assert done.exit_code == 2
+    said = " ".join(done.output.split())
+    assert setting in said and "other" in said and TAG in said
+
+
 @pytest.mark.parametrize("name", GONE)
 def test_what_went_is_passed_over_with_its_value_alone(name):
     for value in GONE[name]:

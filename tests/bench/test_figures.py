@@ -8,8 +8,8 @@ known solutions, the two orders of the prompt, long documents; of the real model
 cells at 4, 16 and 64 passages and bm25 of two sections at 256, every interval and paired difference
 of questions that share documents, what became of answers in the memory, 10 documents of HotpotQA
 but untrained, and earlier or further runs of a benchmark ("in two runs before it", "in six runs");
-of what was left out, all but InfMem, MEM1 and Memory-R1. Not looked up: the tables of real.json,
-h100.json, reader-256.json, untrained.json and reader-baselines.json.
+all of what was left out. Not looked up: the tables of real.json, h100.json,
+reader-256.json, untrained.json and reader-baselines.json.
 Rows of the three seeds, the findings: tests/test_front_page.py.
 """
 
@@ -95,7 +95,7 @@ def of_peers() -> Iterator[str]:
 
 
 def of_agents() -> Iterator[str]:
-    """All agents side by side: each row, and what those have that were left out."""
+    """All agents side by side: each row."""
     found = load("agents")
     cells = {(c["agent"], c["question"], c["length"]): c for c in found if not c["alone"]}
     alone = {c["agent"]: c for c in found if c["alone"] and c["question"] == "one_fact"}
@@ -107,14 +107,6 @@ def of_agents() -> Iterator[str]:
         costs = at[0]["tokens_read"], at[0]["tokens_written"]
         tokens = [f"{count:,.0f}" for count in costs]
         yield row(agent, *map(interval, at), *tokens, f"{alone[agent]['seconds']:.2f}")
-    for length, kind in ((64, back), (256, two)):
-        infmem, mem1, ours = (
-            interval(cells[a, kind, length]) for a in ("infmem", "mem1", "memagent")
-        )
-        yield f"{infmem} and {mem1}, memagent {ours}, n = {cells['memagent', kind, length]['n']}"
-    for name in ("memoryr1", "memupdate"):
-        few, many = (interval(cells[name, "ledger", sessions]) for sessions in (12, 24))
-        yield f"{few}, of 24 {many}" if name == "memoryr1" else f"MemUpdate {few} and {many}"
 
 
 def of_the_findings() -> Iterator[str]:

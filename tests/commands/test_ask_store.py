@@ -46,7 +46,8 @@ def test_a_text_is_read_by_section_and_its_entries_have_no_date(monkeypatch, cod
     said = run("notes.txt", "Where is Ann?", *STORE, "--name", "r")
     n = len({str(prompt.section) for prompt in asked if not prompt.final})
     assert n > 2 and "answer: Rome" in said and f", {n} sections, about" in said
-    (entry,) = Store.from_jsonl(Path("runs/r/store.jsonl")).snapshot().entries
+    lines = Path("runs/r/store.jsonl").read_text(encoding="utf-8").splitlines()
+    (entry,) = Store.from_lines(lines, "store.jsonl").snapshot().entries
     assert (entry.text, entry.date, entry.version) == ("Ann is in Rome.", None, 2)
     assert "What was kept: runs/r/store.jsonl" in said.splitlines()
     page = Path("runs/r/report.html").read_text()

@@ -237,7 +237,7 @@ def no_report(monkeypatch):
 
 
 def evaluated(path, name, *more):
-    """Evaluate two agents by the embedded policy, as a user does; return what was said and the rows."""
+    """Evaluate two agents by the embedded policy; return what was said and the rows."""
     words = f"eval --suite locomo --data {path} --device cpu --agents bm25,newest --n 1000"
     words += f" --temperatures 0 --runs {path.parent} --name {name}"
     done = CliRunner().invoke(cli.app, [*words.split(), *more])

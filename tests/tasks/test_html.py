@@ -185,7 +185,7 @@ def test_a_text_of_wide_letters_needs_no_mark(encoding, words):
 def test_a_chat_and_a_chapter_keep_the_remark_on_their_encoding():
     chat = "31.12.23, 21:41 - Ann: Hi\n31.12.23, 21:42 - Bo: Hi\n"
     found = contents(chat.encode("utf-16-le"), "chat.txt")
-    assert found.kind == "session" and "UTF-16-LE" in found.remark
+    assert found.pieces[0][0] == chat and "UTF-16-LE" in found.remark
     found = contents(epub("<p>Anna left.".encode("utf-16-be")), "a.epub")
     assert found.pieces[0][0] == "Anna left." and "UTF-16-BE" in found.remark
 
