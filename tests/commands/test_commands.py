@@ -1,7 +1,4 @@
-"""What the commands do beside calling one function.
-
-Evaluations over files, run folders, trajectories on the screen.
-"""
+"""Evaluations over files and servers, run folders, readings on the screen, what was trained on."""
 
 import gzip
 import json
@@ -11,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from conftest import asked_of, cell_of
+from conftest import asked_of
 from test_endpoint import Server
 from test_page import HOSTILE, record
 from typer.testing import CliRunner
@@ -48,12 +45,6 @@ def eval_json(path, *sizes, **other):
     return str(path)
 
 
-def ruler_json(path):
-    item = {"index": 0, "input": "Which?", "context": "One is 12.", "outputs": ("12", "34")}
-    path.write_text(json.dumps([item | {"answer_prefix": "", "length": 5}]))
-    return str(path)
-
-
 def rows_of(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
@@ -87,12 +78,14 @@ def test_files_are_cells_by_their_length_their_task_and_their_name(tmp_path):
         cells(a, a)
     mixed = eval_json(tmp_path / "mixed.json", 2, 10)
     assert cells(mixed, n=9) == ("documents", [("questions, 2 to 10 documents", 10, 3)])
-    sizes = {"vt_8192": 8192, "vt_16384": 16384, "niah_single_1_8192": 8192}
-    sets = [ruler_json(tmp_path / f"eval_{name}.json") for name in sizes]
-    columns = [(name.rpartition("_")[0], size, 1) for name, size in sizes.items()]
-    assert cells(*sets) == ("tokens", columns)
+    columns = [("vt", 8192, 1), ("vt", 16384, 1), ("niah_single_1", 8192, 1)]
+    ruler = [tmp_path / f"eval_{kind}_{size}.json" for kind, size, _ in columns]
+    item = {"index": 0, "input": "Which?", "context": "One is 12.", "outputs": ("12", "34")}
+    for path in ruler:
+        path.write_text(json.dumps([item | {"answer_prefix": "", "length": 5}]))
+    assert cells(*map(str, ruler)) == ("tokens", columns)
     with pytest.raises(UserError, match="apart"):
-        cells(sets[0], files[0])
+        cells(str(ruler[0]), files[0])
 
 
 # ---------------------------------------------------------------- evaluations and their folders
@@ -103,9 +96,9 @@ def test_an_evaluation_over_two_files_keeps_both(tmp_path):
     label = dict(dataset="\x1b[31m[/] red")
     files = tuple(eval_json(tmp_path / f"eval_{n}.json", n, **label) for n in (50, 200))
     folder = run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3))
-    summary = json.loads((folder / "summary.json").read_text())
-    found = [cell_of(summary, "memagent", "\ufffd[31m[/] red", "0.0", n)["n"] for n in (50, 200)]
-    assert found == [3, 3]
+    made = json.loads((folder / "summary.json").read_text())["cells"]
+    found = [(cell["question"], cell["length"], cell["n"]) for cell in made]
+    assert found == [("\ufffd[31m[/] red", n, 3) for n in (50, 200)]
     kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
     assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
@@ -125,18 +118,17 @@ def test_an_evaluation_never_touches_the_folder_of_something_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m"]
 
 
-PARTS = "tokenizer.json config.json chat_template.jinja tokenizer_config.json model.safetensors"
-
-
-@pytest.mark.parametrize("part", PARTS.split())
-def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, part):
+def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(EMBEDDED, model)
-    before = [open.fingerprint(str(model), f"torch.{dtype}") for dtype in ("float32", "bfloat16")]
-    assert before[0] == open.fingerprint(str(model), "torch.float32") != before[1]
-    with (model / part).open("ab") as file:
-        file.write(b" ")
-    assert open.fingerprint(str(model), "torch.float32") not in before
+    known = {open.fingerprint(str(model), f"torch.{dtype}") for dtype in ("float32", "bfloat16")}
+    names = "tokenizer.json config.json chat_template.jinja tokenizer_config.json model.safetensors"
+    for name in names.split():
+        with (model / name).open("ab") as file:
+            file.write(b" ")
+        known.add(found := open.fingerprint(str(model), "torch.float32"))
+        assert found == open.fingerprint(str(model), "torch.float32")
+    assert len(known) == 2 + 5
 
 
 def test_an_evaluation_over_servers_of_no_known_tokenizer(tmp_path, monkeypatch, codec):
@@ -211,21 +203,17 @@ def test_nothing_in_a_file_steers_the_terminal(tmp_path):
 
 
 def trajectories(path, *lines):
-    content = "".join(
-        (line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines
-    ).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    content = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
     return path
 
 
-@pytest.mark.parametrize("bad", [
-    "5", "[]", '{"turns": []}', json.dumps(record() | {"turns": [5]}),
-    json.dumps(record() | {"turns": [{"final": True}]}), "{", "9" * 5000, "[" * 100_000,
-], ids=range(8))  # fmt: skip
-def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
-    for name in ("t.jsonl", "t.jsonl.gz"):
-        with pytest.raises(UserError, match="line 2"):
-            records.read_records(trajectories(tmp_path / name, record(), bad, record()))
+def test_a_line_that_is_no_trajectory_is_named(tmp_path):
+    broken = ({"turns": []}, record() | {"turns": [5]}, record() | {"turns": [{"final": True}]})
+    for bad in (*broken, "5", "[]", "{", "9" * 5000, "[" * 100_000):
+        for name in ("t.jsonl", "t.jsonl.gz"):
+            with pytest.raises(UserError, match="line 2"):
+                records.read_records(trajectories(tmp_path / name, record(), bad, record()))
 
 
 ALL = dict(step=None, task="", wrong=False, n=3)
@@ -369,7 +357,6 @@ def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path
     assert len(reader.met(read_run(tmp_path / "e").rows, known)) == 2
     clean = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
     assert "Warning" not in printed(run_suite, replace(config, name="c", data=(clean,)))
-    assert "None of the 2 questions" in (tmp_path / "c" / "report.html").read_text()
     if agent == "memagent":  # of the same words as any training's on such files
         run_suite(replace(config, name="w", data=("world",), lengths=(1,)), kinds=("one_fact",))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from test_page import HOSTILE, METRICS_CSV, folder_of, record, row, words_of
+from test_page import HOSTILE, record, row, words_of
 
 from agents import find
 from data import Task
@@ -66,30 +66,23 @@ def test_counts_become_tallies_and_curves():
 # ---------------------------------------------------------------- an evaluation
 
 
-def reading(k, read=4):
-    """Return a row of the clerk; read: sections that it has read itself."""
-    counts = COUNTS[k] | {"searches": 2, "search_s": 0.003, "turns": 4, "done": 3}
-    costs = dict(tokens_read=1000 * read, model_calls=5.0, seconds=8.0)
-    return row("clerk", "one", id=f"r{k}{read}", counts=counts, sections=read, **costs)
-
-
-# two documents are read; two questions are answered from what was made of them
-SHARED = [
-    reading(0), reading(1),
-    *(row("clerk", "one", id=f"l{k}", counts={"searches": 1}, sections=0) for k in range(2)),
-    row("plain", "one", id="r0", sections=3, tokens_read=70, model_calls=4.0),
-]  # fmt: skip
-AGENTS = {"clerk": Clerk(), "plain": Agent()}
-
-
 def test_an_episode_is_a_trajectory_that_has_read_its_document_itself():
-    summary = summarise(SHARED, "sessions", agents=AGENTS)
+    """Two documents are read; two questions are answered from what was made of them."""
+    costs = dict(tokens_read=4000, model_calls=5.0)
+    more = {"searches": 2, "search_s": 0.003, "turns": 4, "done": 3}
+    rows = [
+        *(row("clerk", "one", id=f"r{k}", counts=counts | more, sections=4, **costs)
+          for k, counts in enumerate(COUNTS)),
+        *(row("clerk", "one", id=f"l{k}", counts={"searches": 1}, sections=0) for k in range(2)),
+        row("plain", "one", id="r0", sections=3),
+    ]  # fmt: skip
+    summary = summarise(rows, "sessions", agents={"clerk": Clerk(), "plain": Agent()})
     one, plain = summary["cells"]
     assert (one["episodes"], one["tokens_read"], one["model_calls"]) == (2, 2000, 2.5)
     assert one["rates"] == {"done": 0.75, "search_s": 0.001, "late": None}
-    assert one["counts"] == total(row.get("counts", {}) for row in SHARED)
+    assert one["counts"] == total(row.get("counts", {}) for row in rows)
     assert not {"episodes", "tallies", "rates"} & plain.keys()
-    assert not {"episodes", "tallies", "rates"} & summarise(SHARED)["cells"][0].keys()
+    assert not {"episodes", "tallies", "rates"} & summarise(rows)["cells"][0].keys()
     text = words_of(macro("section", report_page._counted(summary), ""))
     for line in (
         "temp. | done | search s", "| clerk, one | 4 | 1.0 | 0.75 | 0.001",
@@ -137,73 +130,66 @@ def clerk(monkeypatch):
     return name
 
 
-def member(step, finds, rank):
-    """Return what one of two ranks records of a step."""
-    counts = dict(op_find=finds + rank, op_store_it=1, size_1=finds, sizes_1=1)
-    ours = [trajectory(step, 2 * rank + k, **counts) for k in range(2)]
-    return runlog.packed(ours, Clerk(), step, 1.0)
-
-
-MEMBERS = [(step, finds, rank) for step, finds in ((0, 1), (5, 50), (10, 3)) for rank in range(2)]
+@pytest.fixture
+def parts(clerk):
+    """Return what two ranks record of the steps 0, 5 and 10, as members of a file."""
+    parts = []
+    for step, finds in ((0, 1), (5, 50), (10, 3)):
+        for rank in range(2):
+            counts = dict(op_find=finds + rank, op_store_it=1, size_1=finds, sizes_1=1)
+            ours = [trajectory(step, 2 * rank + k, **counts) for k in range(2)]
+            parts.append(runlog.packed(ours, Clerk(), step, 1.0))
+    return parts
 
 
 @pytest.fixture
-def run(tmp_path, clerk):
-    """Return the folder of a training that recorded the steps 0, 5 and 10 on two ranks."""
-    folder = folder_of(tmp_path / "run", [], metrics=METRICS_CSV)
-    writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
-    for each in MEMBERS:
-        writer.write([member(*each)])
-    return folder
+def path(tmp_path, parts):
+    path = tmp_path / "trajectories.jsonl.gz"
+    path.write_bytes(b"".join(parts))
+    return path
 
 
-def test_the_first_and_the_last_recorded_step_are_read_and_no_other(run):
-    path = run / "trajectories.jsonl.gz"
-    parts = [member(*each) for each in MEMBERS]
-    assert path.read_bytes() == b"".join(parts)
+def test_the_first_and_the_last_recorded_step_are_read_and_no_other(path, parts):
     first, middle, last = ([(step, k) for k in range(4)] for step in (0, 5, 10))
     bad = gzip.compress(b"}{", mtime=0)
-    for content, ends in (
-        (parts, (first, last)),
+    for content, *ends in (
+        (parts, first, last),
         # neither the middle nor what is torn at the end is looked at
-        ([*parts[:2], bad, *parts[4:]], (first, last)),
-        ([*parts[:5], parts[5][:30]], (first, last[:2])),
-        ([*parts[:4], parts[4][:12]], (first, middle)),
-        (parts[:1], (first[:2], first[:2])),
-        *(([nothing], ([], [])) for nothing in (b"", b"torn", parts[0][:20], bad)),
-        ([gzip.compress(b"[1]\n", mtime=0)], ([], [])),
+        ([*parts[:2], bad, *parts[4:]], first, last),
+        ([*parts[:5], parts[5][:30]], first, last[:2]),
+        ([*parts[:4], parts[4][:12]], first, middle),
+        (parts[:1], first[:2], first[:2]),
+        *(([nothing], [], []) for nothing in (b"", b"torn", parts[0][:20], bad)),
+        ([gzip.compress(b"[1]\n", mtime=0)], [], []),
     ):
         path.write_bytes(b"".join(content))
-        found = (
-            [(r["step"], r["sample"]) for r in step_records(run, end)] for end in (False, True)
-        )
-        assert (*found,) == ends
+        found = (step_records(path.parent, last) for last in (False, True))
+        assert [[(r["step"], r["sample"]) for r in some] for some in found] == ends
     path.unlink()
-    assert [*step_records(run, True)] == []
+    assert [*step_records(path.parent, True)] == []
 
 
-def test_a_training_lists_its_ends_side_by_side(run):
-    assert ends_of(run)[0] == {
+def test_a_training_lists_its_ends_side_by_side(path):
+    assert ends_of(path.parent)[0] == {
         "step": 0,
         "episodes": 4,
         "tallies": {"Work by tool": {"find": 2 * (1 + 2), "store_it": 4}},
         "curves": {"Size after a session": {"at": [1], "mean": [1], "n": [4]}},
     }
-    with (run / "metrics.csv").open("w") as file:
+    with path.with_name("metrics.csv").open("w") as file:
         file.write("step,level,reward,step_s,read_tokens,written_tokens\n")
         file.writelines(f"{i},{i // 10},0.5,1,1,1\n" for i in range(12))
-    summary = runlog.summary(run)
-    assert [(end["step"], end["level"]) for end in summary["ends"]] == [(0, "0"), (10, "1")]
+    ends = runlog.summary(path.parent)["ends"]
+    assert [(end["step"], end["level"]) for end in ends] == [(0, "0"), (10, "1")]
 
 
-def test_an_agent_that_lists_nothing_has_records_as_before(run, clerk):
-    path = run / "trajectories.jsonl.gz"
+def test_an_agent_that_lists_nothing_has_records_as_before(path, clerk):
     path.write_bytes(runlog.packed([trajectory(0, 0, a=1)], Agent(), 0))
-    assert "counts" not in next(step_records(run)) and ends_of(run) == []
+    assert "counts" not in next(step_records(path.parent)) and ends_of(path.parent) == []
     path.write_bytes(runlog.packed([trajectory(0, 0, op_find=1)], Clerk(), 0))
-    assert [end["step"] for end in ends_of(run)] == [0]
+    assert [end["step"] for end in ends_of(path.parent)] == [0]
     del find.FINDER.loaded[clerk]  # of a file that nobody has loaded
-    assert ends_of(run) == []
+    assert ends_of(path.parent) == []
 
 
 # ---------------------------------------------------------------- one trajectory

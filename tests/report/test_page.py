@@ -29,7 +29,7 @@ from report.page import comparisons, write_report
 from report.records import record as record_of
 from report.summary import METRICS, bootstrap, summarise, write_summary
 from report.training import read_training
-from report.transcripts import diff, examples, render_trajectory, steps_of, transcript, unformed
+from report.transcripts import diff, examples, render_trajectory, steps_of
 from report.words import NOTHING, nothing_right
 
 # for HTML, for matplotlib, for rich, for the terminal, for UTF-8
@@ -117,13 +117,13 @@ def record(
 
     memories: before each section, and before the answer.
     """
-    ids = dict(finish="stop", prompt_ids=[], response_ids=[], logprobs=[])
+    sections = [*(f"section {k}." for k in range(1, len(memories))), ""]
+    responses = *memories[1:], answer
     turns = [
-        {"final": False, "section": f"section {i + 1}.", "memory": memory,
-         "response": memories[i + 1]} | ids
-        for i, memory in enumerate(memories[:-1])
-    ]  # fmt: skip
-    turns.append({"final": True, "section": "", "memory": memories[-1], "response": answer} | ids)
+        {"final": not section, "section": section, "memory": memory, "response": response}
+        | {"finish": "stop"}
+        for section, memory, response in zip(sections, memories, responses, strict=True)
+    ]
     return {
         "id": "a", "step": None, "sample": 0, "question": "Where is Anna?", "answers": ["Lima"],
         "kind": "one_fact", "reward": reward, "answer": answer, "error": "", "seconds": 0.1,
@@ -143,20 +143,8 @@ def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None
     return path
 
 
-def page(*args, **kwargs):
-    return Page(write_report(folder_of(*args, **kwargs)).read_text(encoding="utf-8"))
-
-
 METRICS_CSV = "step,level,reward\n" + "".join(f"{i},{i // 10},{i / 40}\n" for i in range(30))
 CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
-
-
-def printed(*args, **kwargs):
-    console = Console(
-        width=300, record=True, file=io.StringIO(), force_terminal=True, color_system="standard"
-    )
-    console.print(render_trajectory(*args, **kwargs))
-    return console
 
 
 # ---------------------------------------------------------------- golden pages
@@ -183,6 +171,29 @@ def check_golden(name, html):
     assert words_of(html).splitlines() == path.read_text(encoding="utf-8").splitlines()
 
 
+def notes(recalled=Recall(), evidence="", step=Response(), asked=""):
+    """Return the notes of a turn of ReMemR1 as a file has them."""
+    return json.loads(json.dumps(asdict(RecallNotes(recalled, evidence, step=step, asked=asked))))
+
+
+def looking_back(**other):
+    """Return a trajectory that looks back for Otto, at first in vain."""
+    memories = ("none", "Otto reached Lima.", "Ida left.", "Ida left.", "Lima.")
+    looked = record(memories, agent="rememr1", **other)
+    query = "who is Otto?"
+    found = Recall("Otto reached Lima.", query, (1,), 0.25)
+    of = [
+        notes(asked=query), notes(Recall(query=query)), notes(asked=query),
+        notes(found, "answer", Response(errors=("multi_update", "truncated"), stray=True)),
+        notes(Recall("Ida left.", "Ida", (3, 2), 1.0), "unknown", None),
+    ]  # fmt: skip
+    looked["turns"] = [
+        turn | {"notes": each} for turn, each in zip(looked["turns"], of, strict=True)
+    ]
+    looked["turns"][3]["finish"] = "length"
+    return looked
+
+
 def test_the_page_of_an_evaluation(tmp_path):
     """With everything that it may say: pooled kinds, counts, fates, depths, seeds, a training."""
     counts = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
@@ -200,11 +211,14 @@ def test_the_page_of_an_evaluation(tmp_path):
     ]  # fmt: skip
     rows += [row("mine", "one_fact", id="x", error="gone", prediction=None)]
     cell = dict(agent="trained", question="one_fact", temperature="1.0", length=4)
+    wrong = record(("none", *["Anna met Otto."] * 4), "It is Lima.", 0.0, form="boxed",
+                   agent="rememr1", cell=cell, settings="s")  # fmt: skip
+    wrong["turns"][0]["notes"] = notes() | {"recalled": None}  # damaged; the others have none
     records = [
-        record(("none", *["Anna met Otto."] * 4), cell=cell, settings="s", reward=0.0),
+        wrong,
         looking_back(cell=cell, settings="s", sample=1),
         record(cell=cell | {"agent": "full"}, settings="s", sample=2),
-    ]  # fmt: skip
+    ]
     folder = folder_of(
         tmp_path / "demo", rows, records=records, metrics=METRICS_CSV, config=CONFIG,
         agents={"trained": ReMemR1()},
@@ -213,10 +227,10 @@ def test_the_page_of_an_evaluation(tmp_path):
     summary["altered"] = {"full": "top_k 2"}
     pair = dict(seed=1, against="full", temperature="1.0", length=4)
     summary["seeds"] = [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)]
-    asked = [{"one_fact": {"asked": 9, "seen": n}} for n in (2, 0)]
     summary["trained_on"] = [
-        {"policy": f"p{k}", "agents": ["trained"], "known": 4, "questions": n}
-        for k, n in enumerate(asked)
+        {"policy": policy, "agents": ["trained"], "known": 4}
+        | {"questions": {"one_fact": {"asked": 9, "seen": n}}}
+        for policy, n in (("p0", 2), ("p1", 0))
     ]
     (folder / "summary.json").write_text(json.dumps(summary))
     check_golden("evaluation", write_report(folder).read_text(encoding="utf-8"))
@@ -244,27 +258,13 @@ def test_the_page_of_a_training(tmp_path):
 @pytest.mark.parametrize(("rows", "svgs"), [
     ([row(reward=0.0, length=n) for n in (4, 16)], 1),
     ([row(length=0), row(length=3)], 1),
-    ([row(temperature="0.0")], 1),
     ([row(agent=f"agent {i}", length=2**n) for i in range(9) for n in range(25)], 1),
     ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
     ([], 0),
 ])  # fmt: skip
 def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
-    report = page(tmp_path / "eval", rows)
-    assert report.tags.count("svg") == svgs
-
-
-@pytest.mark.parametrize(("name", "content"), [
-    ("summary.json", "{"), ("summary.json", "[1]"), ("summary.json", "{}"),
-    ("summary.json", '{"unit": "", "accuracy": {}}'),
-    ("transcripts.jsonl", "{\n"), ("transcripts.jsonl", "[]\n"),
-])  # fmt: skip
-def test_a_damaged_file_is_named(tmp_path, name, content):
-    folder = folder_of(tmp_path / "eval", [row()])
-    (folder / name).write_text(content)
-    with pytest.raises(UserError, match=name):
-        write_report(folder)
-    assert not (folder / "report.html").exists()
+    html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
+    assert Page(html).tags.count("svg") == svgs
 
 
 def test_only_transcripts_of_this_evaluation_once_each(tmp_path):
@@ -279,8 +279,11 @@ def test_only_transcripts_of_this_evaluation_once_each(tmp_path):
     with (folder / "transcripts.jsonl").open("a") as file:
         file.write('{"id": "torn')
     kept = [record["question"] for record in read_run(folder).records]
-    assert kept == ["sample 0?", "sample 2?"]
-    assert Page(write_report(folder).read_text()).text.count("sample 0?") == 1
+    assert kept == ["sample 0?", "sample 2?"] and Page(write_report(folder).read_text())
+    for damaged in ("{\n", "[]\n"):
+        (folder / "transcripts.jsonl").write_text(damaged)
+        with pytest.raises(UserError, match=r"transcripts\.jsonl is damaged"):
+            read_run(folder)
 
 
 def test_the_right_example_is_a_long_one_whose_memories_are_words_of_the_document():
@@ -302,26 +305,24 @@ def test_the_right_example_is_a_long_one_whose_memories_are_words_of_the_documen
 
 @pytest.mark.usefixtures("rendered")
 def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
-    def heights(right):
-        rows = [
-            row(id=str(i), reward=float(i < right), length=n) for n in (4, 8) for i in range(20)
-        ]
+    def heights(values):
+        rows = [row(id=str(i), reward=x, length=n) for n in (4, 8) for i, x in enumerate(values)]
         html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
         svg = "".join(re.findall(r"<svg.*?</svg>", html, re.S))
         # words are words, and colours are the page's, which are light or dark
         assert ">Questions that need one fact</text>" in svg and "prefers-color-scheme:dark" in html
         assert "currentColor" in svg and not re.search(r"#[0-9a-fA-F]{6}\b", svg)
-        return [
-            float(y) for y in re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0', svg)
-        ]
+        ends = re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0', svg)
+        return [*map(float, ends[:6])]
 
     # drawn are two low ends, two high ends, two means
-    drawn = {right: heights(right) for right in (20, 13, 0)}
+    asked = {right: [float(i < right) for i in range(20)] for right in (20, 13, 0)}
+    drawn = {right: heights(values) for right, values in asked.items()}
     one, zero = drawn[20][4], drawn[0][4]
-    for right, ys in drawn.items():
-        low, high = bootstrap([float(i < right) for i in range(20)])
-        expected = [low, low, high, high, right / 20, right / 20]
-        assert [(y - zero) / (one - zero) for y in ys][:6] == pytest.approx(expected, abs=1e-4)
+    for right, values in asked.items():
+        low, high = bootstrap(values)
+        expected = pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
+        assert [(y - zero) / (one - zero) for y in drawn[right]] == expected
 
 
 def test_metrics_that_are_torn_or_not_numbers(tmp_path):
@@ -348,10 +349,10 @@ def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
 
     def steps(agents):
         rows = [
-            row(f"a{agent}", f"kind {kind}", t, 2**n, mib=3, document_tokens=9)
-            for agent in range(agents) for kind in range(4) for t in ("1.0", "0.0")
-            for n in range(3)
-        ]  # fmt: skip
+            row(f"a{agent}", f"kind {k % 4}", length=2 ** (k // 4), mib=3, document_tokens=9)
+            for agent in range(agents)
+            for k in range(24)
+        ]
         folder = folder_of(tmp_path / f"{agents}", rows)
         write_report(folder)
         return steps_run(lambda: write_report(folder))
@@ -409,79 +410,30 @@ def test_the_memory_that_a_last_turn_leaves(codec, finish, response, empty, afte
 
 def test_a_trajectory_in_the_terminal():
     hot = dict(step=39, temperature=2.2)
-    changed = record(("Anna met Otto.", "Anna met Boris."), reward=0.0, answer="no box", **hot)
+    changed = record(("Anna met Otto.", "Anna met Boris."), "<think>never ends", 0.0, **hot)
     changed["turns"][0]["section"] += "x" * 5000
-    console = printed(changed, 100)
-    styles = {part.text.strip(): part.style for part in console._record_buffer if part.text.strip()}
-    assert styles["{+Boris.+}"].color.name == "green" and styles["[-Otto.-]"].color.name == "red"
+    console = Console(width=300, record=True, file=io.StringIO(), force_terminal=True)
+    console.print(render_trajectory(changed, 100))
     text = console.export_text()
     for part in (
-        "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "no box", "2 stop", "sample 0",
+        "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "never ends", "2 stop", "sample 0",
         "characters left out", "step 39", "temperature 2.2",
     ):  # fmt: skip
         assert part in text, text
+    assert "in the form" not in text  # it is empty
 
 
-@pytest.mark.parametrize(("answer", "form", "kept"), [
-    ("\\boxed{Lima}", "boxed", True),
-    ("It is Lima.", "boxed", False),
-    ("\\boxed{Lima}", "sentence", False),
-    ("the answer is Lima.", "", True),  # any form, in an older record
-    ("Lima", "", False),
-    ("<think>never ends", "boxed", True),  # empty, which is something else
-    ("", "plain", True),
-])  # fmt: skip
-def test_an_answer_without_the_form_is_an_answer_and_that_is_said(answer, form, kept):
-    one = record(answer=answer, reward=float(kept), **({"form": form} if form else {}))
-    shown = printed(one).export_text()
-    assert (unformed(form) in shown) == (not kept) and (answer or "(none)") in shown
-    assert ("not in the form" in transcript(one, False)) == (not kept)
-
-
-def notes(recalled=Recall(), evidence="", step=Response(), asked=""):
-    """Return the notes of a turn of ReMemR1 as a file has them."""
-    return json.loads(json.dumps(asdict(RecallNotes(recalled, evidence, step=step, asked=asked))))
-
-
-def looking_back(**other):
-    """Return a trajectory that looks back for Otto, at first in vain, and does not answer."""
-    memories = ("none", "Otto reached Lima.", "Ida left.", "Ida left.", "Lima.")
-    looked = record(memories, "", agent="rememr1", **other)
-    query = "who is Otto?"
-    found = Recall("Otto reached Lima.", query, (1,), 0.25)
-    of = [
-        notes(asked=query), notes(Recall(query=query)), notes(asked=query),
-        notes(found, "answer", Response(errors=("multi_update", "truncated"), stray=True)),
-        notes(Recall("Ida left.", "Ida", (3, 2), 1.0), "neither", None),
-    ]  # fmt: skip
-    looked["turns"] = [
-        turn | {"notes": each} for turn, each in zip(looked["turns"], of, strict=True)
-    ]
-    looked["turns"][3]["finish"] = "length"
-    return looked
-
-
-def test_notes_that_cannot_be_read_are_said_to_be():
-    """What is shown of those that can stands in the golden page of an evaluation."""
-    one = record(answers=["yes"], agent="rememr1")
-    assert "notes" not in printed(one).export_text()  # made before notes were kept
-    one["turns"][1]["notes"] = notes(Recall("yes", "q", (1,), 1.0), "unknown")
-    assert "evidence not known" in printed(one).export_text()
-    del one["turns"][1]["notes"]["evidence"]  # a damaged file
-    assert "notes cannot be read" in printed(one).export_text()
-
-
-@pytest.mark.parametrize(("more", "remedy"), [
-    ({}, ""),
-    ({"error": "KeyError: 'a'", "prediction": None}, "failed"),
-    ({"response": "Lima", "prediction": None}, "unformed"),
-    ({"response": "<think>I", "prediction": None}, "empty"),
-])  # fmt: skip
-def test_an_evaluation_without_a_right_answer_says_what_that_means(more, remedy):
-    rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
-    assert nothing_right(summarise(rows), rows) == NOTHING[remedy]
-    rows[3] |= {"reward": 1.0, "sub_em": 1.0}
-    assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
+def test_an_evaluation_without_a_right_answer_says_what_that_means():
+    for remedy, more in {
+        "": {},
+        "failed": {"error": "KeyError: 'a'", "prediction": None},
+        "unformed": {"response": "Lima", "prediction": None},
+        "empty": {"response": "<think>I", "prediction": None},
+    }.items():
+        rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
+        assert nothing_right(summarise(rows), rows) == NOTHING[remedy]
+        rows[3] |= {"reward": 1.0, "sub_em": 1.0}
+        assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
 
 
 def test_nothing_in_a_document_steers_the_terminal():
