@@ -98,7 +98,7 @@ def test_a_curve_is_drawn_of_each_agent_at_one_temperature_and_the_longest_lengt
     monkeypatch.setattr(report_page.plots, "curves", lambda panels: drawn.update(panels) or "")
 
     def at(agent, size, temperature="1.0", length=8, kind="one"):
-        counts = {"size_1": size, "sizes_1": 1, "size_2": 2 * size, "sizes_2": 1}
+        counts = {"size_1": 2 * size, "sizes_1": 2, "size_2": 2 * size, "sizes_2": 1}
         return row(agent, kind, temperature, length, counts=counts, sections=2)
 
     rows = [

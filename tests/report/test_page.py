@@ -421,6 +421,7 @@ def test_a_trajectory_in_the_terminal():
     ):  # fmt: skip
         assert part in text, text
     assert "in the form" not in text  # it is empty
+    assert "in the form" in render_trajectory(record(answer="Lima")).plain  # of older ones: of any
 
 
 def test_an_evaluation_without_a_right_answer_says_what_that_means():

@@ -51,7 +51,7 @@ def printed(summary, width=80):
 def test_the_summary_of_a_hand_made_example():
     rows = [
         row("untrained", length=16, reward=0.0, prediction=None, tokens_read=300),
-        row("untrained", length=16, id="b", reward=0.0, error="gone", tokens_read=100),
+        row("untrained", length=16, id="b", reward=0, error="x", prediction=None, tokens_read=100),
         row("trained", length=16),
         row("trained", length=16, reward=0.0, sample=1),
         # one sample only: the question still weighs as much as the other
@@ -235,11 +235,11 @@ def test_questions_about_one_document_are_drawn_together():
 def test_the_categories_with_answers_are_pooled_with_both_intervals():
     """By hand: of 256 questions about eight conversations half are right, by whole conversations;
     category 5 is left out, and nothing is counted twice."""
-    kinds = [("a", "1 multi-hop"), ("a", "4 single-hop"), ("a", "5 adversarial"), ("b", "4 hop")]
+    one, four, five = "1 multi-hop", "4 single-hop", "5 adversarial"
     rows = [
         row(agent, f"{kind}, official metric", "0.0", 32, f"{kind}{k}", document=f"d{k % 8}",
-            reward=1.0 if kind[0] == "5" else float(k % 8 < 4))
-        for agent, kind in kinds for k in range(16 * 8)
+            reward=1.0 if kind == five else float(k % 8 < 4))
+        for agent, kind in (("a", one), ("a", four), ("a", five), ("b", four)) for k in range(128)
     ]  # fmt: skip
     summary = summarise(rows)
     (pooled,) = summary["pooled"]  # of b there is nothing to pool
