@@ -1,19 +1,14 @@
-"""What the commands do beside calling one function.
-
-Evaluations over files, run folders, trajectories on the screen.
-"""
+"""Evaluations over files and servers, run folders, readings on the screen, what was trained on."""
 
 import gzip
-import html
 import json
 import re
 import shutil
 from dataclasses import replace
 
 import pytest
-import torch
 import yaml
-from conftest import asked_of, cell_of, random_policy
+from conftest import asked_of
 from test_endpoint import Server
 from test_page import HOSTILE, record
 from typer.testing import CliRunner
@@ -23,39 +18,30 @@ import eval
 import suites
 from agents import find
 from commands import export, show, taskfiles, train
-from config import files as config_files
 from config import terminal
 from config.errors import UserError
-from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig
-from data import Pool, Task
+from config.options import EMBEDDED, EvalConfig, RunConfig
+from data import Task
 from dev import reader
 from embedded import tiny
 from engines import open
-from engines.scripted import ScriptedEngine
 from models import load
-from models.checkpoints import save_checkpoint
 from report import records
 from report.folder import read_run
-from tasks import readers, seen, writers
-from tasks.hqa import make_tasks as build_ruler_hqa
+from tasks import readers, seen
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8)
 
 
-def eval_json(path, n, texts=("Anna", "Boris", "Clara"), **other):
+def eval_json(path, *sizes, **other):
+    """Write three questions among so many documents each."""
     items = [
         {"context": f"{name} reached Lima.", "input": f"Where is {name}?", "answers": ["Lima"]}
-        | {"num_docs": n, "index": i}
+        | {"num_docs": sizes[i % len(sizes)], "index": i}
         | other
-        for i, name in enumerate(texts)
+        for i, name in enumerate(("Anna", "Boris", "Clara"))
     ]
     path.write_text(json.dumps(items))
-    return str(path)
-
-
-def ruler_json(path, answers=("12", "34")):
-    item = {"index": 0, "input": "Which?", "context": "One is 12.", "outputs": answers}
-    path.write_text(json.dumps([item | {"answer_prefix": "", "length": 5}]))
     return str(path)
 
 
@@ -79,59 +65,40 @@ def cells(*files, **other):
 # ---------------------------------------------------------------- evaluations of files
 
 
-def test_files_are_cells_by_their_number_of_documents_and_apart(tmp_path):
+def test_files_are_cells_by_their_length_their_task_and_their_name(tmp_path):
     files = [eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200)]
     assert cells(*files, n=3) == ("documents", [("questions", 50, 3), ("questions", 200, 3)])
-    a, b = (eval_json(tmp_path / f"{name}.json", 50) for name in "ab")
-    labels = [f"questions, {tmp_path.name}/{name}.json" for name in "ab"]
-    assert cells(a, b) == ("documents", [(label, 50, 2) for label in labels])
-    (tmp_path / "other").mkdir()
-    other = eval_json(tmp_path / "other" / "a.json", 50)
-    found = [question for question, _, _ in cells(a, other)[1]]
-    assert found == [labels[0], "questions, other/a.json"]
+    (tmp_path / "b").mkdir()
+    a, b, other = [eval_json(tmp_path / name, 50) for name in ("a.json", "b.json", "b/a.json")]
+    here = tmp_path.name
+    for pair, names in (((a, b), (f"{here}/a", f"{here}/b")), ((a, other), (f"{here}/a", "b/a"))):
+        labels = [f"questions, {name}.json" for name in names]
+        assert cells(*pair) == ("documents", [(label, 50, 2) for label in labels])
     with pytest.raises(UserError, match="rename one"):
         cells(a, a)
-
-
-def test_a_file_of_several_lengths_is_one_cell_that_says_so(tmp_path):
-    tasks = []
-    for n in (2, 10):
-        pools = [Pool([f"{n}{i}{k}" for k in range(n)], ["x"] * n) for i in range(2)]
-        order = tuple(range(n))
-        source = [
-            Task(f"{n}-{i}", "q?", ("a",), pool=pool, order=order) for i, pool in enumerate(pools)
-        ]
-        tasks += build_ruler_hqa(source, n)
-    path = tmp_path / "mixed.json"
-    writers.write_eval_json(path, tasks)
-    assert cells(str(path), n=9) == ("documents", [("questions, 2 to 10 documents", 10, 4)])
-
-
-def test_rulers_sets_are_cells_by_task_and_tokens(tmp_path):
-    sizes = {"vt_8192": 8192, "vt_16384": 16384, "niah_single_1_8192": 8192}
-    files = [ruler_json(tmp_path / f"eval_{name}.json") for name in sizes]
-    columns = [(name.rpartition("_")[0], size, 1) for name, size in sizes.items()]
-    assert cells(*files) == ("tokens", columns)
+    mixed = eval_json(tmp_path / "mixed.json", 2, 10)
+    assert cells(mixed, n=9) == ("documents", [("questions, 2 to 10 documents", 10, 3)])
+    columns = [("vt", 8192, 1), ("vt", 16384, 1), ("niah_single_1", 8192, 1)]
+    ruler = [tmp_path / f"eval_{kind}_{size}.json" for kind, size, _ in columns]
+    item = {"index": 0, "input": "Which?", "context": "One is 12.", "outputs": ("12", "34")}
+    for path in ruler:
+        path.write_text(json.dumps([item | {"answer_prefix": "", "length": 5}]))
+    assert cells(*map(str, ruler)) == ("tokens", columns)
     with pytest.raises(UserError, match="apart"):
-        cells(files[0], eval_json(tmp_path / "eval_50.json", 50))
-
-
-def test_a_label_of_a_file_cannot_steer_the_terminal(tmp_path):
-    _, ((question, _, _),) = cells(eval_json(tmp_path / "a.json", 50, dataset="\x1b[31m[/] red"))
-    assert question == "\ufffd[31m[/] red"
-    config = replace(QUICK, runs=str(tmp_path), name="e", data=(str(tmp_path / "a.json"),), n=1)
-    assert run_suite(config) == tmp_path / "e"  # and is no markup of the progress bar's
+        cells(str(ruler[0]), files[0])
 
 
 # ---------------------------------------------------------------- evaluations and their folders
 
 
 def test_an_evaluation_over_two_files_keeps_both(tmp_path):
-    files = tuple(eval_json(tmp_path / f"eval_{n}.json", n) for n in (50, 200))
+    """A label of a file is no markup of the progress bar's, and cannot steer the terminal."""
+    label = dict(dataset="\x1b[31m[/] red")
+    files = tuple(eval_json(tmp_path / f"eval_{n}.json", n, **label) for n in (50, 200))
     folder = run_suite(replace(QUICK, runs=str(tmp_path), name="e", data=files, n=3))
-    summary = json.loads((folder / "summary.json").read_text())
-    found = [cell_of(summary, "memagent", "questions", "0.0", n)["n"] for n in (50, 200)]
-    assert found == [3, 3]
+    made = json.loads((folder / "summary.json").read_text())["cells"]
+    found = [(cell["question"], cell["length"], cell["n"]) for cell in made]
+    assert found == [("\ufffd[31m[/] red", n, 3) for n in (50, 200)]
     kept = [json.loads(line) for line in (folder / "transcripts.jsonl").read_text().splitlines()]
     assert {(record["form"], record["temperature"]) for record in kept} == {("boxed", 0.0)}
 
@@ -151,111 +118,59 @@ def test_an_evaluation_never_touches_the_folder_of_something_else(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "m"]
 
 
-PARTS = "tokenizer.json config.json chat_template.jinja tokenizer_config.json model.safetensors"
-
-
-@pytest.mark.parametrize("part", PARTS.split())
-def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path, part):
+def test_rows_belong_to_one_policy_and_one_type_of_numbers(tmp_path):
     model = tmp_path / "model"
     shutil.copytree(EMBEDDED, model)
-    before = [open.fingerprint(str(model), f"torch.{dtype}") for dtype in ("float32", "bfloat16")]
-    assert before[0] == open.fingerprint(str(model), "torch.float32") != before[1]
-    with (model / part).open("ab") as file:
-        file.write(b" ")
-    assert open.fingerprint(str(model), "torch.float32") not in before
+    known = {open.fingerprint(str(model), f"torch.{dtype}") for dtype in ("float32", "bfloat16")}
+    names = "tokenizer.json config.json chat_template.jinja tokenizer_config.json model.safetensors"
+    for name in names.split():
+        with (model / name).open("ab") as file:
+            file.write(b" ")
+        known.add(found := open.fingerprint(str(model), "torch.float32"))
+        assert found == open.fingerprint(str(model), "torch.float32")
+    assert len(known) == 2 + 5
 
 
-def test_an_evaluation_over_servers(tmp_path, codec):
-    """Two replicas share an evaluation, and a third one that serves the same model goes on with
-    it."""
-    replicas = [Server(codec), Server(codec)]
-    file = eval_json(tmp_path / "eval_50.json", 50)
-    urls = tuple(server.url for server in replicas)
-    config = replace(QUICK, data=(file,), n=3, runs=str(tmp_path), name="e", served_as="m")
-    config = replace(config, endpoint=urls, model=str(EMBEDDED))
-    rows = rows_of(run_suite(config))
-    assert len(rows) == 3 and not any(row["error"] for row in rows)
-    asked = [len(server.bodies) for server in replicas]
-    assert min(asked) > 0 and sum(asked) >= 2 * len(rows)
-    replicas.append(Server(codec))
-    run_suite(replace(config, endpoint=(replicas[2].url,), n=2))
-    assert not replicas[2].bodies  # nothing is asked twice
-    with pytest.raises(UserError, match="does not serve the model 'other'"):
-        run_suite(replace(config, served_as="other", name="f"))
-    assert not (tmp_path / "f").exists()
-    for server in replicas:
-        server.stop()
-
-
-def test_a_server_of_no_known_tokenizer_is_sent_text_in_sections_of_a_usual_size(
-    tmp_path, monkeypatch, codec
-):
-    """Nothing of the embedded policy is in it, neither its sections of 24 tokens nor its tokens."""
+def test_an_evaluation_over_servers_of_no_known_tokenizer(tmp_path, monkeypatch, codec):
+    """Two replicas share it, and a third one that serves the same model goes on with it. They are
+    sent text in sections of a usual size: nothing of the embedded policy is in it, neither its
+    sections of 24 tokens nor its tokens."""
     monkeypatch.chdir(tmp_path)
-    server = Server(codec, ids=False)
+    servers = [Server(codec, ids=False) for _ in range(3)]
     file = eval_json(tmp_path / "eval_50.json", 50)
+    words = f"--data {file} --agents memagent,full,bm25 --temperatures 0 --name"
 
-    def run(words):
-        words = ["eval", "--endpoint", server.url, *words.split()]
-        return CliRunner().invoke(cli.app, words)
+    def run(some, words):
+        urls = ",".join(server.url for server in some)
+        return CliRunner().invoke(cli.app, ["eval", "--endpoint", urls, *words.split()])
 
-    run(f"--data {file} --agents memagent,full,bm25 --temperatures 0 --name e")
+    assert [run(some, f"{words} e").exit_code for some in (servers[:2], servers[2:])] == [0, 0]
     folder = tmp_path / "runs" / "e"
     rows, settings = rows_of(folder), yaml.safe_load((folder / "config.yaml").read_text())
     assert len(rows) == 9 and not any(row["error"] for row in rows)
     assert settings["agent"]["chunk_tokens"] == 2048
-    assert {body["max_tokens"] for body in server.bodies} == {512, 256}
-    assert not any("prompt" in body for body in server.bodies)
-    refused = run("--suite ruler --ruler-tasks vt")
-    assert refused.exit_code == 2 and "say by --model" in refused.stderr
-    server.stop()
+    assert [bool(server.bodies) for server in servers] == [True, True, False]  # none is asked twice
+    bodies = [body for server in servers for body in server.bodies]
+    assert {body["max_tokens"] for body in bodies} == {512, 256}
+    assert not any("prompt" in body for body in bodies)
+    for other, said in (
+        ("--suite ruler --ruler-tasks vt", "--model"),
+        (f"{words} f --served-as other", "does not serve"),
+    ):
+        refused = run(servers[:1], other)
+        assert refused.exit_code == 2 and said in refused.stderr
+    assert [*folder.parent.iterdir()] == [folder]
+    for server in servers:
+        server.stop()
 
 
 # ---------------------------------------------------------------- models
 
 
-def test_an_export_brings_its_templates_and_leaves_the_cap_behind(tmp_path, codec):
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "final.txt").write_text("{prompt} {memory}")
-    agent = tiny.agent(templates=str(tmp_path / "mine"), max_sections=8)
-    policy = random_policy(codec)
-    policy.save_pretrained(tmp_path / "base")
-    codec.tokenizer.save_pretrained(tmp_path / "base")
-    config_files.dump(
-        tmp_path / "config.yaml",
-        run=RunConfig(model=str(tmp_path / "base")),
-        grpo=GRPOConfig(),
-        agent=agent.config,
-    )
-    save_checkpoint(
-        tmp_path / "checkpoints" / "step-3",
-        policy,
-        torch.optim.AdamW(policy.parameters()),
-        {"done_steps": 3, "position": 0, "dtype": "float32"},
-    )
-    assert export.export(tmp_path, out=tmp_path / "model") == tmp_path / "model"
-    with pytest.raises(UserError, match="is there already"):
-        export.export(tmp_path, out=tmp_path / "model")
-    shutil.rmtree(tmp_path / "mine")
-    with pytest.raises(UserError, match="There are no templates"):
-        export.export(tmp_path)
-    (tmp_path / "model").rename(tmp_path / "elsewhere")
-    settings = yaml.safe_load((tmp_path / "elsewhere" / "agent.yaml").read_text())
-    assert settings["agent"]["max_sections"] is None
-    _, agent = find.resolve("default", tmp_path / "elsewhere", {}, {})
-    assert agent.template("final") == (("problem", False), (" ", True), ("memory", False))
-    assert agent.config.max_sections is None
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        ({"vocab_size": "x"}, "vocab_size"),
-        ({"hidden_size": 96}, "do not fit"),
-        ({"num_hidden_layers": 5}, "do not fit"),
-        ({"model_type": "no"}, "no"),
-    ],
-)
+@pytest.mark.parametrize(("change", "reason"), [
+    ({"vocab_size": "x"}, "vocab_size"), ({"hidden_size": 96}, "do not fit"),
+    ({"num_hidden_layers": 5}, "do not fit"), ({"model_type": "no"}, "no"),
+])  # fmt: skip
 def test_a_config_that_does_not_fit_the_weights_is_one_sentence(tmp_path, capfd, change, reason):
     model = tmp_path / "model"
     shutil.copytree(EMBEDDED, model)
@@ -288,60 +203,47 @@ def test_nothing_in_a_file_steers_the_terminal(tmp_path):
 
 
 def trajectories(path, *lines):
-    content = "".join(
-        (line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines
-    ).encode()
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
+    content = "".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
     return path
 
 
-@pytest.mark.parametrize("bad", [
-    "5", "[]", '{"turns": []}', json.dumps(record() | {"turns": [5]}),
-    json.dumps(record() | {"turns": [{"final": True}]}), "{", "9" * 5000, "[" * 100_000,
-], ids=range(8))  # fmt: skip
-def test_a_line_that_is_no_trajectory_is_named(tmp_path, bad):
-    for name in ("t.jsonl", "t.jsonl.gz"):
-        with pytest.raises(UserError, match="line 2"):
-            records.read_records(trajectories(tmp_path / name, record(), bad, record()))
+def test_a_line_that_is_no_trajectory_is_named(tmp_path):
+    broken = ({"turns": []}, record() | {"turns": [5]}, record() | {"turns": [{"final": True}]})
+    for bad in (*broken, "5", "[]", "{", "9" * 5000, "[" * 100_000):
+        for name in ("t.jsonl", "t.jsonl.gz"):
+            with pytest.raises(UserError, match="line 2"):
+                records.read_records(trajectories(tmp_path / name, record(), bad, record()))
 
 
-def test_a_step_that_was_not_kept_is_answered_with_those_that_were(tmp_path):
-    path = trajectories(tmp_path / "t.jsonl", *(record(step=step) for step in range(0, 106, 5)))
-    kept = r"no readings of step 39; kept are those of 0, 5, 10, 15, …, 100, 105\.$"
-    with pytest.raises(UserError, match=kept):
-        show.show(path, 39, "", False, 3)
-    assert "training step 35" in printed(show.show, path, 35, "", False, 3)
-    with pytest.raises(UserError, match="None of the 22 readings"):
-        show.show(path, 35, "nowhere", False, 3)
-    with pytest.raises(UserError, match="of an evaluation, which has no steps"):
-        show.show(trajectories(tmp_path / "e.jsonl", record()), 3, "", False, 3)
+ALL = dict(step=None, task="", wrong=False, n=3)
+STEPS = [record(step=step) for step in range(0, 106, 5)]
+MIXED = [record(step=step, reward=reward) for step, reward in ((0, 0.0), (7, 1.0), (7, 0.0))]
+ASKED = [record(answers=[], kind="asked", reward=0.0)]  # which has no right answer
 
 
-@pytest.mark.parametrize(
-    ("flags", "steps", "then"),
-    [
-        ({}, [7, 7, 0], "--wrong"),
-        ({"wrong": True}, [7, 0], ""),
-        ({"right": True}, [7], "--wrong"),
-        ({"step": 0}, [0], "--wrong"),
-    ],
-)
-def test_the_last_steps_come_first_and_right_and_wrong_apart(tmp_path, flags, steps, then, capsys):
-    rewards = {0: [0.0], 7: [1.0, 0.0]}
-    lines = [record(step=s, reward=r) for s, each in rewards.items() for r in each]
+@pytest.mark.parametrize(("lines", "flags", "steps", "then"), [
+    (MIXED, {}, [7, 7, 0], "--wrong"),
+    (MIXED, {"wrong": True}, [7, 0], ""),
+    (MIXED, {"right": True}, [7], "--wrong"),
+    (MIXED, {"step": 0}, [0], "--wrong"),
+    (ASKED, {}, [], ""),
+    (ASKED, {"wrong": True}, None, "None of the 1 readings"),
+    (STEPS, {"step": 35, "task": "nowhere"}, None, "None of the 22 readings"),
+    (STEPS, {"step": 39}, None, "step 39; kept are those of 0, 5, 10, 15, …, 100, 105."),
+    ([record()], {"step": 3}, None, "of an evaluation"),
+], ids=range(9))  # fmt: skip
+def test_the_last_steps_come_first_and_right_and_wrong_apart(
+    tmp_path, lines, flags, steps, then, capsys
+):
     path = trajectories(tmp_path / "t.jsonl", *lines)
-    given = dict(step=None, task="", wrong=False, n=9) | flags
-    shown = printed(lambda: show.show(path, **given))
+    if steps is None:
+        with pytest.raises(UserError, match=re.escape(then)):
+            show.show(path, **ALL | flags)
+        return
+    shown = printed(lambda: show.show(path, **ALL | flags))
     assert [int(step) for step in re.findall(r"training step (\d)", shown)] == steps
     assert then in (err := capsys.readouterr().err) and bool(err) == bool(then)
-
-
-def test_what_was_asked_without_a_right_answer_is_not_wrong(tmp_path, capsys):
-    path = trajectories(tmp_path / "t.jsonl", record(answers=[], kind="asked", reward=0.0))
-    assert "answered" in printed(show.show, path, None, "", False, 3)
-    assert "--wrong" not in capsys.readouterr().err
-    with pytest.raises(UserError, match="None of the 1 readings"):
-        show.show(path, None, "", True, 3)
 
 
 def test_damaged_and_unfinished_trajectory_files(tmp_path):
@@ -350,16 +252,14 @@ def test_damaged_and_unfinished_trajectory_files(tmp_path):
     raw = trajectories(path, *noise).read_bytes()
     path.write_bytes(raw[: len(raw) // 2])
     assert 0 < len(records.read_records(path)) < 300  # being written, or killed: what is whole
-    path.write_bytes(raw + raw[:10] + b"\xff" * 99)  # a second member, damaged
-    with pytest.raises(UserError, match=r"t\.jsonl\.gz cannot be read past line \d+: Error -3"):
-        records.read_records(path)
-    path.write_bytes(b"no gzip")
-    with pytest.raises(UserError, match="cannot be read past line 0"):
-        records.read_records(path)
-    plain = tmp_path / "t.jsonl"
-    plain.write_bytes(json.dumps(record()).encode() + b"\n\xff\n")
-    with pytest.raises(UserError, match="cannot be read past line"):
-        records.read_records(plain)
+    for name, content in {
+        path.name: raw + raw[:10] + b"\xff" * 99,  # a second member, damaged
+        "noise.gz": b"no gzip",
+        "plain": json.dumps(record()).encode() + b"\n\xff\n",
+    }.items():
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=rf"{name} cannot be read past line \d+"):
+            records.read_records(tmp_path / name)
 
 
 # ---------------------------------------------------------------- questions trained on
@@ -375,19 +275,23 @@ def questions_of(path, *people, ask="Where is {}?"):
     return str(path)
 
 
-def short(**changes):
-    """Return the settings of a training of a step."""
-    fields = {"steps": 1, "tasks_per_step": (1,), "group_size": 2} | changes
-    return find.resolve("demo", EMBEDDED, fields, {})[0]
+@pytest.fixture(scope="module")
+def train_again(tmp_path_factory):
+    """Train adapters with settings of a user's own, two steps on two of four questions."""
+    folder = tmp_path_factory.mktemp("runs")
+    (folder / "own").mkdir()
+    (folder / "own" / "final.txt").write_text("{prompt} {memory}")
+    file = questions_of(folder / "train.jsonl", "Anna", "Boris", "Clara", "Dora")
+    run = RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2)
+    fields = dict(steps=2, tasks_per_step=(1,), group_size=2, lora_rank=2, outcome="sub_em")
+    config = find.resolve("demo", EMBEDDED, fields, {})[0]
+    agent = tiny.agent(form="plain", templates=str(folder / "own"), max_sections=8)
+    return lambda resume=False, **other: train.train(replace(run, **other), config, agent, resume)
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """A run of two steps on two of three questions."""
-    folder = tmp_path_factory.mktemp("runs")
-    file = questions_of(folder / "train.jsonl", "Anna", "Boris", "Clara", "Dora")
-    run = RunConfig(name="mine", runs=str(folder), data=file, save_every=1, keep_checkpoints=2)
-    return train.train(run, short(steps=2), tiny.agent())
+def trained(train_again):
+    return train_again()
 
 
 def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tmp_path):
@@ -396,116 +300,66 @@ def test_a_run_and_its_exports_remember_the_questions_that_were_used(trained, tm
     assert len(asked) == 2 and {name: step for step, name in run.values()} == asked
     tasks = {task.id: task.question_digest for task in readers.read(trained.parent / "train.jsonl")}
     assert {*run} == {tasks[name] for name in asked} and all(len(digest) == 16 for digest in run)
-    assert {*seen.trained_on(trained / "model")} == {*run}
+    for exported in (trained / "model", trained / "adapter"):
+        assert {*seen.trained_on(exported)} == {*run}
     early = export.export(trained, step=1, out=tmp_path / "early")
     assert {*seen.trained_on(early)} == {tasks[name] for name, step in asked.items() if step == 0}
 
 
-def test_an_exported_model_and_its_adapter_know_their_form_and_their_questions(tmp_path):
-    file = questions_of(tmp_path / "train.jsonl", "Anna", "Boris")
-    config = short(tasks_per_step=(2,), lora_rank=2, outcome="sub_em")
-    run = RunConfig(name="plain", runs=str(tmp_path), data=file)
-    folder = train.train(run, config, tiny.agent(form="plain"))
-    own = {*seen.trained_on(folder)}
-    assert len(own) == 2 and {r["form"] for r in records.read_records(folder)} == {"plain"}
+def test_an_export_brings_its_form_and_its_templates_and_leaves_the_cap_behind(trained, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(trained, folder)
     for exported in (folder / "model", folder / "adapter"):
-        assert find.of_model(exported)["form"] == "plain"
+        settings = yaml.safe_load((exported / "agent.yaml").read_text())
+        assert settings["agent"]["max_sections"] is None
+        _, agent = find.resolve("default", exported, {}, {})
+        assert agent.template("final") == (("problem", False), (" ", True), ("memory", False))
+        assert (agent.config.form, agent.config.max_sections) == ("plain", None)
         assert find.make("full", find.of_model(exported)).config.form == "plain"  # other agents too
-        assert {*seen.trained_on(exported)} == own
-    (folder / "adapter" / "templates").mkdir()
     (folder / "adapter" / "templates" / "update.txt").write_text("of an earlier export")
     (folder / "trained_on.csv").unlink()
     export.export(folder)
-    assert not seen.trained_on(folder / "adapter") and not (folder / "adapter/templates").exists()
+    assert not seen.trained_on(folder / "adapter")
+    assert not (folder / "adapter/templates/update.txt").exists()
+    with pytest.raises(UserError, match="is there already"):
+        export.export(folder, out=folder / "model")
+    config = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(config.replace("/own\n", "/gone\n"))
+    with pytest.raises(UserError, match="There are no templates"):
+        export.export(folder)
 
 
-def test_an_evaluation_reads_the_form_of_the_model(trained, tmp_path, monkeypatch, codec):
-    """A policy that says "**Lima**." is right in the plain form, and unformed in the boxed one."""
-    model = tmp_path / "model"
-    shutil.copytree(trained / "model", model)
-    settings = yaml.safe_load((model / "agent.yaml").read_text())
-    settings["agent"]["form"] = "plain"
-    (model / "agent.yaml").write_text(yaml.safe_dump(settings))
-    engine = ScriptedEngine(codec, lambda prompt: "**Lima**.")
-    monkeypatch.setattr(eval, "open_reader", lambda *args, **kwargs: engine)
-    monkeypatch.setattr(eval, "engine_fingerprint", lambda *args, **kwargs: "scripted")
-    file = questions_of(tmp_path / "asked.jsonl", "Hugo", "Ida")
-    for form, (reward, prediction) in {"plain": (1.0, "Lima"), "boxed": (0.0, None)}.items():
-        own = find.of_model(model) | ({} if form == "plain" else {"form": form})
-        config = replace(QUICK, runs=str(tmp_path), name=form, data=(file,), model=str(model))
-        eval.run_suite(config, {"memagent": find.make("memagent", own)})
-        rows = rows_of(tmp_path / form)
-        assert [(row["reward"], row["prediction"]) for row in rows] == [(reward, prediction)] * 2
-        assert {row["response"].strip() for row in rows} == {"**Lima**."}  # whatever was made of it
-        page = (tmp_path / form / "report.html").read_text()
-        assert "**Lima**." in page and "(none)" not in page
-        assert ("not in the form asked for" in page) == (form == "boxed")
-
-
-def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, tmp_path):
+def test_a_resumed_run_remembers_what_it_would_have_remembered(trained, train_again, tmp_path):
     folder = tmp_path / "mine"
     shutil.copytree(trained, folder)
-    rows = (folder / "trained_on.csv").read_text()
     # killed in the second step, after it had written this
     shutil.rmtree(folder / "checkpoints" / "step-2")
-    stored = find.begun(folder)
-    run, config = RunConfig(**stored["run"] | {"runs": str(tmp_path)}), GRPOConfig(**stored["grpo"])
-    train.train(run, config, tiny.agent(), resume=True)
-    assert (folder / "trained_on.csv").read_text() == rows
-    # generated English: the split of its facts keeps them apart
-    world = train.train(replace(run, name="w", data="world"), short(), tiny.agent())
-    assert not seen.trained_on(world / "model") and not (world / "trained_on.csv").exists()
+    train_again(runs=str(tmp_path), resume=True)
+    assert (folder / "trained_on.csv").read_text() == (trained / "trained_on.csv").read_text()
 
 
-@pytest.mark.parametrize("source", ["model", "untrained"])
-def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, source):
-    names = {name.partition("-")[2] for _, name in seen.trained_on(trained).values()}
-    other = "Hugo"  # in no training file
-    # other ids, other spelling
-    file = questions_of(tmp_path / "asked.jsonl", *sorted(names), other, ask="where is  {} ")
-    model = trained / "model"
-    config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9)
-    if source == "untrained":
-        config = replace(config, agents=("memagent", "memagent@untrained"), untrained=str(model))
-    else:
-        config = replace(config, model=str(model))
+@pytest.mark.parametrize("agent", ["memagent", "memagent@untrained"])
+def test_an_evaluation_warns_of_questions_that_were_trained_on(trained, tmp_path, agent):
+    model, known = str(trained / "model"), seen.trained_on(trained)
+    names = [name.partition("-")[2] for _, name in known.values()]
+    # other ids, other spelling, and one that is in no training file
+    file = questions_of(tmp_path / "asked.jsonl", *names, "Hugo", ask="where is  {} ")
+    config = replace(QUICK, runs=str(tmp_path), name="e", data=(file,), n=9, model=model)
+    if agent != "memagent":
+        config = replace(config, agents=("memagent", agent), model="", untrained=model)
     out = " ".join(printed(run_suite, config).split())
-    agents = "memagent@untrained" if source == "untrained" else "memagent"
-    sentence = (
-        "Warning: 2 of the 3 questions 'questions' are among those that "
-        f"{model} ({agents}) was trained on."
-    )
     assert out.count("Warning: 2 of the 3 questions") == 2  # before it begins, and below the table
     summary = json.loads((tmp_path / "e" / "summary.json").read_text())
-    expected = {
-        "policy": str(model),
-        "agents": [agents],
-        "known": 2,
-        "questions": {"questions": {"asked": 3, "seen": 2}},
-    }
-    assert summary["trained_on"] == [expected]
-    assert len(reader.met(read_run(tmp_path / "e").rows, seen.trained_on(model))) == 2
-    page = (tmp_path / "e" / "report.html").read_text()
-    assert sentence in html.unescape(page) and sentence in (tmp_path / "e" / "table.md").read_text()
-    clean_file = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
-    out = printed(run_suite, replace(config, name="c", data=(clean_file,)))
-    clean_page = (tmp_path / "c" / "report.html").read_text()
-    assert "Warning" not in out and "None of the 2 questions is among the 2 that" in clean_page
-    assert not reader.met(read_run(tmp_path / "c").rows, seen.trained_on(model))
-    if source == "model":  # of the same words as any training's on such files
-        world = replace(config, name="w", data=("world",), lengths=(1,))
-        run_suite(world, kinds=("one_fact",))
+    found = {"policy": model, "agents": [agent], "known": 2}
+    assert summary["trained_on"] == [found | {"questions": {"questions": {"asked": 3, "seen": 2}}}]
+    for page in ("report.html", "table.md"):
+        assert "Warning: 2 of the 3" in (tmp_path / "e" / page).read_text()
+    assert len(reader.met(read_run(tmp_path / "e").rows, known)) == 2
+    clean = questions_of(tmp_path / "clean.jsonl", "Hugo", "Ida")
+    assert "Warning" not in printed(run_suite, replace(config, name="c", data=(clean,)))
+    if agent == "memagent":  # of the same words as any training's on such files
+        run_suite(replace(config, name="w", data=("world",), lengths=(1,)), kinds=("one_fact",))
         assert json.loads((tmp_path / "w" / "summary.json").read_text())["trained_on"] == []
-
-
-def test_a_damaged_list_of_questions_is_named(tmp_path):
-    assert seen.trained_on(tmp_path / "nowhere") == {}
-    (tmp_path / "trained_on.csv").write_text("a,b\n1,2\n")
-    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
-        seen.trained_on(tmp_path)
-    (tmp_path / "trained_on.csv").write_bytes(b"digest\n\xff\n")
-    with pytest.raises(UserError, match=r"trained_on\.csv cannot be read"):
-        seen.trained_on(tmp_path)
 
 
 def test_a_question_is_known_by_its_words_and_rulers_own_by_their_answers_too():
@@ -514,5 +368,4 @@ def test_a_question_is_known_by_its_words_and_rulers_own_by_their_answers_too():
 
     assert digest("Who is the Man?") == digest("who is  man", ("b",)) != digest("Who is the woman?")
     assert digest("?") != digest("!")
-    ruler = [digest("Which?", (answer,), "ruler") for answer in "ab"]
-    assert ruler[0] != ruler[1]
+    assert digest("Which?", ("a",), "ruler") != digest("Which?", ("b",), "ruler")

@@ -196,6 +196,8 @@ def test_rows_are_read_once(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("name", "content", "words"), [
     ("rows.jsonl", "{}\n", r"rows\.jsonl is damaged"), ("rows.jsonl", "{\n", "line 1 is damaged"),
     ("config.yaml", ": [", "holds no run"), ("notes", "", "holds no run"),
+    *(("summary.json", text, r"summary\.json is damaged")
+      for text in ("{", "[1]", "{}", '{"unit": "", "accuracy": {}}')),
 ])  # fmt: skip
 def test_what_is_damaged_or_no_run_is_named(tmp_path, name, content, words):
     (tmp_path / name).write_text(content)

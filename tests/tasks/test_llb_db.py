@@ -16,16 +16,8 @@ from conftest import HANG_S
 
 from config.errors import UserError
 from tasks import llb_db
-from tasks.llb_db import (
-    LLBDB,
-    OWN,
-    SQLite,
-    StatementError,
-    digest,
-    load,
-    read_action,
-    right_rows,
-)
+from tasks.environments import Step
+from tasks.llb_db import LLBDB, OWN, SQLite, StatementError, digest, load, read_action, right_rows
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
@@ -45,9 +37,16 @@ def block(sql: str) -> str:
     return f"```sql\n{sql}\n```"
 
 
+LOOK = block("SELECT 1")
+
+
 def steps(env: LLBDB, id: str, *actions: str) -> list:
     with closing(env.reset(id)) as episode:
         return [episode.step(action) for action in actions]
+
+
+def outcome(step: Step) -> tuple:
+    return step.done, step.reward, step.failure
 
 
 def changed(place: str, value: object) -> dict:
@@ -73,48 +72,32 @@ def item(path: Path, place: str = "instruction", value: object = "x") -> llb_db.
 @pytest.mark.parametrize(
     ("content", "field"),
     [
-        ("{'own-1': {}}", "JSON"),
-        ("[" * 100_000, "JSON"),
-        ([], "dictionary"),
-        ({}, "empty"),
-        ({"7": "x"}, "item 7"),
-        ({"0": {"evaluation_info": {}}}, "os_interaction"),  # another environment's
         (changed("instruction", None), "item own-1, instruction"),
         (changed("instruction", "\ud800"), "item own-1, instruction"),
-        (changed("answer_info", "{'sql': 'SELECT'}"), "db_bench_data.json"),  # as Python prints
         (changed("answer_info.sql", " "), "item own-1, answer_info.sql"),
         (changed("answer_info.direct", None), "'direct'"),
-        (changed("answer_info.md5", "5e55"), "'direct'"),
         (changed("answer_info.direct.1", ["Puffin"]), "'direct'"),
         (changed("answer_info.direct.0.0", {"a": 1}), "item own-1, answer_info.direct.0.0"),
         (changed("table_info.name", "a\nb"), "item own-1, table_info.name"),
         (changed("table_info.column_info_list", []), "column_info_list"),
-        (changed("table_info.column_info_list.0.name", "NAME"), "the same name"),
         (changed("table_info.column_info_list.0.type", "INT); DROP"), "column_info_list.0.type"),
-        (changed("table_info.row_list.2", [3, "Tern"]), "one value per column"),
         (changed("table_info.row_list.0.0", 2**63), "item own-1, table_info.row_list.0.0"),
         (changed("table_info.row_list.0.1", "a\0"), "item own-1, table_info.row_list.0.1"),
-        (changed("table_info.row_list.0.3", float("nan")), "item own-1, table_info.row_list.0.3"),
         (changed("skill_list", "insert"), "item own-1, skill_list"),
     ],
 )
-def test_a_malformed_file_is_one_sentence(tmp_path, content, field):
-    path = tmp_path / "db.json"
-    path.write_text(content if isinstance(content, str) else json.dumps(content))
+def test_a_malformed_item_is_one_sentence(tmp_path, content, field):
+    """Other malformed files are those of tests/commands/test_malformed.py."""
+    (path := tmp_path / "db.json").write_text(json.dumps(content))
     with pytest.raises(UserError) as caught:
         LLBDB(path)
     assert field in str(caught.value) and str(path) in str(caught.value)
     assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
 
 
-def test_a_file_is_read_plain_and_compressed_whole(tmp_path):
-    packed = gzip.compress(OWN.read_bytes())
-    (path := tmp_path / "db.json.gz").write_bytes(packed)
+def test_a_file_is_read_plain_and_compressed(tmp_path):
+    (path := tmp_path / "db.json.gz").write_bytes(gzip.compress(OWN.read_bytes()))
     assert load(path) == load(OWN) and len(load(path)) == 8
-    path.write_bytes(packed[:-40])
-    for broken in (path, tmp_path / "none.json"):
-        with pytest.raises(UserError, match=broken.name):
-            LLBDB(broken)
 
 
 def test_fingerprints_tell_tables_and_answers_apart(tmp_path):
@@ -147,7 +130,6 @@ def test_the_digest_by_hand():
         ("(a, 1) and (b, 2)", [("a", 1), ("b", 2)], True),
         ("[('a', 1.0000009)]", [("a", 1)], True),
         ("[('a', 1.000002)]", [("a", 1)], False),
-        ("[(4.166666666666667,)]", [(4.1667,)], False),
         ("[(1000000.5,)]", [(1000000,)], True),  # a millionth of the number
         ("[('7',)]", [(7,)], False),  # a number in quotes
         ("[(7%,)]", [(7,)], False),
@@ -169,7 +151,6 @@ def test_the_digest_by_hand():
         ("7, 'a'", [(7, "a")], True),  # without parentheses it is one row
         ("7", [(7,), (8,)], False),
         ('[["a", 1]]', [("a", 1)], False),
-        ("", [], True),
         ("there are none", [], True),
         ("[(1,)]", [], False),
         ("", [(1,)], False),
@@ -182,19 +163,6 @@ def test_the_digest_by_hand():
 def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right):
     """Golden values: what its own validator has said of each, run beside the checkout."""
     assert right_rows(answer, gold) is right
-
-
-def test_order_counts_and_of_several_lines_the_first():
-    answers = {
-        '[["ketch", 14], ["sloop", 9.5]]': -1,
-        "[('ketch', 14), ('sloop', 9.5)]": 1,
-        "[('sloop', 9.5), ('ketch', 14)]": -1,
-        "[('ketch', '14'), ('sloop', 9.5)]": -1,
-        "[('ketch', 14), ('sloop', 9.5)]\nThese are all.": 1,
-        "[('ketch', 14),\n('sloop', 9.5)]": -1,
-    }
-    found = {a: steps(LLBDB(), "own-3", f"Answer: {a}")[0].reward for a in answers}
-    assert found == answers
 
 
 # ---------------------------------------------------------------- actions
@@ -239,8 +207,7 @@ def test_our_own_items_are_solved_by_their_solutions_alone():
     for task in tasks:
         assert task.environment is env and task.answers == ()
         assert task.intent in task.question == env.reset(task.id).observation
-        (step,) = steps(env, task.id, "Answer: done")
-        assert (step.done, step.reward, step.failure) == (True, -1.0, "")
+        assert outcome(*steps(env, task.id, "Answer: done")) == (True, -1.0, "")
     assert tasks[0].question.endswith(
         "The table is boats. Its columns are boat_id (INT), name (TEXT), kind (TEXT), "
         "length_m (DOUBLE), berth (INT)."
@@ -266,40 +233,44 @@ def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
 
 def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
     monkeypatch.setattr(llb_db, "STEPS", 9)
-    *going, end, after = steps(
-        LLBDB(),
-        "own-7",
-        block("SELECT loan_id, fine FROM loans WHERE reader = 'Omar'"),
-        block("SELECT colour FROM loans"),
-        block("DELETE FROM loans WHERE loan_id > 4"),
-        block("SELECT 1") + "\nAnswer: [(1,)]",
-        block(" ;-- nothing\n/* not closed"),
-        block(f"SELECT '{'x' * 20_000}'"),
-        "Answer: done",
-        block("SELECT 1"),
-    )
-    assert not any(step.done or step.reward for step in going)
-    texts = [step.observation for step in going]
-    assert texts[0] == "loan_id, fine\n[2, 2.25]\n[5, null]\n(2 rows)"
-    assert texts[1].startswith("Error: no such column: colour")
-    assert texts[2] == "Done. 1 row changed."
-    assert texts[3].startswith("1\n[1]\n(1 row)") and "ignored" in texts[3]
-    assert texts[4].startswith("Error: there is no statement")
-    assert texts[5].startswith("Error: ") and "20,000 characters" in texts[5]
-    assert end.done and end.reward == -1.0 and after is end
+    shown = {
+        block("SELECT loan_id, fine FROM loans WHERE reader = 'Omar'"): (
+            "loan_id, fine\n[2, 2.25]\n[5, null]\n(2 rows)"
+        ),
+        block("SELECT colour FROM loans"): "Error: no such column: colour",
+        block("DELETE FROM loans WHERE loan_id > 4"): "Done. 1 row changed.",
+        f"{LOOK}\nAnswer: [(1,)]": "1\n[1]\n(1 row)\n\nOnly the first statement was run",
+        f"{LOOK}\n{LOOK}": "1\n[1]\n(1 row)\n\nOnly the first statement was run",
+        block(" ;-- nothing\n/* not closed"): "Error: there is no statement",
+        block(f"SELECT '{'x' * 20_000}'"): "Error: a statement may have 20,000 characters",
+    }
+    *going, end, after = steps(LLBDB(), "own-7", *shown, "Answer: done", LOOK)
+    for step, text in zip(going, shown.values(), strict=True):
+        assert step.observation.startswith(text) and outcome(step) == (False, 0.0, "")
+    assert outcome(end) == (True, -1.0, "") and after is end
 
 
-def test_an_episode_ends_as_the_instructions_say():
+@pytest.mark.parametrize(
+    ("actions", "last"),
+    [
+        ([LOOK, LOOK], (False, 0.0, "")),
+        ([LOOK, LOOK, LOOK], (True, -1.0, "steps")),
+        ([LOOK, LOOK, RIGHT], (True, 1.0, "")),
+        (["Let me think."], (True, -1.0, "no action")),
+        ([f"{RIGHT}\nThese are all."], (True, 1.0, "")),  # of several lines the first
+        ([RIGHT.replace(" ('Tern'", "\n('Tern'")], (True, -1.0, "")),
+    ],
+)
+def test_how_an_episode_ends(actions, last):
+    assert outcome(steps(LLBDB(), "own-1", *actions)[-1]) == last
+
+
+def test_what_the_instructions_say_can_be_done():
     env = LLBDB()
     assert env.most_steps == 3 and "You have 3 responses" in env.instructions
     assert "SQLite" in env.instructions and "5 seconds" in env.instructions
-    ends = [step.done for step in steps(env, "own-1", *[block("SELECT 1")] * 3)]
-    assert ends == [False, False, True]
-    assert steps(env, "own-1", *[block("SELECT 1")] * 2, RIGHT)[-1].reward == 1.0
-    (step,) = steps(env, "own-1", "Let me think.")
-    assert (step.done, step.reward, step.failure) == (True, -1.0, "no action")
     lines = env.instructions.splitlines()
-    start = lines.index("```sql")  # what is shown can be done
+    start = lines.index("```sql")
     assert read_action("\n".join(lines[start : start + 3]))[0] == "sql"
     shown = [line for line in lines if line.startswith("Answer:")]
     assert len(shown) == 2 and all(steps(env, "own-1", line)[0].done for line in shown)
@@ -310,29 +281,26 @@ def test_without_an_answer_a_change_is_judged_by_its_table():
     env = LLBDB()
     for task in env.tasks():
         rows_asked = env.items[task.id].direct is not None
-        last = steps(env, task.id, task.solution[0], *[block("SELECT 1")] * 2)[-1]
-        assert last.done and "no answer was given" in last.observation
-        assert (last.reward, last.failure) == ((-1.0, "steps") if rows_asked else (1.0, ""))
+        *_, last = steps(env, task.id, task.solution[0], LOOK, LOOK)
+        assert "no answer was given" in last.observation
         with closing(task.begin()) as episode:  # ended by who acts, the model's window for one
             episode.step(task.solution[0])
-            step = episode.give_up("window")
-        assert (step.reward, step.failure) == ((-1.0, "window") if rows_asked else (1.0, ""))
-        nothing_done = steps(env, task.id, *[block("SELECT 1")] * 3)
-        assert [step.reward for step in nothing_done] == [0.0, 0.0, -1.0]
+            given_up = episode.give_up("window")
+        for step, failure in ((last, "steps"), (given_up, "window")):
+            assert outcome(step) == ((True, -1.0, failure) if rows_asked else (True, 1.0, ""))
+        assert outcome(steps(env, task.id, LOOK, LOOK, LOOK)[-1]) == (True, -1.0, "steps")
 
 
 def test_no_answer_is_that_of_no_rows(tmp_path):
     item(path := tmp_path / "db.json", "answer_info.direct", [])
-    (step,) = steps(LLBDB(path), "own-1", "I do not know.")
-    assert (step.done, step.reward, step.failure) == (True, 1.0, "")
+    assert outcome(*steps(LLBDB(path), "own-1", "I do not know.")) == (True, 1.0, "")
 
 
 def test_a_closed_episode_is_over():
     episode = LLBDB().reset("own-1")
     episode.close()
     episode.close()
-    step = episode.step(block("SELECT 1"))
-    assert (step.done, step.reward, step.failure) == (True, -1.0, "closed")
+    assert outcome(episode.step(LOOK)) == (True, -1.0, "closed")
 
 
 def test_two_episodes_share_nothing(monkeypatch):
@@ -363,36 +331,33 @@ ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
 LONG = "replace(hex(zeroblob(20000)), '0', 'a')"
 
 
-@pytest.mark.parametrize(
-    ("sql", "reason"),
-    [
-        ("SELECT 1; DROP TABLE boats", "one statement at a time"),
-        ("SELECT * FROM boats a, boats b, boats c, boats d", "more than 500 rows"),
-        ("SELECT hex(zeroblob(20000))", "20,000 characters"),
-        ("SELECT hex(zeroblob(900000000))", "too big"),
-        ("SELECT printf('%.*c', 900000000, 'x')", "not authorized"),
-        ("SELECT FORMAT('%.*c', 900000000, 'x')", "not authorized"),
-        (ENDLESS + "SELECT * FROM c", "more than 500 rows"),
-        ("ATTACH 'PLACE/a.db' AS a", "not authorized"),
-        ("ATTACH ':memory:' AS a", "not authorized"),
-        ("DETACH main", "not authorized"),
-        ("VACUUM INTO 'PLACE/b.db'", "authorization denied"),
-        ("PRAGMA journal_mode = WAL", "not authorized"),
-        ("PRAGMA table_info(boats)", "not authorized"),
-        ("SELECT * FROM pragma_table_info('boats')", "prohibited"),
-        ("CREATE VIRTUAL TABLE v USING fts5(a, content='')", "not authorized"),
-        ("SELECT load_extension('PLACE/x.so')", "not authorized"),
-        ("SELECT writefile('PLACE/c', 'x')", "no such function"),
-        ("SELECT readfile('/etc/passwd')", "no such function"),
-        ("SELECT ?", "bindings"),
-        ("SELECT '\ud800'", "surrogates"),
-        ("SELECT 'a\0b'", "null character"),
-        ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
-        ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
-        ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
-        ("garbage", "syntax error"),
-    ],
-)
+HOSTILE = [
+    ("SELECT 1; DROP TABLE boats", "one statement at a time"),
+    ("SELECT * FROM boats a, boats b, boats c, boats d", "more than 500 rows"),
+    ("SELECT hex(zeroblob(20000))", "20,000 characters"),
+    ("SELECT hex(zeroblob(900000000))", "too big"),
+    ("SELECT printf('%.*c', 900000000, 'x')", "not authorized"),
+    ("SELECT FORMAT('%.*c', 900000000, 'x')", "not authorized"),
+    ("ATTACH 'PLACE/a.db' AS a", "not authorized"),
+    ("DETACH main", "not authorized"),
+    ("VACUUM INTO 'PLACE/b.db'", "authorization denied"),
+    ("PRAGMA journal_mode = WAL", "not authorized"),
+    ("PRAGMA table_info(boats)", "not authorized"),
+    ("SELECT * FROM pragma_table_info('boats')", "prohibited"),
+    ("CREATE VIRTUAL TABLE v USING fts5(a, content='')", "not authorized"),
+    ("SELECT load_extension('PLACE/x.so')", "not authorized"),
+    ("SELECT writefile('PLACE/c', 'x')", "no such function"),
+    ("SELECT ?", "bindings"),
+    ("SELECT '\ud800'", "surrogates"),
+    ("SELECT 'a\0b'", "null character"),
+    ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
+    ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
+    ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
+    ("garbage", "syntax error"),
+]
+
+
+@pytest.mark.parametrize(("sql", "reason"), HOSTILE)
 def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
     step, end = steps(LLBDB(), "own-1", block(sql.replace("PLACE", str(tmp_path))), RIGHT)
     assert step.observation.startswith("Error: ") and reason in step.observation
@@ -492,17 +457,6 @@ def test_nothing_is_on_the_disk(tmp_path, monkeypatch):
     assert not [*tmp_path.iterdir()]
 
 
-# words, and what glues them together, of hostile statements
-WORDS = """
-    SELECT INSERT UPDATE DELETE FROM INTO VALUES SET WHERE boats name berth length_m * 1 -1 NULL
-    'x' "y" `z` x'ff' 9e999 ( ) , ; = < || . AS JOIN ON GROUP BY ORDER HAVING LIMIT OFFSET UNION
-    ALL WITH RECURSIVE CREATE TABLE TEMP VIEW TRIGGER INDEX DROP ALTER ADD COLUMN RENAME TO
-    ATTACH DETACH DATABASE PRAGMA journal_mode temp_store VACUUM REINDEX ANALYZE EXPLAIN BEGIN
-    COMMIT ROLLBACK SAVEPOINT a RELEASE RETURNING EXISTS IN LIKE GLOB MATCH BETWEEN CASE WHEN
-    THEN END CAST COUNT(*) AVG( STDDEV( zeroblob(99999) randomblob(9) load_extension('x')
-    char(0) ? :a @b $c -- /* */ ' " ` sqlite_master sqlite_sequence json_each('[1]') IF NOT
-    UNIQUE PRIMARY KEY DEFAULT CHECK FOREIGN \\ é 🜨 \u202e \x00 \ud800 % %s {} SHOW TABLES
-    DESCRIBE DUAL SLEEP(9) DELIMITER""".split()
 VALUES = (
     "name", "berth", "length_m", "1", "-1.5", "NULL", "'x'", "x'ff'", "9e999", "boat_id || name",
     "zeroblob(9999)", "randomblob(9)", "COUNT(*)", "AVG(berth)", "STDDEV(name)", "char(0, 55296)",
@@ -517,22 +471,18 @@ FORMS = (
 )  # fmt: skip
 
 
-def hostile(n: int, seed: int) -> list[str]:
-    draw = random.Random(seed)
-    forms = (draw.choice(FORMS) for _ in range(n))
-    words = [*WORDS, *VALUES * 12]  # three of four
-    return [form.format(*draw.choices(words, k=form.count("{}"))) for form in forms]
-
-
 def test_random_hostile_statements_never_raise(monkeypatch):
     monkeypatch.setattr(llb_db, "SECONDS", 0.5)
     monkeypatch.setattr(llb_db, "STEPS", 100)
-    env, statements, ran = LLBDB(), hostile(1_000, 0), 0
+    env, draw, ran = LLBDB(), random.Random(0), 0
+    told = " ".join(sql for sql, _ in HOSTILE if len(sql) < 200)
+    words = [*told.split(), *"' \" ` -- /* TEMP TRIGGER BEGIN".split(), *VALUES * 12]
     with closing(env.reset("own-1")) as other:
-        for start in range(0, len(statements), 10):  # a table soon is dropped or renamed
+        for _ in range(100):  # a table soon is dropped or renamed
             with closing(env.reset("own-1")) as episode:
-                for sql in statements[start : start + 10]:
-                    step = episode.step(f"```sql\n{sql}\n```")
+                for form in draw.choices(FORMS, k=10):
+                    sql = form.format(*draw.choices(words, k=form.count("{}")))
+                    step = episode.step(block(sql))
                     assert not step.done and step.observation
                     ran += not step.observation.startswith("Error: ")
                 assert episode.database.execute("SELECT 1").rows == [(1,)]
@@ -544,25 +494,13 @@ def test_random_hostile_statements_never_raise(monkeypatch):
 
 
 @published
-def test_gold_answers_of_the_published_file_on_sqlite():
+def test_answers_of_the_published_file():
     env = LLBDB(TRAIN)
-    tasks = env.tasks()
-    assert len(tasks) == 361 and sum(env.items[t.id].direct is not None for t in tasks) == 259
-    assert 361 - len(env.skip_list()) == 297
-
-
-@published
-def test_changes_of_the_published_file_without_an_answer():
-    env, nothing = LLBDB(TRAIN), [block("SELECT 1")] * 2
-    changes = [task for task in env.tasks() if env.items[task.id].direct is None]
-    ends = [steps(env, task.id, task.solution[0], *nothing)[-1] for task in changes]
-    assert (len(changes), sum(end.reward > 0 for end in ends)) == (102, 94)
-
-
-@published
-def test_answers_of_other_items_of_the_published_file_are_wrong():
-    env = LLBDB(TRAIN)
-    reads = [task for task in env.tasks() if env.items[task.id].direct is not None]
-    for task, other in zip(reads, reads[1:] + reads[:1], strict=True):
+    asked = [task for task in env.tasks() if env.items[task.id].direct is not None]
+    changes = [task for task in env.tasks() if task not in asked]
+    assert (len(asked), len(changes), len(env.skip_list())) == (259, 102, 361 - 297)
+    ends = [steps(env, task.id, task.solution[0], LOOK, LOOK)[-1] for task in changes]
+    assert sum(end.reward > 0 for end in ends) == 94
+    for task, other in zip(asked, asked[1:] + asked[:1], strict=True):
         (step,) = steps(env, task.id, other.solution[1])
         assert step.reward == -1.0, (task.id, other.id)
