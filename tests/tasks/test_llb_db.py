@@ -80,6 +80,9 @@ def item(path: Path, place: str = "instruction", value: object = "x") -> llb_db.
         (changed("answer_info.direct.0.0", {"a": 1}), "item own-1, answer_info.direct.0.0"),
         (changed("table_info.name", "a\nb"), "item own-1, table_info.name"),
         (changed("table_info.column_info_list", []), "column_info_list"),
+        (changed("table_info.column_info_list.0.name", "NAME"), "the same name"),
+        (changed("table_info.row_list.2", [3, "Tern"]), "one value per column"),
+        (changed("answer_info.md5", "5e55"), "'direct'"),
         (changed("table_info.column_info_list.0.type", "INT); DROP"), "column_info_list.0.type"),
         (changed("table_info.row_list.0.0", 2**63), "item own-1, table_info.row_list.0.0"),
         (changed("table_info.row_list.0.1", "a\0"), "item own-1, table_info.row_list.0.1"),
@@ -247,6 +250,7 @@ def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
     *going, end, after = steps(LLBDB(), "own-7", *shown, "Answer: done", LOOK)
     for step, text in zip(going, shown.values(), strict=True):
         assert step.observation.startswith(text) and outcome(step) == (False, 0.0, "")
+        assert ("ignored" in step.observation) == ("Only" in text)
     assert outcome(end) == (True, -1.0, "") and after is end
 
 
