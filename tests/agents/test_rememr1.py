@@ -351,7 +351,7 @@ def test_the_window_has_room_for_what_is_recalled(codec):
     (("Where?", "Bay Hill", "yes"), ("Bays", "the HILL.", "Bay"), [(0, 0), (0.5, 0), (0, 0)]),
     # the answer in sight already, in section or memory: the look back has brought nothing
     (replace(TASK, text=sections(1, 2, 0)), (OTTO, LEFT, LOOKS), [(1, 0), (-1, 0), (0, 0)]),
-    (("Where is Otto?", "Lima"), (OTTO, ("Lima, said Otto.", "Otto"), ("Max left.", "Otto reached")),
+    (("Where is Otto?", "Lima"), (OTTO, ("Lima, said Otto.", "Otto"), ("Max left.", "Otto came")),
      [(1, 0), (0, 0), (-1, 0)]),
     # at 2 the memory that it started from has it; what was recalled before is not in sight
     (replace(TASK, text=sections(0, 1, 2, 1)), (OTTO, LOOKS, LOOKS, LOOKS),

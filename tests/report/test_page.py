@@ -416,8 +416,8 @@ def test_a_trajectory_in_the_terminal():
     console.print(render_trajectory(changed, 100))
     text = console.export_text()
     for part in (
-        "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "never ends", "2 stop", "sample 0",
-        "characters left out", "step 39", "temperature 2.2",
+        "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "never ends", "2 stop",
+        "sample 0", "characters left out", "step 39", "temperature 2.2",
     ):  # fmt: skip
         assert part in text, text
     assert "in the form" not in text  # it is empty
