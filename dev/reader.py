@@ -248,8 +248,9 @@ def met(rows: Iterable[dict], known: Collection[str]) -> list[str]:
 def pool(out: Path, trained: Path) -> None:
     """Write a summary NAME.json and a table NAME.md of each evaluation, its seeds together.
 
-    Intervals are over the documents of all seeds; a question that two seeds ask counts twice, among
-    other passages. UserError: one of the questions is among those that `trained` has seen.
+    Intervals are over the documents of all seeds; what two seeds ask is one question, averaged, and
+    its documents count as one. UserError: one of the questions is among those that `trained` has
+    seen.
     """
     known = trained_on(trained)
     for name in EVALUATIONS:
@@ -259,7 +260,7 @@ def pool(out: Path, trained: Path) -> None:
             found = read_run(folder).rows
             if ids := met(found, known):
                 raise UserError(f"{folder} asks what was trained on: {', '.join(ids)}.")
-            rows += [row | {"id": f"{seed}:{row['id']}"} for row in found]
+            rows += found
         summary = summarise(rows, "documents")
         write_summary(out / f"{name}.json", summary)
         lines = [

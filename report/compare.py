@@ -15,7 +15,7 @@ from pathlib import Path
 from config.errors import UserError
 from report import plots
 from report.folder import Run, read_run, settings_of
-from report.markup import Section, bounds, figures, fill, joined, page, parts, percent
+from report.markup import Section, bounds, count, figures, fill, joined, page, parts, percent
 from report.page import comparisons, every_cell
 from report.rows import Cell
 from report.summary import compare, measured, question_key, summarise
@@ -159,7 +159,7 @@ def differences(summary: dict) -> Iterator[tuple[str, str]]:
         place = "{question}, {length:,} {unit}, temperature {temperature}".format(
             **pair, unit=summary["unit"]
         )
-        interval = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
+        interval = f"{bounds(pair, ' … ', '+')}, {count(pair)}"
         sure = "bold" if pair["low"] > 0 or pair["high"] < 0 else ""
         yield f"  {percent(pair['mean'], '+'):>6}  ({interval})  {place}", sure
 
@@ -169,7 +169,7 @@ def comparison_page(summary: dict, title: str) -> str:
     pairs = comparisons(
         summary,
         "Differences in percentage points on the questions that both were asked, with 95 % "
-        "intervals by bootstrap over these questions, or over their documents; bold where an "
+        "intervals over these questions, or over their documents; bold where an "
         "interval excludes 0. The samples of a question are averaged first.",
     )
     drawn = figures(joined(plots.accuracy(summary).values()))

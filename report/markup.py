@@ -170,6 +170,15 @@ def bounds(record: Mapping[str, float], between: str = "–", sign: str = "") ->
     return between.join(f"{round(100 * record[end]) + 0:{sign}d}" for end in ("low", "high"))
 
 
+def count(record: Mapping[str, float]) -> str:
+    """Write how many questions a record is about, and where they share a single document, that.
+
+    >>> count({"n": 1540, "documents": 10}), count({"n": 16, "documents": 1})
+    ('n 1,540', 'n 16, one document')
+    """
+    return f"n {record['n']:,}" + ", one document" * (record.get("documents") == 1)
+
+
 # ---------------------------------------------------------------- the page
 
 

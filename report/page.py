@@ -28,6 +28,7 @@ from report.markup import (
     Text,
     bounds,
     by_length,
+    count,
     figures,
     fill,
     heat,
@@ -64,7 +65,7 @@ EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 4, 400  # sections of an example, characters
 
 # below the first plots
 HOW_TO_READ = (
-    "Bars are 95 % intervals (bootstrap over questions, or over documents that several share; "
+    "Bars are 95 % intervals (Student's t over questions, or over documents that several share; "
     "Wilson's where all agree). Failures, and answers that are empty or without the form that was "
     f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Sampled at "
     "temperature 1 where that was asked, else at the first temperature."
@@ -110,7 +111,7 @@ def every_cell(summary: dict) -> Section:
     for cell, record in cells(with_pooled(summary)):
         label, words = labelled(summary, cell.agent), reader(cell.agent)
         names = _noted(label, words if words != cell.agent else ""), cell.temperature
-        note = f"{bounds(record)}, n {record['n']:,}"
+        note = f"{bounds(record)}, {count(record)}"
         shown = _noted(fill("<b>{}</b>", percent(record["mean"])), note)
         caption = f"{title_of(cell.question)}, by {summary['unit']}"
         entries.append((caption, names, cell.length, _faint(shown, record["n"])))
@@ -127,7 +128,7 @@ def every_cell(summary: dict) -> Section:
 
 def _difference(pair: dict) -> Markup:
     """Return the cell of a difference, bold where its interval excludes 0."""
-    note = f"{bounds(pair, ' … ', '+')}, n {pair['n']:,}"
+    note = f"{bounds(pair, ' … ', '+')}, {count(pair)}"
     sure = pair["low"] > 0 or pair["high"] < 0
     return _faint(macro("difference", percent(pair["mean"], "+"), note, sure), pair["n"])
 

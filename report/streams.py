@@ -41,7 +41,7 @@ from report.markup import (
     percent,
     table,
 )
-from report.summary import calibration, difference_interval, write_summary, write_text
+from report.summary import calibration, interval, write_summary, write_text
 
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
@@ -122,7 +122,7 @@ def _differences(outcomes: Sequence[dict], epoch: int) -> list[dict]:
     for arm, other in ((arm, other) for k, arm in enumerate(solved) for other in [*solved][:k]):
         if common := [id for id in solved[arm] if id in solved[other]]:
             values = [solved[arm][id] - solved[other][id] for id in common]
-            low, high = difference_interval(values, common)
+            low, high = interval(values, least=-1.0)
             about = {"arm": arm, "than": other, "n": len(common)}
             found.append(about | {"mean": fmean(values), "low": low, "high": high})
     return found
@@ -345,8 +345,8 @@ def _page(
     ]  # fmt: skip
     sections = [
         Section("Result", result, (
-            "Shares of all tasks; what crashed or timed out was not solved. 95 % intervals, of "
-            "differences by bootstrap over the tasks; lines that are alike lie on each other."
+            "Shares of all tasks; what crashed or timed out was not solved. 95 % intervals; lines "
+            "that are alike lie on each other."
         )),
         Section("Readings", _texts(joined(map(_one_task, learning))), (
             "Of each method the task whose success changed most often, and what it was shown."

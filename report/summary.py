@@ -1,6 +1,6 @@
 """Summarise rows: means with intervals, paired differences, where answers were lost, tables.
 
-Holds: `summarise`, `bootstrap`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
+Holds: `summarise`, `interval`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
 questions seen in training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how
 rows are made (eval.py), the page (report/page.py). No torch.
 Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 # ---------------------------------------------------------------- statistics
 
+ROUNDING = 1e-9  # of means of scores
+
 
 def wilson(mean: float, n: int, z: float = 1.959964) -> tuple[float, float]:
     """Return the 95 % interval of a share of n right answers (Wilson 1927).
@@ -54,7 +56,7 @@ class Calibration(NamedTuple):
     """How often answers are right, and how far what they say of it is off; all but `n` shares."""
 
     accuracy: float
-    low: float  # of the 95 % interval, Wilson's
+    low: float  # of the 95 % interval
     high: float
     error: float | None  # None: no answer says how sure it is
     n: int
@@ -84,54 +86,44 @@ def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> C
             gap = fmean(c / 100 for c, _ in part) - fmean(right for _, right in part)
             squares += len(part) * gap * gap
     error = (squares / len(sure)) ** 0.5 if sure else None
-    return Calibration(accuracy, *wilson(accuracy, len(rows)), error, len(rows))
+    return Calibration(accuracy, *interval([right for _, right in rows]), error, len(rows))
 
 
-def bootstrap(
-    values: Sequence[float],
-    documents: Sequence[str] = (),
-    resamples: int = 2000,
-    seed: int = 0,
+def interval(
+    values: Sequence[float], documents: Sequence[object] = (), least: float = 0.0
 ) -> tuple[float, float]:
-    """Return the middle 95 % of the means of `resamples` draws with replacement.
+    """Return the 95 % interval of a mean over questions, some of which may share a document.
 
-    Drawn are values or, where several belong to one document, whole documents: questions about one
-    text are not independent. documents: of each value, () if they are all different. With fewer
-    than some twenty documents such an interval is still too narrow.
-    Equal values would give an interval of width 0, however few they are: theirs is Wilson's.
+    Answers about one text are not independent. So the variance is the cluster-robust one of least
+    squares on a constant, documents as clusters, times G / (G - 1) for G of them, and the quantile
+    is that of Student's t with G - 1. Of documents with a question each, that is the usual t
+    interval; and so it is of a single document, which tells nothing about others.
+    Where no document differs from the others the variance is 0: then it is Wilson's interval of G
+    answers, mirrored for negative differences and to both sides for none.
+
+    documents: of each value, () if they are all different. least: 0 for shares, -1 for differences
+    of shares; the interval ends there and at 1. Scores outside are no shares: then it ends nowhere.
     """
     import numpy as np
+    from scipy.special import stdtrit
 
     values = np.asarray(values, dtype=float)
-    if (values == values[0]).all():
-        return wilson(float(values[0]), len(values))
-    sums, sizes = values, np.ones(len(values))
-    if 1 < len({*documents}) < len(values):
-        _, groups = np.unique(np.asarray(documents), return_inverse=True)
-        sums, sizes = np.bincount(groups, weights=values), np.bincount(groups)
-    # not all draws at once: a set may have thousands of questions
-    at_once = max(1, 2**20 // len(sums))
-    rng, means = np.random.default_rng(seed), []
-    for start in range(0, resamples, at_once):
-        draws = rng.integers(0, len(sums), (min(at_once, resamples - start), len(sums)))
-        means.append(sums[draws].sum(axis=1) / sizes[draws].sum(axis=1))
-    low, high = np.quantile(np.concatenate(means), (0.025, 0.975)).tolist()
-    return low, high
-
-
-def difference_interval(
-    differences: Sequence[float], documents: Sequence[str]
-) -> tuple[float, float]:
-    """Return the bootstrap interval of a mean difference.
-
-    Of equal differences it is Wilson's, as in `bootstrap`: mirrored for negative ones, and to both
-    sides of 0, because a difference, unlike a share, may err in both directions.
-    """
-    first, n = differences[0], len(differences)
-    if first > 0 or any(difference != first for difference in differences):
-        return bootstrap(differences, documents)
-    low, high = wilson(-first, n)
-    return -high, -low if first else high
+    mean, size = float(values.mean()), len(values)
+    numbers = {name: k for k, name in enumerate(dict.fromkeys(documents))}
+    groups = [*map(numbers.get, documents)] if len(numbers) > 1 else range(size)
+    sums = np.bincount(groups, weights=values - mean)
+    n, share = len(sums), least <= values.min() and values.max() <= 1
+    spread = float(sums @ sums * n / max(1, n - 1)) ** 0.5 / size
+    if spread > ROUNDING or not share:
+        half = float(stdtrit(n - 1, 0.975)) * spread if n > 1 else 0.0
+        low, high = mean - half, mean + half
+    else:
+        low, high = wilson(abs(mean), n)
+        if mean < -ROUNDING:
+            low, high = -high, -low
+        elif least < 0 and mean < ROUNDING:
+            low = -high
+    return (max(low, least), min(high, 1.0)) if share else (low, high)
 
 
 # ---------------------------------------------------------------- the summary
@@ -241,16 +233,45 @@ def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
     """Return n, mean, low and high of questions, each a list of its rows, which are averaged first.
 
     Where several questions share a document, the interval is over documents; beside it documents,
-    how many these are, and low_questions, high_questions, as if questions were independent.
+    how many these are, and low_questions, high_questions, as if questions were independent. With a
+    single document these are the interval.
     """
     values = [fmean(row[metric] for row in rows) for rows in samples]
-    documents = [_document(rows[0]) for rows in samples]
-    low, high = bootstrap(values, documents)
-    mean = {"n": len(values), "mean": fmean(values), "low": low, "high": high}
-    if 1 < len({*documents}) < len(values):
-        low, high = bootstrap(values)
-        mean |= {"documents": len({*documents}), "low_questions": low, "high_questions": high}
+    mean = {"n": len(values), "mean": fmean(values)} | _ends(values, samples)
+    if "documents" in mean:
+        mean["low_questions"], mean["high_questions"] = interval(values)
     return mean
+
+
+def _ends(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
+    """Return low and high of the mean of values, each of some rows; where several share a document,
+    documents, too: how many of these there are."""
+    documents = _documents(rows)
+    low, high = interval(values, documents, least)
+    shared = len({*documents}) < len(documents)
+    return {"low": low, "high": high} | ({"documents": len({*documents})} if shared else {})
+
+
+def _documents(questions: Iterable[Sequence[dict]]) -> list[object]:
+    """Return for each question, given by its rows, a name of its document.
+
+    One that was asked about several documents, as at several lengths, makes these one, since its
+    answers are not independent. Rows of an early version name no document: each has its own.
+    """
+    parents: dict[object, object] = {}
+
+    def root(name: object) -> object:
+        while (parent := parents.setdefault(name, name)) != name:
+            name = parent
+        return name
+
+    asked = []
+    for rows in questions:
+        asked.append((rows[0]["question"], rows[0]["id"]))
+        for row in rows:
+            if document := row.get("document"):
+                parents[root(asked[-1])] = root(document)
+    return [*map(root, asked)]
 
 
 def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
@@ -264,11 +285,6 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
         for cell, kinds in pools.items()
         if len(kinds) > 1
     ]
-
-
-def _document(row: dict) -> str:
-    """Return what the questions about one document have in common; of older rows, nothing."""
-    return row.get("document") or f"{row['id']} {row['task']}"
 
 
 def _depths(rows: Sequence[dict], metric: str) -> dict:
@@ -337,8 +353,8 @@ def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dic
     """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
 
     Each side has rows of one agent and one temperature. The difference is taken question by
-    question (`question_key`), samples averaged first, with a 95 % interval by bootstrap over the
-    questions, or their documents. {} without a common question.
+    question (`question_key`), samples averaged first; the interval is as in `interval`, and where
+    questions share documents, documents says how many these are. {} without a common question.
     """
     left, right = {}, {}
     for side, rows in ((left, a), (right, b)):
@@ -351,8 +367,8 @@ def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dic
         fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
         for key in common
     ]
-    low, high = difference_interval(differences, [_document(left[key][-1]) for key in common])
-    return {"mean": fmean(differences), "n": len(common), "low": low, "high": high}
+    ends = _ends(differences, ([*left[key], *right[key]] for key in common), -1.0)
+    return {"mean": fmean(differences), "n": len(common)} | ends
 
 
 def question_key(row: dict) -> tuple:
@@ -454,7 +470,7 @@ def with_pooled(summary: dict) -> dict:
     records = []
     for record in summary.get("pooled", ()):  # an earlier version's summary has none
         records.append(record)
-        if "documents" in record:
+        if record.get("documents", 1) > 1:
             name = f"{record['question']}, interval over questions"
             ends = {"low": record["low_questions"], "high": record["high_questions"]}
             records.append(record | {"question": name} | ends)
@@ -503,8 +519,11 @@ def _about(summary: dict) -> str:
     records = summary["cells"]
     parts = [f"n = {span(record['n'] for record in records)} questions a cell"]
     if documents := {record["documents"] for record in records if "documents" in record}:
-        shared = f"documents where questions share one ({span(documents)} a cell)"
-        parts.append(f"intervals by bootstrap over {shared}")
+        parts.append(
+            f"intervals over documents where questions share one ({span(documents)} a cell)"
+        )
+        if 1 in documents:
+            parts.append("of a single document over its questions, as if they were independent")
     n = sum(record["n"] for record in records)
     for name, words in (
         ("failed", "failures"),

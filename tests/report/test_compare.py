@@ -12,7 +12,7 @@ from config.errors import UserError
 from report import compare
 from report.compare import side_by_side
 from report.folder import Run
-from report.summary import difference_interval, summarise, write_summary
+from report.summary import interval, summarise, write_summary
 
 
 def run(name, rows, unit="sections", metric="sub_em", **settings):
@@ -45,7 +45,7 @@ def test_a_known_difference_with_its_interval():
     assert (pair["a"], pair["b"], pair["n"]) == ("a: trained", "b: trained", 20)
     assert pair["mean"] == pytest.approx(14 / 20)
     values = [float(4 <= k < 18) for k in range(20)]
-    assert (pair["low"], pair["high"]) == difference_interval(values, [])
+    assert (pair["low"], pair["high"]) == interval(values, least=-1)
     assert 0.4 < pair["low"] < pair["mean"] < pair["high"] < 0.95
     means = {cell["agent"]: cell["mean"] for cell in summary["cells"]}
     assert means == {"a: trained": 0.9, "b: trained": 0.2}
@@ -117,7 +117,7 @@ def test_the_command_prints_and_writes_a_page(tmp_path):
     assert "run: trained − c: trained" in done.output
     words = " ".join(done.output.split())
     assert (
-        "+80.0 (+60 … +100, n 15) one_fact, 4 sections, temperature 1.0" in words
+        "+80.0 (+57 … +100, n 15) one_fact, 4 sections, temperature 1.0" in words
         and "25 questions of the first alone" in words
     )
     page = Page((tmp_path / "x" / "compare-run-c.html").read_text())

@@ -27,7 +27,7 @@ from report.folder import read_run
 from report.markup import Markup
 from report.page import comparisons, write_report
 from report.records import record as record_of
-from report.summary import METRICS, bootstrap, summarise, write_summary
+from report.summary import METRICS, interval, summarise, write_summary
 from report.training import read_training
 from report.transcripts import diff, examples, render_trajectory, steps_of
 from report.words import NOTHING, nothing_right
@@ -320,7 +320,7 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
     drawn = {right: heights(values) for right, values in asked.items()}
     one, zero = drawn[20][4], drawn[0][4]
     for right, values in asked.items():
-        low, high = bootstrap(values)
+        low, high = interval(values)
         expected = pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
         assert [(y - zero) / (one - zero) for y in drawn[right]] == expected
 

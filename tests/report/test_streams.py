@@ -7,7 +7,7 @@ from test_page import check_golden
 
 from config.options import StreamConfig
 from report import plots, streams
-from report.summary import wilson
+from report.summary import interval
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_success_has_its_intervals_as_bars(drawn):
     heights = {
         round(float(y), 6) for bar in bars for line in bar.get_segments() for y in line[:, 1]
     }
-    assert heights == {round(100 * end, 6) for end in wilson(0.5, 2)}
+    assert heights == {round(100 * end, 6) for end in interval([1, 0])}
     assert not so_far.containers[0].has_yerr
 
 

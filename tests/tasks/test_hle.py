@@ -14,7 +14,7 @@ from test_stream import Acting
 
 from agents.bank import Bank, BankConfig
 from config.errors import UserError
-from report.summary import calibration, wilson
+from report.summary import calibration, interval
 from tasks import judge as module
 from tasks import served
 from tasks.hle import HLE, INSTRUCTIONS, confidence, read
@@ -453,7 +453,7 @@ def test_calibration_by_hand():
     # bins (.1, .3) and (.7, .9): |.2 - 0| and |.8 - .5|; sqrt((.04 + .09) / 2)
     found = calibration(rows, size=2)
     assert found.error == pytest.approx(0.065**0.5) and found.accuracy == 0.25 and found.n == 4
-    assert (found.low, found.high) == wilson(0.25, 4)
+    assert (found.low, found.high) == interval([1, 0, 0, 0])
     # one bin: .5 - .25
     assert calibration(rows).error == calibration(rows, size=3).error == pytest.approx(0.25)
     # the fifth joins the last bin: (.1, .3) and (.7, .9, 1): (2 * .04 + 3 * (2.6/3 - 2/3)**2) / 5
