@@ -5,11 +5,10 @@ round, and has to stand in the document: a figure that is changed here or there 
 
 What no file gives: the demo, its longer form, looking back, the store edited by tools, streams,
 known solutions, the two orders of the prompt, long documents; of the real model its training, the
-cells at 4, 16 and 64 passages and bm25 of two sections at 256, every interval and paired difference
-of questions that share documents, what became of answers in the memory, 10 documents of HotpotQA
-but untrained, and earlier or further runs of a benchmark ("in two runs before it", "in six runs");
-all of what was left out. Not looked up: the tables of real.json, h100.json,
-reader-256.json, untrained.json and reader-baselines.json.
+cells at 4, 16 and 64 passages and bm25 of two sections at 256, what became of answers in the
+memory, 10 documents of HotpotQA but untrained, and earlier or further runs of a benchmark ("in two
+runs before it", "in six runs"); all of what was left out. Not looked up: the tables of real.json,
+h100.json and reader-baselines.json.
 Rows of the three seeds, the findings: tests/test_front_page.py.
 """
 
@@ -21,6 +20,7 @@ import pytest
 
 from bench.__main__ import ORDER, markdown
 from bench.common import RESULTS, ROOT
+from report.summary import interval
 
 
 def load(name: str):
@@ -106,7 +106,7 @@ def of_agents() -> Iterator[str]:
         ]
         costs = at[0]["tokens_read"], at[0]["tokens_written"]
         tokens = [f"{count:,.0f}" for count in costs]
-        yield row(agent, *map(interval, at), *tokens, f"{alone[agent]['seconds']:.2f}")
+        yield row(agent, *map(written, at), *tokens, f"{alone[agent]['seconds']:.2f}")
 
 
 def of_the_findings() -> Iterator[str]:
@@ -126,7 +126,7 @@ def of_the_findings() -> Iterator[str]:
         ("one_fact", "one fact", 16),
     ):
         pair = [cells[agent, kind, length] for agent in ("Twice", "memagent")]
-        yield row(f"{name}, {length}", *map(interval, pair))
+        yield row(f"{name}, {length}", *map(written, pair))
         if (kind, length) == ("two_hop_reverse", 16):
             twice, once = (digits(c["mean"]) for c in pair)
             assert f"`Twice` has {twice} right among 16 sections, `memagent` {once}" in front
@@ -134,7 +134,7 @@ def of_the_findings() -> Iterator[str]:
 
 def of_absent() -> Iterator[str]:
     found = load("absent")["cells"]
-    cells = {(c["others"], c["length"], c["agent"]): interval(c) for c in found}
+    cells = {(c["others"], c["length"], c["agent"]): written(c) for c in found}
     n = {c["length"]: c["n"] for c in found if c["agent"] == "memagent"}
     near = "its article's"
     for others in ("unrelated", near):
@@ -148,15 +148,69 @@ def of_absent() -> Iterator[str]:
     assert f"to {cells[near, 4, 'memagent'].split()[0]} among four of its article" in front
 
 
-def interval(cell: dict) -> str:
+def of_real_text() -> Iterator[str]:
+    """What is kept of real text; 64 and 256 passages are shared by the same questions."""
+    found, untrained = load("reader-256"), load("untrained")
+    documents, ours = found["documents"], found["memagent"]
+    table = (ROOT / "docs/results.md").read_text().partition("### Single facts in real text")[2]
+    at_256 = {
+        cells[1].strip(): cells[-2].strip()
+        for line in table.splitlines()[:30]
+        if len(cells := line.split("|")) == 7
+    }
+    names = {"full": "full", "bm25": "bm25, four sections", "oracle": "oracle"}
+    assert at_256["memagent"] == mean(ours, documents)
+    for agent, name in names.items():
+        pair = f"memagent - {name.replace(', four sections', ' of four')}, paired"
+        assert at_256[name] == mean(found[agent], documents)
+        assert at_256[pair] == difference(ours, found[agent], documents)
+    cells = [mean(untrained[f"{n} passages"], documents) for n in (64, 256)]
+    yield f"| {' | '.join(cells)} |"
+    ours, full = (load("hotpotqa-50")[agent] for agent in ("memagent", "full"))
+    few, many = (untrained[f"HotpotQA, {n} documents"] for n in (10, 50))
+    yield f"memagent {mean(ours, {})}, bm25"
+    yield f"full {mean(full, {})}, n = {len(full)} each"
+    yield f"minus full {difference(ours, full, {})}"
+    yield f"Untrained, memagent has {mean(few, {})}, n = {len(few)}, and"
+    yield f"Untrained, memagent has {mean(many, {})}, n = {len(many)};"
+    yield f"trained minus untrained, paired: {difference(ours, many, {})}"
+
+
+def mean(found: dict, documents: dict) -> str:
+    """Return the mean score of questions; documents: of those that share one."""
+    low, high = interval(scores(found), [documents.get(id, id) for id in found])
+    return written({"mean": fmean(scores(found)), "low": low, "high": high})
+
+
+def difference(a: dict, b: dict, documents: dict) -> str:
+    values = [a[id][1] - b[id][1] for id in a]
+    ends = interval(values, [documents.get(id, id) for id in a], least=-1)
+    low, high = (digits(end, "+") for end in ends)
+    return f"{digits(fmean(values), '+')} ({low} to {high})"
+
+
+def written(cell: dict) -> str:
     return f"{digits(cell['mean'])} ({digits(cell['low'])}-{digits(cell['high'])})"
 
 
-@pytest.mark.parametrize("claims", [of_peers, of_agents, of_the_findings, of_absent])
+@pytest.mark.parametrize("claims", [of_peers, of_agents, of_the_findings, of_absent, of_real_text])
 def test_a_figure_is_that_of_its_file(claims):
     text = words((ROOT / "docs/results.md").read_text(encoding="utf-8"))
     missing = [claim for claim in claims() if words(claim) not in text]
     assert not missing, "\n".join(map(str, missing))
+
+
+def test_the_intervals_of_a_file_are_those_of_its_rows():
+    for cell in load("agents") + load("twice")["cells"]:  # of 0 and 1, a document each
+        right = round(cell["n"] * cell["mean"])
+        ends = interval([1.0] * right + [0.0] * (cell["n"] - right))
+        assert (cell["low"], cell["high"]) == pytest.approx(ends), cell
+    absent = load("absent")
+    for cell in absent["cells"]:
+        rows = absent[f"{cell['others']}, {cell['length']}, {cell['agent']}"]
+        documents = [*map(absent["documents"][str(cell["length"])].get, rows)]
+        ends = interval(scores(rows), documents)
+        assert (cell["low"], cell["high"]) == pytest.approx(ends, abs=1e-4), cell
 
 
 def test_the_table_of_all_benchmarks_is_that_of_their_files():
