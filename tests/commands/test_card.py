@@ -36,7 +36,7 @@ def evaluation(folder, model, n=8, mean=0.5, **others):
     cell = {"agent": "memagent", "question": "one_fact", "temperature": "0.0", "length": 4}
     low, high = wilson(mean, n)
     cell |= {"n": n, "mean": mean, "low": low, "high": high}
-    other = cell | {"agent": "full", "mean": 0.25}
+    other = cell | {"agent": "full", "mean": 0.25, "documents": 1}
     summary = {"unit": "sections", "metric": "exact", "cells": [cell, other]}
     summary["cells"] += [cell | other for other in others.values()]
     (folder / "summary.json").write_text(json.dumps(summary))
@@ -53,7 +53,7 @@ def test_the_card_says_what_was_trained_how_and_what_is_known_of_it(trained):
         assert (data.library_name, data.license) == (library, "mit")
         assert {"memagent", "grpo"} <= {*data.tags} and data.base_model is None
         low, high = wilson(0.5, 8)
-        row = f"| full | one_fact | 0.0 | 4 | 8 | 0.250 | {low:.2f}-{high:.2f} |"
+        row = f"| full | one_fact | 0.0 | 4 | 8, one document | 0.250 | {low:.2f}-{high:.2f} |"
         assert row in text and "`others`" not in text
         assert "Validation at this step, greedy" in text and "n = 4" in text
         assert "step 2 of 2" in text and "| lora_rank | 2 |" in text

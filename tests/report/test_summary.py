@@ -176,6 +176,8 @@ def test_compare_is_paired():
     assert compare(a, asked("b", [1.0], length=8)) == {}
     twice = asked("a", [0.0]) + asked("a", [1.0], sample=1)
     assert compare(twice, asked("b", [0.0]))["mean"] == 0.5
+    worse = compare(asked("a", [0.0] * 3), asked("b", [1.0] * 3))
+    assert (worse["mean"], worse["low"], worse["high"]) == (-1, -1, -wilson(1, 3)[0])
 
 
 def sandwich(values, documents):
@@ -281,6 +283,12 @@ def test_answers_about_one_document_are_not_independent():
     pooled = compare(a + [each | {"sample": 1} for each in a], b)
     assert (pooled["n"], pooled["documents"]) == (16, 8)
     assert (pooled["low"], pooled["high"]) == pytest.approx(ends)
+    other = compare(b, a)
+    assert (other["low"], other["high"]) == pytest.approx((-ends[1], -ends[0]))
+    # what shares one of its documents shares all of them
+    more = [each | {"id": f"next to {each['id']}"} for each in a[:8]]
+    pooled = compare(a + more, b + [each | {"reward": 0, "sub_em": 0.0} for each in more])
+    assert (pooled["n"], pooled["documents"]) == (24, 8)
 
 
 def test_the_categories_with_answers_are_pooled_with_both_intervals():
@@ -310,3 +318,6 @@ def test_the_categories_with_answers_are_pooled_with_both_intervals():
         assert f"| a | 0.0 | 50.0 [{100 * low:.1f}, {100 * high:.1f}] |" in text
     assert "n = 128 questions a cell" in text and csv_of(summary).count(pooled["question"]) == 2
     assert summarise(asked("a", [1.0]))["pooled"] == []
+    of_one_document = summarise([each | {"document": "d"} for each in rows])
+    assert of_one_document["pooled"][0]["documents"] == 1
+    assert "interval over questions" not in markdown_of(of_one_document)
