@@ -24,6 +24,7 @@ from rich.text import Text as Styled
 import suites
 from agents import find
 from config.errors import UserError, clean
+from config.files import run_path
 from config.locks import writing
 from config.options import EvalConfig
 from config.plugins import failure, is_path
@@ -32,9 +33,10 @@ from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.packaged import located
-from models.setup import Setup
+from models.setup import Setup, settled
 from report.evaluation import (
     begin_evaluation,
+    dtype_before,
     evaluation_folder,
     held,
     joined,
@@ -56,6 +58,7 @@ class Conditions:
     """How a cell is filled."""
 
     model: str = ""  # the caller's fingerprint of the weights
+    dtype: str = ""  # that they are computed with; "" = a server's
     seed: int = 0
     samples: int = 1  # of every task
     in_flight: int = 256
@@ -227,6 +230,7 @@ class Filling:
         row |= {
             "tries": place.failures + 1,
             "settings": self.settings,
+            "dtype": self.conditions.dtype,
             "task": place.task,
             "document": task.document_digest,
         }
@@ -272,6 +276,8 @@ class _Evaluation:
     """An evaluation while it runs."""
 
     def __init__(self, config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite):
+        folder = run_path(config.runs, config.name)
+        config = settled(config, dtype_before(folder))
         self.config, self.agents, self.suite = config, agents, suite
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
@@ -318,6 +324,7 @@ class _Evaluation:
                 longest = max((task.characters for task in tasks), default=1)
                 conditions = Conditions(
                     model=model,
+                    dtype="" if config.endpoint else config.dtype,
                     seed=config.seed,
                     in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
                     retries=config.retries,

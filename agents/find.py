@@ -294,14 +294,18 @@ def of_model(model: str | Path | None) -> dict:
     """Return the settings of agents in a model folder's agent.yaml; {} without one, or for None.
 
     A cap on sections is never taken from there (only a flag or a preset cuts documents);
-    `templates` is relative to the model's folder, and inside it.
+    `templates` is relative to the model's folder, and inside it, as its files are.
     """
     path, sections = _of_folder(model)
     settings = dict(sections.get("agent", {}))
     settings.pop("max_sections", None)
     if templates := settings.get("templates"):
-        settings["templates"] = str(path.parent / templates)
-        if not (path.parent / templates).resolve().is_relative_to(path.parent.resolve()):
+        folder, root = path.parent / templates, Path(os.path.realpath(path.parent))
+        settings["templates"] = str(folder)
+        if root.parent.name == "snapshots":  # of the hub's cache, whose files are links to blobs
+            root = root.parent.parent
+        places = map(os.path.realpath, (folder, *folder.glob("*.txt")))
+        if not all(Path(place).is_relative_to(root) for place in places):
             raise UserError(f"{path} names templates outside the model's folder, {templates}.")
     return settings
 

@@ -25,6 +25,7 @@ from datetime import datetime
 from itertools import count
 from pathlib import Path
 
+from rich.console import Console
 from rich.text import Text as Styled
 
 from agents import find
@@ -40,6 +41,7 @@ from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer
 from engines.open import open_reader
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from models.setup import settled
 from report.reading import begins
 from report.records import record, record_turn
 from report.summary import write_text
@@ -71,8 +73,12 @@ class Inquiry:
     by: str  # who answers, in words
     window: int | None  # of a server that does not say
     keyed: bool = False  # whether the server may have the API key
+    to: Console = console  # where it is told
     agent: Agent | None = None
     folder: Path | None = None
+
+    def say(self, text: str | Styled, style: str = "") -> None:
+        say(text, style, self.to)
 
     @property
     def task(self) -> Task:
@@ -88,20 +94,23 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
     """
     agents = _candidates(first.config, how)
     for remark in first.document.remarks:
-        say(remark, "dim")
+        first.say(remark, "dim")
     terms = Terms(
         patience_s=PATIENCE_S,
         memory_is_final=True,
         keyed=first.keyed,
-        tell=lambda words: say(words, "yellow"),
+        tell=lambda words: first.say(words, "yellow"),
     )
+    first.say(f"Opening {first.by} ...")
+    first.config = settled(first.config)
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
     keep = first.config.cache_tokens if further else 0  # sections, for the next question
-    say(f"Opening {first.by} ...")
-    engine = open_reader(evaluation, agents, window=first.window, terms=terms, cache_tokens=keep)
+    # a reading that is told to nobody is another program's: its threads are its own
+    opened = {"window": first.window, "terms": terms, "cache_tokens": keep}
+    engine = open_reader(evaluation, agents, **opened, settle=not first.to.quiet)
     with contextlib.closing(engine):
         way = _choose(first, how, engine, agents)
-        say(f"{way[0].upper()}{way[1:]}.")
+        first.say(f"{way[0].upper()}{way[1:]}.")
         _say_notes(first, engine)
         answers = [_kept(first, engine)]
         while further and (question := further()):
@@ -109,7 +118,9 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
             reading = replace(first, question=question, config=config, folder=None)
             answers.append(answer := _kept(reading, engine, warm=True))
             new = answer.prompt_tokens - answer.reused_tokens
-            say(f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed")
+            first.say(
+                f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed"
+            )
     return answers
 
 
@@ -134,14 +145,14 @@ def _kept(reading: Inquiry, engine: Engine, warm: bool = False) -> Answer:
 # ---------------------------------------------------------------- what is read
 
 
-def begun(paths: Sequence[str], question: str, config: AskConfig) -> Inquiry:
-    """Read the documents, and find who answers."""
+def begun(paths: Sequence[str], question: str, config: AskConfig, to: Console = console) -> Inquiry:
+    """Read the documents, and find who answers. to: where the reading is told."""
     if config.name:
         _free(files.run_path(config.runs, config.name))
     document = documents.read(paths, config.document_s, config.document_mib)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
-    return Inquiry(config, document, question, who.said, who.window, who.keyed)
+    return Inquiry(config, document, question, who.said, who.window, who.keyed, to)
 
 
 def _free(folder: Path) -> None:
@@ -241,9 +252,13 @@ def fitted(agent: Agent, window: int | None, settings: dict) -> tuple[Agent, str
 def _say_notes(reading: Inquiry, engine: Engine) -> None:
     config, text = reading.config, f"{reading.question} {reading.document.text[:1000]}"
     if config.endpoint and not config.model:
-        say("Lengths are estimated at four bytes a token: --model NAME counts tokens.", "dim")
+        reading.say(
+            "Lengths are estimated at four bytes a token: --model NAME counts tokens.", "dim"
+        )
     elif config.model == TINY and len(engine.codec.ids(text)) > len(WORD.findall(text)):
-        say(f"The embedded policy knows only English such as {KNOWN}: give another --model.", "dim")
+        reading.say(
+            f"The embedded policy knows only English such as {KNOWN}: give another --model.", "dim"
+        )
 
 
 # ---------------------------------------------------------------- reading
@@ -263,8 +278,8 @@ def _read(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
     sampling, turn, section = Sampling(reading.config.temperature), None, None
     n_read, cost = 0, Counter()
     n_steps = n_sections if agent.by_section else 1
-    with engine.awake(), bar("sections") as progress:
-        shown = console.is_terminal or n_steps > 10  # elsewhere a turn has lines of its own
+    with engine.awake(), bar("sections", reading.to) as progress:
+        shown = reading.to.is_terminal or n_steps > 10  # elsewhere a turn has lines of its own
         every = -(-n_steps // 10)
         steps = progress.add_task("reading", total=n_steps, note="", every=every, visible=shown)
         try:
@@ -288,7 +303,7 @@ def _read(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
                 trace.append(record_turn(turn) | {"where": named, "seconds": round(seconds, 4)})
                 if number == 1 and agent.by_section:
                     say(estimate(*size, seconds * (n_sections + 1)), to=progress.console)
-                for line in _lines(turn, agent, n_read, named):
+                for line in _lines(turn, agent, n_read, named, reading.to):
                     say(line, to=progress.console)
                 note = named and f"read: {named}"
                 finished = n_read if agent.by_section else number
@@ -370,7 +385,9 @@ def _trial(engine: Engine, agent: Agent, task: Task, ids: Sequence[int]) -> floa
 # ---------------------------------------------------------------- what is shown
 
 
-def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled]:
+def _lines(
+    turn: Turn, agent: Agent, number: int, where: str, to: Console = console
+) -> Iterator[Styled]:
     """Yield what became of the memory in a turn, and what the agent shows of it."""
     from report.transcripts import diff, marked, styled
 
@@ -382,7 +399,7 @@ def _lines(turn: Turn, agent: Agent, number: int, where: str) -> Iterator[Styled
         style = {"same": "", "out": "red strike", "in": "green underline"}
         pieces = [(kind, clean(text)) for kind, text in diff(before, after)]
         changed = [(text, style[kind]) for kind, text in pieces]
-        if console.color_system is None:  # neither colours nor lines through the words
+        if to.color_system is None:  # neither colours nor lines through the words
             changed = [marked(pieces)]
         pages = f", {clean(where)}" if where else ""
         yield Styled.assemble((f"section {number}{pages}: ", "cyan"), *changed)
@@ -402,40 +419,42 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
     final, formed = extract_answer(answer, agent.config.form)
     alone = turn.prompt.given is not None  # answered by the agent, from an empty memory
     if (formed or not final) and answer != final and not alone:  # else it is shown below
-        say(answer)
+        reading.say(answer)
     if turn.prompt.cut:
-        say(
+        reading.say(
             f"{turn.prompt.cut:,} tokens of the text were not read: "
             "--max-sections or the window cut them off."
         )
     if not agent.by_section and trace[-1]["where"]:
         rest = "" if agent.whole else f"; --agent {find.DEFAULT} reads all of it"
-        say(f"read: {trace[-1]['where']}{rest}", "dim")
+        reading.say(f"read: {trace[-1]['where']}{rest}", "dim")
     stands, words = reading.document.stands(final, reading.question)
     aside = " (not found in the document)" if stands["found"] is False else ""
     nothing = "No answer: the model wrote none. Try another --agent or --model."
-    say(f"answer: {final}{aside}" if final else nothing, "bold")
+    reading.say(f"answer: {final}{aside}" if final else nothing, "bold")
     if final and not formed:
         form = ANSWER_FORMS.get(agent.config.form, "")
-        say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
+        reading.say(f"(not in the form that was asked for{form and ', '}{form})", "dim")
     if alone and final == NOT_FOUND:
-        say("Nothing was noted; --not-found guess lets the model answer all the same.", "dim")
+        reading.say(
+            "Nothing was noted; --not-found guess lets the model answer all the same.", "dim"
+        )
     if words:
-        say(words)
+        reading.say(words)
     if remarks := reading.document.remarks:
-        say(f"Remarks: {' '.join(remarks)}", "yellow")
+        reading.say(f"Remarks: {' '.join(remarks)}", "yellow")
     remarks = [*remarks, *remarks_on(agent, turn)]
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
     for name, text in agent.files(trace).items():
         write_text(folder / name, text)
-        say(f"What was kept: {folder / name}")
+        reading.say(f"What was kept: {folder / name}")
     facts = {"remarks": " ".join(remarks), "read": reading.document.title, "by": reading.by}
     page = write_reading(folder, whole, facts, answer=f"{final}{aside}", found=words)
     run, config = {"agent": agent.name}, asdict(reading.config)
     files.dump(folder / "config.yaml", run=run, ask=config, agent=asdict(reading.agent.config))
-    say(f"The whole trace: {page}")
+    reading.say(f"The whole trace: {page}")
     memory, seconds = clean(turn.prompt.memory).strip(), round(trajectory.seconds, 3)
     beside = {"memory": memory, "remarks": remarks, "report": str(page), "agent": agent.label}
     return Answer(reading.question, final, **stands, **beside, seconds=seconds)

@@ -128,7 +128,11 @@ class Questions:
             Sampling(temperature),
             Cell(self.label, "", "", self.sections),
             self.folder / f"{name}.jsonl",
-            Conditions(model, self.seed, record_to=transcripts, n_records=2 * len(self.kinds)),
+            Conditions(
+                *(model, "float32", self.seed),
+                record_to=transcripts,
+                n_records=2 * len(self.kinds),
+            ),
         )
 
     def _tasks(self, kind: str, n: int) -> Iterator[Task]:

@@ -122,13 +122,20 @@ def engines() -> Iterator[Finding]:
 
 
 def numbers() -> Iterator[Finding]:
-    """Check whether the processor computes in bfloat16 by itself, and whether bitsandbytes can be
-    imported, for --quantise and --optimizer adamw8bit."""
+    """Check whether the processor computes in bfloat16 by itself, and faster than in float32, and
+    whether bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
     from models.load import import_bitsandbytes
-    from models.setup import bfloat16_instructions
+    from models.plan import SIZES
+    from models.setup import bfloat16_instructions, faster, product_seconds
 
     if found := bfloat16_instructions():
-        yield Finding("CPU in bfloat16", ", ".join(found), "ok", "real models compute in it")
+        sizes = SIZES["smollm2"].hidden, SIZES["smollm2"].intermediate
+        dtype, why = faster(sizes, *product_seconds(*sizes))
+        state, advice = (
+            "limit" if dtype == "float32" else "ok",
+            f"--dtype auto takes {dtype}, {why}",
+        )
+        yield Finding("CPU in bfloat16", ", ".join(found), state, advice)
     else:
         advice = "bfloat16 is emulated there; float32, the default, may be faster"
         yield Finding("CPU in bfloat16", "no instructions", "limit", advice)

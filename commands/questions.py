@@ -18,8 +18,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import typer
+from rich.console import Console
 
-from config.errors import UserError, clean, clip
+from config.errors import UserError, alone, clean, clip
 from config.options import AskConfig
 from config.terminal import console, next_step, say
 
@@ -82,17 +83,15 @@ def ask(
     if isinstance(given.get("endpoint"), str):
         given["endpoint"] = (given["endpoint"],)
     _check(question)
-    from commands import ask as reader
+    with alone():
+        from commands import ask as reader
 
-    quiet, console.quiet = console.quiet, True
-    try:
-        with nullcontext() if name else TemporaryDirectory() as aside:
-            given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
-            reading = reader.begun([*map(str, paths)], question, AskConfig(**given))
-            (answer,) = reader.answered(reading, How(**flags, settings=settings))
-        return replace(answer, report="") if aside else answer
-    finally:
-        console.quiet = quiet
+    quiet = Console(quiet=True, force_terminal=False, force_jupyter=False)
+    with nullcontext() if name else TemporaryDirectory() as aside:
+        given |= {"name": name or "ask"} | ({"runs": aside} if aside else {})
+        reading = reader.begun([*map(str, paths)], question, AskConfig(**given), quiet)
+        (answer,) = reader.answered(reading, How(**flags, settings=settings))
+    return replace(answer, report="") if aside else answer
 
 
 def run(words: Sequence[str], config: AskConfig, how: How) -> None:
@@ -102,15 +101,15 @@ def run(words: Sequence[str], config: AskConfig, how: How) -> None:
     prompt, each a reading of its own, the first one too where no word is a question. UserError for
     what the user can mend; Ctrl-C leaves with 130.
     """
-    console.stderr = config.json
+    to = Console(highlight=False, stderr=True) if config.json else console
     terminal = not config.json and all(s and s.isatty() for s in (sys.stdin, sys.stdout))
     try:
         paths, question = _split(words, terminal)
         more = f" and {len(paths) - NAMED:,} more" if len(paths) > NAMED else ""
-        say(f"Reading {', '.join(paths[:NAMED])}{more} ...")
+        say(f"Reading {', '.join(paths[:NAMED])}{more} ...", to=to)
         from commands import ask as reader
 
-        reading = reader.begun(paths, question, config)
+        reading = reader.begun(paths, question, config, to)
         reading.question = question or _typed("Question (empty to end): ")
         if reading.question:
             answers = reader.answered(reading, how, _another if terminal else None)
@@ -123,8 +122,6 @@ def run(words: Sequence[str], config: AskConfig, how: How) -> None:
     except KeyboardInterrupt:
         typer.echo("memagent: stopped; nothing of this reading is kept.", err=True)
         raise typer.Exit(130) from None
-    finally:
-        console.stderr = False
 
 
 def _split(words: Sequence[str], terminal: bool) -> tuple[Sequence[str], str]:
@@ -165,7 +162,7 @@ def _check_there(path: str) -> None:
 
 
 def _check(question: str) -> None:
-    if not question.strip():
+    if not (question or "").strip():
         raise UserError("The question is empty: it comes last, after the files.")
     try:
         question.encode()

@@ -41,6 +41,7 @@ from data import seed_of
 from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from models.setup import settled
 from report.rows import lines_in
 from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
@@ -61,6 +62,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
 
     config, suite = _completed(config, settings), suite or suites.from_config(config)
     folder = files.run_path(config.runs, config.name)
+    config = _of_one_dtype(config, folder)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
     if config.path and suite.generated:
@@ -109,6 +111,17 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
         frozen = " with a frozen bank" if config.frozen else ""
         raise UserError(f"There is no method {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
     return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
+
+
+def _of_one_dtype(config: StreamConfig, folder: Path) -> StreamConfig:
+    """Return the settings with the dtype of a stream that goes on; `auto` of one that an earlier
+    version began stays so, and is none of its fingerprint."""
+    path = folder / "config.yaml"
+    if not path.exists():
+        return settled(config)
+    stored = files.read_yaml(path).get("stream")  # all else of it is checked by `_check_folder`
+    before = stored.get("dtype", "auto") if isinstance(stored, dict) else "auto"
+    return config if before == "auto" else settled(config, str(before))
 
 
 MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}
@@ -237,7 +250,8 @@ class Stream:
         batch = self.order(state.epoch)[state.cursor : done]
         tried = self._tried(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
-        rows = [_row(agent, tried[task.id]) for task in batch]
+        dtype = {"dtype": self.config.dtype}
+        rows = [_row(agent, tried[task.id]) | dtype for task in batch]
         end, whole = _append(self.rows_path, rows), done >= len(self.tasks)
         state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
         clock = f"seconds {agent.epoch + 1}"

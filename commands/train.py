@@ -40,7 +40,7 @@ from engines.open import check_frozen, open_sampler
 from grpo import GRPO
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import checkpoints, newest
+from models.checkpoints import checkpoints, newest, read_state
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import located
@@ -281,8 +281,11 @@ def train(
     """
     silence_lightning()
     find.find(run.agent)
+    if resume and run.dtype == "auto":
+        began = _began(files.run_path(run.runs, run.name)).get("run", {})
+        run = replace(run, dtype=began.get("dtype", "auto"))
     run, config, setup = resolved(run, config, agent)
-    run = replace(_named(run), agent=agent.name or run.agent)
+    run = replace(_named(run), agent=agent.name or run.agent, dtype=setup.dtype)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
@@ -320,12 +323,23 @@ def _named(run: RunConfig) -> RunConfig:
 
 def _check_same(folder: Path, **now: object) -> None:
     """Refuse to resume a run with other settings than it began with."""
-    if wrong := find.changed(find.begun(folder, None), **now):
+    if wrong := find.changed(_began(folder), **now):
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
             "leave these out, or give another --name."
         )
+
+
+def _began(folder: Path) -> dict[str, dict]:
+    """Return the settings that a run began with: where an earlier version wrote `auto`, the dtype
+    that its checkpoint has, if there is one."""
+    stored = find.begun(folder, None)
+    if stored.get("run", {}).get("dtype") == "auto":
+        del stored["run"]["dtype"]
+        if saved := checkpoints(folder):
+            stored["run"]["dtype"] = read_state(saved[max(saved)])["dtype"]
+    return stored
 
 
 def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> Path:
@@ -348,6 +362,8 @@ def _train(
     group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
     with kept(lambda: _whole(run, config, agent)), alone, group:
+        dtype = ranks.all_gather_object(setup.dtype)[0]  # each may have timed a machine of its own
+        run, setup = replace(run, dtype=dtype), replace(setup, dtype=dtype)
         module = _build(run, config, agent, setup, reward)
         size = sum(weight.numel() for weight in module.model.parameters())
         if isinstance(config, GRPOConfig) and size > SMALL and config.lr == GRPOConfig().lr:

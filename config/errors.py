@@ -1,7 +1,7 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
 Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `kept`, `clean`,
-`clip`, `first_line`, `meant`, `loading`, `show_traceback`.
+`clip`, `first_line`, `meant`, `alone`, `loading`, `show_traceback`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
 """
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -98,23 +99,43 @@ def meant(word: str, choices: Iterable[str]) -> str:
     return f" Did you mean {near[0]}?" if near else ""
 
 
+_LOADS = threading.RLock()
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    """Let one thread at a time load or import, in a block or in a function that this decorates.
+
+    transformers replaces functions of its own while it loads a model (such as
+    PreTrainedModel.tie_weights): loads that overlap restore each other's replacements, and every
+    later one of the process fails.
+    """
+    with _LOADS:
+        yield
+
+
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Turn any exception of a library that loads a user's files into a UserError; mute its log.
+    """Turn any exception of a library that loads a user's files into a UserError, `alone`; mute its
+    log and its progress meanwhile.
 
     On damaged files transformers and tokenizers raise KeyError, TypeError, a plain Exception, ...
     """
-    from transformers.utils import logging
+    with alone():
+        from transformers.utils import logging
 
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.CRITICAL)
-    try:
-        yield
-    except UserError:
-        raise
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
-        reason = reason if len(reason) < 300 else reason[:299] + "…"
-        raise UserError(f"{what} cannot be loaded ({reason}).") from error
-    finally:
-        logging.set_verbosity(verbosity)
+        verbosity, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+        logging.set_verbosity(logging.CRITICAL)
+        logging.disable_progress_bar()
+        try:
+            yield
+        except UserError:
+            raise
+        except Exception as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
+            reason = reason if len(reason) < 300 else reason[:299] + "…"
+            raise UserError(f"{what} cannot be loaded ({reason}).") from error
+        finally:
+            logging.set_verbosity(verbosity)
+            if shown:
+                logging.enable_progress_bar()

@@ -302,8 +302,8 @@ class RunConfig(Settings):
     lightning.pytorch.loggers.WandbLogger (docs/engines.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16, or mixed = weights and optimizer in float32, computation in bfloat16; auto
-    = on a CPU float32, or bfloat16 with adapters where model and processor have it; on a GPU mixed
-    for full fine-tuning, bfloat16 with adapters"""
+    = on a CPU float32, or bfloat16 with adapters where the model is stored in it and the processor
+    is faster in it; on a GPU mixed for full fine-tuning, bfloat16 with adapters"""
     device: Device = "auto"
     """cpu, cuda, mps or auto"""
     engine: EngineName = "transformers"
@@ -339,8 +339,8 @@ class ModelConfig(Settings):
     """endpoint: send text and let the server apply its chat template, for servers that take no
     token ids"""
     dtype: Dtype = "auto"
-    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where model and
-    processor have it, else float32"""
+    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where the model is
+    stored in it and the processor is faster in it, else float32; what goes on keeps its own"""
     device: Device = "auto"
     """where the model computes: cpu, cuda, mps or auto"""
 

@@ -20,7 +20,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from config.errors import UserError, meant, show_traceback
+from config.errors import UserError, alone, meant, show_traceback
 from config.files import is_file
 
 ROOT = Path(__file__).parent.parent
@@ -32,6 +32,7 @@ def is_path(name: str) -> bool:
     return name.endswith(".py") or "/" in name or "\\" in name
 
 
+@alone()
 def load_file(path: Path) -> ModuleType:
     """Import a Python file, once. UserError, with the line, if that fails."""
     if not is_file(path):

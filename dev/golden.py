@@ -68,8 +68,9 @@ EVALUATIONS = {
     **{suite: f"{EVAL} {arguments}" for suite, arguments in SUITES.items()},
 }
 STREAM = "stream --suite bandit --n 10 --epochs 4 --batch 4 --arms memrl"
-# what may differ in a row or a record; the last three, always 0 by our settings, went with others
-UNEQUAL = ("seconds", "mib", "settings", "efficiency", "current", "recall_current")
+# what may differ in a row or a record; earlier rows lack a dtype, and the last three, always 0 by
+# our settings, went with others
+UNEQUAL = ("seconds", "mib", "settings", "dtype", "efficiency", "current", "recall_current")
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 
 

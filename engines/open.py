@@ -8,13 +8,16 @@ Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engin
 
 from __future__ import annotations
 
+import copy
 import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
-from config.errors import UserError
+from config.errors import UserError, alone
+from config.files import is_file
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
@@ -44,30 +47,64 @@ def give_embedder(agents: Sequence[Agent]) -> None:
 # ---------------------------------------------------------------- for reading
 
 
+class _Weights:
+    """A model as it was loaded, which never computes itself: engines compute with its copies."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def copy(self):
+        """Return a model with the very weights, and with modules of its own: an engine hooks
+        them."""
+        tensors = (*self.model.parameters(), *self.model.buffers())
+        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
+
+
+_weights: WeakValueDictionary[tuple, _Weights] = WeakValueDictionary()
+"""What engines of this process have at this moment, by setup and by the state of its files."""
+
+
+def _shared(setup: Setup) -> _Weights:
+    """Return the weights of a setup: loaded, unless another engine that lives has them."""
+    from models.load import load_model
+
+    folders = dict.fromkeys(map(Path, (setup.folder, setup.base_folder)))
+    paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
+    key = setup, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    if (found := _weights.get(key)) is None:
+        how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
+        found = _weights[key] = _Weights(load_model(setup.folder, *how))
+    return found
+
+
+@alone()
 def open_engine(
     setup: Setup,
     name: str = "transformers",
     rows: int = 256,
     kv_gib: float = 0.0,
     cache_tokens: int = 0,
+    settle: bool = True,
 ) -> Engine:
     """Open the engine `name` with a model's weights, its codec inside.
 
     rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. cache_tokens: of
     our engine's cache, in which finished turns stay as long as there is room, for texts that are
-    read again; 0 = as an evaluation needs it.
+    read again; 0 = as an evaluation needs it. settle: choose the process's threads by the model.
     """
     codec = setup.codec()
     if name == "vllm":
         return _open_vllm(setup, codec, rows, kv_gib)
     from engines.hf import TransformersEngine
-    from models.load import load_model, settle_threads
+    from models.load import settle_threads
 
-    how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
-    model = load_model(setup.folder, *how)
-    settle_threads(model)
+    weights = _shared(setup)
+    if settle:
+        settle_threads(weights.model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
-    return TransformersEngine(model, codec, max_rows=rows, **room)
+    engine = TransformersEngine(weights.copy(), codec, max_rows=rows, **room)
+    engine.weights = weights  # whoever opens the same meanwhile finds them
+    return engine
 
 
 def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float) -> Engine:
@@ -169,11 +206,12 @@ def open_reader(
     window: int | None = None,
     terms: Terms | None = None,
     cache_tokens: int = 0,
+    settle: bool = True,
 ) -> Engine:
     """Open the engine that answers agents, with the one or the other weights of an evaluation.
 
-    window: of an endpoint whose server does not say. terms: see `open_endpoint`. cache_tokens: see
-    `open_engine`.
+    window: of an endpoint whose server does not say. terms: see `open_endpoint`. cache_tokens,
+    settle: see `open_engine`.
     """
     give_embedder(agents)
     if config.endpoint:  # the policy before training is another model of the same server
@@ -181,7 +219,7 @@ def open_reader(
         name = config.untrained if untrained else config.served_as
         return open_endpoint(config, name, thinking, window, terms, date_of(agents))
     setup = located(Setup.of_evaluation(config, agents, untrained))
-    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, cache_tokens)
+    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, cache_tokens, settle)
 
 
 SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.retrieval import tokens
 from agents.search import Embedder
-from config.errors import UserError, loading
+from config.errors import UserError, alone, loading
 from config.foreign import from_json
 from config.realmodels import Packaged, named_folder
 from models.packaged import fetched, made
@@ -138,6 +138,7 @@ def _pooling(folder: Path) -> str:
 class _Local(Embedder):
     """A transformers model of a folder, in float32, on the CPU."""
 
+    @alone()
     def __init__(self, spec: str, what: str):
         from transformers import AutoModel, AutoTokenizer
 

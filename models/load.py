@@ -27,7 +27,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from config.errors import UserError, first_line, loading
+from config.errors import UserError, alone, first_line, loading
 from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, named_folder
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from models.setup import Setup
 
 
+@alone()
 def load_model(
     path: str | Path,
     dtype: str = "float32",
@@ -60,10 +61,9 @@ def load_model(
 
     if is_adapter(path):
         named = base or base_of(path)
-        policy = with_lora(
-            load_model(named, dtype, device, trust_remote_code, quantise),
-            with_adapter(TrainConfig(), path),
-        )
+        model = load_model(named, dtype, device, trust_remote_code, quantise)
+        with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten
+            policy = with_lora(model, with_adapter(TrainConfig(), path))
         load_adapter(policy, path)
         return inner(policy.requires_grad_(False))
     if device == "unset":
@@ -98,9 +98,6 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     Weights that are missing or of another shape are refused: transformers would initialise them at
     random. unread: beginning of the names of those that nothing is computed with.
     """
-    from transformers.utils import logging as hf_logging
-
-    hf_logging.disable_progress_bar()
     check_model(path)
     config_of(path, settings["trust_remote_code"])  # checked before anything is built
     with loading(f"The model {path}"):

@@ -1,22 +1,32 @@
 """What a command computes with: model, device, dtype, adapters, shards, window, resolved once.
 
-Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`. Leaves out: loading (models/load.py),
-engines (engines/open.py).
+Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`, `settled`. Leaves out: loading
+(models/load.py), engines (engines/open.py).
 Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 """
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from config.errors import UserError
+from config.errors import UserError, alone
 from config.foreign import from_json
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
-from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter
+from config.options import (
+    EMBEDDED,
+    TEMPLATE_DATE,
+    EvalConfig,
+    ModelConfig,
+    RunConfig,
+    TrainConfig,
+)
+from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, titled
 from memagent import Agent
 
 if TYPE_CHECKING:  # transformers comes with it
@@ -56,30 +66,109 @@ def bfloat16_instructions() -> list[str]:
     return [name for name in BFLOAT16 if able.get(name)]
 
 
-def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = None) -> str:
-    """Choose the dtype of a model: bfloat16 where the device computes in it, else float32.
+FASTER = 1.3
+"""How many times as fast as in float32 products must be in bfloat16: on some processors that have
+the instructions they take up to twice as long."""
+ROWS, WIDEST = 128, (1024, 2048)
+"""Tokens of the products that are timed, and the most of the sizes, hidden and intermediate: as
+many as a second or two of them take less than 100 ms."""
+taken: dict[str, str] = {}
+"""By model what `auto` has taken in this process, and why."""
 
-    On a CPU that is so for models stored in bfloat16, and in training for adapters alone: they
-    learn in float32 beside weights that stay as they are. On a GPU, full fine-tuning is mixed.
+
+def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = None) -> str:
+    """Choose the dtype of a model: bfloat16 where the device computes faster in it, else float32.
+
+    On a CPU that is looked at for models stored in bfloat16, and in training for adapters alone:
+    they learn in float32 beside weights that stay as they are. On a GPU, full fine-tuning is mixed.
     """
     full = training is not None and not training.lora_rank
     if device.startswith("cuda"):
-        return "mixed" if full else "bfloat16"
-    if device == "mps" or full:
-        return "float32"
-    stored = _is_stored_in_bfloat16(base_of(model))
-    return "bfloat16" if stored and bfloat16_instructions() else "float32"
+        dtype, why = ("mixed" if full else "bfloat16"), "on a GPU"
+    elif device == "mps":
+        dtype, why = "float32", "on a GPU of Apple's"
+    elif full:
+        dtype, why = "float32", "in which all weights are trained on a CPU"
+    elif not (sizes := _sizes_in_bfloat16(base_of(model))):
+        dtype, why = "float32", "since the weights are not stored in bfloat16"
+    elif not bfloat16_instructions():
+        dtype, why = "float32", "since the processor has no instructions for bfloat16"
+    else:
+        dtype, why = faster(sizes, *product_seconds(*sizes))
+    taken[titled("" if model == EMBEDDED else model)] = f"{dtype}, {why}"
+    return dtype
 
 
-def _is_stored_in_bfloat16(model: str | Path) -> bool:
-    """Read from config.json, without loading or fetching anything."""
-    if str(model) in PACKAGED:
-        return True  # as they are converted
+def _sizes_in_bfloat16(model: str | Path) -> tuple[int, int] | None:
+    """Return the sizes of the products to be timed for a model that is stored in bfloat16, else
+    None; read from config.json, without loading or fetching anything."""
+    from models.plan import SIZES
+
     try:
-        config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
-        return (config.get("dtype") or config.get("torch_dtype")) == "bfloat16"
+        if str(model) in PACKAGED:  # stored so, once it is converted
+            known = SIZES.get(str(model))
+            sizes = (known.hidden, known.intermediate) if known else WIDEST
+        else:
+            config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
+            if (config.get("dtype") or config.get("torch_dtype")) != "bfloat16":
+                return None
+            text = config.get("text_config") or config
+            sizes = text.get("hidden_size"), text.get("intermediate_size")
     except (OSError, ValueError, AttributeError):
-        return False
+        return None
+    hidden, between = (
+        min(size, most) if isinstance(size, int) and size > 0 else most
+        for size, most in zip(sizes, WIDEST, strict=True)
+    )
+    return hidden, between
+
+
+@alone()
+@cache
+def product_seconds(hidden: int, between: int) -> tuple[float, float]:
+    """Return the seconds of a product [`ROWS`, hidden] x [hidden, between] in float32, and in
+    bfloat16: the shortest of several in turn, beside whatever else the machine does."""
+    import torch
+
+    shapes = (ROWS, hidden), (between, hidden)
+    factors = [
+        [torch.ones(shape, dtype=dtype) for shape in shapes]
+        for dtype in (torch.float32, torch.bfloat16)
+    ]
+    best, end = [math.inf, math.inf], time.perf_counter() + 0.05
+    for turn in range(10):  # the first warms up
+        if turn > 1 and time.perf_counter() > end:
+            break
+        for k, (x, weight) in enumerate(factors):
+            begun = time.perf_counter()
+            torch.nn.functional.linear(x, weight)
+            best[k] = min(best[k], time.perf_counter() - begun)
+    return best[0], best[1]
+
+
+def faster(sizes: tuple[int, int], float32_s: float, bfloat16_s: float) -> tuple[str, str]:
+    """Return the dtype to compute in by the times of a product of these sizes, and why."""
+    hidden, between = sizes
+    dtype = "bfloat16" if float32_s >= FASTER * bfloat16_s else "float32"
+    return dtype, (
+        f"since a product of {hidden:,} x {between:,} is {float32_s / bfloat16_s:.1f} times as "
+        f"fast in bfloat16 as in float32 ({FASTER} are asked for)"
+    )
+
+
+def settled(config: ModelConfig, before: str = "auto") -> ModelConfig:
+    """Return the settings of an evaluation, a stream or a reading with `auto` resolved, for all of
+    its models alike; as they are where none is loaded in this process.
+
+    before: the dtype of what it goes on with, which stays.
+    """
+    if config.dtype != "auto" or config.endpoint or config.engine == "rehearsed":
+        return config
+    model = config.model or EMBEDDED
+    if before == "auto":
+        return replace(config, dtype=auto_dtype(model, resolve_device(config.device)))
+    taken[titled(config.model)] = f"{before}, as before"
+    return replace(config, dtype=before)
 
 
 FOUR_BITS = "4 bits"

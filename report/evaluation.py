@@ -13,6 +13,7 @@ and compare all that lies in it.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 
@@ -43,6 +44,16 @@ def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
     folder = files.run_path(config.runs, config.name)
     known_weights(folder, config, suite, {})
     return folder
+
+
+def dtype_before(folder: Path) -> str:
+    """Return the dtype of the answers in a folder, "auto" where there are none, or one of an
+    earlier version, which did not say it."""
+    with suppress(UserError):  # said by `known_weights`
+        stored = files.read_yaml(folder / "config.yaml").get("eval")
+        if isinstance(stored, dict) and stored.get("dtype") in ("float32", "bfloat16"):
+            return stored["dtype"]
+    return "auto"
 
 
 def begin_evaluation(
@@ -83,7 +94,7 @@ def known_weights(
         return {}
     check_gone(stored, asdict(config) | asdict(suite), f"{path}: eval")
     others = [*_differences(suites.stored(stored), config, suite)] or [
-        f"{name}: its weights have changed since"
+        f"{name}: its weights or their --dtype have changed since"
         for name in weights
         if known.get(name, weights[name]) != weights[name]
     ]
@@ -106,8 +117,9 @@ def _differences(stored: Mapping[str, object], config: EvalConfig, suite: Suite)
         if name == "suite":  # which --data may name as well
             old, value = suites.name_of(stored), suite.name
         added = name == "untrained" and "" in (old, value)
-        if name in MAY_DIFFER or name in suite.may_differ or added:
-            continue  # the latter: agents that it answers for are added
+        unknown = name == "dtype" and old == "auto"  # the weights' fingerprint has it
+        if name in MAY_DIFFER or name in suite.may_differ or added or unknown:
+            continue  # added: agents that it answers for are
         if _plain(old) != _plain(value):
             yield clip(clean(f"{name} {old!r}, not {value!r}"), 200)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import psutil
 
 from config.foreign import from_json
+from models.setup import taken
 from report.summary import write_text
 
 NAME = "machine.json"
@@ -50,6 +51,11 @@ def note_machine(folder: Path) -> None:
         f"{gpu}",
         "by": f"commit {_commit() or 'unknown'}",
         "with": ", ".join([f"Python {platform.python_version()}", *loaded]),
+        **(
+            {"with --dtype auto": "; ".join(f"{m} in {t}" for m, t in taken.items())}
+            if taken
+            else {}
+        ),
         "until": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "last call took": str(timedelta(seconds=seconds)),
     }

@@ -16,7 +16,7 @@ import os
 import re
 import sys
 from bisect import bisect_left, bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -208,16 +208,12 @@ def _names(found: Sequence[Named]) -> list[str]:
 
 def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
     """Return the files of a folder in natural order, and those left out."""
-    names, found, left_out = [], [], []
-    for at, folders, files in os.walk(folder):
-        below = [name for name in folders if name.startswith(".")]
-        names += [Path(at, name).relative_to(folder).as_posix() for name in (*files, *below)]
-        folders[:] = [name for name in folders if name not in below]
-    for name in sorted(names, key=natural):
-        path = folder / name
-        if path.name.startswith("."):
-            left_out.append(f"{name} (hidden)")
+    found, left_out = [], []
+    for name, why in sorted(_listed(folder).items(), key=lambda item: natural(item[0])):
+        if why:
+            left_out.append(f"{name} ({why})")
             continue
+        path = folder / name
         try:
             file = _file(readers, path, name, regular=True)
             found.append((path, len(Path(name).parts), file))
@@ -229,6 +225,36 @@ def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
         what = f": {few(left_out)}" if left_out else ""
         raise UserError(f"The folder {folder} holds no file that can be read{what}.")
     return found, left_out
+
+
+def _listed(folder: Path) -> dict[str, str]:
+    """Return the names of a folder's files, and of each why it is left out, "" where it is not.
+
+    A folder may be a stranger's, and what is read of it may be sent to a server: no link leads out
+    of it. What several links lead to is read once, under its own name where that is not hidden.
+    """
+    root, names, seen = os.path.realpath(folder), {}, set()
+    paths = deque([folder])
+    while paths:
+        path = paths.popleft()
+        name, place = path.relative_to(folder).as_posix(), Path(os.path.realpath(path))
+        if path != folder and path.name.startswith("."):
+            names[name] = "hidden"
+        elif not place.is_relative_to(root):
+            names[name] = "a link out of the folder"
+        elif place in seen:
+            continue
+        elif place.is_dir():
+            seen.add(place)
+            try:
+                for below in path.iterdir():  # links come after all else
+                    (paths.append if below.is_symlink() else paths.appendleft)(below)
+            except OSError as error:
+                names[name] = error.strerror
+        else:
+            seen.add(place)
+            names[name] = ""
+    return names
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -251,6 +251,17 @@ def tried_here():
         yield real
 
 
+@pytest.fixture(scope="session", autouse=True)
+def no_clock_chooses_a_dtype():
+    """Take products in bfloat16 for twice as fast as in float32. Gives what times them."""
+    from models import setup
+
+    with pytest.MonkeyPatch.context() as patch:
+        real = setup.product_seconds
+        patch.setattr(setup, "product_seconds", lambda hidden, between: (2.0, 1.0))
+        yield real
+
+
 @pytest.fixture
 def read_here(monkeypatch):
     """Read documents in this process: tests/tasks/test_limited.py and tests/hostile/ have the

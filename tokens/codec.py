@@ -201,12 +201,12 @@ class Codec:
         local: download nothing. kwargs: `thinking`, `date`. UserError if it cannot be
         loaded.
         """
-        from transformers import AutoTokenizer
-
         check_model(path, weights=False)
         if not local:
             check_hub(path)
         with loading(f"The tokenizer of {path}"):
+            from transformers import AutoTokenizer
+
             tokenizer = AutoTokenizer.from_pretrained(
                 path, trust_remote_code=trust_remote_code, local_files_only=local
             )

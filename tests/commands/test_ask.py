@@ -310,7 +310,7 @@ def test_names_in_a_file_are_no_markup_in_a_terminal(monkeypatch, codec):
         monkeypatch.setattr(commands_ask.console, name, value)
     monkeypatch.setenv("TERM", "xterm")
     bars = []
-    monkeypatch.setattr(commands_ask, "bar", lambda unit: bars.append(bar(unit)) or bars[-1])
+    monkeypatch.setattr(commands_ask, "bar", lambda *how: bars.append(bar(*how)) or bars[-1])
 
     def script(prompt):
         bars[0].refresh()  # as it does by itself twice a second

@@ -226,7 +226,7 @@ FIRST = """
 import sys
 from memagent import ask
 import commands.questions as questions, cli
-def shown(line):
+def shown(line, to):
     print(line, {"torch", "tokenizers", "commands.ask"} & sys.modules.keys())
     sys.exit()
 questions.say = shown

@@ -222,15 +222,29 @@ def test_a_bank_of_a_models_folder_is_not_written():
 # ---------------------------------------------------------------- templates
 
 
-@pytest.mark.parametrize("where", ["../secret", "/", "..", "link", "templates/../../secret"])
+@pytest.mark.parametrize(
+    "where", ["../secret", "/", "..", "link", "files", "templates/../../secret"]
+)
 def test_templates_lie_in_the_models_folder(where):
     door.model(Path("m"), agent={"templates": where})
     for folder in ("secret", "m/templates"):
         Path(folder).mkdir()
         Path(folder, "final.txt").write_text("The key is 1234. {problem} {memory}")
     Path("m/link").symlink_to("../secret")
+    Path("m/files").mkdir()
+    Path("m/files/final.txt").symlink_to("../../secret/final.txt")
     out = said(*ASK, "--model", "m")
     assert "names templates outside the model's folder" in out and "1234" not in out
+
+
+def test_templates_of_a_folder_in_the_hubs_cache_are_links_to_blobs():
+    folder, blob = Path("models--a--b/snapshots/c0ffee"), Path("models--a--b/blobs/1234")
+    door.model(folder, agent={"templates": "templates"})
+    for place in (blob.parent, folder / "templates"):
+        place.mkdir()
+    blob.write_text("{problem} {memory}")
+    (folder / "templates/final.txt").symlink_to("../../../blobs/1234")
+    assert find.of_model(folder)["templates"] == str(folder / "templates")
 
 
 def test_the_command_that_goes_on_with_a_training_repeats_what_no_file_may_name(tmp_path):

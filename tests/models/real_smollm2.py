@@ -24,14 +24,14 @@ from engines.hf import TransformersEngine
 from models import packaged
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
-from models.setup import auto_dtype
+from models.setup import bfloat16_instructions
 from rollout import Sampling, rollout
 from tasks import worlds, writers
 from tokens.codec import Codec
 from tokens.trie import Cost
 
 # a processor without instructions for bfloat16 takes forty times as long in it
-DTYPE = auto_dtype("smollm2", "cpu")
+DTYPE = "bfloat16" if bfloat16_instructions() else "float32"
 PROMPTS = (
     "What is the capital of France?",
     "Write one sentence about the sea.",
@@ -201,7 +201,9 @@ def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, m
     monkeypatch.chdir(tmp_path)
     (task,) = worlds.make_tasks(0, 1, 4, "one_fact")
     writers.write_built(Path("tasks.jsonl"), [task])
-    run = RunConfig(name="warm", model="smollm2", data="tasks.jsonl", device="cpu", save_every=99)
+    run = RunConfig(
+        name="warm", model="smollm2", data="tasks.jsonl", device="cpu", dtype=DTYPE, save_every=99
+    )
     settings = {"steps": 10, "tasks_per_step": (1,), "warmup": 2, "lora_rank": 8, "mistakes": 0.0}
     agent = reader(memory_tokens=24, final_tokens=16, max_sections=None)
     warm = train.train(run, SFTConfig(**settings, others=1, lr=2e-3), agent)

@@ -265,6 +265,48 @@ def test_a_folder_is_one_document_in_natural_order_and_says_what_it_leaves_out(t
     assert (alone.size(), alone.where([(0, 3)]), alone.title) == ("", "", "b2.md")
 
 
+# name -> what it is a link to; beside a.txt, sub/b.txt, .c.txt, .d/e.txt, and ../out with f.txt
+LINKS = {
+    "a file outside": ({"key": "../out/f.txt"}, "A B", "key (a link out of the folder)"),
+    "by its whole path": ({"key": "/etc/hostname"}, "A B", "key (a link out of the folder)"),
+    "a folder outside": ({"sub/out": "../../out"}, "A B", "sub/out (a link out of the folder)"),
+    "a chain": ({"x": "y", "y": "sub/z", "sub/z": "../../out/f.txt"}, "A B",
+                "sub/z (a link out of the folder); x (a link out of the folder); "
+                "y (a link out of the folder)"),
+    "through a folder": ({"s": "sub", "t": "s/../../out"}, "A B", "t (a link out of the folder)"),
+    "to what is not there": ({"key": "../none"}, "A B", "key (a link out of the folder)"),
+    "a neighbour whose name begins alike": ({"key": "../folder-2/g.txt"}, "A B",
+                                            "key (a link out of the folder)"),
+    "out and in again": ({"key": "../folder/a.txt"}, "A B", ""),
+    "to a file inside": ({"0": "a.txt", "sub/1": "../a.txt"}, "A B", ""),
+    "to a folder inside": ({"0": "sub", "sub/1": "."}, "A B", ""),
+    "to the folder": ({"0": ".", "sub/1": "..", "sub/2": "../../folder"}, "A B", ""),
+    "to what is hidden": ({"0": ".c.txt", "1": ".c.txt", "d": ".d"}, "C A E B", ""),
+    "in a circle": ({"x": "y", "y": "x"}, "A B",
+                    "x cannot be read: Too many levels of symbolic links; "
+                    "y cannot be read: Too many levels of symbolic links"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", LINKS)
+@pytest.mark.parametrize("given", ["folder", "link", "sub/../folder"])
+def test_links_of_a_folder_lead_nowhere_out_of_it(tmp_path, monkeypatch, read_here, kind, given):
+    """What one may send to a server is what the folder holds, once; it may be a link itself."""
+    links, text, left_out = LINKS[kind]
+    monkeypatch.chdir(tmp_path)
+    folder = put(
+        Path("folder"), a___txt=b"A", sub__b___txt=b"B", ___c___txt=b"C", ___d__e___txt=b"E"
+    )
+    put(Path("out"), f___txt=b"F"), put(Path("folder-2"), g___txt=b"G"), Path("sub").mkdir()
+    Path("link").symlink_to("folder")
+    for name, target in links.items():
+        (folder / name).symlink_to(target)
+    document = read([given])
+    assert document.text.split() == text.split()
+    left_out = "; ".join(filter(None, (".c.txt (hidden); .d (hidden)", left_out)))
+    assert document.remarks == (f"Left out of {given}: {left_out}.",)
+
+
 def test_standard_input_may_be_any_form_once(monkeypatch):
     stdin = SimpleNamespace(buffer=io.BytesIO(pdf("Anna.", "Boris.")))
     monkeypatch.setattr(sys, "stdin", stdin)

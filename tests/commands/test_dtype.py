@@ -1,0 +1,209 @@
+"""What `--dtype auto` takes, why, where that is said, and that what goes on keeps it."""
+
+import json
+from dataclasses import replace
+from itertools import accumulate, chain, cycle
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+from conftest import random_policy, streamed
+
+import eval
+from commands import doctor, stream, train
+from config.errors import UserError
+from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig, StreamConfig
+from embedded import tiny
+from memagent import ask
+from models import setup
+from models.setup import auto_dtype, faster
+from report.machine import NAME, note_machine
+
+FAST, SLOW = (2.0, 1.0), (1.0, 1.9)  # seconds in float32, and in bfloat16
+AGENT = tiny.agent(memory_tokens=6, final_tokens=6)
+
+
+@pytest.fixture(autouse=True)
+def processor(monkeypatch, tmp_path, codec):
+    """One with instructions for bfloat16, and a model `m` that is stored in it. Gives a function
+    that says how long products take."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: ["avx512_bf16"])
+    monkeypatch.setattr(setup, "taken", {})
+    monkeypatch.setattr("report.machine.taken", setup.taken)
+    random_policy(codec).to(torch.bfloat16).save_pretrained("m")
+    codec.tokenizer.save_pretrained("m")
+    return lambda times: monkeypatch.setattr(setup, "product_seconds", lambda *_: times)
+
+
+# ---------------------------------------------------------------- the choice
+
+
+@pytest.mark.parametrize(("float32_s", "bfloat16_s", "dtype", "times"), [
+    (2.0, 1.0, "bfloat16", "2.0"), (1.3, 1.0, "bfloat16", "1.3"), (1.29, 1.0, "float32", "1.3"),
+    (1.0, 1.0, "float32", "1.0"), (1.0, 1.9, "float32", "0.5"),
+])  # fmt: skip
+def test_bfloat16_is_taken_where_it_is_a_third_faster(float32_s, bfloat16_s, dtype, times):
+    found, why = faster((576, 1536), float32_s, bfloat16_s)
+    assert found == dtype and f"576 x 1,536 is {times} times" in why
+
+
+@pytest.mark.parametrize(("config", "sizes"), [
+    ({"hidden_size": 576, "intermediate_size": 1536}, (576, 1536)),
+    ({"hidden_size": 5120, "intermediate_size": 13824}, (1024, 2048)),
+    ({"text_config": {"hidden_size": 64, "intermediate_size": 96}}, (64, 96)),
+    ({"hidden_size": -1, "intermediate_size": "many"}, (1024, 2048)),
+    ({}, (1024, 2048)),
+])  # fmt: skip
+@pytest.mark.parametrize("key", ["dtype", "torch_dtype"])
+def test_products_of_the_models_own_sizes_are_timed_where_that_decides(
+    monkeypatch, config, sizes, key
+):
+    timed = []
+    monkeypatch.setattr(setup, "product_seconds", lambda *sizes: timed.append(sizes) or FAST)
+    Path("config.json").write_text(json.dumps(config | {key: "bfloat16"}))
+    assert auto_dtype(".", "cpu") == "bfloat16" and timed == [sizes]
+    assert auto_dtype(".", "cpu", GRPOConfig(lora_rank=4)) == "bfloat16" and len(timed) == 2
+    # all else hangs on no clock
+    assert auto_dtype(".", "cpu", GRPOConfig()) == "float32"  # all weights are trained
+    assert auto_dtype(".", "cuda") == "bfloat16" and auto_dtype(".", "mps") == "float32"
+    assert auto_dtype(".", "cuda", GRPOConfig()) == "mixed"
+    assert auto_dtype("org/name", "cpu") == "float32"  # on the hub: nothing is fetched to see
+    assert auto_dtype(EMBEDDED, "cpu") == "float32"
+    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: [])
+    assert auto_dtype(".", "cpu") == auto_dtype("smollm2", "cpu") == "float32" and len(timed) == 2
+    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: ["amx_bf16"])
+    assert auto_dtype("smollm2", "cpu") == "bfloat16" and timed[2:] == [(576, 1536)]
+
+
+def test_the_shortest_of_several_times_counts_and_the_tenth_of_a_second_ends(
+    monkeypatch, no_clock_chooses_a_dtype
+):
+    measure = no_clock_chooses_a_dtype.__wrapped__.__wrapped__  # neither locked nor remembered
+    assert all(seconds > 0 for seconds in measure(16, 32))
+    # the end; then of each turn, from the third on after a look at the clock, begin and end twice
+    rounds = [(9, 8), (4, 6), (5, 3), (1, 1)]
+    steps = [[0, s, 0, t] if k < 2 else [0, 0, s, 0, t] for k, (s, t) in enumerate(rounds)]
+    for size, expected in ((1e-3, (1e-3, 1e-3)), (2e-3, (4 * 2e-3, 6 * 2e-3))):
+        clock = accumulate(chain([0], (size * x for x in chain(*steps)), cycle([1.0])))
+        fake = SimpleNamespace(perf_counter=lambda clock=clock: next(clock))
+        monkeypatch.setattr(setup, "time", fake)
+        assert measure(16, 32) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("times", "state", "says"), [
+    (FAST, "ok", "--dtype auto takes bfloat16, since a product of 576 x 1,536 is 2.0 times"),
+    (SLOW, "limit", "--dtype auto takes float32, since a product of 576 x 1,536 is 0.5 times"),
+])  # fmt: skip
+def test_doctor_says_which_and_why(processor, times, state, says):
+    processor(times)
+    (found,) = (f for f in doctor.numbers() if f.item == "CPU in bfloat16")
+    assert (found.value, found.state) == ("avx512_bf16", state) and found.advice.startswith(says)
+
+
+# ---------------------------------------------------------------- where it stands
+
+
+def stored(folder: Path, section: str) -> str:
+    return yaml.safe_load((folder / "config.yaml").read_text())[section]["dtype"]
+
+
+def edit(folder: Path, section: str, dtype: str) -> None:
+    """Let config.yaml say another dtype: `auto` as an earlier version did."""
+    settings = yaml.safe_load((folder / "config.yaml").read_text())
+    settings[section]["dtype"] = dtype
+    (folder / "config.yaml").write_text(yaml.safe_dump(settings))
+
+
+def evaluated(length: int, **more) -> Path:
+    config = dict(model="m", agents=("none",), lengths=(length,), n=1, temperatures=(0.0,))
+    return eval.run_suite(EvalConfig(**config, device="cpu", **more), {"none": tiny.agent("none")})
+
+
+@pytest.mark.parametrize(("first", "then", "dtype"), [
+    (FAST, SLOW, "bfloat16"), (SLOW, FAST, "float32"),
+])  # fmt: skip
+def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtype):
+    processor(first)
+    folder = evaluated(1)
+    assert f"m in {dtype}, since" in json.loads((folder / NAME).read_text())["with --dtype auto"]
+    processor(then)
+    assert evaluated(2) == folder and stored(folder, "eval") == dtype
+    rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
+    assert [(row["length"], row["dtype"]) for row in rows[:: len(rows) // 2]] == [
+        (1, dtype),
+        (2, dtype),
+    ]
+    assert (
+        json.loads((folder / NAME).read_text())["with --dtype auto"] == f"m in {dtype}, as before"
+    )
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    with pytest.raises(UserError, match=f"dtype '{dtype}', not '{other}'"):
+        evaluated(4, dtype=other)
+    # what an earlier version has begun: the fingerprint of the weights knows
+    edit(folder, "eval", "auto")
+    with pytest.raises(UserError, match="have changed since"):
+        evaluated(4)
+    evaluated(4, dtype=dtype)
+    assert stored(folder, "eval") == dtype
+
+
+def trained(steps: int, name: str = "a", resume: bool = False, **more) -> Path:
+    run = RunConfig(name=name, model="m", lengths=(1,), device="cpu", save_every=1, **more)
+    config = GRPOConfig(lora_rank=2, steps=steps, tasks_per_step=(1,), group_size=2)
+    return train.train(run, config, AGENT, resume, reward=lambda trajectory: trajectory.sample)
+
+
+def test_a_training_that_goes_on_keeps_the_dtype(processor):
+    processor(FAST)
+    folder = trained(1)
+    assert stored(folder, "run") == "bfloat16"
+    processor(SLOW)
+    trained(2, resume=True)
+    assert stored(folder, "run") == "bfloat16"
+    edit(folder, "run", "auto")  # its checkpoints know
+    with pytest.raises(UserError, match=r"run\.dtype 'bfloat16', not 'float32'"):
+        trained(3, resume=True, dtype="float32")
+    trained(3, resume=True)
+    state = json.loads((folder / "checkpoints/step-3/state.json").read_text())
+    assert stored(folder, "run") == state["dtype"] == "bfloat16"
+
+
+def test_rank_0_decides_for_all(processor, monkeypatch):
+    processor(SLOW)
+    gather = train.ranks.all_gather_object
+    by_first = lambda value: ["bfloat16", value] if value == "float32" else gather(value)  # noqa: E731
+    monkeypatch.setattr(train.ranks, "all_gather_object", by_first)
+    folder = trained(1)
+    state = json.loads((folder / "checkpoints/step-1/state.json").read_text())
+    assert stored(folder, "run") == state["dtype"] == "bfloat16"
+
+
+def test_a_stream_that_goes_on_keeps_the_dtype(processor):
+    how = dict(suite="bandit", model="m", engine="transformers", n=1, arms=("none",), device="cpu")
+    processor(FAST)
+    folder = streamed(name="s", epochs=1, **how)
+    processor(SLOW)
+    assert streamed(name="s", epochs=2, **how) == folder and stored(folder, "stream") == "bfloat16"
+    rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
+    assert [row["dtype"] for row in rows] == ["bfloat16"] * 2
+    config = StreamConfig(name="s", **{k: v for k, v in how.items() if k != "suite"})
+    assert stream._of_one_dtype(config, folder).dtype == "bfloat16"
+    edit(folder, "stream", "auto")  # which its fingerprint does not hold
+    assert stream._of_one_dtype(config, folder) == config
+    rehearsed = replace(config, engine="rehearsed", model="")
+    assert stream._of_one_dtype(rehearsed, Path("new")).dtype == "auto"
+
+
+def test_a_reading_says_its_dtype(processor):
+    processor(FAST)
+    Path("a.txt").write_text("Anna toured Oslo.")
+    ask("a.txt", "Where is Anna?", model="m", agent="none", name="r", runs="runs")
+    assert stored(Path("runs/r"), "ask") == "bfloat16"
+
+
+def test_a_note_without_a_choice_says_nothing_of_it(tmp_path):
+    note_machine(tmp_path)
+    assert "with --dtype auto" not in json.loads((tmp_path / NAME).read_text())
