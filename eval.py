@@ -31,7 +31,7 @@ from config.plugins import failure, is_path
 from config.terminal import bar, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
-from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from memagent import Agent, Prompt, Trajectory, Turn
 from models.packaged import located
 from models.setup import Setup, settled
 from report.evaluation import (
@@ -179,8 +179,7 @@ class Filling:
             ):
                 place = self.places[trajectory.task.id, trajectory.sample]
                 # what does not fit, and an agent's own mistake, would fail again in the same way
-                passing = bool(trajectory.turns) and trajectory.turns[-1].finish is Finish.ERROR
-                if passing and place.failures < c.retries:
+                if trajectory.fault and place.failures < c.retries:
                     place.failures += 1
                     place.spent.update(place.reading.costs(trajectory.seconds))
                     again.append((trajectory.task, trajectory.sample))

@@ -24,10 +24,10 @@ import torch
 
 from agents.rewards import grade, reward_of
 from config.errors import UserError
-from config.options import GRPOConfig
+from config.options import GRPOConfig, TrainConfig
 from data import Task, Tasks, seed_of
 from engines.checks import SamplerChecks
-from memagent import Agent, Group, Trajectory, Turn, place_of
+from memagent import Agent, Group, Trajectory, Turn, differ, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
 from models.loads import levelled, passes
@@ -50,7 +50,7 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
     """
     if len(rewards) == 1:
         return list(rewards)
-    if max(rewards) - min(rewards) < 1e-9:  # equal up to rounding, which is no signal
+    if not differ(rewards):
         return [0.0] * len(rewards)
     mean = sum(rewards) / len(rewards)
     centred = [r - mean for r in rewards]
@@ -247,12 +247,22 @@ def _importance(
 # ---------------------------------------------------------------- the module
 
 
+def rate_of(config: TrainConfig, step: int) -> float:
+    """Return a step's learning rate: linear warm-up, constant, linear decay to a tenth."""
+    late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
+    warm = (step + (config.warmup_from == "share")) / config.warmup if config.warmup else 1.0
+    return config.lr * min(1.0, warm) * (1 - 0.9 * max(0.0, late))
+
+
 class GRPO(SamplerChecks, lightning.LightningModule):
     """Trains one policy through one engine and one agent; `training_step` is the algorithm.
 
     Its state beyond weights and optimizer is four numbers (`counters`). Every random choice follows
     from (seed, step, task, sample), so a resumed run continues as if it had never been interrupted.
     """
+
+    samples = True
+    """whether a step samples, so that the sampler's weights are to be proven"""
 
     def __init__(
         self,
@@ -428,7 +438,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         """Clip the gradient, step unless its norm is not finite, and return the norm."""
         optimizer = self.optimizers()
         for group in optimizer.param_groups:
-            group["lr"] = self.learning_rate(self.done_steps)
+            group["lr"] = rate_of(self.config, self.done_steps)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.grad_clip)
         norm = ranks.full_tensor(norm).item()
         if math.isfinite(norm):
@@ -475,7 +485,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
-        rate = self.learning_rate(self.done_steps)
+        rate = rate_of(self.config, self.done_steps)
         self.metrics = {"step": self.done_steps, "level": self.level, "lr": rate}
         self.metrics |= describe(self.groups, counts)
         self.metrics |= describe_turns(self.groups, self.agent)
@@ -518,7 +528,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         memory = m.get("memory_length", m["memory_tokens"])
         return (
             f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  "
-            f"{m['groups_without_signal']:.0%} of the groups all right or all wrong"
+            f"{m['groups_without_signal']:.0%} of the groups without a signal"
         )
 
     def next_level(self) -> None:
@@ -531,13 +541,6 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         if learnt and self.level < self.tasks.levels:
             self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
-    def learning_rate(self, step: int) -> float:
-        """Return a step's learning rate: linear warm-up, constant, linear decay to a tenth."""
-        config = self.config
-        late = (step / config.steps - config.decay_from) / max(1e-9, 1 - config.decay_from)
-        warm = (step + (config.warmup_from == "share")) / config.warmup if config.warmup else 1.0
-        return config.lr * min(1.0, warm) * (1 - 0.9 * max(0.0, late))
-
     def configure_optimizers(self):
         return optimizer_of([p for p in self.model.parameters() if p.requires_grad], self.config)
 
@@ -548,7 +551,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             for model in filter(None, (self.model, *self.reference)):
                 ranks.shard(model, self.device_mesh["data_parallel"], mixed, logprobs=logprobs)
             self.sharded = True
-        self.initial_weights = WeightSnapshot(self.model.parameters())
+        if self.samples:
+            self.initial_weights = WeightSnapshot(self.model.parameters())
 
     @property
     def counters(self) -> dict[str, float]:

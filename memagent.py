@@ -79,20 +79,29 @@ class Prompt:
         before = [*self.after.prompt_ids, *self.after.response_ids] if self.after else None
         return codec.chat(self.pieces, self.role, self.system, self.tools, before)
 
+    @property
+    def conversation(self) -> list[Prompt]:
+        """The prompts of the conversation up to this one, in order."""
+        prompts = [self]
+        while prompts[-1].after:
+            prompts.append(prompts[-1].after.prompt)
+        return prompts[::-1]
+
     def messages(self) -> list[dict]:
         """Return the conversation as messages, for servers that take no token ids."""
-        if self.after is None:
-            before = [{"role": "system", "content": self.system}] if self.system else []
-        else:
-            answer = {"role": "assistant", "content": str(self.after.response)}
-            before = [*self.after.prompt.messages(), answer]
-        parts = [{"type": "image_url", "image_url": {"url": url}} for url in self.images]
-        content = [{"type": "text", "text": self.text}, *parts] if parts else self.text
-        return [*before, {"role": self.role, "content": content}]
+        system = self.conversation[0].system
+        messages = [{"role": "system", "content": system}] if system else []
+        for prompt in self.conversation:
+            if prompt.after:
+                messages.append({"role": "assistant", "content": str(prompt.after.response)})
+            parts = [{"type": "image_url", "image_url": {"url": url}} for url in prompt.images]
+            content = [{"type": "text", "text": prompt.text}, *parts] if parts else prompt.text
+            messages.append({"role": prompt.role, "content": content})
+        return messages
 
     def all_tools(self) -> tuple[dict, ...]:
         """Return the tools of the conversation: those of its first prompt."""
-        return self.after.prompt.all_tools() if self.after else self.tools
+        return self.conversation[0].tools
 
 
 @dataclass(slots=True)
@@ -131,6 +140,7 @@ class Trajectory:
     reward: float | None = 0.0  # raw, never overwritten; None: it could not be given
     error: str = ""  # why it failed; a failed trajectory counts as wrong
     seconds: float = 0.0
+    fault: bool = False  # it failed by an engine or a server, and says nothing of the policy
 
     @property
     def answer(self) -> str:
@@ -155,7 +165,12 @@ class Group:
     def signal(self) -> bool:
         """Whether the rewards differ: where they are all the same every advantage is 0."""
         lone = len(self.sampled) == len(self.trajectories) == 1
-        return lone or len({t.reward for t in self.trajectories}) > 1
+        return lone or differ([t.reward for t in self.trajectories])
+
+
+def differ(rewards: Sequence[float]) -> bool:
+    """Tell whether rewards are a signal: they differ by more than their rounding."""
+    return bool(rewards) and max(rewards) - min(rewards) >= 1e-9
 
 
 NO_MEMORY = "No previous memory"

@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from config.errors import AgentError, UserError
+from config.errors import AgentError, ServerFailed, UserError
 from config.plugins import told
 from data import Task, seed_of
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
@@ -175,18 +175,20 @@ def rollout(
 
     def send(job: _Running, turn: Turn | None) -> bool:
         """Send the agent a turn and the engine its next prompt; False if the trajectory is over."""
-        try:
-            prompt = advance(agent, job.steps, turn)
-        except AgentError:
-            raise
-        except UserError as error:
-            job.trajectory.error, prompt = str(error), None
-        if turn is not None:
-            job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
-        if prompt is None:
-            return False
-        if own := given(prompt, engine.codec):
-            return send(job, own)
+        while True:
+            try:
+                prompt = advance(agent, job.steps, turn)
+            except AgentError:
+                raise
+            except UserError as error:
+                job.trajectory.error, prompt = str(error), None
+                job.trajectory.fault = isinstance(error, ServerFailed)
+            if turn is not None:
+                job.trajectory.turns.append(keep(job.trajectory, turn))  # with the agent's notes
+            if prompt is None:
+                return False
+            if (turn := given(prompt, engine.codec)) is None:
+                break
         key = engine.add(prompt, sampling.for_prompt(prompt), job.seed + len(job.trajectory.turns))
         running[key] = job
         return True
@@ -205,6 +207,7 @@ def rollout(
             job = running.pop(key)
             if turn.finish in (Finish.FULL, Finish.ERROR):
                 job.trajectory.error = turn.error
+                job.trajectory.fault = turn.finish is Finish.ERROR
                 job.trajectory.turns.append(keep(job.trajectory, turn))
             elif send(job, turn):
                 continue

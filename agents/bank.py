@@ -579,7 +579,7 @@ class Bank:
 
     def prepare(self, intent: str) -> None:
         """Embed an intent that will be written, while no batch is under way: then `write` needs no
-        server. ValueError: it is empty. Unreachable: the embedder gives no answer."""
+        server. ValueError: it is empty. ServerFailed: the embedder's has."""
         self.likeness.vector(_text(intent))
 
     def _intent_id(self, text: str) -> int:

@@ -217,7 +217,8 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
     settings are returned that others have too.
     """
     raw = files.read_yaml(path)
-    raw.pop("weights", None)  # of an evaluation: no settings (report/evaluation.py)
+    for name in ("weights", "contents"):  # no settings: of an evaluation (report/evaluation.py),
+        raw.pop(name, None)  # and of what a run reads (commands/contents.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
     agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]

@@ -11,7 +11,7 @@ import math
 import traceback
 from collections.abc import Callable
 
-from config.errors import UserError, clip
+from config.errors import ServerFailed, UserError, clip
 from memagent import Agent, Trajectory
 
 
@@ -41,13 +41,17 @@ class Reward:
 
 
 def reward_of(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> float | None:
-    """Return a trajectory's reward: 0 if it failed, None if none can be given.
+    """Return a trajectory's reward: 0 if it failed, None if none can be given or if an engine or a
+    server failed it, which may be one that the reward asks.
 
     UserError: what was returned is neither None nor a finite number, of whatever library.
     """
-    if trajectory.error:
-        return 0.0
-    return _number(agent.reward(trajectory, outcome), place_of_reward(agent), trajectory)
+    if not trajectory.error:
+        try:
+            return _number(agent.reward(trajectory, outcome), place_of_reward(agent), trajectory)
+        except ServerFailed as error:
+            trajectory.error, trajectory.fault = str(error), True
+    return None if trajectory.fault else 0.0
 
 
 def place_of_reward(agent: Agent) -> str:

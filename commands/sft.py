@@ -24,7 +24,7 @@ from agents import find
 from agents.rewards import grade
 from config.errors import UserError
 from data import Task, places, seed_of
-from grpo import GRPO
+from grpo import GRPO, rate_of
 from memagent import Agent, Finish, Group, Prompt, Trajectory, Turn
 from models import ranks
 from models.load import inner, recompute
@@ -125,6 +125,8 @@ class SFT(GRPO):
     its loss is the negative log-likelihood of the demonstrated responses.
     """
 
+    samples = False
+
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         codec, window = self.agent.codec, self.agent.window
@@ -215,7 +217,7 @@ class SFT(GRPO):
                 f"{self.agent.label} a `demonstrate`, as a subclass of MemAgent has one, or tasks "
                 "that say where their evidence is."
             )
-        lr = self.learning_rate(self.done_steps)
+        lr = rate_of(self.config, self.done_steps)
         self.metrics = {"step": self.done_steps, "level": level, "lr": lr} | n
 
     def update(self, rows: list[Row], kinds: list[str]) -> None:

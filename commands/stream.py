@@ -22,15 +22,16 @@ import re
 import time
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
+from commands import contents
 from config import files
-from config.errors import Unreachable, UserError, clip, kept
+from config.errors import UserError, clip, kept
 from config.gone import as_before, check_gone
 from config.locks import writing
 from config.options import EvalConfig, StreamConfig
@@ -40,7 +41,7 @@ from config.terminal import bar
 from data import seed_of
 from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
-from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from memagent import Agent, Prompt, Trajectory, Turn
 from models.setup import settled
 from report.rows import lines_in
 from report.status import hold, release
@@ -74,7 +75,8 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         open_ones.callback(environment.close)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         given = {"stream": asdict(config) | asdict(suite), "agent": settings}
-        _check_folder(folder, given, suite)
+        read = contents.of_stream(suite, streams[0].agent)
+        _check_folder(folder, given, suite, read)
         engine = _opened(config, [stream.agent for stream in streams], environment)
         if config.frozen:
             for stream in streams:
@@ -87,7 +89,7 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
             open_ones.callback(stream.book.close)
         hold(folder)
         open_ones.callback(release, folder)
-        files.dump(folder / "config.yaml", **given)
+        files.dump(folder / "config.yaml", **given, **contents.section(read))
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
@@ -127,8 +129,11 @@ def _of_one_dtype(config: StreamConfig, folder: Path) -> StreamConfig:
 MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}
 
 
-def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
-    """Refuse to go on with a stream that began with other settings; more epochs are none."""
+def _check_folder(
+    folder: Path, given: dict[str, dict], suite: Suite, read: contents.Contents
+) -> None:
+    """Refuse to go on with a stream that began with other settings, code or templates; more epochs
+    are none."""
     path = folder / "config.yaml"
     if not path.exists():
         return
@@ -147,10 +152,11 @@ def _check_folder(folder: Path, given: dict[str, dict], suite: Suite) -> None:
         for name, value in (before[section] | now[section]).items()
         if before[section].get(name) != value and name not in MAY_CHANGE
     ]
+    wrong += [f"the content of {file}" for file in contents.compare(folder, read)[0]]
     if wrong:
         raise UserError(
-            f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these out, or "
-            "give another --name."
+            f"{folder} began with other settings ({', '.join(wrong[:3])}): leave these as they "
+            "were, or give another --name."
         )
 
 
@@ -315,13 +321,11 @@ class Stream:
         found: dict[str, Trajectory] = {}
         todo = [(task, 0) for task in batch]
         for left in range(c.retries, -1, -1):
-            away: set[str] = set()  # tasks that met a server which gave no answer
             given = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
-            for trajectory in rollout(*given, steps_of=partial(_guarded, away)):
+            for trajectory in rollout(*given, steps_of=_guarded):
                 found[trajectory.task.id] = trajectory
-                if trajectory.turns and trajectory.turns[-1].finish is Finish.ERROR:
-                    away.add(trajectory.task.id)
-            todo = [(task, 0) for task in batch if task.id in away] if left else []
+            again = [(task, 0) for task, _ in todo if found[task.id].fault]
+            todo = again if left else []
             if not todo:
                 break
         return found
@@ -418,17 +422,11 @@ def _row(agent: Agent, trajectory: Trajectory) -> dict:
     }
 
 
-def _guarded(
-    away: set[str], agent: Agent, task: Work, sample: int
-) -> Generator[Prompt, Turn, None]:
-    """Start an agent, whose own exceptions fail the task and not the stream.
-
-    away: is added the task if it met a server that gave no answer.
-    """
+def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
+    """Start an agent, whose own exceptions fail the task and not the stream."""
     try:
         yield from start(agent, task)
-    except UserError as error:
-        away |= {task.id} if isinstance(error, Unreachable) else set()
+    except UserError:
         raise
     except Exception as error:
         raise failure(error) from error

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import logging
+import math
 import shutil
 import threading
 import warnings
@@ -17,6 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import lightning
@@ -26,6 +28,7 @@ from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
 from agents.rewards import Reward
+from commands import contents
 from commands.export import export
 from commands.sft import SFT
 from config import files, stops
@@ -37,7 +40,7 @@ from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
 from engines.open import check_frozen, open_sampler
-from grpo import GRPO
+from grpo import GRPO, rate_of
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import checkpoints, newest, read_state
@@ -51,7 +54,7 @@ from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
 from rollout import start as begin
 from tasks import hub
-from tasks.sources import GENERATED, training_tasks, validation_tasks
+from tasks.sources import GENERATED, never_trained, training_tasks, validation_tasks
 
 RewardFunction = Callable[[Trajectory], object]
 SMALL = 20_000_000  # parameters, of which all real models have more
@@ -190,7 +193,8 @@ def run_and_report(
         say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
     try:
         with stops.stoppable():
-            shown = [TrainingPage(folder, run.save_every), TrainingProgress(config.steps)]
+            progress = TrainingProgress(config.steps, data=run.data)
+            shown = [TrainingPage(folder, run.save_every), progress]
             train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
         raise stops.Stopped(stop.number, f"stopped. {_whole(run, config, agent)}") from None
@@ -270,10 +274,11 @@ def train(
 
     With run.keep_checkpoints = 0 neither a checkpoint nor an export is written.
 
-    A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`. With
-    more steps it goes on past its end, to the same numbers as if it had had them from the
-    beginning (unless the learning rate decays, which goes by the share of the steps). A UserError
-    before the end of the first step leaves no new folder.
+    A run is resumed with the settings that it began with, except those in `find.MAY_CHANGE`, and
+    with the same data and code, wherever these files lie now. With more steps it goes on past its
+    end, to the same numbers as if it had had them from the beginning (unless the learning rate
+    decays, which goes by the share of the steps, and is said). A UserError before the end of the
+    first step leaves no new folder.
 
     reward: instead of the agent's own. With several devices this process starts one for each and
     waits for them; `callbacks` and `reward` are pickled then. Several machines are started by
@@ -290,7 +295,8 @@ def train(
     if ranks.is_first():
         check_folder(folder, resume)
         if resume:
-            _check_same(folder, **_sections(run, config, agent))
+            read = contents.of_training(run, config, agent)
+            _check_same(folder, read, **_sections(run, config, agent))
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
     setup = located(setup)
     rest = setup, folder, resume, callbacks, reward
@@ -321,13 +327,24 @@ def _named(run: RunConfig) -> RunConfig:
     return replace(run, name=files.name_or_now(run.name))
 
 
-def _check_same(folder: Path, **now: object) -> None:
-    """Refuse to resume a run with other settings than it began with."""
-    if wrong := find.changed(_began(folder), **now):
+def _check_same(folder: Path, read: contents.Contents, **now: object) -> None:
+    """Refuse to resume a run with other settings, data or code than it began with."""
+    changed, same = contents.compare(folder, read)
+    settings = find.changed(_began(folder), **now)
+    if wrong := [words for words in settings if words.partition(" ")[0] not in same]:
         more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
         raise UserError(
             f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
             "leave these out, or give another --name."
+        )
+    if changed:
+        place = "adapter" if (folder / "adapter").exists() else "model"
+        learnt = f"go on from what it has learnt by another --name and --model {folder / place}"
+        made = "" if (folder / place).exists() else f", which `export {folder}` writes"
+        other = f"{learnt}{made}" if checkpoints(folder) else "give another --name"
+        raise UserError(
+            f"The run {folder} began with another content of {' and '.join(changed)}: put that "
+            f"back, or {other}."
         )
 
 
@@ -374,16 +391,22 @@ def _train(
             open_ones.callback(module.agent.close)
             start = _start(folder, config.steps)
             sections = _sections(run, config, agent)
+            read = contents.of_training(run, config, agent) if ranks.rank() == 0 else {}
+            stored = sections | contents.section(read)
+            note = partial(files.dump, folder / "config.yaml", **stored)
             if start < config.steps:
                 if ranks.rank() == 0:
                     _make_run_folder(folder, resume)
+                    if start and (words := _rate_change(folder, config, start)):
+                        say(words, "yellow")
                 else:
                     callbacks = ()
-                trainer = _trainer(run, setup, sections, folder, start, config.steps, callbacks)
+                rest = note, folder, start, config.steps, callbacks
+                trainer = _trainer(run, setup, sections, *rest)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
                 say(f"Step {start} of {start} is done: a larger --steps goes on.")
-                files.dump(folder / "config.yaml", **sections)
+                note()
                 StepCSV(folder / "metrics.csv", start)
             ranks.barrier()  # vLLM ends the process group when it is closed
         del module
@@ -401,6 +424,20 @@ def _start(folder: Path, steps: int) -> int:
             f"The run {folder} has done {start} steps already: give --steps {start} or more."
         )
     return start
+
+
+def _rate_change(folder: Path, config: TrainConfig, start: int) -> str:
+    """Say by how much the learning rate jumps in a run that goes on after `start` steps, since it
+    falls by the share of the steps and these are others now; "" where it does not."""
+    stored = find.begun(folder, None).get(find.section_of(config), {})
+    before = replace(config, steps=stored.get("steps", config.steps))
+    if math.isclose(rate_of(before, start), rate_of(config, start)):
+        return ""
+    return (
+        f"The learning rate falls by the share of the steps, which are {config.steps} now and were "
+        f"{before.steps}: step {start + 1} has {rate_of(config, start):g}, step {start} had "
+        f"{rate_of(before, start - 1):g}."
+    )
 
 
 def _sections(run: RunConfig, config: TrainConfig, agent: Agent) -> dict[str, object]:
@@ -434,12 +471,16 @@ def _trainer(
     run: RunConfig,
     setup: Setup,
     sections: dict[str, object],
+    note: Callable[[], None],
     folder: Path,
     start: int,
     steps: int,
     callbacks,
 ) -> lightning.Trainer:
-    """Make Lightning's trainer: it counts steps, shards weights and calls the recorder."""
+    """Make Lightning's trainer: it counts steps, shards weights and calls the recorder.
+
+    note: writes config.yaml.
+    """
     strategy, loggers = "auto", False
     if setup.sharded:
         strategy = ModelParallelStrategy(
@@ -456,7 +497,7 @@ def _trainer(
         steps,
         run.keep_checkpoints,
         setup.dtype,
-        lambda: files.dump(folder / "config.yaml", **sections),
+        note,
         # questions of generated English are not kept: its facts are split, and no fact that is
         # trained on is ever asked for in an evaluation
         run.data not in GENERATED,
@@ -519,8 +560,9 @@ class TrainingProgress(lightning.Callback):
     """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
     and a line every step. What goes wrong is said once each time that it begins."""
 
-    def __init__(self, steps: int, every: int = 10):
-        self.steps, self.every = steps, every
+    def __init__(self, steps: int, every: int = 10, data: str = ""):
+        """data: what is trained on, of which it is said what no step reaches; "": not said."""
+        self.steps, self.every, self.data = steps, every, data
         self.last = deque[dict[str, float]](maxlen=WATCHED)  # metrics of steps
         self.known: list[str] = []  # the troubles of the last step
         self.validated: dict[str, float] = {}
@@ -528,6 +570,8 @@ class TrainingProgress(lightning.Callback):
 
     def on_train_start(self, trainer, module) -> None:
         self.validated = module.validated
+        if self.data and (words := never_trained(module.tasks, self.data, module.config)):
+            say(words, "yellow")
         self.progress = bar("steps")
         self.task = self.progress.add_task(
             "training", total=self.steps, completed=module.done_steps, note=""
@@ -541,14 +585,18 @@ class TrainingProgress(lightning.Callback):
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
-            self.say(done, f"validation {score:.3f} (n {n})")
+            of = f" of {len(module.validation)}" if n < len(module.validation) else ""
+            self.say(done, f"validation {score:.3f} (n {n}{of})")
         if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
             self.say(done, *wrong, module.progress, *times)  # what fits, from the left
         if not self.last and (left := self.steps - done):
             took = timedelta(seconds=round(left * m["step_s"]))
             self.say(done, f"It took {m['step_s']:.1f} s: {took} for the other {left}.")
-        if not (self.last or module.proofs):
+        if not self.last and (cut := int(m.get("documents_cut", 0))):
+            where = "by --max-sections or the model's window: what stands there is not trained on"
+            self.say(done, f"{cut} readings leave out a part of their document, {where}.")
+        if module.samples and not (self.last or module.proofs):
             unproven = "That new weights reach the sampler could not be proven (docs/engines.md)."
             say(f"step {done:>4}  {unproven}", "yellow", self.progress.console)
         self.last.append(m)

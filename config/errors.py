@@ -1,6 +1,6 @@
 """One exception for the mistakes of a user, and text that is safe to print.
 
-Holds: `UserError`, `Unshown`, `AgentError`, `Unreachable`, `Stopped`, `kept`, `clean`,
+Holds: `UserError`, `Unshown`, `AgentError`, `ServerFailed`, `Stopped`, `kept`, `clean`,
 `clip`, `first_line`, `meant`, `alone`, `loading`, `show_traceback`.
 Leaves out: files (config/files.py).
 Exercise it: `pytest tests/tokens`. Read next: config/files.py.
@@ -45,8 +45,9 @@ class AgentError(UserError):
     """A mistake in the code of an agent: it ends what runs, and is no failure of one trajectory."""
 
 
-class Unreachable(UserError):
-    """A server that gave no answer, also after some tries: what needed it may be begun anew."""
+class ServerFailed(UserError):
+    """An embedder, a judge or another server that did not do what it was asked, also after some
+    tries: the policy is not to blame, and what needed it may be begun anew."""
 
 
 class Stopped(BaseException):

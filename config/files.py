@@ -1,7 +1,7 @@
 """Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
 
-Holds: `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`, `make_folder`,
-`check_folder`, `found_run`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
+Holds: `content`, `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`,
+`make_folder`, `check_folder`, `found_run`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
 Leaves out: the settings (config/options.py).
 Exercise it: `pytest tests/config`. Read next: config/options.py.
 """
@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
 from difflib import get_close_matches
+from hashlib import blake2b, file_digest
 from itertools import chain
 from pathlib import Path
 
@@ -36,6 +37,23 @@ def is_file(path: str | Path) -> bool:
         name = clip(str(path), 200)
         raise UserError(f"{name} cannot be read: {reason}.") from error
     return Path(path).is_file()
+
+
+def content(path: str | Path) -> str:
+    """Return a hex digest of what a file holds, or of a folder's files with their names; "" where
+    there is neither. UserError: it cannot be read."""
+    path = Path(path) if path else Path(os.devnull)
+    try:
+        if path.is_dir():
+            files = sorted(file for file in path.rglob("*") if file.is_file())
+            parts = [(str(file.relative_to(path)), content(file)) for file in files]
+            return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
+        if not is_file(path):
+            return ""
+        with path.open("rb") as file:
+            return file_digest(file, lambda: blake2b(digest_size=8)).hexdigest()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}.") from error
 
 
 def sync(path: Path) -> None:

@@ -47,7 +47,8 @@ class SamplerChecks:
         rewarded = sum(len(group.trajectories) for group in groups)
         n = ranks.all_reduce_sum({"right": right, "rewarded": rewarded})
         if not n["right"]:
-            raise UserError(f"Every trajectory of step {step} failed: {sampled[0].error}.")
+            once = "; once that is mended, --resume goes on" if step and sampled[0].fault else ""
+            raise UserError(f"Every trajectory of step {step} failed: {sampled[0].error}{once}.")
         if not (step or n["rewarded"]):
             raise UserError(
                 f"{place_of_reward(self.agent)} gave no trajectory of the first step a reward "

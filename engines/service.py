@@ -260,14 +260,15 @@ class Service:
 
     def _send(self, reading: Job, turn: Turn | None) -> None:
         """Send the agent a turn and the engine its next prompt."""
-        prompt = advance(reading.agent, reading.steps, turn)
-        if turn is not None:
-            reading.tell(turn)  # with the agent's notes
-        if prompt is None:
-            return self._end(reading, Ended())
-        if answer := given(prompt, self.engine.codec):
+        while True:
+            prompt = advance(reading.agent, reading.steps, turn)
+            if turn is not None:
+                reading.tell(turn)  # with the agent's notes
+            if prompt is None:
+                return self._end(reading, Ended())
+            if (turn := given(prompt, self.engine.codec)) is None:
+                break
             reading.n_turns += 1
-            return self._send(reading, answer)
         seed = seed_of(reading.seed, reading.task.id, 0) + reading.n_turns
         reading.key = self.engine.add(prompt, reading.sampling.for_prompt(prompt), seed)
         self._running[reading.key] = reading

@@ -19,7 +19,7 @@ import numpy as np
 
 from agents.retrieval import tokens
 from agents.search import Embedder
-from config.errors import UserError, alone, loading
+from config.errors import ServerFailed, UserError, alone, loading
 from config.foreign import from_json
 from config.realmodels import Packaged, named_folder
 from models.packaged import fetched, made
@@ -56,11 +56,11 @@ def embedder_of(spec: str) -> Embedder:
 
 
 def _unit(rows: np.ndarray, name: str) -> np.ndarray:
-    """Return the rows with length 1; UserError where one has no direction."""
+    """Return the rows with length 1; ServerFailed where one has no direction."""
     rows = rows.astype(np.float32)
     lengths = np.linalg.norm(rows, axis=1, keepdims=True)
     if not (np.isfinite(lengths) & (lengths > 0)).all():
-        raise UserError(
+        raise ServerFailed(
             f"The embedder {name} gave zeros or no numbers for a text: use another one."
         )
     return rows / lengths
@@ -237,7 +237,7 @@ class _Served(Embedder):
         return _unit(np.concatenate(parts or [np.zeros((0, self.dim))]), self.name)
 
     def _reply(self, texts: Sequence[str]) -> np.ndarray:
-        """Return the embeddings of some texts. UserError: there are none to be had."""
+        """Return the embeddings of some texts. ServerFailed: there are none to be had."""
         body = {"model": self.model, "input": texts, "encoding_format": "float"}
 
         def read(reply: dict) -> np.ndarray:
@@ -252,7 +252,7 @@ class _Served(Embedder):
         except Failed as failure:
             raise failure.refusal(f"The embedder {self.name}") from None
         if self.dim and rows.shape[1] != self.dim:
-            raise UserError(
+            raise ServerFailed(
                 f"{self.url} now gives {rows.shape[1]} numbers a text, before it was {self.dim}: "
                 "does it serve another model?"
             )

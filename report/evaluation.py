@@ -22,6 +22,8 @@ from config import files
 from config.errors import UserError, clean, clip
 from config.gone import check_gone
 from config.options import EvalConfig, without_url
+from config.plugins import is_path
+from config.terminal import say
 from report.rows import TRANSCRIPTS_MIB, Cell, latest, read_rows
 from report.status import hold, is_running
 from suites import Suite
@@ -32,7 +34,8 @@ MAY_DIFFER = {
     "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
     "retries", "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
 }  # fmt: skip
-WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers
+WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers;
+# suite -> digest of its file, where the user has written it
 
 
 def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
@@ -72,7 +75,7 @@ def begin_evaluation(
     known = known_weights(folder, config, suite, weights)
     hold(folder)
     settings = asdict(config) | asdict(suite)
-    sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights}}
+    sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights, **_code(suite)}}
     files.dump(folder / "config.yaml", **sections)
 
 
@@ -93,10 +96,11 @@ def known_weights(
     if not stored:
         return {}
     check_gone(stored, asdict(config) | asdict(suite), f"{path}: eval")
+    now = {**weights, **_code(suite)}
     others = [*_differences(suites.stored(stored), config, suite)] or [
-        f"{name}: its weights or their --dtype have changed since"
-        for name in weights
-        if known.get(name, weights[name]) != weights[name]
+        f"{name}: its {'file' if name == 'suite' else 'weights or their dtype'} changed since"
+        for name in now
+        if known.get(name, now[name]) != now[name]
     ]
     if not others:
         return known
@@ -107,6 +111,10 @@ def known_weights(
             "this one another --name."
         )
     return {}
+
+
+def _code(suite: Suite) -> dict[str, str]:
+    return {"suite": files.content(suite.name)} if is_path(suite.name) else {}
 
 
 def _differences(stored: Mapping[str, object], config: EvalConfig, suite: Suite) -> Iterator[str]:
@@ -156,7 +164,8 @@ def room(config: EvalConfig, columns: int, cells: int) -> int:
 
 
 def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> list[dict]:
-    """Return all rows of a folder by agents, of each those that are asked for first.
+    """Return all rows of a folder by agents, of each those that are asked for first, and say how
+    many count beside them: of questions that their file no longer has, or of a larger --n.
 
     wanted: (settings, id, sample, digest of the task) of each, in order. known: agents that come
     first.
@@ -172,5 +181,8 @@ def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> 
         if tuple(map(row.get, names)) not in wanted
         and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
     ]
+    cells = {*map(Cell.from_row, asked)}
+    if more := sum(Cell.from_row(row) in cells for row in others):
+        say(f"Of earlier calls count too, in cells that this one asks for: {more:,} answers.")
     agents = [*dict.fromkeys([*known, *(row["agent"] for row in asked + others)])]
     return sorted(asked + others, key=lambda row: agents.index(row["agent"]))

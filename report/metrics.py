@@ -16,7 +16,7 @@ from statistics import fmean
 import torch
 
 from data import strip_thinking
-from memagent import Agent, Finish, Group, place_of
+from memagent import Agent, Finish, Group, differ, place_of
 from models import ranks
 from models.plan import CARDS
 
@@ -32,8 +32,10 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
     """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
 
     reward: the mean of the trajectories that have one, nan without any; unrewarded: the number of
-    the others. reward_se: its standard error over groups, which each have one task.
-    groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
+    the others, faults: of those of them that an engine or a server failed; documents_cut: of
+    trajectories that have read a part of their document. reward_se: the standard error of reward
+    over groups, which each have one task. groups, counted: of this rank. `UPDATE_METRICS` are set
+    to 0.
     """
     trajectories = [t for group in groups for t in group.sampled]
     rewarded = [[t.reward for t in group.trajectories] for group in groups]
@@ -54,6 +56,8 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             "reward": sum(map(sum, rewarded)),
             "groups_without_signal": sum(not g.signal for g in groups),
             "failed": sum(bool(t.error) for t in trajectories),
+            "faults": sum(t.fault for t in trajectories),
+            "documents_cut": sum(any(turn.prompt.cut for turn in t.turns) for t in trajectories),
             "turns": sum(len(t.turns) for t in trajectories),
             "updates": len(updates),
             "memory_tokens": sum(len(t.response_ids) for t in updates),
@@ -77,6 +81,8 @@ def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, floa
             "groups_without_signal": n["groups_without_signal"] / n["groups"],
             "failed": n["failed"] / each,
             "unrewarded": n["trajectories"] - n["rewarded"],
+            "faults": n["faults"],
+            "documents_cut": n["documents_cut"],
             "turns": n["turns"] / each,
             "memory_tokens": n["memory_tokens"] / update,
             "memory_cut": n["memory_cut"] / update,
@@ -110,20 +116,20 @@ def describe_turns(groups: Sequence[Group], agent: Agent) -> dict[str, float]:
     """
     n: Counter[str] = Counter()
     for group in groups:
-        totals: dict[int, set[float]] = {}  # place -> rewards, rounded as in `advantages`
+        totals: dict[int, list[float]] = {}  # place -> rewards
         for trajectory in group.sampled:
             for k, turn in enumerate(trajectory.turns):
                 n.update(agent.count(trajectory.task, turn))
                 if not turn.rewards or trajectory.reward is None:
                     continue
                 where = place_of(turn, k)
-                totals.setdefault(where, set()).add(round(sum(turn.rewards.values()), 9))
+                totals.setdefault(where, []).append(sum(turn.rewards.values()))
                 kind = "final" if turn.prompt.final else "update"
                 n[f"turns {kind}"] += 1
                 for name, reward in turn.rewards.items():
                     n[f"reward {kind} {name}"] += reward
         n["places"] += len(totals)
-        n["places alike"] += sum(len(rewards) == 1 for rewards in totals.values())
+        n["places alike"] += sum(not differ(rewards) for rewards in totals.values())
     names = sorted({name for names in ranks.all_gather_object(list(n)) for name in names})
     n = Counter(ranks.all_reduce_sum({name: float(n[name]) for name in names}))
 

@@ -205,6 +205,7 @@ def row_of(
         reading = Reading(task, agent)
         for turn in turns:
             reading.add(turn)
+    reward = reward_of(agent, trajectory)
     answer = "" if trajectory.error else trajectory.answer
     scores = grade(answer, task.answers, agent.config.form, task.asks_for_all)
     return (
@@ -220,8 +221,8 @@ def row_of(
             "answers": list(task.answers),
             "asked": task.question_digest,  # by which dev/reader.py knows it again
             "finish": str(turns[-1].finish) if turns else "",
-            "error": trajectory.error,
-            "reward": reward_of(agent, trajectory),
+            "error": trajectory.error,  # after the reward was given, which may have failed
+            "reward": 0.0 if trajectory.error else reward,
             "em": scores.em,
             "f1": scores.f1,
             "sub_em": scores.sub_em,

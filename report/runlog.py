@@ -61,7 +61,7 @@ from report.folder import reading
 from report.loggers import tagged
 from report.records import record
 from report.status import hold, release
-from report.training import whole_rows
+from report.training import AMISS, whole_rows
 from tasks import seen
 
 
@@ -341,8 +341,8 @@ def summary(folder: Path, last: int = 10) -> dict:
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
     or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
-    gain: see `gain`; ends: see `counted.ends_of`, with the level of each; skipped_updates,
-    unrewarded: sums, where there are any (`training.amiss`).
+    gain: see `gain`; ends: see `counted.ends_of`, with the level of each; the columns of
+    `training.AMISS`: sums, where there are any.
     """
     rows = whole_rows(folder / "metrics.csv")
 
@@ -352,7 +352,7 @@ def summary(folder: Path, last: int = 10) -> dict:
     name = "reward" if "reward" in rows[-1] else "loss"  # of demonstrations
     # a step may have no reward at all, and an update that is skipped may have no loss
     values = [value for row in rows if isfinite(value := float(row[name]))]
-    amiss = {name: int(total(name)) for name in ("skipped_updates", "unrewarded")}
+    amiss = {name: int(total(name)) for name in AMISS}
     level_at = {row.get("step"): row.get("level") for row in rows}
     ends = [end | {"level": level_at.get(str(end["step"]))} for end in ends_of(folder)]
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1

@@ -18,7 +18,7 @@ from report.markup import Markup, Section, figures
 
 # title of a plot -> line -> column of metrics.csv
 SIGNAL, MISMATCH = (
-    "Groups neither all right nor all wrong",
+    "Groups whose readings have different rewards",
     "Sampler and trainer, difference of log-probs",
 )
 PLOTS = {
@@ -70,14 +70,17 @@ class Training:
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
     """Say what of a step, or of all, was not learnt from: updates skipped, no reward."""
-    skipped, unrewarded = (int(metrics.get(name, 0)) for name in ("skipped_updates", "unrewarded"))
-    updates = "update" if skipped == 1 else "updates"
-    readings = "reading" if unrewarded == 1 else "readings"
-    sentences = {
-        f"{skipped} {updates} skipped: the gradient is not finite": skipped,
-        f"{unrewarded} {readings} left out, without a reward": unrewarded,
+    skipped, unrewarded, faults, not_shown = (int(metrics.get(name, 0)) for name in AMISS)
+    counts = {
+        "update{s} skipped: the gradient is not finite": skipped,
+        "reading{s} left out, without a reward": unrewarded - faults,
+        "reading{s} left out: an engine or a server failed": faults,
+        "task{s} left out: not to be demonstrated": not_shown,
     }
-    return [sentence for sentence, n in sentences.items() if n]
+    return [f"{n} {words.format(s='s' * (n > 1))}" for words, n in counts.items() if n]
+
+
+AMISS = ("skipped_updates", "unrewarded", "faults", "not_shown")  # columns of metrics.csv
 
 
 WATCHED = 5  # last steps: what holds in all of them is no accident
@@ -91,6 +94,8 @@ TROUBLES = {
     "cut": "Nearly all memories are cut at their limit and lose their ends: raise --memory-tokens.",
     "empty": "Nearly all answers are empty: raise --final-tokens, switch thinking off "
     "(--no-thinking), or warm the policy up by `sft` first.",
+    "unpaid": "No reading of the last steps had a reward, so nothing is learnt: `show RUN` has the "
+    "errors of those that failed.",
     "skipped": "Updates are skipped since their gradients are not finite: lower --lr, or compute "
     "in --dtype float32.",
 }
@@ -109,11 +114,14 @@ def troubles(rows: Sequence[Mapping[str, object]]) -> list[str]:
     def least(column: str) -> float:
         return min(values) if len(values := last(column)) == WATCHED else 0.0
 
-    dead, rewards = least("groups_without_signal") == 1, last("reward") or [0.0]
+    dead, rewards = least("groups_without_signal") == 1, last("reward")
+    least_reward, most_reward = min(rewards, default=0.0), max(rewards, default=0.0)
+    paid = dead and bool(rewards)
     holds = {
-        "wrong": dead and max(rewards) < 0.05,
-        "right": dead and min(rewards) > 0.95,
-        "alike": dead and max(rewards) >= 0.05 and min(rewards) <= 0.95,
+        "wrong": paid and most_reward < 0.05,
+        "right": paid and least_reward > 0.95,
+        "alike": paid and most_reward >= 0.05 and least_reward <= 0.95,
+        "unpaid": dead and not rewards,
         "cut": least("memory_cut") > 0.95,
         "empty": least("answer_empty") > 0.95,
         "skipped": any(last("skipped_updates")),
@@ -134,7 +142,7 @@ def steps_section(training: Training) -> Section:
     return Section(
         "Training, step by step",
         figures(plots.curves(panels, "training step", "", [SIGNAL], LOGARITHMIC)),
-        "A group whose readings are all right or all wrong teaches nothing. "
+        "A group whose readings all have the same reward teaches nothing. "
         "Sampler and trainer: by how much the log-probs of sampled tokens differ between the two.",
     )
 

@@ -290,6 +290,12 @@ class ConversationTasks:
             if not any(stretches):
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
             probes += [p for found in stretches for _, part in found for p in part]
+        asked = [p for c in self.source.conversations for p in c.probes]
+        asked = [p for p in asked if self.source.adversarial or not p.abstains]
+        never = len(asked) - len({id(p) for p in probes})
+        if never and os.environ.get("RANK", "0") == "0":
+            place = f"not known to be about {max(lengths)} sessions in a row or fewer"
+            say(f"{clean(source)}: {never} of {len(asked)} questions are {place}: never paid for.")
         reason = f"is about {max(lengths)} sessions in a row or fewer, none will be paid for"
         self.source.say_missing(probes, self.source.adversarial, reason)
 

@@ -24,7 +24,7 @@ from pydantic import BaseModel, BeforeValidator
 
 from config.errors import UserError, clean, clip
 from tasks.environments import Environment, Episode, Step, Text, Work, checked, fingerprint
-from tasks.judge import Judge, Unreadable, Verdict, judge_of
+from tasks.judge import Judge, Verdict, judge_of
 from tasks.readers import records_of
 
 SHOWN = 300  # characters of an answer in an observation
@@ -149,15 +149,11 @@ class Answering(Episode):
     def step(self, action: str) -> Step:
         """Have a response judged. The right answer and the judge's reasons are not told.
 
-        UserError: the judge cannot be asked; then it is unknown whether the response is right.
+        ServerFailed: the judge gives no verdict; it is unknown then whether the response is right.
         """
         if not action.strip():
             return Step("There is no response.", True, -1.0, "empty")
-        try:
-            verdict = self.verdict = self.judge(self.item.question, self.item.answer, action)
-        except Unreadable as error:
-            failure = f"judge: {error}"
-            return Step("The judge gave no verdict.", True, -1.0, failure, confidence(action))
+        verdict = self.verdict = self.judge(self.item.question, self.item.answer, action)
         read = clip(" ".join(clean(verdict.answer).split()), SHOWN)
         word = "right" if verdict.correct else "wrong"
         reward = 1.0 if verdict.correct else -1.0

@@ -1,7 +1,7 @@
 """A judge of free-text answers: another model, which is asked whether an answer is the right one.
 
-Holds: `Judge`, `Verdict`, `Unreadable`, `judge_of`, the wording of the request. Leaves out: what is
-judged (tasks/hle.py), the server (tasks/served.py).
+Holds: `Judge`, `Verdict`, `judge_of`, the wording of the request. Leaves out: what is judged
+(tasks/hle.py), the server (tasks/served.py).
 Exercise it: `pytest tests/tasks/test_hle.py`. Read next: tasks/hle.py.
 
 The fields of a verdict are those of Humanity's Last Exam (arXiv 2501.14249), the wording is ours. A
@@ -15,7 +15,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from config.errors import UserError
+from config.errors import ServerFailed, UserError
 from tasks.served import Client, Completion, Failed, Terms, address
 
 FORM = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-32B"
@@ -73,10 +73,6 @@ SCHEMA = {
 }
 
 
-class Unreadable(Exception):
-    """Report a judge whose replies are no verdict, also after it was shown why."""
-
-
 class Verdict(BaseModel):
     """What is read of a judge's reply: it is asked for its reasons first, and nothing uses them."""
 
@@ -87,7 +83,8 @@ class Verdict(BaseModel):
 
 
 Judge = Callable[[str, str, str], Verdict]
-"""(question, right answer, response) -> verdict. UserError: it cannot be asked; Unreadable."""
+"""(question, right answer, response) -> verdict. ServerFailed: it cannot be asked, or its replies
+are no verdict, also after it was shown why."""
 
 
 def verdict(text: str) -> Verdict:
@@ -139,7 +136,7 @@ class _Served:
         try:
             return verdict(self._reply(messages))
         except ValueError as fault:
-            raise Unreadable(str(fault)) from None
+            raise ServerFailed(f"{self.name} gave no verdict: {fault}.") from None
 
     def _reply(self, messages: list[dict]) -> str:
         """Return the text of one completion; "" if it has none."""

@@ -25,7 +25,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from config.errors import Unreachable, UserError, clean, clip
+from config.errors import ServerFailed, UserError, clean, clip
 from config.terminal import say
 
 BACKOFF_S = (0.5, 15.0)
@@ -84,8 +84,9 @@ class Failed(Exception):
         vars(self).update(facts)
 
     def refusal(self, name: str) -> UserError:
-        """Return what to raise where a server is known by a name."""
-        return (Unreachable if self.retry else UserError)(f"{name} cannot be used: {self}.")
+        """Return what to raise where a server is known by a name: what is too long for its window
+        is no fault of the server's."""
+        return (UserError if self.full else ServerFailed)(f"{name} cannot be used: {self}.")
 
 
 # ---------------------------------------------------------------- what a reply says

@@ -9,8 +9,9 @@ from agents import find
 from config import options
 from config.options import GRPOConfig
 from data import Task
-from grpo import advantages_of, token_weights, training_rows
-from memagent import Finish, Group, Prompt, Trajectory, Turn
+from grpo import advantages, advantages_of, token_weights, training_rows
+from memagent import Finish, Group, MemAgent, Prompt, Trajectory, Turn
+from report.metrics import describe, describe_turns
 
 TASK = Task("t", "Where is Otto?", ("Lima",), "Otto reached Lima.")
 OUTCOMES = [1, 0, 0, 1]
@@ -91,6 +92,24 @@ def test_a_group_whose_outcomes_agree_still_learns_from_its_turns():
         for turn in (turn for trajectory in same.trajectories for turn in trajectory.turns):
             turn.rewards = {}
         assert training_rows([same], by_mean) == []
+
+
+@pytest.mark.parametrize("a, b, differ", [
+    (0.3, 0.1 + 0.2, False), (0.0, 9e-10, False), (4.9e-10, 5.1e-10, False), (-0.0, 0.0, False),
+    (0.0, 1.1e-9, True), (0.3, 0.31, True), (1e9, 1e9 + 1, True),
+])  # fmt: skip
+def test_one_rule_says_what_a_signal_is(a, b, differ):
+    """For advantages, for what is trained, for the share of groups without, and for turns."""
+    for by_outcome in (True, False):
+        rewards, config = [a, b, a], GRPOConfig(alpha=1.0 if by_outcome else 0.0)
+        others = [0.5] * 3
+        found = group(rewards, [others]) if by_outcome else group(others, [rewards])
+        assert found.signal is (differ and by_outcome)
+        assert any(advantages(rewards)) is any(map(any, advantages_of(found, config))) is differ
+        assert bool(training_rows([found], config)) is differ
+        metrics = describe([found], {}) | describe_turns([found], MemAgent())
+        assert metrics["groups_without_signal"] == (not found.signal)
+        assert metrics["turn_groups_without_signal"] == (by_outcome or not differ)
 
 
 def test_split_credit_divides_the_outcome_and_not_what_is_a_turns_own():

@@ -14,15 +14,24 @@ from hypothesis import strategies as st
 
 from agents import find
 from commands.train import rewarded
-from config.errors import UserError
+from config.errors import ServerFailed, UserError
 from config.options import GRPOConfig
 from embedded import tiny
 from engines.hf import TransformersEngine
-from grpo import GRPO, advantages, advantages_of, policy_loss, token_weights, training_rows
+from grpo import (
+    GRPO,
+    advantages,
+    advantages_of,
+    policy_loss,
+    rate_of,
+    token_weights,
+    training_rows,
+)
 from memagent import Group
 from models.load import inner, with_lora
 from models.logprobs import Row, _HeadLogProbs, logprobs, mask_head, pack
 from report.metrics import describe, describe_turns
+from report.training import amiss
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -706,13 +715,12 @@ def test_turns_of_an_update_make_more_updates_of_longer_documents(
 
 def test_the_rate_warms_up_from_the_first_share_or_from_zero(policy, codec):
     config = replace(CONFIG, lr=1.0, warmup=20, steps=400)
-    ours = module(policy, codec, replace(config, warmup_from="share"))
-    verl = module(policy, codec, replace(config, warmup_from="zero"))
+    ours = replace(config, warmup_from="share")
+    verl = replace(config, warmup_from="zero")
     table = {0: (0.05, 0.0), 1: (0.1, 0.05), 19: (1.0, 0.95), 20: (1.0, 1.0), 399: (1.0, 1.0)}
     for step, rates in table.items():
-        assert (ours.learning_rate(step), verl.learning_rate(step)) == pytest.approx(rates)
-    verl.config = replace(config, warmup=0, warmup_from="zero")
-    assert verl.learning_rate(0) == 1.0
+        assert (rate_of(ours, step), rate_of(verl, step)) == pytest.approx(rates)
+    assert rate_of(replace(verl, warmup=0), 0) == 1.0
     grpo = trainer(policy, codec, lr=1e-2, warmup=2, warmup_from="zero")
     moved = []
     for _ in range(2):
@@ -806,6 +814,36 @@ def test_a_group_that_shrinks_to_one_or_none_teaches_nothing(policy, codec, with
     assert found["reward"] == groups[0].trajectories[0].reward
     alone = Group(groups[0].task, groups[0].trajectories)  # sampled alone: as before
     assert alone.signal and any(map(any, advantages_of(alone, config)))
+
+
+@pytest.mark.parametrize("failed", [[0], [1, 2, 4, 5], [0, 1, 2], [*range(6)]])
+def test_readings_that_a_server_failed_are_left_out_and_counted(policy, codec, failed):
+    """One of six; all but one of each group; a whole group; all of a step, which ends the run."""
+
+    def paid(trajectory):
+        if group_of(trajectory) * 3 + trajectory.sample in failed:
+            raise ServerFailed("The judge cannot be used: HTTP 503.")
+        return float(trajectory.sample)
+
+    def group_of(trajectory):
+        return int(trajectory.task.id[-1])
+
+    config = replace(CONFIG, group_size=3)
+    grpo = module(policy, codec, config, reward=paid)
+    if len(failed) == 6:
+        grpo.done_steps = 2
+        with pytest.raises(UserError, match=r"step 2 failed: .*HTTP 503.*--resume goes on"):
+            grpo.training_step(None, 1)
+        return
+    grpo.training_step(None, 0)
+    m, n = grpo.metrics, len(failed)
+    left = [t.sample for group in grpo.groups for t in group.trajectories]
+    assert (m["faults"], m["unrewarded"], len(left)) == (n, n, 6 - n)
+    assert amiss(m) == [f"{n} reading{'s' * (n > 1)} left out: an engine or a server failed"]
+    assert m["reward"] == pytest.approx(sum(left) / len(left))
+    turns = [len(t.turns) for group in grpo.groups if group.signal for t in group.trajectories]
+    assert m["trained_rows"] == sum(turns) and bool(turns) is (n != 4)
+    assert m["groups_without_signal"] == {1: 0, 4: 1, 3: 0.5}[n]
 
 
 def test_a_step_without_any_reward_goes_by_and_the_first_one_is_refused(policy, codec):

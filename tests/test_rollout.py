@@ -1,9 +1,14 @@
-import pytest
+from dataclasses import replace
 
-from config.errors import UserError
+import pytest
+from test_service import Heard
+
+from agents.rewards import grade
+from config.errors import ServerFailed, UserError
 from embedded import tiny
 from engines.scripted import ScriptedEngine
-from memagent import Finish
+from engines.service import Service
+from memagent import Finish, MemAgent, Prompt, Turn
 from rollout import Sampling, rollout
 from tasks import worlds
 
@@ -49,3 +54,64 @@ def test_a_memory_cut_at_its_limit_is_a_value(codec):
 def test_sampling_that_cannot_be(wrong):
     with pytest.raises(UserError):
         Sampling(**wrong)
+
+
+LONG = 3000  # more than Python's calls within each other
+
+
+class Talks(MemAgent):
+    """Gives nearly all its answers itself, one after the other."""
+
+    def run(self, task):
+        for _ in range(LONG):
+            yield replace(self.prompt("final", 8, problem=task.question, memory="x"), given="ok")
+        yield self.prompt("final", 8, final=True, problem=task.question, memory="x")
+
+
+def test_an_agent_may_answer_itself_any_number_of_times(codec):
+    agent = Talks(MEMAGENT.config)
+    (done,) = rollout(ScriptedEngine(codec, answer), agent, [(tasks(1)[0], 0)])
+    service = Service(ScriptedEngine(codec, answer))
+    heard = Heard(tasks(1)[0], agent)
+    service.submit(heard.reading)
+    assert not heard.ended.error and not done.error
+    assert len(done.turns) == len(heard.said) == LONG + 1
+    service.close()
+
+
+def test_a_conversation_may_have_any_number_of_messages(codec):
+    prompt = Prompt((("q", True),), 4, system="s", tools=({"name": "t"},))
+    for _ in range(LONG):
+        turn = Turn(prompt, [], [], [], Finish.STOP, codec.text("a"))
+        prompt = Prompt((("next", True),), 4, after=turn, role="tool")
+    messages = prompt.messages()
+    assert [m["role"] for m in messages[:4]] == ["system", "user", "assistant", "tool"]
+    assert messages[-1] == {"role": "tool", "content": "next"}
+    assert len(messages) == 2 + 2 * LONG and prompt.all_tools() == ({"name": "t"},)
+
+
+@pytest.mark.parametrize("fails, reward", [
+    (Finish.ERROR, None), (ServerFailed("HTTP 422"), None),  # of the engine; of what an agent asks
+    (Finish.FULL, 0.0), (UserError("no such page"), 0.0), (None, 1.0),
+])  # fmt: skip
+def test_what_an_engine_or_a_server_failed_has_no_reward(codec, fails, reward):
+    class Fails(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                if isinstance(fails, Finish):
+                    turn.finish, turn.error = fails, "overloaded"
+            return done
+
+    class Asks(MemAgent):
+        def run(self, task):
+            yield from super().run(task)
+            if isinstance(fails, UserError):
+                raise fails
+
+    (task,) = tasks(1)
+    engine = Fails(codec, lambda prompt: f"\\boxed{{{task.answers[0]}}}")
+    (done,) = rollout(engine, Asks(MEMAGENT.config), [(task, 0)])
+    grade(MEMAGENT, done)
+    assert done.reward == reward and bool(done.error) is (reward != 1.0)
+    assert done.fault is (reward is None)

@@ -12,10 +12,12 @@ import pytest
 import torch
 
 from agents.rewards import Reward, grade, reward_of
-from config.errors import UserError
+from config.errors import ServerFailed, UserError
 from data import Task
 from embedded import tiny
 from memagent import Finish, Prompt, Trajectory, Turn
+from report.reading import row_of
+from report.rows import Cell
 
 
 def trajectory(**fields):
@@ -63,6 +65,19 @@ def test_anything_else_is_one_sentence_with_function_task_and_value(value):
 def test_none_is_no_reward_and_a_failed_trajectory_is_not_asked_about():
     assert reward_of(paid(None), trajectory()) is None
     assert reward_of(paid("unseen"), trajectory(error="it failed")) == 0.0
+    assert reward_of(paid("unseen"), trajectory(error="HTTP 500", fault=True)) is None
+
+
+def test_a_server_that_a_reward_asks_and_that_fails_leaves_the_reading_out():
+    def asks(trajectory):
+        raise ServerFailed("The judge cannot be used: HTTP 503.")
+
+    agent, done = tiny.agent(), trajectory()
+    agent.reward = Reward(asks)
+    grade(agent, done)
+    assert (done.reward, done.fault) == (None, True) and "HTTP 503" in done.error
+    row = row_of(trajectory(), Cell("a", "q", "0.0", 1), agent)  # in an evaluation it is wrong
+    assert row["reward"] == 0.0 and "HTTP 503" in row["error"]
 
 
 def test_an_error_in_the_function_is_one_sentence_with_its_line():

@@ -18,12 +18,14 @@ from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
 from commands.stream import Stream, _leaks, run_stream
-from config.errors import Unreachable, UserError
+from config import files
+from config.errors import ServerFailed, UserError
 from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
+from suites import bandit
 from tasks.bandit import Bandit
 from tasks.environments import Work
 from tasks.llb_db import LLBDB
@@ -107,6 +109,25 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
     rows.write_bytes(rows.read_bytes()[:100])
     with pytest.raises(UserError, match="shorter than its bank says"):
         done("parts")
+
+
+def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
+    (folder := tmp_path / "templates").mkdir()
+    (folder / "script.txt").write_text("{task} {trajectory}")
+    (suite := tmp_path / "doors.py").write_text(Path(bandit.__file__).read_text())
+    given = short(tmp_path, epochs=1, arms=("memrl",), suite=str(suite))
+    for path in (folder / "script.txt", suite):
+        run_stream(given, {"templates": str(folder)})
+        before = path.read_text()
+        path.write_text(f"{before} ")
+        with pytest.raises(UserError, match=rf"other settings \(the content of {path}\)"):
+            run_stream(given, {"templates": str(folder)})
+        path.write_text(before)
+    stored = files.read_yaml(tmp_path / "s" / "config.yaml")
+    files.dump(tmp_path / "s" / "config.yaml", **{k: stored[k] for k in ("stream", "agent")})
+    suite.write_text(f"{before} ")  # of an earlier version nothing is known
+    run_stream(given, {"templates": str(folder)})
 
 
 KILLS = 12
@@ -278,7 +299,7 @@ class Failing:
             if self.left.get(text):
                 self.left[text] -= 1
                 self.refused += 1
-                raise Unreachable("The embedder gives no embeddings after 3 tries: HTTP 503.")
+                raise ServerFailed("The embedder gives no embeddings after 3 tries: HTTP 503.")
         return self.inner.embed(texts, query)
 
 

@@ -24,10 +24,10 @@ import grpo
 import memagent
 from agents import find
 from cli import app
-from commands import export, train
+from commands import contents, export, train
 from config import files
 from config.errors import UserError
-from config.options import GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig, SFTConfig
 from data import Task
 from embedded import tiny
 from engines import hf
@@ -221,6 +221,121 @@ def test_an_agent_that_looks_back_is_resumed_to_the_same_numbers_and_logged(mode
     assert first["notes"]["covered"] == 1 and first["notes"]["step"]["errors"][0] == "no_update"
     assert {"text", "query", "steps"} <= final["notes"]["recalled"].keys()
     assert find.of_model(tmp_path / "a" / "model")["callback"] == "question"  # as it has learnt to
+
+
+def tasks_file(path, name):
+    rows = ({"id": f"{name}{k}", "question": "Who?", "answer": "Ada", "context": "Ada. " * 9}
+            for k in range(4))  # fmt: skip
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+OWN_AGENT = 'from memagent import MemAgent\n\n\nclass Own(MemAgent):\n    """Own."""\n'
+OWN_REWARD = "def reward(t):\n    return sum(i for x in t.turns for i in x.response_ids) % 7 / 7\n"
+OWN_TASKS = "from data import Task\n\n\ndef made():\n    return [Task('x', 'q', ('a',), 't')]\n"
+
+
+def test_a_run_goes_on_with_the_content_of_what_it_read_wherever_that_lies(model, tmp_path):
+    """Each of its files is changed and put back; then all of them move, the mixture's too."""
+
+    def run_in(here):
+        sources = f"{here / 'a.jsonl'}=3,{here / 'b.jsonl'},{here / 'own_tasks.py'}:made"
+        return replace(
+            run_config(model, tmp_path, "a", data=sources, validation=str(here / "v.jsonl")),
+            agent=str(here / "own_agent.py"), reward=f"{here / 'own_reward.py'}:reward",
+        )  # fmt: skip
+
+    def begin(here, resume=True, steps=1, **other):
+        run = replace(run_in(here), **other)
+        settings = {"memory_tokens": 6, "final_tokens": 6, "templates": str(here / "templates")}
+        agent = find.make(run.agent, tiny.READING | settings)
+        return train.train(run, replace(GRPO, steps=steps), agent, resume)
+
+    here, there = tmp_path / "here", tmp_path / "there"
+    (here / "templates").mkdir(parents=True)
+    for name in "abv":
+        tasks_file(here / f"{name}.jsonl", name)
+    for name, text in (("agent", OWN_AGENT), ("reward", OWN_REWARD), ("tasks", OWN_TASKS)):
+        (here / f"own_{name}.py").write_text(text)
+    (here / "templates" / "final.txt").write_text("{problem} {memory}")
+    folder = begin(here, resume=False)
+    shutil.copytree(here, there)
+    files_of = [*here.glob("*.*"), here / "templates" / "final.txt"]
+    assert len(files_of) == 7
+    for path in files_of:
+        before = path.read_text()
+        path.write_text(before.replace("Ada", "Bob") + "\n")
+        with pytest.raises(UserError, match=f"another content of {path}: .*--model {folder}/model"):
+            begin(here)
+        path.write_text(before)
+    (here / "templates" / "update.txt").write_text("{problem} {memory} {section}")
+    (here / "a.jsonl").write_text("")
+    with pytest.raises(UserError, match=r"a\.jsonl and .*update\.txt: .*another --name"):
+        begin(here)
+    shutil.rmtree(here)
+    swapped = run_in(there).data.replace("a.jsonl=3", "c.jsonl=3")
+    (there / "a.jsonl").rename(there / "c.jsonl")
+    with pytest.raises(UserError, match=r"other settings \(run.data"):  # another weight
+        begin(there, data=swapped.replace("=3", "=2"))
+    begin(there, steps=2, data=swapped)
+    assert len(rows_of(folder)) == 2
+    stored = files.read_yaml(folder / "config.yaml")
+    assert {*stored["contents"]} == {"run.data", "run.validation", "run.reward", "run.agent",
+                                     "agent.templates"}  # fmt: skip
+    (there / "c.jsonl").write_text("")
+    shutil.rmtree(folder / "model")
+    with pytest.raises(UserError, match=r"which `export .*` writes"):
+        begin(there, steps=2, data=swapped)
+    shutil.rmtree(folder / "checkpoints")
+    with pytest.raises(UserError, match="put that back, or give another --name"):
+        begin(there, steps=2, data=swapped)
+    files.dump(folder / "config.yaml", **{k: v for k, v in stored.items() if k != "contents"})
+    with pytest.raises(UserError, match="holds no"):  # of an earlier version: nothing is known
+        begin(there, steps=2, data=swapped)
+
+
+@pytest.mark.parametrize("source, where", [
+    ("world", None), ("ledger", None), ("hf:org/name@0123:train", None), ("D/x.jsonl", "D/x.jsonl"),
+    ("hf:D/set:train", "D/set"), ("locomo:D/x.jsonl#random/train", "D/x.jsonl"),
+    ("D/x.py:made", "D/x.py"),
+])  # fmt: skip
+def test_which_file_a_source_is_and_that_generated_ones_have_none(tmp_path, source, where):
+    (tmp_path / "set").mkdir()
+    for path in ("x.jsonl", "x.py", "set/train.jsonl"):
+        (tmp_path / path).write_text("a")
+    run = RunConfig(data=source.replace("D", str(tmp_path)))
+    read = contents.of_training(run, GRPO, tiny.agent())
+    place = where and where.replace("D", str(tmp_path))
+    assert [path for path, _ in read.get("run.data", ())] == ([place] if where else [])
+    if where and (path := Path(place)):
+        path = path / "train.jsonl" if path.is_dir() else path
+        path.write_text("b")
+        assert contents.of_training(run, GRPO, tiny.agent()) != read
+
+
+def test_a_file_of_an_agent_that_is_learnt_beside_is_one_too(tmp_path):
+    (mine := tmp_path / "own_other.py").write_text(OWN_AGENT)
+    config = SFTConfig(also=("full=0.1", f"{mine}=0.2"))
+    read = contents.of_training(RunConfig(), config, tiny.agent())
+    assert [path for path, _ in read["sft.also"]] == ["", str(mine)] and len(read) == 1
+
+
+@pytest.mark.parametrize("decay_from, jump", [
+    (0.0, r"which are 4 now and were 2: step 3 has 0\.0055, step 2 had 0\.0055\."), (1.0, None),
+])  # fmt: skip
+def test_a_rate_that_jumps_since_there_are_more_steps_is_said(
+    model, tmp_path, capsys, decay_from, jump
+):
+    trained(model, tmp_path, 2, warmup=0, decay_from=decay_from)
+    folder = trained(model, tmp_path, 4, resume=True, warmup=0, decay_from=decay_from)
+    out = " ".join(capsys.readouterr().out.split())
+    rates = [float(row["lr"]) for row in rows_of(folder)]
+    assert ("learning rate falls" in out) is bool(jump)
+    assert not jump or re.search(jump, out), rates
+    if jump:
+        assert rates[1:3] == pytest.approx([0.0055, 0.0055])
+    trained(model, tmp_path, 4, resume=True, warmup=0, decay_from=decay_from)
+    assert "learning rate falls" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("shuffle", [True, False])

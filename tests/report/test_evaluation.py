@@ -118,6 +118,35 @@ def test_a_call_says_what_the_folder_holds_and_all_of_it_is_summed_up(tmp_path, 
     assert summed_up() == all_of_it
 
 
+def test_a_file_that_has_changed_is_refused_if_it_is_the_suites_and_said_if_it_has_the_questions(
+    tmp_path, models, capsys, monkeypatch
+):
+    suite, data = tmp_path / "mine.py", tmp_path / "d.jsonl"
+    suite.write_text((ROOT / "tests" / "my_suite.py").read_text())
+
+    def write(name):
+        rows = ({"id": f"{name}{k}", "question": "Who?", "answer": "Ada", "context": "Ada."}
+                for k in range(3))  # fmt: skip
+        data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def again():  # as another process
+        suites.find.cache_clear()
+        monkeypatch.setattr(suites.FINDER, "loaded", {})
+        return config(tmp_path, models[0], suite=str(suite), lengths=(2,), name="s")
+
+    ask(again())
+    ask(again())
+    suite.write_text(suite.read_text().replace("k * 3", "k * 4"))
+    with pytest.raises(UserError, match=r"suite: its file changed since.*another --name"):
+        ask(again())
+    for name, said in (("a", 0), ("a", 0), ("b", 3)):  # three questions are asked of each file
+        write(name)
+        folder = ask(config(tmp_path, models[0], data=(str(data),), lengths=(), name="d", n=3))
+        output = " ".join(capsys.readouterr().out.split())
+        assert (f"in cells that this one asks for: {said} answers" in output) is bool(said)
+    assert len(read_run(folder).rows) == 6
+
+
 def test_an_agent_with_other_settings_is_refused_before_anything_is_written(
     tmp_path, models, monkeypatch
 ):

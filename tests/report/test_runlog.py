@@ -82,3 +82,8 @@ def test_steps_without_reward_and_skipped_updates_are_summed_up_and_said(tmp_pat
         "1 reading left out, without a reward",
     ]
     assert amiss({"skipped_updates": 0.0, "unrewarded": 0.0}) == amiss({}) == []
+    assert amiss({"unrewarded": 3.0, "faults": 2.0, "not_shown": 1.0}) == [
+        "1 reading left out, without a reward",
+        "2 readings left out: an engine or a server failed",
+        "1 task left out: not to be demonstrated",
+    ]

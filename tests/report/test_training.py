@@ -2,12 +2,14 @@
 
 import csv
 import io
+import math
 from types import SimpleNamespace
 
 import pytest
 from rich.console import Console
 
 from commands import train
+from commands.sft import SFT
 from config import terminal
 from report.page import write_report
 from report.training import TROUBLES, WATCHED, troubles
@@ -27,6 +29,10 @@ WRONG = {  # what all of the last steps have -> what is said, and the remedy
     "all alike": (ALIKE, "so nothing is learnt: sample hotter (--temperature)"),
     "cut": ({"memory_cut": 1.0}, "Nearly all memories are cut at their limit and lose"),
     "empty": ({"answer_empty": 1.0}, "Nearly all answers are empty: raise --final-tokens"),
+    "no rewards": (
+        ALIKE | {"reward": math.nan},
+        "No reading of the last steps had a reward, so nothing is learnt",
+    ),
     "skipped": ({"skipped_updates": 1}, "Updates are skipped since their gradients are not finite"),
 }
 
@@ -44,12 +50,14 @@ def test_what_goes_wrong_in_all_of_the_last_steps_is_said_with_the_remedy(kind):
     assert bool(troubles(one)) is (kind == "skipped")  # one of which is one too many
 
 
-def lines_of(rows, proofs, monkeypatch):
+def lines_of(rows, proofs, monkeypatch, samples=True):
     """What a terminal shows of the steps with these metrics."""
     shown = Console(file=io.StringIO(), width=200)
     monkeypatch.setattr(train, "bar", lambda unit: terminal.bar(unit, shown))
     progress = train.TrainingProgress(40)
-    module = SimpleNamespace(done_steps=0, validated={}, progress="reward 0.4", proofs=proofs)
+    module = SimpleNamespace(
+        done_steps=0, validated={}, progress="reward 0.4", proofs=proofs, samples=samples
+    )
     progress.on_train_start(None, module)
     for metrics in rows:
         module.done_steps, module.metrics = module.done_steps + 1, metrics
@@ -70,6 +78,8 @@ def test_a_sampler_that_nothing_was_proven_of_is_said_once(monkeypatch):
     lines = lines_of([FINE] * 3, [], monkeypatch)
     said = [line for line in lines if "could not be proven" in line]
     assert [line.split()[1] for line in said] == ["1"]
+    lines = lines_of([FINE] * 3, [], monkeypatch, samples=SFT.samples)
+    assert not any("proven" in line for line in lines)  # a warm start samples nothing
 
 
 def test_it_stands_in_the_page_as_well(tmp_path):

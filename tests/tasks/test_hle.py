@@ -13,12 +13,12 @@ from conftest import opened, streamed
 from test_stream import Acting
 
 from agents.bank import Bank, BankConfig
-from config.errors import UserError
+from config.errors import ServerFailed, UserError
 from report.summary import calibration, interval
 from tasks import judge as module
 from tasks import served
 from tasks.hle import HLE, INSTRUCTIONS, confidence, read
-from tasks.judge import REQUEST, SCHEMA, Unreadable, Verdict, judge_of, verdict
+from tasks.judge import REQUEST, SCHEMA, Verdict, judge_of, verdict
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 ROWS = [
@@ -271,13 +271,11 @@ def test_a_reply_that_is_no_verdict_is_repaired_once(server):
     assert second["messages"][:1] == first["messages"] and len(second["messages"]) == 3
     assert second["messages"][1] == {"role": "assistant", "content": '{"correct": "perhaps"}'}
     assert "'extracted_final_answer': Field required" in second["messages"][2]["content"]
-    server.replies = ["no", "nor this"]
-    step = task.begin().step(task.solution[0])
-    assert (step.done, step.reward) == (True, -1.0) and len(server.asked) == 4
-    assert step.failure == "judge: there is no JSON object"
-    server.replies = [None, None]  # a reply without content
-    with pytest.raises(Unreadable):
-        environment.judge("q", "a", "r")
+    for replies in (["no", "nor this"], [None, None]):  # the latter without content
+        server.replies = replies
+        with pytest.raises(ServerFailed, match="gave no verdict: there is no JSON object"):
+            task.begin().step(task.solution[0])
+    assert len(server.asked) == 6
     environment.close()
     environment.close()
 

@@ -6,10 +6,14 @@ from collections import Counter
 from itertools import groupby
 
 import pytest
+from test_locomo import sample, write
 
 from config.errors import UserError
+from config.options import GRPOConfig, SFTConfig
 from data import Pool, Task
-from tasks.sources import FileTasks, MixedTasks, by_document
+from tasks.episodes import ConversationTasks
+from tasks.locomo import load_locomo
+from tasks.sources import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
 
 POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
 
@@ -89,3 +93,44 @@ def test_a_mixture_may_need_all_of_a_list_and_no_more():
     assert {task.id for task in mixed.batch(0, 0, 5)} == {f"0.{t.id}" for t in tasks_of((2, 3))}
     with pytest.raises(UserError, match="6 tasks"):
         mixed.batch(0, 0, 6)
+
+
+A, B, WORLD = tasks_of((2,) * 5), tasks_of((1, 4), name="b"), ("one_fact",)
+SHARE = "{} train on at most {}, never on the others."
+
+
+@pytest.mark.parametrize("tasks, data, config, said", [
+    (FileTasks(A, 0), "a.jsonl", GRPOConfig(steps=2, tasks_per_step=(4,)),
+     SHARE.format("2 steps of 4", "8 of the 10 tasks of a.jsonl")),
+    (FileTasks(A, 0), "a.jsonl", GRPOConfig(steps=9, tasks_per_step=(4,)), ""),  # shuffled anew
+    (FileTasks(A, 0, False), "a.jsonl", GRPOConfig(steps=9, tasks_per_step=(4,)),  # a remainder
+     SHARE.format("9 steps of 4", "8 of the 10 tasks of a.jsonl")),
+    (MixedTasks([A, B], [1e9, 1], 0), "a.jsonl=1e9,b.jsonl",
+     SFTConfig(steps=1, tasks_per_step=(6,)),
+     SHARE.format("1 step of 6", "6 of the 10 tasks of a.jsonl, 0 of the 5 tasks of b.jsonl")),
+    (MixedTasks([A, B], [1, 1], 0), "a.jsonl,b.jsonl", GRPOConfig(steps=50), ""),
+    (WorldTasks((2, 4, 8), WORLD, 0), "world", GRPOConfig(steps=6, grow_steps=5),
+     SHARE.format("6 steps of 8", "2 of the 3 lengths")),
+    (WorldTasks((2, 4, 8), WORLD, 0), "world", GRPOConfig(steps=11, grow_steps=5), ""),
+    (WorldTasks((2, 4), WORLD, 0), "world", SFTConfig(steps=2), ""),
+])  # fmt: skip
+def test_what_no_step_trains_on_is_said(tasks, data, config, said):
+    assert never_trained(tasks, data, config) == said
+    if isinstance(tasks, FileTasks | MixedTasks):  # what really comes
+        n = config.tasks_per_step[0]
+        met = {task.id for step in range(config.steps) for task in tasks.batch(step, 0, n)}
+        names = ["0.", "1."] if isinstance(tasks, MixedTasks) else [""]
+        found = [sum(id.startswith(name) for id in met) for name in names]
+        most = [reached for reached, _ in tasks.reached(config.steps, n)]
+        assert found == most
+
+
+def test_questions_about_more_sessions_than_asked_for_are_counted(tmp_path, capsys):
+    """Three sessions; of the questions that have an answer, four say what they are about."""
+    path = write(tmp_path / "made.json", [sample()])
+    questions = [q for c in load_locomo(path) for q in c.probes if not q.abstains]
+    for length in (1, 3):
+        ConversationTasks(f"locomo:{path}", (length,), 0)
+        never = sum(not q.sessions or len({*q.sessions}) > length for q in questions)
+        said = f"{never} of {len(questions)} questions are not known to be about {length} session"
+        assert 0 < never < len(questions) and said in capsys.readouterr().out
