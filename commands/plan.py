@@ -145,8 +145,7 @@ def show(
     )
     parts = []
     for mode in order:
-        hours = sum(seconds.get(mode, ())) / 36
-        about = f"{hours:.0f} h" if hours >= 10 else f"{hours:.1f} h"
+        about = f"{sum(seconds.get(mode, ())) / 36:.1f} h"
         if mode in seconds and not parts:
             steps = f"{max(training.tasks_per_step)} x {training.group_size} readings of "
             steps += f"{c.sections} sections of {reader.config.chunk_tokens:,} tokens"

@@ -310,24 +310,30 @@ def lower(response: str) -> str:
     return re.sub("the answer is", "the answer is", response, flags=re.IGNORECASE)
 
 
-STYLES = "LaTeX around words, which ours ignores"
-ARTICLES = "an answer of articles, which ours wants as it is"
+def bare(text: str) -> str:
+    """Return a text without LaTeX's styles and spaces."""
+    return re.sub(r"\\[,;: ]", " ", re.sub(STYLE, "", text))
 
 
 def grades_what_is_seen(theirs: Grader) -> dict[str, Rule]:
     """Return the rules of em, f1 and sub_em, which grade what a reader sees of an answer."""
 
     def styles(r: str, a: list[str], ours: object, _) -> bool:
-        bare, *golds = (re.sub(STYLE, "", text) for text in (lower(r), *a))
-        return near(theirs(bare, golds), ours) or near(theirs(without_tokens(bare), golds), ours)
+        seen, *golds = map(bare, (lower(r), *a))
+        return near(theirs(seen, golds), ours) or near(theirs(without_tokens(seen), golds), ours)
 
-    def articles(r: str, a: list[str], ours: object, _) -> bool:
+    def nothing_left(r: str, a: list[str], ours: object, _) -> bool:
         answer = extract_boxed(r) or extract_sentence(r) or r
-        bare = (re.sub(STYLE, "", text).strip() for text in (answer, a[0]))
-        letters = [re.sub(r"[\W_]", "", text.lower()).strip() or text for text in bare]
-        return not normalize_answer(a[0]) and ours == float(letters[0] == letters[1])
+        pair = [
+            re.sub(r"[\W_]", "", bare(text).lower()) or "".join(text.split())
+            for text in (answer, a[0])
+        ]
+        return not normalize_answer(bare(a[0])) and ours == float(pair[0] == pair[1] != "")
 
-    return {STYLES: styles, ARTICLES: articles}
+    return {
+        "LaTeX around words, which ours ignores": styles,
+        "an answer of which nothing is left, which ours wants as it is": nothing_left,
+    }
 
 
 def metrics(utils: ModuleType) -> list[Comparison]:
@@ -389,8 +395,9 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> di
         without = theirs(strip_thinking(r), a)
         return thinks(r) and (near(without, mine) or (without in (None, RAISED) and mine == 0))
 
-    def token(r: str, a: list[str], _, other: object) -> bool:
-        return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), other)
+    def token(r: str, a: list[str], *_) -> bool:
+        seen = r if without_tokens(r) == r else bare(r)  # it may stand beside LaTeX
+        return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), theirs(seen, a))
 
     return {
         EMPTY: lambda r, a, mine, other: other is None and mine == 0,
@@ -403,17 +410,10 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> di
     }
 
 
-def blank_box(r: str, a: list[str], mine: float, other: object) -> bool:
-    """Hold where a box of blanks counts as equal to an answer of articles only."""
-    empty = not normalize_answer(a[0]) and not (extract_boxed(strip_thinking(r)) or "x").strip()
-    return mine == 0 and other == 1 and empty
-
-
 def pipelines(pipeline: Callable) -> list[Comparison]:
     """Compare the whole grading of one answer, field by field."""
     comparisons = []
     thinking = "thinking (theirs grades thoughts without an end or an answer)"
-    box = "a box of blanks equals an answer of articles (ours 0)"
     for form, api in APIS.items():
         for field in ("sub_em", "em", "f1"):
 
@@ -422,8 +422,7 @@ def pipelines(pipeline: Callable) -> list[Comparison]:
                 return {"sub_em": scores.sub_em_upstream, "em": scores.em, "f1": scores.f1}[field]
 
             theirs = judged(pipeline, api, f"judge_{field}")
-            rules = pipeline_rules(form, ours, theirs, thinking) | {box: blank_box}
-            rules |= grades_what_is_seen(theirs)
+            rules = pipeline_rules(form, ours, theirs, thinking) | grades_what_is_seen(theirs)
             name = f"score, {form}: {field} / get_pred judge_{field}"
             comparisons.append(Comparison(name, ours, theirs, rules, near))
     return comparisons

@@ -28,7 +28,7 @@ class Town(Suite):
             asked = [(row["question"], row["answer"]) for row in csv.DictReader(file)]
         text = documents.read([HERE / "town.pdf"]).text
         tasks = [
-            Task(f"town-{k}", question, (right or NOT_FOUND,), text, kind=kind)
+            Task(f"town-{k}", question, tuple((right or NOT_FOUND).split(" | ")), text, kind=kind)
             for k, (question, right) in enumerate(asked)
             for kind in ["town" if right else "absent"]
         ]

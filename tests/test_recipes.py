@@ -89,15 +89,15 @@ def test_a_recipe_fits_the_cards_that_it_names(name):
     # what it says of its cost
     text = next(path for path in RECIPES if path.stem == name).read_text(encoding="utf-8")
     found = re.search(
-        r"# By plan, --sections (\d+): (\d+) of (\d+) GiB, ([\d,]+) s a step, ([\d,]+) h for (\d+) "
+        r"# By plan, --sections (\d+): (\d+) of (\d+) GiB, ([\d,]+) s a step, ([\d.]+) h for (\d+) "
         r"steps on (one|\d+) (.+) \(estimate\)\n", text,
     )  # fmt: skip
-    *numbers, n, card = (word.replace(",", "") for word in found.groups())
-    sections, peak, memory, s, hours, steps = map(int, numbers)
+    sections, peak, memory, s, hours, steps, n, card = (w.replace(",", "") for w in found.groups())
+    sections, peak, memory, s, steps = map(int, (sections, peak, memory, s, steps))
     seconds = sum(step_seconds(g, p, devices, config, agent, sections, card))
     assert (memory, steps, n.replace("one", "1")) == (gib, config.steps, str(devices))
     assert [round(max(p.rollout, p.update)), round(seconds)] == [peak, s]
-    assert round(seconds * steps / 3600) == hours and card_of(gib, card) == (gib, card)
+    assert f"{seconds * steps / 3600:.1f}" == hours and card_of(gib, card) == (gib, card)
 
 
 @pytest.mark.parametrize(

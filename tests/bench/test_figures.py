@@ -3,16 +3,14 @@
 A row of a table or a part of a sentence is written anew from the files, rounded as the documents
 round, and has to stand in the document: a figure that is changed here or there is found.
 
-What no file gives: the demo, its longer form, looking back, the store edited by tools, streams,
-known solutions, the two orders of the prompt, long documents; of the real model its training, the
-cells at 4, 16 and 64 passages and bm25 of two sections at 256, what became of answers in the
-memory, 10 documents of HotpotQA but untrained, and earlier or further runs of a benchmark ("in two
-runs before it", "in six runs"); all of what was left out. Not looked up: the tables of real.json,
-h100.json and reader-baselines.json.
+What no file gives, the page's own table says ("What is kept"). Not looked up: the tables of
+real.json, h100.json and reader-baselines.json.
 Rows of the three seeds, the findings: tests/test_front_page.py.
 """
 
+import csv
 import json
+import re
 from collections.abc import Iterator
 from statistics import fmean
 
@@ -20,6 +18,7 @@ import pytest
 
 from bench.__main__ import ORDER, markdown
 from bench.common import RESULTS, ROOT
+from data import NOT_FOUND, sub_em
 from report.summary import interval
 
 
@@ -113,11 +112,20 @@ def of_the_findings() -> Iterator[str]:
     reader, untrained = load("reader-256")["memagent"], load("untrained")["256 passages"]
     yield f"{digits(fmean(scores(reader)))} among 256; untrained .03,"
     yield f"untrained .03, {digits(fmean(scores(untrained)))}."
-    town = load("town")
-    reader, bm25 = (int(sum(scores(town[agent]))) for agent in ("memagent", "bm25"))
+    town, key = load("town"), keys_of_the_town()
+    right = {  # agent -> how many of the questions that the report answers, and of the others
+        agent: [
+            sum(score for q, (_, score) in town[agent].items() if (key[q] == [NOT_FOUND]) == absent)
+            for absent in (False, True)
+        ]
+        for agent in ("memagent", "bm25")
+    }
+    (reader, said), (bm25, _) = right.values()
     yield f"memagent has {reader} right, bm25 with four sections {bm25}"
+    yield f"to {said} of the ten that it does not answer memagent says"
     front = words((ROOT / "README.md").read_text(encoding="utf-8"))
     assert f"it has {reader} right" in front
+    assert f"to {said} of the 10 that town.pdf does not answer" in front
     cells = {(c["agent"], c["question"], c["length"]): c for c in load("twice")["cells"]}
     for kind, name, length in (
         ("two_hop_reverse", "two facts in reverse order", 4),
@@ -145,7 +153,8 @@ def of_absent() -> Iterator[str]:
     front = words((ROOT / "README.md").read_text(encoding="utf-8"))
     assert cells["unrelated", 4, "memagent"].startswith("1.00")
     assert f"all of {n[4]} questions" in front
-    assert f"to {cells[near, 4, 'memagent'].split()[0]} among four of its article" in front
+    four, more, most = (cells[near, length, "memagent"].split()[0] for length in (4, 16, 64))
+    assert f"to {four} among four of its article, {more} among 16, {most} among 64" in front
 
 
 def of_real_text() -> Iterator[str]:
@@ -211,6 +220,34 @@ def test_the_intervals_of_a_file_are_those_of_its_rows():
         documents = [*map(absent["documents"][str(cell["length"])].get, rows)]
         ends = interval(scores(rows), documents)
         assert (cell["low"], cell["high"]) == pytest.approx(ends, abs=1e-4), cell
+
+
+def keys_of_the_town() -> dict[str, list[str]]:
+    """Return the accepted forms of the answer to every question of town.csv."""
+    with (ROOT / "examples/town.csv").open(newline="", encoding="utf-8") as file:
+        return {
+            r["question"]: (r["answer"] or NOT_FOUND).split(" | ") for r in csv.DictReader(file)
+        }
+
+
+def test_both_agents_of_the_town_are_scored_by_its_one_key():
+    town, key = load("town"), keys_of_the_town()
+    for agent in ("memagent", "bm25"):
+        assert town[agent].keys() == key.keys()
+        for question, (answer, score) in town[agent].items():
+            assert score == sub_em(answer, key[question]), (agent, question)
+    assert key["When did the great fire begin?"] == ["ninth of September 1734", "9 September 1734"]
+
+
+def test_every_part_of_the_results_says_what_is_kept_of_it():
+    text = (ROOT / "docs/results.md").read_text(encoding="utf-8")
+    table = text.partition("## What is kept\n")[2].partition("\n## ")[0]
+    parts = re.findall(r"^\| ([^|]+) \| [^|]+ \|$", table, re.M)[1:]
+    titles = re.findall(r"^##+ (.+)$", text, re.M)
+    assert [*parts[:-1]] == [t for t in titles if t not in ("What is kept", "Missed targets")]
+    kept = {f"{name}.json" for name in re.findall(r"`([\w-]+)\.json`", table)}
+    there = {path.name for path in RESULTS.glob("*.json")}
+    assert kept == there - {"gpu.json"}  # the user's own, by `python -m bench.gpu`
 
 
 def test_the_table_of_all_benchmarks_is_that_of_their_files():
