@@ -69,9 +69,9 @@ def bfloat16_instructions() -> list[str]:
 FASTER = 1.3
 """How many times as fast as in float32 products must be in bfloat16: on some processors that have
 the instructions they take up to twice as long."""
-ROWS, WIDEST = 128, (1024, 2048)
-"""Tokens of the products that are timed, and the most of the sizes, hidden and intermediate: as
-many as a second or two of them take less than 100 ms."""
+ROWS, WIDEST = 64, (1024, 2048)
+"""Tokens of the products that are timed, and the most of a model's sizes, hidden and intermediate:
+with these all of it takes less than 100 ms where nothing else computes."""
 taken: dict[str, str] = {}
 """By model what `auto` has taken in this process, and why."""
 

@@ -174,7 +174,10 @@ def test_a_training_that_goes_on_keeps_the_dtype(processor):
 def test_rank_0_decides_for_all(processor, monkeypatch):
     processor(SLOW)
     gather = train.ranks.all_gather_object
-    by_first = lambda value: ["bfloat16", value] if value == "float32" else gather(value)  # noqa: E731
+
+    def by_first(value):
+        return ["bfloat16", value] if value == "float32" else gather(value)
+
     monkeypatch.setattr(train.ranks, "all_gather_object", by_first)
     folder = trained(1)
     state = json.loads((folder / "checkpoints/step-1/state.json").read_text())
