@@ -144,13 +144,11 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(checkpoint, model)
     if config.lora_rank:
-        more = {}
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
             model.active_peft_config.base_model_name_or_path = run.model
             base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
-            more = {"save_embedding_layers": False}  # else peft asks the hub for the name
-        _save(model, adapter, **more)
+        _save(model, adapter, save_embedding_layers=False)  # else peft asks the hub for the base
         model = merge_adapters(model)
     if dtype == "auto":
         dtype = stored_dtype(setup.folder, run.trust_remote_code)

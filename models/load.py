@@ -19,13 +19,14 @@ import os
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from config.errors import UserError, first_line, loading
 from config.machine import check_hub
@@ -369,6 +370,7 @@ def with_lora(model, config: TrainConfig):
             "lora_targets cannot name the lm_head: it has no adapter, many models share its "
             "weights with the embedding."
         )
+    weights = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
@@ -378,7 +380,7 @@ def with_lora(model, config: TrainConfig):
     torch.manual_seed(config.seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about experts: refused below
+            warnings.simplefilter("ignore")  # about experts and shared weights: refused below
             policy = get_peft_model(model, lora)
     except ValueError as error:
         raise UserError(
@@ -392,6 +394,11 @@ def with_lora(model, config: TrainConfig):
         )
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
+            if weights[id(module.base_layer.weight)] > 1:
+                raise UserError(
+                    f"lora_targets cannot name {name.rpartition('.')[2]}: this model shares its "
+                    f"weights with another layer; its linear layers are {linear}."
+                )
             module.cast_input_dtype_enabled = False
         elif ".lora_A." in name or ".lora_B." in name:
             module.__class__ = _Adapter
@@ -401,14 +408,14 @@ def with_lora(model, config: TrainConfig):
 def load_adapter(policy, folder: str | Path) -> None:
     """Load the adapters in a folder into those of a peft model. UserError if they do not fit."""
     from peft import set_peft_model_state_dict
-    from peft.utils import load_peft_weights
 
-    with loading(f"The adapters in {folder}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about shapes: they are an error below
-        weights = load_peft_weights(str(named_folder(folder)), device="cpu")
-        found = set_peft_model_state_dict(policy, weights, ignore_mismatched_sizes=True)
+    with loading(f"The adapters in {folder}"):
+        weights = load_file(named_folder(folder) / "adapter_model.safetensors")
+        found = set_peft_model_state_dict(policy, weights)
     adapters = {name for name, _ in policy.named_parameters() if "lora_" in name}
-    wrong = [*found.unexpected_keys, *(adapters & {*found.missing_keys})]
+    # layers that were trained whole, or resized; below an adapter peft keeps an embedding as it was
+    whole = [name for name in weights if ".lora_" not in name and ".base_layer." not in name]
+    wrong = [*found.unexpected_keys, *whole, *(adapters & {*found.missing_keys})]
     if wrong or not weights:
         what = wrong[0] if wrong else "they are empty"
         raise UserError(f"The adapters in {folder} do not fit the model: {what}.")
