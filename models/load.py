@@ -278,10 +278,11 @@ def check_architecture(model) -> None:
             "The transformers engine serves models with full attention in every layer; "
             "give another --model."
         )
-    if not (window and hasattr(model, "model") and hasattr(model, "lm_head")):
+    body = getattr(model, "model", None)
+    if not (window and hasattr(body, "layers") and hasattr(model, "lm_head")):
         raise UserError(
             f"The transformers engine cannot serve a {type(model).__name__}: "
-            "it has no .model and .lm_head like Llama or Qwen."
+            "it has no .model.layers and .lm_head like Llama or Qwen."
         )
     changes = (name for name in LOGITS if getattr(config, name, None) not in (None, 1.0))
     if name := next(changes, ""):
@@ -519,6 +520,34 @@ def _plain_weights(lm) -> Iterator[tuple[str, torch.Tensor]]:
                     module.get_delta_weight(adapter).float() for adapter in module.active_adapters
                 )
             yield f"{name}.{key}", value
+
+
+def start_weights(model) -> dict[str, torch.Tensor]:
+    """Return the weights that a training moves, as they are, by their names in `merge_adapters`.
+
+    Beside adapters they are those of the base, which stay and are not copied.
+    """
+    if inner(model) is model:
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+    modules = (
+        (name, base) for name, module, base in _plain_modules(inner(model)) if module is not base
+    )
+    return {f"{name}.weight": base.weight for name, base in modules}
+
+
+@torch.no_grad()
+def share_kept(start: dict[str, torch.Tensor], model, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Return which share of what a training has changed is left in a type: 1 = all of it.
+
+    It is the projection of the rounded change on the change, over all weights of `start`.
+    """
+    left = whole = 0.0
+    for name, before in start.items():
+        after = model.get_parameter(name).float()
+        change = after - before
+        left += (change * (after.to(dtype) - before)).sum(dtype=torch.float64).item()
+        whole += change.square().sum(dtype=torch.float64).item()
+    return left / whole if whole else 1.0
 
 
 def cast_parameters(model, dtype: torch.dtype = torch.bfloat16):

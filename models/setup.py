@@ -1,6 +1,6 @@
 """What a command computes with: model, device, dtype, adapters, shards, window, resolved once.
 
-Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`. Leaves out: loading (models/load.py),
+Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`, `check_rate`. Leaves out: loading (models/load.py),
 engines (engines/open.py).
 Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 """
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from config.errors import UserError
 from config.foreign import from_json
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, SFTConfig, TrainConfig
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter
 from memagent import Agent
 
@@ -283,6 +283,27 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
 
 LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
 """Learning rates of GRPO with a real model, by what is trained: those of recipes/."""
+
+
+LARGE = 80_000_000
+"""Bytes of the weights of a model that is no embedded policy."""
+
+
+def check_rate(run: RunConfig, training: TrainConfig) -> None:
+    """Raise a UserError where a real model would get the embedded policy's learning rate.
+
+    For settings to which neither a flag, a file nor a preset for such models has brought one.
+    """
+    adapters = training.lora_rank or run.adapter or is_adapter(run.model)
+    if isinstance(training, SFTConfig) and adapters:
+        return  # the packaged reader's were warmed up with the default
+    folder = Path(base_of(run.model or EMBEDDED))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size > LARGE or not folder.is_dir():  # nothing is fetched to see how large it is
+        raise UserError(
+            f"A learning rate of {training.lr:g} is the embedded policy's: give one for "
+            f"{run.model} by --lr (recipes have {LR['full']:g}, with adapters {LR['lora']:g})."
+        )
 
 
 def mode_of(training: TrainConfig) -> str:
