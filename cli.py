@@ -30,6 +30,7 @@ from config.options import (
     RunConfig,
     SFTConfig,
 )
+from config.presets import PRESETS
 from config.realmodels import titled
 from memagent import ReadConfig
 
@@ -71,6 +72,8 @@ def train(
     agent: dict = {},
 ):
     """Train a policy with GRPO; results go to RUNS/NAME."""
+    from models.setup import check_rate
+
     run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
     name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
     if resume:
@@ -78,7 +81,11 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
+    run_config = RunConfig(**run)
+    brought = {} if preset in PRESETS else find.preset_of(preset, name)["grpo"]
+    if "lr" not in brought | grpo:
+        check_rate(run_config, grpo_config)
+    run_config = find.beginning(run_config, reader, resume, typer.echo, dry_run)
     if dry_run:
         from commands.dryrun import dry_run as run_dry
 
@@ -105,17 +112,21 @@ def sft(
     agent: dict = {},
 ):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
+    from models.setup import check_rate
+
     run, sft, agent = _merged(config, run=run, sft=sft, agent=agent)
     if resume:
         run, sft, agent = find.resumed("default", run, sft, agent, "sft")
     model = find.starting_point(run)
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
-    run = RunConfig(**run | {"agent": reader.name})
-    run_config = find.beginning(run, reader, resume, typer.echo)
+    run_config, sft_config = RunConfig(**run | {"agent": reader.name}), SFTConfig(**sft)
+    if "lr" not in sft:
+        check_rate(run_config, sft_config)
+    run_config = find.beginning(run_config, reader, resume, typer.echo)
     from commands.train import run_and_report
 
-    run_and_report(run_config, SFTConfig(**sft), reader, resume, typer.echo)
+    run_and_report(run_config, sft_config, reader, resume, typer.echo)
 
 
 @command(app)

@@ -56,7 +56,7 @@ def with_barrier(
 def generate(model, codec: Codec, ids: list[list[int]], max_tokens: int) -> list[list[int]]:
     """Sample a response to each prompt in one batch, padded left; cut after its end token."""
     width = max(map(len, ids))
-    padded = torch.tensor([[codec.pad_id] * (width - len(x)) + x for x in ids])
+    padded = torch.tensor([[codec.end_id] * (width - len(x)) + x for x in ids])
     mask = torch.tensor([[0] * (width - len(x)) + [1] * len(x) for x in ids])
     out = model.generate(
         padded,

@@ -167,6 +167,8 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
         "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
         "layer_types": kinds and kinds[:LAYERS],
     }
+    if hasattr(config, "kv_lora_rank"):  # keys and values have sizes of their own, all heads theirs
+        small |= {"num_key_value_heads": HIDDEN // HEAD, "head_dim": getattr(config, "head_dim", 0)}
     if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
         del config.quantization_config
     config.update({key: value for key, value in small.items() if hasattr(config, key)})

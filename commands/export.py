@@ -31,7 +31,14 @@ from models.checkpoints import (
     newest,
     read_state,
 )
-from models.load import inner, load_policy, merge_adapters, stored_dtype
+from models.load import (
+    inner,
+    load_policy,
+    merge_adapters,
+    share_kept,
+    start_weights,
+    stored_dtype,
+)
 from models.packaged import located
 from models.setup import Setup
 from tasks import seen
@@ -51,7 +58,7 @@ def export(
     step: of the checkpoint; None = the last one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
-    that of the base model. Any number of ranks may have trained the run: the export is one process
+    that of the base model, or float32 where that would round most of what was learnt away. Any number of ranks may have trained the run: the export is one process
     on the host, computes in float32, and writes the folder atomically. trusted: the code that the
     run's settings name may run.
     UserError: no such checkpoint, a given folder that exists.
@@ -126,6 +133,10 @@ def _save(model, folder: Path, **settings) -> None:
         raise OSError(f"{folder} cannot be written ({first_line(error)})") from error
 
 
+KEPT = 0.95
+"""Share of what was learnt; an export that keeps less of it says so."""
+
+
 def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
     """Fill a model folder from a checkpoint and the settings that its run began with."""
     run, config, agent = (
@@ -140,21 +151,30 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     device = "" if config.quantise else "cpu"
     setup = located(Setup.of_training(replace(run, dtype=base_dtype), config, agent))
     model = load_policy(setup, config, device)
+    target = stored_dtype(setup.folder, run.trust_remote_code) if dtype == "auto" else dtype
+    # mixed: what was sampled from, and validated, were these weights in bfloat16; those of 4 bits
+    # are no numbers of bfloat16, so that rounding takes no change away
+    rounds = target == "bfloat16" and trained_dtype != "mixed" and not config.quantise
+    start = start_weights(model) if rounds else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         load_checkpoint(checkpoint, model)
     if config.lora_rank:
-        more = {}
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
             model.active_peft_config.base_model_name_or_path = run.model
             base.name_or_path = base.config._name_or_path = run.model  # in peft's README.md
-            more = {"save_embedding_layers": False}  # else peft asks the hub for the name
-        _save(model, adapter, **more)
+        _save(model, adapter, save_embedding_layers=False)  # else peft asks the hub for the base
         model = merge_adapters(model)
-    if dtype == "auto":
-        dtype = stored_dtype(setup.folder, run.trust_remote_code)
-    _save(model.to(getattr(torch, dtype)), folder)
+    if rounds and (share := share_kept(start, model)) < KEPT:
+        of_it = f"{share:.0%} of what was learnt"
+        if dtype == "auto" and share < 0.5:
+            target = "float32"
+            say(f"Written in float32: in bfloat16, the base's type, it has {of_it}.", "yellow")
+        else:
+            say(f"In bfloat16 it has {of_it}; `export --dtype float32` writes all.", "yellow")
+    del start
+    _save(model.to(getattr(torch, target)), folder)
     codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default

@@ -94,7 +94,13 @@ def check(
     if setup.sharded and (setup.device == "mps" or config.optimizer == "adamw8bit"):
         raise UserError(
             "Weights are not sharded on mps, nor under AdamW in 8 bits: use one device and --dtype "
-            "float32 or bfloat16."
+            "float32."
+        )
+    if setup.dtype == "bfloat16" and not config.lora_rank:
+        # one of .02, a usual one, stays where it is unless it moves by 6e-5: AdamW moves it by --lr
+        raise UserError(
+            "Weights in bfloat16 would round most of their own updates away, step after step: train "
+            "adapters by --lora-rank, or all weights with --dtype float32 or mixed."
         )
 
 

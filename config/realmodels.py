@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
-from config.errors import UserError, first_line
+from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.foreign import check_parts, from_json
 from config.options import EMBEDDED, READER, TINY
@@ -184,34 +184,51 @@ def adapter_config(folder: str | Path) -> dict:
         text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
         saved = from_json(text)
         targets = saved["target_modules"]
-        _refuse_others(folder, saved)
+        for name, value in saved.items():
+            if not _is_plain(name, value):
+                raise UserError(
+                    f"The adapters in {folder} have {name} {clip(str(value), 60)}: only plain "
+                    "LoRA can be loaded."
+                )
         return {
             "r": int(saved["r"]),
             "lora_alpha": float(saved["lora_alpha"]),
-            "target_modules": targets if isinstance(targets, str) else ",".join(sorted(targets)),
+            "target_modules": targets if targets == "all-linear" else ",".join(sorted(targets)),
             "base_model_name_or_path": str(saved["base_model_name_or_path"]),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{folder} holds no LoRA adapters: {first_line(error)}.") from error
 
 
-# settings of peft that change what adapters compute, and that are not taken over
-OTHERWISE = (
-    "use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "modules_to_save", "lora_bias",
-    "fan_in_fan_out", "layers_to_transform", "layer_replication", "target_parameters",
-)  # fmt: skip
+PLAIN = {
+    "peft_type": ("LORA",),
+    "task_type": ("CAUSAL_LM",),
+    "bias": ("none",),
+    "revision": ("main",),
+    # with others the base has other weights than those that adapters name
+    "init_lora_weights": (True, "gaussian", "orthogonal", "eva", "mica"),
+}
+"""Values of peft's settings that plain LoRA has, beside None, False, {} and []."""
+ANY = {
+    "base_model_name_or_path", "auto_mapping", "peft_version", "inference_mode", "lora_dropout",
+    # parts of settings that are refused themselves, or of how adapters began
+    "ensure_weight_tying", "megatron_core", "qalora_group_size",
+    "loftq_config", "eva_config", "corda_config", "lora_ga_config",
+}  # fmt: skip
+"""Settings with whatever value adapters compute the same."""
 
 
-def _refuse_others(folder: str | Path, saved: dict) -> None:
-    """Raise UserError for adapters that are no plain LoRA: they would be computed wrongly."""
-    given = [name for name in OTHERWISE if saved.get(name)]
-    given += ["bias"] if saved.get("bias", "none") != "none" else []
-    # these begin with other base weights than those that the adapters name
-    start = str(saved.get("init_lora_weights", True)).lower()
-    given += [start] if start.startswith(("pissa", "olora", "loftq", "corda")) else []
-    if (kind := saved.get("peft_type", "LORA")) != "LORA" or given:
-        what = f"of the type {kind}" if kind != "LORA" else f"with {', '.join(given)}"
-        raise UserError(f"The adapters in {folder} are {what}: only plain LoRA can be loaded.")
+def _is_plain(name: str, value: object) -> bool:
+    """Return whether a setting of peft, by itself, leaves adapters the plain LoRA of `with_lora`.
+
+    One that is not known, as of another version of peft, is not unless it is switched off.
+    """
+    if name in ("r", "lora_alpha"):
+        return value > 0
+    if name == "target_modules":
+        return isinstance(value, list) or value == "all-linear"  # no pattern of names
+    off = value is None or value is False or value in ({}, [])
+    return off or name in ANY or value in PLAIN.get(name, ())
 
 
 def base_of(model: str | Path) -> str | Path:

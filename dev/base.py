@@ -588,7 +588,7 @@ def imitate(
         items = draw(step, rng, 1.0 if step < config.steps else config.careful)
         total = sum(sum(weight) for _, _, weight in items)
         losses.append(0.0)
-        for ids, rows, weights in batches(items, codec.pad_id):
+        for ids, rows, weights in batches(items, codec.end_id):
             loss = step_loss(model, ids, rows, weights) / total
             loss.backward()
             losses[-1] += loss.item()

@@ -43,7 +43,7 @@ from itertools import islice
 import numpy as np
 import torch
 
-from config.errors import UserError
+from config.errors import UserError, first_line
 from memagent import Finish, Prompt, Turn
 from models.load import check_architecture, inner, longest_context
 from models.logprobs import logits_of, mask_head, masked_ids, without
@@ -393,7 +393,15 @@ class TransformersEngine(Engine):
         # the lm_head in float32, and the address and version of the weights that it was made from
         self._wide: tuple[tuple[int, int], torch.Tensor] | None = None
         self._clear()
-        self._check_logprobs()
+        try:
+            self._check_logprobs()
+        except UserError:
+            raise
+        except Exception as error:  # whatever it raises, it is not computed like Llama or Qwen
+            raise UserError(
+                f"The transformers engine cannot serve a {type(model).__name__} "
+                f"({first_line(error)}); give another --model."
+            ) from error
 
     @torch.no_grad()
     def _check_logprobs(self) -> None:

@@ -19,13 +19,14 @@ import os
 import sys
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 from config.errors import UserError, alone, first_line, loading
 from config.machine import check_hub
@@ -274,10 +275,11 @@ def check_architecture(model) -> None:
             "The transformers engine serves models with full attention in every layer; "
             "give another --model."
         )
-    if not (window and hasattr(model, "model") and hasattr(model, "lm_head")):
+    body = getattr(model, "model", None)
+    if not (window and hasattr(body, "layers") and hasattr(model, "lm_head")):
         raise UserError(
             f"The transformers engine cannot serve a {type(model).__name__}: "
-            "it has no .model and .lm_head like Llama or Qwen."
+            "it has no .model.layers and .lm_head like Llama or Qwen."
         )
     changes = (name for name in LOGITS if getattr(config, name, None) not in (None, 1.0))
     if name := next(changes, ""):
@@ -366,6 +368,7 @@ def with_lora(model, config: TrainConfig):
             "lora_targets cannot name the lm_head: it has no adapter, many models share its "
             "weights with the embedding."
         )
+    weights = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
@@ -375,7 +378,7 @@ def with_lora(model, config: TrainConfig):
     torch.manual_seed(config.seed)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # about experts: refused below
+            warnings.simplefilter("ignore")  # about experts and shared weights: refused below
             policy = get_peft_model(model, lora)
     except ValueError as error:
         raise UserError(
@@ -389,6 +392,11 @@ def with_lora(model, config: TrainConfig):
         )
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
+            if weights[id(module.base_layer.weight)] > 1:
+                raise UserError(
+                    f"lora_targets cannot name {name.rpartition('.')[2]}: this model shares its "
+                    f"weights with another layer; its linear layers are {linear}."
+                )
             module.cast_input_dtype_enabled = False
         elif ".lora_A." in name or ".lora_B." in name:
             module.__class__ = _Adapter
@@ -398,14 +406,14 @@ def with_lora(model, config: TrainConfig):
 def load_adapter(policy, folder: str | Path) -> None:
     """Load the adapters in a folder into those of a peft model. UserError if they do not fit."""
     from peft import set_peft_model_state_dict
-    from peft.utils import load_peft_weights
 
-    with loading(f"The adapters in {folder}"), warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # about shapes: they are an error below
-        weights = load_peft_weights(str(named_folder(folder)), device="cpu")
-        found = set_peft_model_state_dict(policy, weights, ignore_mismatched_sizes=True)
+    with loading(f"The adapters in {folder}"):
+        weights = load_file(named_folder(folder) / "adapter_model.safetensors")
+        found = set_peft_model_state_dict(policy, weights)
     adapters = {name for name, _ in policy.named_parameters() if "lora_" in name}
-    wrong = [*found.unexpected_keys, *(adapters & {*found.missing_keys})]
+    # layers that were trained whole, or resized; below an adapter peft keeps an embedding as it was
+    whole = [name for name in weights if ".lora_" not in name and ".base_layer." not in name]
+    wrong = [*found.unexpected_keys, *whole, *(adapters & {*found.missing_keys})]
     if wrong or not weights:
         what = wrong[0] if wrong else "they are empty"
         raise UserError(f"The adapters in {folder} do not fit the model: {what}.")
@@ -509,6 +517,34 @@ def _plain_weights(lm) -> Iterator[tuple[str, torch.Tensor]]:
                     module.get_delta_weight(adapter).float() for adapter in module.active_adapters
                 )
             yield f"{name}.{key}", value
+
+
+def start_weights(model) -> dict[str, torch.Tensor]:
+    """Return the weights that a training moves, as they are, by their names in `merge_adapters`.
+
+    Beside adapters they are those of the base, which stay and are not copied.
+    """
+    if inner(model) is model:
+        return {name: p.detach().clone() for name, p in model.named_parameters()}
+    modules = (
+        (name, base) for name, module, base in _plain_modules(inner(model)) if module is not base
+    )
+    return {f"{name}.weight": base.weight for name, base in modules}
+
+
+@torch.no_grad()
+def share_kept(start: dict[str, torch.Tensor], model, dtype: torch.dtype = torch.bfloat16) -> float:
+    """Return which share of what a training has changed is left in a type: 1 = all of it.
+
+    It is the projection of the rounded change on the change, over all weights of `start`.
+    """
+    left = whole = 0.0
+    for name, before in start.items():
+        after = model.get_parameter(name).float()
+        change = after - before
+        left += (change * (after.to(dtype) - before)).sum(dtype=torch.float64).item()
+        whole += change.square().sum(dtype=torch.float64).item()
+    return left / whole if whole else 1.0
 
 
 def cast_parameters(model, dtype: torch.dtype = torch.bfloat16):

@@ -1,7 +1,7 @@
 """What a command computes with: model, device, dtype, adapters, shards, window, resolved once.
 
-Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`, `settled`. Leaves out: loading
-(models/load.py), engines (engines/open.py).
+Holds: `Setup`, `adapted`, `base_and_adapter`, `auto_dtype`, `settled`, `check_rate`. Leaves out:
+loading (models/load.py), engines (engines/open.py).
 Exercise it: `python cli.py train --dry-run`. Read next: models/load.py.
 """
 
@@ -24,6 +24,7 @@ from config.options import (
     EvalConfig,
     ModelConfig,
     RunConfig,
+    SFTConfig,
     TrainConfig,
 )
 from config.realmodels import PACKAGED, adapter_config, base_of, is_adapter, titled
@@ -372,6 +373,27 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
 
 LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
 """Learning rates of GRPO with a real model, by what is trained: those of recipes/."""
+
+
+LARGE = 80_000_000
+"""Bytes of the weights of a model that is no embedded policy."""
+
+
+def check_rate(run: RunConfig, training: TrainConfig) -> None:
+    """Raise a UserError where a real model would get the embedded policy's learning rate.
+
+    For settings to which neither a flag, a file nor a preset for such models has brought one.
+    """
+    adapters = training.lora_rank or run.adapter or is_adapter(run.model)
+    if isinstance(training, SFTConfig) and adapters:
+        return  # the packaged reader's were warmed up with the default
+    folder = Path(base_of(run.model or EMBEDDED))
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if size > LARGE or not folder.is_dir():  # nothing is fetched to see how large it is
+        raise UserError(
+            f"A learning rate of {training.lr:g} is the embedded policy's: give one for "
+            f"{run.model} by --lr (recipes have {LR['full']:g}, with adapters {LR['lora']:g})."
+        )
 
 
 def mode_of(training: TrainConfig) -> str:

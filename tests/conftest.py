@@ -190,6 +190,24 @@ def random_policy(codec: Codec, window: int = 4096, **other):
     return LlamaForCausalLM(LlamaConfig(**config | other))
 
 
+LATENT = dict(
+    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=16,
+    q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, first_k_dense_replace=2,
+    hidden_size=32, intermediate_size=48, initializer_range=0.15, pad_token_id=0, eos_token_id=1,
+)  # fmt: skip
+
+
+def latent_policy(codec: Codec, window: int = 4096):
+    """Make a random DeepSeek-V3: its keys are longer than its values."""
+    import torch
+    from transformers import DeepseekV3Config, DeepseekV3ForCausalLM
+
+    torch.manual_seed(0)
+    rows = len(codec.tokenizer)
+    config = DeepseekV3Config(vocab_size=rows, max_position_embeddings=window, **LATENT)
+    return DeepseekV3ForCausalLM(config)
+
+
 @pytest.fixture(scope="session")
 def codec() -> Codec:
     from embedded import tiny

@@ -39,8 +39,15 @@ from tokens.trie import AT_ONCE, Bucket, Cost, Segment, Trie, make_buckets, outp
 NAME = "memagent"
 """Our attention's name in the table of transformers."""
 
+ONE = torch.ones(1, 1, 1, 1, dtype=torch.bool)
+"""The mask that `forward` gives a model; one that makes another of it has an attention of its own.
+"""
+USUAL = {"scaling", "dropout", "position_ids", "cache_position", "use_cache", "sliding_window"}
+"""What models tell their attention that changes nothing of it: a window was looked at before
+(`check_architecture`). Anything else, such as a cap or sinks, does unless it is off."""
+
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor, float], torch.Tensor]
-"""(layer, query [1, H, T, D], key and value [1, H', T, D], scale) -> [1, T, H, D]"""
+"""(layer, query [1, H, T, D], key [1, H', T, D], value [1, H', T, D'], scale) -> [1, T, H, D']"""
 
 # ---------------------------------------------------------------- through the model
 
@@ -56,6 +63,15 @@ def _register() -> None:
     ):
         if attend is None:  # an ordinary call of the model
             return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        on = (name for name, x in kwargs.items() if x is not None and x is not False)
+        odd = [name for name in on if name not in USUAL]
+        odd += ["attention_mask"] * (attention_mask is None or attention_mask.shape != ONE.shape)
+        odd += ["is_causal"] * (not getattr(module, "is_causal", True))
+        if odd:
+            raise UserError(
+                f"The attention of a {type(module).__name__} is not computed here ({odd[0]}): give "
+                "another --model."
+            )
         return attend(module.layer_idx, query, key, value, kwargs["scaling"]), None
 
     AttentionInterface.register(NAME, attention)
@@ -93,7 +109,7 @@ def forward(model, ids: torch.Tensor, positions: torch.Tensor, attend: Attend) -
     if model.config._attn_implementation != NAME:
         use_our_attention(model)
     # Given a mask of four dimensions, the library builds none of its own.
-    mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=ids.device)
+    mask = ONE.to(ids.device)
     output = model.model(
         input_ids=ids[None],
         position_ids=positions[None],
@@ -222,19 +238,19 @@ class _Products(torch.autograd.Function):
     def forward(ctx, query, key, value, mask, scale: float) -> torch.Tensor:
         n_rows, n_heads, n_queries, depth = query.shape
         q = query.reshape(n_rows * key.shape[1], -1, depth)  # [S * H', H / H' * L, D]
-        k, v = key.flatten(0, 1), value.flatten(0, 1)  # [S * H', K, D]
+        k, v = key.flatten(0, 1), value.flatten(0, 1)  # [S * H', K, D or D']
         scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2))
         scores = scores.view(n_rows, n_heads, n_queries, -1).add_(mask)
         weights = scores.softmax(-1).to(q.dtype).view(len(q), -1, k.shape[1])
         ctx.save_for_backward(q, k, v, weights)
-        ctx.scale, ctx.shapes = scale, (query.shape, key.shape)
-        return torch.bmm(weights, v).view(query.shape).transpose(1, 2)
+        ctx.scale, ctx.shapes = scale, (query.shape, key.shape, value.shape)
+        return torch.bmm(weights, v).view(n_rows, n_heads, n_queries, -1).transpose(1, 2)
 
     @staticmethod
     def backward(ctx, gradient: torch.Tensor):
         q, k, v, weights = ctx.saved_tensors
-        of_query, of_key = ctx.shapes
-        gradient = gradient.transpose(1, 2).reshape(q.shape)
+        of_query, of_key, of_value = ctx.shapes
+        gradient = gradient.transpose(1, 2).reshape(len(q), -1, v.shape[2])
         of_weights = torch.bmm(gradient, v.transpose(1, 2))
         # weights * (of_weights - their weighted sum), in one pass
         scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
@@ -242,7 +258,7 @@ class _Products(torch.autograd.Function):
         return (
             torch.bmm(scores, k).view(of_query),
             torch.bmm(scores.transpose(1, 2), q).view(of_key),
-            torch.bmm(weights.transpose(1, 2), gradient).view(of_key),
+            torch.bmm(weights.transpose(1, 2), gradient).view(of_value),
             None,
             None,
         )

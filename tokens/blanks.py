@@ -1,13 +1,14 @@
-"""Tokenizers that put a blank before each text, made to leave it out.
+"""Tokenizers, made to take texts as they are: with no blank before each, and all letters as letters.
 
-Holds: `without_blanks`. Leaves out: where a prompt has that blank all the same (tokens/codec.py).
-No torch. Exercise it: `pytest tests/tokens/test_pieces.py`. Read next: tokens/codec.py.
+Holds: `without_blanks`, `with_letters`. Leaves out: where a prompt has that blank all the same
+(tokens/codec.py). No torch. Exercise it: `pytest tests/tokens/test_pieces.py`. Read next: tokens/codec.py.
 """
 
 from __future__ import annotations
 
 import copy
 import json
+import re
 
 from config.errors import UserError
 
@@ -39,9 +40,7 @@ def without_blanks(tokenizer):
         states = {name: json.loads(part.__getstate__()) for name, part in parts.items() if part}
         plain = {name: _without_blank(state, name) for name, state in states.items()}
         if plain != states:
-            tokenizer = copy.copy(tokenizer)
-            whole = json.loads(backend.to_str())
-            tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | plain))
+            tokenizer = _changed(tokenizer, plain)
 
     def continues(text: str) -> bool:
         alone, behind = (tokenizer.encode(x, add_special_tokens=False) for x in (text, f"\n{text}"))
@@ -52,6 +51,44 @@ def without_blanks(tokenizer):
             "The tokenizer puts a blank before each text, and how is not known here, so prompts "
             "cannot be put together: give a model with a tokenizer.json."
         )
+    return tokenizer
+
+
+MARK = re.compile(r"[<\[].*\w.*[>\]]")
+
+
+def with_letters(tokenizer):
+    """Return a tokenizer whose special tokens are none that texts are made of.
+
+    Llama 3 names no token for padding, and many that were trained from it say pad_token "!". Such
+    a letter would be left out of every document and response. It is the given object where all
+    special tokens are marks of their own.
+    """
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    special = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+    words = {i for i, text in special.items() if not MARK.search(text)}
+    if not (words and backend):
+        return tokenizer
+    tokens, pieces = json.loads(backend.to_str())["added_tokens"], backend.get_vocab(False)
+
+    def without(ids: set[int]):
+        return _changed(tokenizer, {"added_tokens": [t for t in tokens if t["id"] not in ids]})
+
+    def is_text(i: int) -> bool:  # a mark without brackets stands for no text, and none gives it
+        text = plain.decode([i])
+        return i in plain.encode(f"a{text} {text}", add_special_tokens=False)
+
+    known = {i for i in words if special[i] in pieces}
+    plain = without(known)
+    letters = {i for i in known if is_text(i)}
+    return without(letters) if letters else tokenizer
+
+
+def _changed(tokenizer, parts: dict):
+    """Return a copy of a tokenizer with other parts of its tokenizer.json."""
+    tokenizer, backend = copy.copy(tokenizer), tokenizer.backend_tokenizer
+    whole = json.loads(backend.to_str())
+    tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | parts))
     return tokenizer
 
 

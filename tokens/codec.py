@@ -30,7 +30,7 @@ from config.errors import UserError, first_line, loading
 from config.machine import check_hub
 from config.options import TEMPLATE_DATE
 from config.realmodels import check_model
-from tokens.blanks import without_blanks
+from tokens.blanks import with_letters, without_blanks
 from tokens.chat_templates import check_tokenizer, rendered
 from tokens.responses import (
     CLOSE,
@@ -169,19 +169,16 @@ class Codec:
         eos_ids: Iterable[int] = (),
         date: str = TEMPLATE_DATE,
     ):
+        tokenizer = with_letters(tokenizer)
         self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
         template = str(tokenizer.chat_template or "")
         self._thoughts = Thoughts(tokenizer.get_vocab(), template, self._decode)
         self.unknown_marks = self._thoughts.are_unknown(template)
-        self.end_id = end_of_turn(tokenizer, self._thoughts)
-        if self.end_id is None:
-            self.end_id = tokenizer.eos_token_id
-        ends = (*eos_ids, tokenizer.eos_token_id, self.end_id)
-        self.eos_ids = frozenset(i for i in ends if i is not None)
+        # the end that a response is written with, None if there is no end at all
+        ends = (end_of_turn(tokenizer, self._thoughts), tokenizer.eos_token_id, *sorted(eos_ids))
+        self.end_id = next((i for i in ends if i is not None), None)
+        self.eos_ids = frozenset(ends) - {None}
         self._special = special_ids(tokenizer)
-        self.pad_id = tokenizer.pad_token_id
-        if self.pad_id is None:
-            self.pad_id = tokenizer.eos_token_id
         self._fixed: dict[tuple[str, bool], tuple[int, ...]] = {}
         self._added, self._begins = tokenizer.added_tokens_decoder, {}  # both by id
         self._recent = LRUCache(1 << 21)
@@ -511,7 +508,7 @@ class Codec:
         recognised as thoughts. Special tokens, which are no text, have no ids in it either.
         """
         dropped = self.eos_ids | self._special - self._thoughts.ids
-        kept = [i for i in ids if i not in dropped and i != self.pad_id]
+        kept = [i for i in ids if i not in dropped]
         text = self._thoughts.decode(kept, self.decode)
         return Text(f"{OPEN}{text}" if self._thinks_at_once and ids else text, kept)
 
@@ -566,7 +563,7 @@ class Characters(Codec):
     def __init__(self):
         self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
         self._inner = self.tokenizer
-        self.eos_ids, self.pad_id, self.end_id = frozenset(), None, None
+        self.eos_ids, self.end_id = frozenset(), None
         self._thoughts = Thoughts()
         self._head = self._tail = ""
         self._thinking, self._date = False, TEMPLATE_DATE

@@ -163,8 +163,7 @@ def _written(tokenizer, **more: object) -> str:
 
 def special_ids(tokenizer) -> set[int]:
     """Return the ids of a tokenizer's special tokens."""
-    added = getattr(tokenizer, "added_tokens_decoder", {}).items()
-    return {*tokenizer.all_special_ids, *(i for i, token in added if token.special)}
+    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
 
 
 def end_of_turn(tokenizer, thoughts: Thoughts) -> int | None:

@@ -2,6 +2,7 @@ import csv
 import gzip
 import json
 import random
+import shutil
 from dataclasses import replace
 from itertools import pairwise
 
@@ -270,6 +271,31 @@ def test_a_mistake_leaves_no_folder(tmp_path, weak, more):
     usual = f"sft --model {weak} --steps 1 --tasks-per-step 2 --runs {tmp_path} --name b".split()
     done = CliRunner().invoke(app, [*usual, *more])
     assert done.exit_code == 2 and not (tmp_path / "b").exists(), done.output
+
+
+@pytest.mark.parametrize("end", [1, None])
+def test_a_model_that_names_its_end_in_its_config_alone_learns_that_one(tmp_path, weak, end):
+    """A base model with no chat template, and with no eos_token in its tokenizer."""
+    base = tmp_path / "base"
+    shutil.copytree(weak, base)
+    (base / "chat_template.jinja").unlink(missing_ok=True)
+    for name, key in (("tokenizer_config", "eos_token"), ("generation_config", "eos_token_id"),
+                      ("tokenizer_config", "chat_template"), ("config", "eos_token_id")):  # fmt: skip
+        if (path := base / f"{name}.json").exists():
+            kept = json.loads(path.read_text())
+            kept.pop(key, None)
+            path.write_text(json.dumps(kept | ({key: end} if name == "config" and end else {})))
+    run = RunConfig(name="a", runs=str(tmp_path), model=str(base), lengths=(2,), device="cpu")
+    if end is None:
+        with pytest.raises(UserError, match="names a token that ends a response"):
+            train.train(run, SFTConfig(), AGENT)
+        assert not (tmp_path / "a").exists()
+        return
+    agent, (task,) = (
+        train.build(run, SFTConfig(), AGENT).agent,
+        worlds.make_tasks(0, 1, 2, "one_fact"),
+    )
+    assert all(turn.response_ids[-1] == end for turn in demonstration(agent, task).turns)
 
 
 def test_a_warm_start_is_not_resumed_by_train(tmp_path, weak):

@@ -40,6 +40,7 @@ from tokens.codec import Codec, Text
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)
 REWARD = memagent.Agent.reward  # the real one
+FILE = "model.safetensors"
 TIMES = {"rollout_s", "switch_s", "update_s", "step_s", "tokens_per_s"}
 
 
@@ -542,6 +543,56 @@ def fails(t):
 """
 
 
+@pytest.mark.parametrize(("dtype", "config", "refused"), [
+    ("bfloat16", {}, "own updates"), ("bfloat16", {"optimizer": "adamw8bit"}, "own updates"),
+    ("bfloat16", {"lora_rank": 2}, ""), ("auto", {}, ""), ("float32", {}, ""),
+    ("mixed", {"optimizer": "adamw8bit"}, "--dtype float32."),
+])  # fmt: skip
+@pytest.mark.parametrize("kind", [GRPOConfig, SFTConfig])
+def test_all_weights_are_not_trained_in_bfloat16(model, tmp_path, dtype, config, refused, kind):
+    """One that moves by less than half of the distance to its neighbour stays where it is."""
+    run = run_config(model, tmp_path, "a", dtype=dtype, device="cpu")
+    if refused:
+        with pytest.raises(UserError, match=refused):
+            train.train(run, kind(**config), reader())
+        assert not (tmp_path / "a").exists()
+    else:
+        assert train.resolved(run, kind(**config), reader())
+
+
+REAL = {"real": "--model {real}", "smollm2": "--model smollm2", "hub": "--model org/real-7B"}
+RATES = [
+    ("train", "real", "", "--lr"), ("train", "hub", "--lora-rank 4", "--lr"),
+    ("train", "smollm2", "--preset demo", "--lr"), ("sft", "real", "", "--lr"),
+    ("train", "real", "--preset {own} --agent {own}.py", "--lr"),
+    ("train", "real", "--lr 7e-4", ""), ("train", "hub", "--preset paper", ""),
+    ("train", "hub", "--preset rememr1", ""), ("sft", "real", "--lora-rank 4", ""),
+    ("train", "tiny", "", ""), ("train", "tiny", "--preset demo", ""), ("sft", "tiny", "", ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("command", "which", "words", "refused"), RATES)
+def test_a_real_model_never_gets_the_embedded_policys_learning_rate(
+    model, tmp_path, monkeypatch, command, which, words, refused
+):
+    """Neither by default nor by a preset, at the door, before anything is fetched or loaded."""
+    real = tmp_path / "real"
+    shutil.copytree(model, real)
+    os.truncate(real / FILE, 10**9)  # its size is all that is looked at
+    own = tmp_path / "own"
+    own.with_suffix(".py").write_text(
+        "from memagent import MemAgent\n\nclass Own(MemAgent):\n"
+        f"    presets = {{{str(own)!r}: {{'grpo': {{'group_size': 4}}}}}}\n"
+    )
+    monkeypatch.setattr(train, "run_and_report", lambda *settings: None)
+    monkeypatch.setattr("config.machine.check_here", lambda run: None)
+    places = {"real": real, "own": own}
+    asked = f"{command} --runs {tmp_path} --data world {REAL.get(which, '--model {tiny}')} {words}"
+    done = CliRunner().invoke(app, asked.format(tiny=model, **places).split())
+    assert done.exit_code == (2 if refused else 0), done.output
+    assert ("embedded policy's: give" in done.output) == bool(refused)
+
+
 @pytest.mark.parametrize(("small", "lr", "warned"), [(1, 7e-4, True), (1, 1e-3, False),
                                                      (10**9, 7e-4, False)])  # fmt: skip
 def test_a_real_model_with_the_embedded_policys_learning_rate_is_warned_of(
@@ -734,6 +785,42 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
     trained(model, tmp_path, 5, run=kept, resume=True)
     # 5 once, measured anew
     assert [row["step"] for row in checkpoints.validations(folder)] == [*range(1, 6)]
+
+
+@pytest.mark.parametrize(("lr", "lora_rank", "trained_in", "asked", "written", "said"), [
+    (1e-6, 0, "float32", "auto", "float32", "Written in float32: in bfloat16"),
+    (1e-6, 0, "float32", "bfloat16", "bfloat16", "`export --dtype float32` writes all"),
+    (1e-4, 0, "float32", "auto", "bfloat16", "`export --dtype float32` writes all"),
+    (1e-2, 0, "float32", "auto", "bfloat16", ""),
+    (1e-6, 0, "mixed", "auto", "bfloat16", ""),  # the sampler had them rounded, too
+    (1e-6, 2, "float32", "auto", "float32", "Written in float32: in bfloat16"),
+    (1e-1, 2, "bfloat16", "auto", "bfloat16", ""),
+])  # fmt: skip
+def test_what_an_export_would_round_away_is_kept_or_said(
+    model, tmp_path, capsys, lr, lora_rank, trained_in, asked, written, said
+):
+    """The base's weights are numbers of bfloat16: a small change of theirs is none."""
+    base = tmp_path / "base"
+    shutil.copytree(model, base)
+    half = AutoModelForCausalLM.from_pretrained(model).bfloat16()
+    half.save_pretrained(base)
+    run = {"dtype": trained_in, "device": "cpu"}
+    folder = trained(base, tmp_path, 1, run=run, lr=lr, warmup=0, lora_rank=lora_rank)
+    out = capsys.readouterr().out
+    if asked != "auto":
+        export.export(folder, out=tmp_path / "out", dtype=asked)
+        out = capsys.readouterr().out
+    weights = load_file((tmp_path / "out" if asked != "auto" else folder / "model") / FILE)
+    assert {w.dtype for w in weights.values()} == {getattr(torch, written)}
+    assert said in out and ("bfloat16" in out) == bool(said)
+    if found := re.search(r"it has (\d+)% of", out):  # by hand, over all weights
+        export.export(folder, out=tmp_path / "whole", dtype="float32")
+        after, start = load_file(tmp_path / "whole" / FILE), half.state_dict()
+        moved, kept = (
+            torch.cat([(w.to(kind) - start[name]).double().flatten() for name, w in after.items()])
+            for kind in (torch.float32, torch.bfloat16)
+        )
+        assert int(found[1]) == pytest.approx(100 * (moved @ kept / (moved @ moved)).item(), abs=1)
 
 
 def test_a_validation_is_of_other_facts_and_the_same_whenever_it_is_asked(model, tmp_path):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import random_policy
+from conftest import LATENT, random_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -343,10 +343,17 @@ def with_two_tables(original):
     }  # fmt: skip
 
 
+SINKS = FULL | {"num_local_experts": 4, "num_experts_per_tok": 2}
+DYNAMIC_MASK = {"head_dim": 8, "keep_window_size": 8}
+OPT = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "ffn_dim": 48}
+BART = {"d_model": 32, "decoder_layers": 2, "decoder_attention_heads": 4, "decoder_ffn_dim": 48}
+OTHER = {"GPT2", "XGLM", "OPT", "Bart"}
+
+
 def build(kind, **other):
     """Build a random model of another architecture."""
     torch.manual_seed(0)
-    sizes = {} if kind in ("GPT2", "XGLM") else SIZES
+    sizes = {} if kind in OTHER else SIZES
     config = getattr(transformers, f"{kind}Config")(**{"vocab_size": 500} | sizes | other)
     head = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     return getattr(transformers, f"{kind}{head}")(config)
@@ -368,6 +375,15 @@ def build(kind, **other):
         ("Gemma2", FULL | {"final_logit_softcapping": 1.0}, "lm_head"),
         ("XGLM", XGLM, "table"),  # has an attention of its own
         ("GPT2", GPT2, "GPT2LMHeadModel"),
+        ("DeepseekV3", LATENT | SIZES | {"num_key_value_heads": 4}, 256),
+        ("Llama", {"num_attention_heads": 6, "num_key_value_heads": 3, "hidden_size": 48}, 256),
+        ("Llama", {"num_key_value_heads": 3}, "cannot serve"),  # nor by the library itself
+        ("GptOss", SINKS, "s_aux"),
+        ("Doge", DYNAMIC_MASK, "attention_mask"),  # a few keys a head, which long texts show alone
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "full attention"),
+        ("Moshi", {"head_dim": 8, "audio_vocab_size": 50}, "cannot serve"),  # tells no layer
+        ("OPT", OPT, "layers"),
+        ("Bart", BART, "layers"),
     ],
 )
 def test_which_models_are_served(codec, kind, other, expected):
@@ -498,7 +514,10 @@ def test_attention_is_the_librarys_and_leaves_out_what_its_queries_do_not_see(
         mask = additive_mask(torch.arange(n_keys) <= position[..., None], dtype)[:, None]
     query = torch.randn(3, 4, n_queries, 8).to(dtype).requires_grad_()
     # a part of every row of the cache
-    key, value = torch.randn(2, 3, kv_heads, 50, 8).to(dtype)[:, :, :, :n_keys].requires_grad_()
+    key, value = (
+        torch.randn(3, kv_heads, 50, depth).to(dtype)[:, :, :n_keys].requires_grad_()
+        for depth in (8, 6)
+    )
     expected = torch.nn.functional.scaled_dot_product_attention(
         query.float(), key.float(), value.float(), None if mask is None else mask.float(),
         is_causal=mask is None, scale=0.3, enable_gqa=True,

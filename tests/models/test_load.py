@@ -4,6 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from conftest import random_policy
+from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader
 
 from commands import train
@@ -11,7 +12,7 @@ from commands.dryrun import dry_run, made_up
 from config import options
 from config.errors import UserError
 from config.options import EvalConfig, GRPOConfig, RunConfig, SFTConfig
-from config.realmodels import adapter_config, base_of, is_adapter
+from config.realmodels import base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
 from engines.open import fingerprint, open_reader
@@ -346,19 +347,105 @@ def test_adapters_are_a_model_with_their_base(codec, tmp_path):
         load_model(folder, device="cpu")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [{}, {"use_rslora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]},
-     {"use_dora": True}, {"init_lora_weights": "pissa_niter_4"}, {"rank_pattern": {"q_proj": 8}},
-     {"peft_type": "IA3"}],
-)  # fmt: skip
-def test_adapters_that_are_no_plain_lora_are_refused(tmp_path, change):
-    """Their tensors would fit, and the scale or the sum would be another."""
-    plain = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
-    saved = plain | {"base_model_name_or_path": "a", "bias": "none", "init_lora_weights": True}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(saved | change))
-    if not change:
-        assert adapter_config(tmp_path)["r"] == 4
-        return
-    with pytest.raises(UserError, match="only plain LoRA"):
-        adapter_config(tmp_path)
+SAME = {  # settings of peft that change nothing of what adapters compute, or that are taken over
+    "auto_mapping": {"base_model_class": "A", "parent_library": "b"}, "corda_config": {"a": 1},
+    "ensure_weight_tying": True, "eva_config": {"a": 1}, "inference_mode": False,
+    "loftq_config": {"a": 1}, "lora_alpha": 64, "lora_dropout": 0.5,
+    "lora_ga_config": {"a": 1}, "megatron_core": "a.b", "peft_version": "0.9",
+    "qalora_group_size": 8, "target_modules": ["v_proj", "q_proj"], "task_type": None,
+}  # fmt: skip
+OTHER = {
+    "alora_invocation_tokens": [20, 21], "alpha_pattern": {"q_proj": 8}, "arrow_config": {"a": 1},
+    "base_model_name_or_path": None, "bias": "all", "exclude_modules": ["v_proj"],
+    "fan_in_fan_out": True, "init_lora_weights": "pissa_niter_4", "kasa_config": {"a": 1},
+    "layer_replication": [[0, 1]], "layers_pattern": "layers", "layers_to_transform": 0,
+    "lora_bias": True,
+    "megatron_config": {"a": 1}, "modules_to_save": ["lm_head"], "monteclora_config": {"a": 1},
+    "peft_type": "IA3", "r": 2, "rank_pattern": {"q_proj": 8}, "revision": "v1",
+    "runtime_config": {"a": 1}, "target_parameters": ["q_proj.weight"],
+    "trainable_token_indices": [20], "use_bdlora": {"a": 1}, "use_dora": True, "use_qalora": True,
+    "use_rslora": True, "velora_config": {"a": 1}, "of_a_later_version": 1,
+}  # fmt: skip
+CHANGES = [*SAME.items(), *OTHER.items(), ("lora_alpha", 0), ("r", 0), ("target_modules", ".*proj")]
+CHANGES += [("target_modules", ["q_proj"]), ("task_type", "SEQ_CLS"), ("r", 8)]
+BEGUN = {True, False, "gaussian", "orthogonal", "eva", "mica"}  # with the base's own weights
+CHANGES += [("init_lora_weights", x) for x in (*BEGUN, "pissa", "olora", "corda", "lora_ga")]
+
+
+def plain_adapters(base, folder):
+    """Write adapters of rank 4 on two layers by peft, with weights that count."""
+    from peft import LoraConfig, get_peft_model
+
+    how = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    policy = get_peft_model(load_model(base, device="cpu"), how)
+    perturb(policy)
+    policy.save_pretrained(folder)
+
+
+def test_adapters_are_computed_as_peft_does_or_refused_whatever_they_set(folder, tmp_path):
+    """Each setting in a config alone: all tensors of plain LoRA would fit, and another sum."""
+    from dataclasses import fields
+
+    from peft import LoraConfig, PeftModel
+
+    assert {field.name for field in fields(LoraConfig)} <= {*SAME, *OTHER}
+    adapters = tmp_path / "adapters"
+    plain_adapters(folder, adapters)
+    path = adapters / "adapter_config.json"
+    saved, computed = json.loads(path.read_text()), []
+    for name, value in CHANGES:
+        path.write_text(json.dumps(saved | {name: value}))
+        try:
+            ours = load_model(adapters, device="cpu")
+        except UserError:
+            continue
+        theirs = PeftModel.from_pretrained(load_model(folder, device="cpu"), adapters).eval()
+        with torch.no_grad():
+            assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-5), name
+        computed.append((name, value))
+    expected = [*SAME.items(), *(("init_lora_weights", x) for x in BEGUN)]
+    assert computed == [change for change in CHANGES if change in expected]
+
+
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.b.lora_A"])
+@pytest.mark.parametrize("rows", [None, 600])
+def test_adapters_with_other_tensors_are_refused(folder, tmp_path, name, rows):
+    """Layers that were trained whole, or that have more rows: peft would put them into the base."""
+    adapters = tmp_path / "adapters"
+    plain_adapters(folder, adapters)
+    tensors = load_file(adapters / "adapter_model.safetensors")
+    whole = load_model(folder, device="cpu").state_dict().get(name, torch.zeros(4, 64))
+    tensors[f"base_model.model.{name}"] = whole[:1].expand(rows, -1).clone() if rows else whole
+    save_file(tensors, adapters / "adapter_model.safetensors")
+    with pytest.raises(UserError, match=r"do not fit|cannot be loaded"):
+        load_model(adapters, device="cpu")
+
+
+@pytest.mark.parametrize("targets", ["embed_tokens,q_proj", "embed_tokens"])
+def test_weights_that_two_layers_share_have_no_adapter(codec, folder, tmp_path, targets):
+    """The export would add it to both. Where nothing is shared an embedding may have one."""
+    from peft import LoraConfig, get_peft_model
+
+    tied, adapters = tmp_path / "tied", tmp_path / "adapters"
+    random_policy(codec, tie_word_embeddings=True).save_pretrained(tied)
+    codec.tokenizer.save_pretrained(tied)
+    config = replace(LORA, lora_targets=targets)
+    model = with_lora(load_model(folder, device="cpu"), config).eval()
+    with torch.no_grad():
+        for p in (p for p in model.parameters() if p.requires_grad):
+            p.copy_(torch.randn_like(p))
+        merge_adapters(model).save_pretrained(tmp_path / "merged")
+        merged = load_model(tmp_path / "merged", device="cpu")(IDS).logits
+        assert (inner(model)(IDS).logits - merged).abs().max() < 1e-3
+    how = LoraConfig(r=4, target_modules=targets.split(","), task_type="CAUSAL_LM")
+    get_peft_model(load_model(tied, device="cpu"), how).save_pretrained(adapters)
+    run = run_config(tied, tmp_path, "a")
+    for go in (
+        lambda: with_lora(load_model(tied, device="cpu"), config),
+        lambda: load_model(adapters, device="cpu"),
+        lambda: dry_run(run, config, tiny.agent()),
+        lambda: train.train(run, config, tiny.agent()),
+    ):
+        with pytest.raises(UserError, match="cannot name embed_tokens"):
+            go()
+    assert not (tmp_path / "runs").exists()

@@ -216,6 +216,10 @@ def test_a_damaged_configuration_is_loud_and_a_missing_one_is_none(tmp_path):
     nested = {"eos_token_id": -1, "text_config": {"eos_token_id": [258]}}
     (tmp_path / "config.json").write_text(json.dumps(nested))
     assert Codec.load(tmp_path, local=True).eos_ids == {256, 258, 259}
+    # where nothing else says how a response ends, one that is written for the model ends so
+    base = byte_tokenizer(LLAMA, "")
+    base.eos_token = base.chat_template = None
+    assert [Codec(base, eos_ids=ends).end_id for ends in ((), (259, 258))] == [None, 258]
     for name in ("config.json", "generation_config.json"):
         (tmp_path / name).write_text('{"eos_token_id": ')
         with pytest.raises(UserError):
@@ -245,3 +249,47 @@ def test_no_special_token_enters_a_memory():
     harmony = Codec(byte_tokenizer(HARMONY))
     response = response_of(harmony, "<|message|>Anna<|end|>")
     assert harmony.after_thinking(response).ids == harmony.encode("Anna")
+
+
+# ---------------------------------------------------------------- letters among the special tokens
+
+SAID = "Anna shouted: Go! a!a"
+
+
+@pytest.mark.parametrize("role", ["pad_token", "bos_token", "unk_token", "eos_token", "extra"])
+@pytest.mark.parametrize("letter", ["!", "a", "G"])
+def test_a_letter_stays_a_letter_whatever_it_is_used_for(tmp_path, role, letter):
+    """Llama 3 names no token for padding, and many that came of it say "!"."""
+    names = {"extra_special_tokens": [letter]} if role == "extra" else {role: letter}
+    names = {"eos": letter} if role == "eos_token" else names
+    byte_tokenizer(["<|im_end|>", "<|im_start|>"], CHATML, **names).save_pretrained(tmp_path)
+    codec = Codec.load(tmp_path, local=True)
+    ids, end = codec.encode(SAID), codec.tokenizer.convert_tokens_to_ids("<|im_end|>")
+    assert ids == Codec(byte_tokenizer(["<|im_end|>"])).encode(SAID)
+    assert "".join(codec.cut(SAID, 4)) == codec.decode(ids) == SAID
+    assert codec.chat([(SAID, True)]) == codec.chat([(SAID, False)])  # in a template's own words
+    assert not {*ids} & {*codec.never_sampled(300)}
+    if role == "eos_token":  # it ends a response, as the folder says, and nothing else
+        assert {ids[SAID.index(letter)], end} == codec.eos_ids
+    else:
+        response = codec.response([*ids, end])
+        assert response == SAID and response.ids == ids
+    codec.tokenizer.save_pretrained(tmp_path / "export")
+    assert Codec.load(tmp_path / "export", local=True).fingerprint == codec.fingerprint
+
+
+@pytest.mark.parametrize("mark", ["<pad>", "[PAD]", "sop", ">>TITLE<<", "by pieces <pad>"])
+def test_a_mark_is_none_though_it_stands_in_the_vocabulary(mark):
+    """As those of Llama 2 and of Falcon do; by pieces, a text that spells it would give it too."""
+    by_pieces, mark = mark.startswith("by pieces"), mark.rpartition(" ")[2]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    pieces = models.Unigram([(c, -1.0) for c in alphabet] + [(mark, 0.0)], unk_id=0)
+    pairs = models.BPE({c: i for i, c in enumerate([*alphabet, mark])}, [])
+    tokenizer = Tokenizer(pieces if by_pieces else pairs)
+    if not by_pieces:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=mark, eos_token="</s>")
+    codec = Codec(fast)
+    assert 256 in codec.never_sampled(258) and codec.response([256, *codec.encode("a")]) == "a"
+    assert by_pieces or codec.decode(codec.encode(f"x {mark}")) == f"x {mark}"

@@ -9,7 +9,7 @@ from math import prod
 import numpy as np
 import pytest
 import torch
-from conftest import random_policy
+from conftest import latent_policy, random_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -184,19 +184,19 @@ def gradient(policy, value):
     checkpointing=st.booleans(),
     at_once=st.sampled_from([2, 5, AT_ONCE]),
     most=st.sampled_from([0, 4, 1024]),
+    make=st.sampled_from([random_policy, latent_policy]),
 )
 def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
-    codec, rows, min_saved, cost, checkpointing, at_once, most
+    codec, rows, min_saved, cost, checkpointing, at_once, most, make
 ):
     with pytest.MonkeyPatch.context() as patch:  # blocks so small that short rows have several
         patch.setattr("tokens.attention.AT_ONCE", at_once)
         for name in ("BY_PRODUCTS", "ONE_BY_ONE"):
             patch.setattr(f"tokens.attention.{name}", {torch.float32: most})
-        compare_with_one_at_a_time(codec, rows, min_saved, cost, checkpointing)
+        compare_with_one_at_a_time(make(codec), rows, min_saved, cost, checkpointing)
 
 
-def compare_with_one_at_a_time(codec, rows, min_saved, cost, checkpointing):
-    policy = random_policy(codec)
+def compare_with_one_at_a_time(policy, rows, min_saved, cost, checkpointing):
     trie = build_trie(rows, min_saved)
     alone = [policy.model(input_ids=torch.tensor([row])).last_hidden_state[0] for row in rows]
     expected = gradient(policy, probe(alone, policy.config.hidden_size))
@@ -223,7 +223,8 @@ def test_segments_of_several_blocks(codec, cost, n_shared, n_own):
 
     first = some(n_shared)
     rows = [first + some(n_own + k) for k in (0, 0, 9)]
-    compare_with_one_at_a_time(codec, rows, 1, cost, False)
+    make = latent_policy if n_shared == 200 else random_policy
+    compare_with_one_at_a_time(make(codec), rows, 1, cost, False)
 
 
 def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
@@ -239,15 +240,16 @@ def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
         assert torch.allclose(hidden[trie.places(i)], alone, atol=1e-5)
 
 
+@pytest.mark.parametrize(("make", "depth"), [(random_policy, 8), (latent_policy, 16)])
 @torch.no_grad()
-def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch):
+def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch, make, depth):
     """FlexAttention uncompiled, on the CPU.
 
     That is all of the GPU's path but the compiled kernel and its backward pass.
     """
     from torch.nn.attention.flex_attention import flex_attention
 
-    policy, trie = random_policy(codec), build_trie(rows := some_rows(5, 0))
+    policy, trie = make(codec), build_trie(rows := some_rows(5, 0))
     shapes = []
     monkeypatch.setattr("tokens.attention.takes_flex", lambda device: True)
     monkeypatch.setattr(
@@ -255,7 +257,7 @@ def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch):
         lambda: lambda *args, **kw: shapes.append(args[0].shape) or flex_attention(*args, **kw),
     )
     hidden = hidden_states(policy, trie)
-    assert shapes == [(1, 4, len(trie) + -len(trie) % 512, 8)] * 2  # one call a layer
+    assert shapes == [(1, 4, len(trie) + -len(trie) % 512, depth)] * 2  # one call a layer
     assert hidden.shape == (len(trie), 32)
     for i, row in enumerate(rows):
         alone = policy.model(input_ids=torch.tensor([row])).last_hidden_state[0]
