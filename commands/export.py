@@ -58,9 +58,10 @@ def export(
     step: of the checkpoint; None = the last one, or with best the best by validation. out:
     a new folder; None = `model` in the run's folder, which is replaced. Adapters are written as
     well, to OUT-adapter, or `adapter` in the run's folder. dtype: of the written weights; auto =
-    that of the base model, or float32 where that would round most of what was learnt away. Any number of ranks may have trained the run: the export is one process
-    on the host, computes in float32, and writes the folder atomically. trusted: the code that the
-    run's settings name may run.
+    that of the base model, or float32 where that would round most of what was learnt away. Any
+    number of ranks may have trained the run: the export is one process on the host, computes in
+    float32, and writes the folder atomically. trusted: the code that the run's settings name may
+    run.
     UserError: no such checkpoint, a given folder that exists.
     """
     find.check_trained(folder, step, out)

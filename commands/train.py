@@ -99,8 +99,8 @@ def check(
     if setup.dtype == "bfloat16" and not config.lora_rank:
         # one of .02, a usual one, stays where it is unless it moves by 6e-5: AdamW moves it by --lr
         raise UserError(
-            "Weights in bfloat16 would round most of their own updates away, step after step: train "
-            "adapters by --lora-rank, or all weights with --dtype float32 or mixed."
+            "Weights in bfloat16 would round most of their own updates away, step after step: "
+            "train adapters by --lora-rank, or all weights with --dtype float32 or mixed."
         )
 
 

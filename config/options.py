@@ -301,10 +301,10 @@ class RunConfig(Settings):
     """further loggers of Lightning's, as dotted paths such as
     lightning.pytorch.loggers.WandbLogger (docs/engines.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
-    """float32, bfloat16 (with adapters, which learn in float32), or mixed = weights and optimizer in
-    float32, computation in bfloat16; auto = on a CPU float32, or bfloat16 with adapters where the
-    model is stored in it and the processor is faster in it; on a GPU mixed for full fine-tuning,
-    bfloat16 with adapters"""
+    """float32, bfloat16 (with adapters, which learn in float32), or mixed = weights and optimizer
+    in float32, computation in bfloat16; auto = on a CPU float32, or bfloat16 with adapters where
+    the model is stored in it and the processor is faster in it; on a GPU mixed for full
+    fine-tuning, bfloat16 with adapters"""
     device: Device = "auto"
     """cpu, cuda, mps or auto"""
     engine: EngineName = "transformers"
