@@ -14,7 +14,7 @@ from itertools import chain
 
 from agents import find
 from config.errors import UserError
-from config.options import EMBEDDED, TINY, PlanConfig
+from config.options import EMBEDDED, TINY, PlanConfig, RunConfig
 from config.terminal import console, next_step, say
 from engines.open import lost_base
 from memagent import Agent
@@ -28,6 +28,7 @@ from models.plan import (
     SIZES_GIB,
     UPDATE,
     Plan,
+    checkpoint_gb,
     geometry,
     longest_section,
     plan,
@@ -165,7 +166,14 @@ def show(
         say("A smaller --model, more --devices or sections of fewer --chunk-tokens may fit.")
         return
 
-    mode = order[0]
+    mode, kept = order[0], run.get("keep_checkpoints", RunConfig().keep_checkpoints)
+    if kept:
+        kept += 1 + bool(run.get("validation"))  # one that is written, and the best
+        each = checkpoint_gb(g, mode, training)
+        say(
+            f"Its checkpoints take up to {kept * each:,.2f} GB of disk, {kept} of {each:,.2f} GB: "
+            "an older one goes once the newer has been read back."
+        )
     needed = {
         "lora_rank": 0 if mode == "full" else training.lora_rank or 32,
         "quantise": mode == "qlora",

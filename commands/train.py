@@ -43,7 +43,7 @@ from engines.open import check_frozen, open_sampler
 from grpo import GRPO, rate_of
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import checkpoints, newest, read_state
+from models.checkpoints import base_digests, checkpoints, newest, read_state
 from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
 from models.logprobs import mask_head
 from models.packaged import located
@@ -308,7 +308,8 @@ def train(
     rest = setup, folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)
-        return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
+        with kept(lambda: _whole(run, config, agent)):
+            return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
     return _train(run, config, agent, *rest)
 
 
@@ -407,7 +408,10 @@ def _train(
                         say(words, "yellow")
                 else:
                     callbacks = ()
-                rest = note, folder, start, config.steps, callbacks
+                needs = run, setup.folder, config.lora_rank, getattr(config, "kl", 0)
+                base = base_digests(*needs) if ranks.rank() == 0 else {}
+                base = ranks.all_gather_object(base)[0]
+                rest = note, folder, start, config.steps, callbacks, base
                 trainer = _trainer(run, setup, sections, *rest)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
@@ -418,7 +422,7 @@ def _train(
         del module
     if ranks.is_first() and run.keep_checkpoints:  # alone, with the GPU's memory released
         with kept(lambda: _whole(run, config, agent)):
-            export(folder, max(checkpoints(folder)), trusted=True)
+            export(folder, newest(folder), trusted=True)
     return folder
 
 
@@ -465,7 +469,11 @@ def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, res
     try:
         with stops.waiting():
             trainer.fit(module, range(start, module.config.steps))  # an item a step
-    except (UserError, OSError, stops.Stopped):
+    except (UserError, OSError, stops.Stopped) as error:
+        if module.done_steps and not folder.exists():
+            raise UserError(
+                f"The folder {folder} is gone: bring it back and give --resume, or train anew."
+            ) from error
         if ranks.rank() == 0 and not resume and not module.done_steps:
             shutil.rmtree(folder)  # nothing was learnt: only the mistake would be left
         raise
@@ -482,6 +490,7 @@ def _trainer(
     start: int,
     steps: int,
     callbacks,
+    base: dict[str, str],
 ) -> lightning.Trainer:
     """Make Lightning's trainer: it counts steps, shards weights and calls the recorder.
 
@@ -507,6 +516,7 @@ def _trainer(
         # questions of generated English are not kept: its facts are split, and no fact that is
         # trained on is ever asked for in an evaluation
         run.data not in GENERATED,
+        base,
     )
     return lightning.Trainer(
         accelerator=setup.device,
@@ -556,7 +566,8 @@ class TrainingPage(lightning.Callback):
     def _write(self) -> None:
         from report.page import try_report
 
-        if (self.folder / "rows.jsonl").exists():  # the page is that of an evaluation, as a demo's
+        # of a demo the page is that of an evaluation
+        if (self.folder / "rows.jsonl").exists() or not self.folder.exists():
             return
         if why := try_report(self.folder):
             say(why, "red")

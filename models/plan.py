@@ -1,7 +1,7 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
 Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
-sampler does during the update), `turns_in_cache`, `step_seconds`,
+sampler does during the update), `checkpoint_gb`, `turns_in_cache`, `step_seconds`,
 `longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself
 (commands/train.py).
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
@@ -284,19 +284,30 @@ def plan(
     )
 
 
+def _trained(g: Geometry, mode: str, grpo: GRPOConfig) -> tuple[int, int]:
+    """Return how many weights are trained, and the bytes that the optimizer keeps of each."""
+    trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
+    return trained, 2 if grpo.optimizer == "adamw8bit" else 8
+
+
+def checkpoint_gb(g: Geometry, mode: str, grpo: GRPOConfig) -> float:
+    """Return the GB (10^9 bytes) of a checkpoint: trained weights in float32, optimizer."""
+    trained, moments = _trained(g, mode, grpo)
+    return (4 + moments) * trained / 1e9
+
+
 def _trainer_gib(
     g: Geometry, mode: str, devices: int, grpo: GRPOConfig
 ) -> tuple[float, float, float]:
     """Return GiB of the trainer's weights, gradients and optimizer on each GPU."""
     shards = 1 if mode == "qlora" else devices  # quantised weights are replicated, not sharded
-    trained = g.weights if mode == "full" else g.adapter(grpo.lora_rank or 32)
+    trained, moments = _trained(g, mode, grpo)
     if mode == "full":
         frozen = 2.0 * g.weights if grpo.kl else 0.0  # the reference
     elif mode == "lora":
         frozen = 2.0 * g.weights
     else:
         frozen = NF4_BYTES * g.linear + 2 * (g.weights - g.linear)
-    moments = 2 if grpo.optimizer == "adamw8bit" else 8
     sizes = frozen + 4 * trained, 4 * trained, moments * trained
     return tuple(n_bytes / shards / GIB for n_bytes in sizes)
 

@@ -40,6 +40,7 @@ PRELOADED = ("lightning.pytorch", "torch.distributed.checkpoint", "torch.utils.t
              "transformers.modeling_utils")  # fmt: skip
 
 GRACE_S = 10.0  # that the other ranks have to fail, or to end, once one has failed
+CAUSES = UserError, ChildProcessError  # of failures: nothing else has led to them
 
 # ---------------------------------------------------------------- ranks and collectives
 
@@ -198,8 +199,9 @@ def launch(function: Callable, n: int, *args):
     """Run function(*args) in n new processes of this machine; returns the result of rank 0.
 
     Function, arguments and result are pickled. If one process fails, all are ended. A UserError of
-    any of them is raised here, once; another failure is a RuntimeError. Without a GPU the processes
-    are forked from one that has imported what they need, and that stays for the next call.
+    any of them is raised here, once; another failure is a RuntimeError, of a process that was
+    killed a ChildProcessError. Without a GPU the processes are forked from one that has imported
+    what they need, and that stays for the next call.
     """
     context = multiprocessing.get_context(_start_method())
     # by it the ranks find one another, as those do that torchrun starts
@@ -235,11 +237,11 @@ def _results(processes: Sequence, results: Sequence[Connection]):
     """Return what rank 0 has returned, once all ranks have; raise what one of them could not do.
 
     Where one fails, the others often fail for that reason, and perhaps sooner: so for `GRACE_S`
-    seconds all are heard, and a UserError goes before any other failure.
+    seconds all are heard, and one of `CAUSES` goes before any other failure.
     """
     found, failures = {}, []
     pending = {result: rank for rank, result in enumerate(results)}
-    while pending and not any(isinstance(failure, UserError) for failure in failures):
+    while pending and not any(isinstance(failure, CAUSES) for failure in failures):
         ready = wait(pending, GRACE_S if failures else None)
         if not ready:
             break
@@ -248,8 +250,8 @@ def _results(processes: Sequence, results: Sequence[Connection]):
                 found[rank] = pickle.loads(result.recv_bytes())
             except EOFError:
                 processes[rank].join()
-                found[rank] = RuntimeError(f"exit code {processes[rank].exitcode}")
-            if isinstance(found[rank], UserError):
+                found[rank] = _ended(rank, len(results), processes[rank].exitcode)
+            if isinstance(found[rank], CAUSES):
                 failures.insert(0, found[rank])
             elif isinstance(found[rank], Exception):
                 failures.append(RuntimeError(f"Rank {rank} of {len(results)} ended: {found[rank]}"))
@@ -258,6 +260,15 @@ def _results(processes: Sequence, results: Sequence[Connection]):
     if failures:
         raise failures[0]
     return found[0]
+
+
+def _ended(rank: int, n: int, code: int) -> Exception:
+    """Return what is said of a rank that has told nothing, by its exit code: below 0 a signal's."""
+    like = {-signal.SIGKILL: " (an out-of-memory kill looks like this)", -signal.SIGTERM: ""}
+    if code not in like:
+        return RuntimeError(f"exit code {code}")
+    name = signal.Signals(-code).name
+    return ChildProcessError(f"Rank {rank} of {n} was ended by {name}{like[code]}")
 
 
 def _tell_ranks() -> None:

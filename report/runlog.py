@@ -28,9 +28,9 @@ import gzip
 import json
 import shutil
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
 from pathlib import Path
@@ -193,6 +193,7 @@ class RunRecorder(lightning.Callback):
     begin: Callable[[], None] = lambda: None
     """called on rank 0 before the first step, once a checkpoint has been loaded without an error"""
     questions: bool = False  # whether to write `seen.TRAINED_ON`
+    base: Mapping[str, str] = field(default_factory=dict)  # `checkpoints.base_digests`
 
     def __post_init__(self):
         self.trained_on: dict[str, tuple[int, str]] = {}  # digest -> (first step, id)
@@ -226,7 +227,8 @@ class RunRecorder(lightning.Callback):
             if (path := self.folder / STATE).exists():
                 module.agent.load_state(from_json(path.read_text(encoding="utf-8")))
             return 0
-        state = load_checkpoint(saved[max(saved)], module.model, module.optimizers().optimizer)
+        optimizer = module.optimizers().optimizer
+        state = load_checkpoint(saved[max(saved)], module.model, optimizer, self.base)
         for name in module.counters:
             setattr(module, name, state[name])
         if state.get("agent") is not None:
@@ -298,7 +300,7 @@ class RunRecorder(lightning.Callback):
         """Save a checkpoint, then delete all but the last `keep_checkpoints` and the best one."""
         path = self.folder / "checkpoints" / f"step-{module.done_steps}"
         position = self.writer.position if self.writer else 0
-        state = module.counters | {"position": position, "dtype": self.dtype}
+        state = module.counters | {"position": position, "dtype": self.dtype, "base": self.base}
         if (known := module.agent.state()) is not None:
             state["agent"] = known
         if ranks.rank() == 0:

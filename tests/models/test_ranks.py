@@ -23,7 +23,9 @@ import pytest
 import torch
 from conftest import random_policy, until
 from safetensors.torch import load_file
+from torch.distributed import checkpoint as dcp
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 from agents import find
 from agents.find import resolve
@@ -35,7 +37,7 @@ from engines.hf import TransformersEngine
 from grpo import GRPO, training_rows
 from memagent import Group
 from models import ranks
-from models.checkpoints import checkpoints
+from models.checkpoints import checkpoints, save_checkpoint
 from models.load import inner, with_lora
 from models.loads import new_tokens
 from models.logprobs import logprobs
@@ -229,7 +231,8 @@ def whole(tmp_path_factory):
     """
     runs = tmp_path_factory.mktemp("runs")
     run = run_config(runs, "two", devices=2, device="cpu")
-    with pytest.raises(RuntimeError, match="Rank 0 of 2 ended"):
+    said = r"^Rank 0 of 2 was ended by SIGKILL \(an out-of-memory.*Step 2 of 3 is whole.* --resume"
+    with pytest.raises(UserError, match=said):
         train.train(run, DEMO, AGENT, callbacks=[Kill()])
     assert set(checkpoints(runs / "two")) == {2}
     return train.train(run, DEMO, AGENT, resume=True)
@@ -432,6 +435,46 @@ def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch
     with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
         ranks.launch(wrong_on_the_second, 2)
     assert not list(tmp_path.iterdir())
+
+
+def spoilt_on_the_second(folder):
+    """Save a model in shards, of which rank 1's are spoilt the first time; returns what each says."""
+    with ranks.process_group(False):
+        model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
+        optimizer = torch.optim.AdamW(model.parameters())
+        path, said, save = Path(folder, "checkpoints/step-1"), [], dcp.save
+
+        @torch.no_grad()
+        def spoil(*rest, **more):
+            model.weight.to_local()[:] += ranks.rank()
+            save(*rest, **more)
+            model.weight.to_local()[:] -= ranks.rank()
+
+        for dcp.save in (spoil, save):
+            try:
+                save_checkpoint(path, model, optimizer, {})
+            except OSError as error:
+                said.append(str(error))
+        return ranks.all_gather_object((said, path.exists()))
+
+
+def test_each_rank_reads_back_its_own_part_of_a_checkpoint(tmp_path):
+    for said, there in ranks.launch(spoilt_on_the_second, 2, str(tmp_path)):
+        assert len(said) == 1 and "weights.weight is read back otherwise" in said[0] and there
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "said"),
+    [
+        (-9, ChildProcessError, "Rank 1 of 2 was ended by SIGKILL (an out-of-memory kill looks"),
+        (-15, ChildProcessError, "Rank 1 of 2 was ended by SIGTERM"),
+        (-11, RuntimeError, "exit code -11"),  # a fault of ours, or of a library
+        (3, RuntimeError, "exit code 3"),
+    ],
+)
+def test_a_rank_that_is_killed_from_outside_is_told_from_one_that_fails(code, kind, said):
+    error = ranks._ended(1, 2, code)
+    assert type(error) is kind and str(error).startswith(said)
 
 
 def test_settings_that_do_not_go_together(tmp_path):

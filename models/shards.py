@@ -1,0 +1,90 @@
+"""Read the shards of torch.distributed.checkpoint, any of which a stranger may have written.
+
+Holds: `Reader`, `Loading`, `Comparing`. Leaves out: what is saved (models/checkpoints.py).
+Exercise it: `pytest tests/models/test_checkpoints.py`. Read next: models/checkpoints.py.
+
+torch unpickles the metadata of a checkpoint, and each value that is no tensor, in a way that runs
+what a pickle says. Here the metadata may name the classes of `NAMED` alone, and such values are read
+like the tensors: by torch's own unpickler of weights.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from pathlib import Path
+
+import torch
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, Metadata
+
+
+def _unread(*_) -> None:
+    """Stand for what the metadata has and nothing reads: layouts, and the folder's old path."""
+
+
+NAMED = {
+    "torch.distributed.checkpoint.metadata": {
+        "Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata",
+        "TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING",
+    },
+    "torch.distributed.checkpoint.filesystem": {"_StorageInfo"},
+    "torch": {"Size", *(name for name, x in vars(torch).items() if isinstance(x, torch.dtype))},
+}  # fmt: skip
+"""What the metadata of a checkpoint may name, by module: all of it builds plain data."""
+UNREAD = {"torch.serialization": {"_get_layout"}, "pathlib": {"PosixPath", "WindowsPath"}}
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str):
+        if name in UNREAD.get(module, ()):
+            return _unread
+        if name in NAMED.get(module, ()):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"{module}.{name} is no part of a checkpoint")
+
+
+class Reader(FileSystemReader):
+    """Read the shards in a folder, with metadata that build nothing but what `NAMED` holds."""
+
+    def read_metadata(self) -> Metadata:
+        """Return what the checkpoint holds. UnpicklingError, ValueError, ...: it is none."""
+        with (self.path / ".metadata").open("rb") as file:
+            metadata = _Unpickler(file).load()
+        for part in metadata.storage_data.values():
+            if Path(part.relative_path).name != part.relative_path:
+                raise ValueError(f"{part.relative_path} is not in its folder")
+        return metadata
+
+
+class Loading(DefaultLoadPlanner):
+    """Load in place; what is no tensor is read by torch's unpickler of weights, too."""
+
+    def load_bytes(self, read_item, value: io.BytesIO) -> None:
+        ours = io.BytesIO()
+        torch.save(torch.load(value, weights_only=True), ours)
+        ours.seek(0)
+        super().load_bytes(read_item, ours)  # which unpickles whatever it is given
+
+
+class Comparing(DefaultLoadPlanner):
+    """Load nothing, but compare what was saved with what it should be, a tensor at a time.
+
+    OSError where they differ.
+    """
+
+    def resolve_tensor(self, read_item) -> torch.Tensor:
+        return torch.empty_like(super().resolve_tensor(read_item), device="cpu")
+
+    def commit_tensor(self, read_item, tensor: torch.Tensor) -> None:
+        ours = super().resolve_tensor(read_item).cpu()
+        # by bytes: no NaN equals itself
+        ours, theirs = (each.reshape(-1).view(torch.uint8) for each in (ours, tensor))
+        self._check(read_item, torch.equal(ours, theirs))
+
+    def load_bytes(self, read_item, value: io.BytesIO) -> None:
+        ours = self.state_dict[read_item.dest_index.fqn]
+        self._check(read_item, torch.load(value, weights_only=True) == ours)
+
+    def _check(self, read_item, same: bool) -> None:
+        if not same:
+            raise OSError(f"{read_item.dest_index.fqn} is read back otherwise than it was written")
