@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import os
 import random
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from typing import NamedTuple
@@ -192,8 +192,9 @@ class Source(NamedTuple):
     start: str  # what a store may begin with, of `STARTS`
     adversarial: bool  # whether questions without an answer are asked for
 
-    def say_missing(self, probes: Iterable[Probe], abstaining: bool, reason: str) -> None:
-        """Say of which kinds there is no question; of several processes the first does.
+    def say_missing(self, probes: Sequence[Probe], abstaining: bool, reason: str) -> None:
+        """Say how many questions are left out, and of which kinds there is none; of several
+        processes the first does.
 
         Of LoCoMo's categories in such a file, and of the kinds in this one; abstaining: whether
         questions without an answer count. reason: follows their names.
@@ -205,8 +206,11 @@ class Source(NamedTuple):
         if self.kind == "locomo":
             kinds = [*map(locomo.category_label, categories), *kinds]
         missing = [kind for kind in dict.fromkeys(kinds) if kind not in known]
-        if missing and os.environ.get("RANK", "0") == "0":
-            say(f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}.")
+        words = [f"no question of {clean(', '.join(missing))} {reason}"] if missing else []
+        if never := len(held) - len({id(probe) for probe in probes}):
+            words.append(f"{never} of {len(held)} questions are left out")
+        if words and os.environ.get("RANK", "0") == "0":
+            say(f"{clean(self.name)}: {'; '.join(words)}.")
 
 
 def is_conversations(source: str) -> bool:
@@ -290,12 +294,6 @@ class ConversationTasks:
             if not any(stretches):
                 raise UserError(f"{source}: no question is about {length} sessions in a row.")
             probes += [p for found in stretches for _, part in found for p in part]
-        asked = [p for c in self.source.conversations for p in c.probes]
-        asked = [p for p in asked if self.source.adversarial or not p.abstains]
-        never = len(asked) - len({id(p) for p in probes})
-        if never and os.environ.get("RANK", "0") == "0":
-            place = f"not known to be about {max(lengths)} sessions in a row or fewer"
-            say(f"{clean(source)}: {never} of {len(asked)} questions are {place}: never paid for.")
         reason = f"is about {max(lengths)} sessions in a row or fewer, none will be paid for"
         self.source.say_missing(probes, self.source.adversarial, reason)
 

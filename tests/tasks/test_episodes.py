@@ -353,7 +353,11 @@ def test_categories_without_a_question_are_said_at_the_start(path, capsys):
     samples = [sample("made-1"), sample("made-2")]
     samples[1]["qa"][2]["evidence"] = ["D2:1"]
     episodes.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
+    assert capsys.readouterr().out.endswith("talks.json: 1 of 12 questions are left out.\n")
+    samples[0]["qa"][2]["evidence"] = ["D2:1"]
+    episodes.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
     assert not capsys.readouterr().out
+    samples[0]["qa"][2]["evidence"] = []
     for made in samples:
         made["qa"] = [asked for asked in made["qa"] if asked["category"] in (3, 5)]
     del samples[1]["qa"][0]
