@@ -797,6 +797,12 @@ def test_a_trajectory_without_a_reward_plays_no_part_in_its_group(policy, codec)
     assert ours["read_tokens"] > theirs["read_tokens"]  # they were sampled all the same
 
 
+def test_documents_that_are_read_in_part_are_counted(policy, codec):
+    for most, cut in ((1, 8), (2, 0)):  # of two sections
+        groups = sampled(policy, codec, agent=tiny.agent(max_sections=most))
+        assert describe(groups, {})["documents_cut"] == cut
+
+
 @pytest.mark.parametrize("without_signal", ["skip", "keep"])
 def test_a_group_that_shrinks_to_one_or_none_teaches_nothing(policy, codec, without_signal):
     config = replace(CONFIG, group_size=3, without_signal=without_signal)

@@ -82,6 +82,13 @@ def test_a_sampler_that_nothing_was_proven_of_is_said_once(monkeypatch):
     assert not any("proven" in line for line in lines)  # a warm start samples nothing
 
 
+def test_documents_that_are_read_in_part_are_said_once(monkeypatch):
+    lines = lines_of([FINE | {"documents_cut": 3}] * 3, ["one"], monkeypatch)
+    assert [line[:36] for line in lines if "part of" in line] == [
+        "step    1  3 readings leave out a pa"
+    ]
+
+
 def test_it_stands_in_the_page_as_well(tmp_path):
     rows = [FINE | {"step": k, "level": 0, "memory_cut": 1.0} for k in range(WATCHED)]
     with (tmp_path / "metrics.csv").open("w", newline="") as file:
