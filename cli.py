@@ -139,7 +139,7 @@ def export(
     ] = None,
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16"],
-        typer.Option(help="of the weights; auto = as the base's"),
+        typer.Option(help="of the weights; auto = the base's, if it keeps what was learnt"),
     ] = "auto",
     trust: Annotated[bool, typer.Option("--trust-remote-code", help="run the run's code")] = False,
 ):

@@ -111,8 +111,8 @@ class TrainConfig(Settings):
     answer that contains an accepted one after it: a list of many candidates does, and "unknown"
     contains "no". Thinking is dropped first"""
     lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate; the default is for the embedded policy, real models want that of a
-    recipe"""
+    """peak learning rate; the default is for the embedded policy, a real model is given its own, as
+    recipes have it: 1e-6, with adapters 2e-5"""
     warmup: Annotated[int, NOT_NEGATIVE] = 5
     """steps of linear warm-up"""
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
