@@ -4,8 +4,8 @@ Holds: `Reader`, `Loading`, `Comparing`. Leaves out: what is saved (models/check
 Exercise it: `pytest tests/models/test_checkpoints.py`. Read next: models/checkpoints.py.
 
 torch unpickles the metadata of a checkpoint, and each value that is no tensor, in a way that runs
-what a pickle says. Here the metadata may name the classes of `NAMED` alone, and such values are read
-like the tensors: by torch's own unpickler of weights.
+what a pickle says. Here metadata may name the classes of `NAMED` alone, and such values are read as
+tensors are: by torch's own unpickler of weights.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ NAMED = {
     "torch": {"Size", *(name for name, x in vars(torch).items() if isinstance(x, torch.dtype))},
 }  # fmt: skip
 """What the metadata of a checkpoint may name, by module: all of it builds plain data."""
-UNREAD = {"torch.serialization": {"_get_layout"}, "pathlib": {"PosixPath", "WindowsPath"}}
+PATHS = {"PosixPath", "WindowsPath"}
+UNREAD = {"torch.serialization": {"_get_layout"}, "pathlib": PATHS, "pathlib._local": PATHS}
 
 
 class _Unpickler(pickle.Unpickler):
@@ -66,6 +67,9 @@ class Loading(DefaultLoadPlanner):
         super().load_bytes(read_item, ours)  # which unpickles whatever it is given
 
 
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes of a number
+
+
 class Comparing(DefaultLoadPlanner):
     """Load nothing, but compare what was saved with what it should be, a tensor at a time.
 
@@ -77,9 +81,8 @@ class Comparing(DefaultLoadPlanner):
 
     def commit_tensor(self, read_item, tensor: torch.Tensor) -> None:
         ours = super().resolve_tensor(read_item).cpu()
-        # by bytes: no NaN equals itself
-        ours, theirs = (each.reshape(-1).view(torch.uint8) for each in (ours, tensor))
-        self._check(read_item, torch.equal(ours, theirs))
+        bits = BITS[ours.element_size()]  # no NaN equals itself
+        self._check(read_item, torch.equal(ours.view(bits), tensor.view(bits)))
 
     def load_bytes(self, read_item, value: io.BytesIO) -> None:
         ours = self.state_dict[read_item.dest_index.fqn]

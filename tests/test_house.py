@@ -133,6 +133,94 @@ def test_a_hundred_columns():
             assert len(line) <= 100 or row or link, f"{path.relative_to(ROOT)}:{number}"
 
 
+# ---------------------------------------------------------------- what could run a stranger's code
+
+# what makes code, or any object, of what it is given; loaders of libraries that may do so inside
+WAYS_IN = re.compile(
+    r"(_?pickle|dill|cloudpickle|joblib|marshal|shelve|runpy)\."
+    r"(?!(dumps|PickleBuffer)$|\w+Error$).+"
+    r"|(numpy|torch|torch\.(jit|hub|package)|torch\.distributed\.checkpoint)\.load.*"
+    r"|torch\.distributed\.checkpoint\.\w*(Reader|Planner)|yaml\.\w*load\w*|.*\.load_extension"
+    r"|importlib\.(import_module|reload|util\.spec_from_file_location)|.*\.exec_module"
+    r"|(builtins\.)?(eval|exec|compile|__import__)|os\.(system|popen)|peft\.\w.*\.load_\w+"
+    r"|(?!.*(Config|Token)).*\.from_pretrained|.*\.load_dataset\w*|pandas\.read_pickle"
+)
+NAMED, SENT = "names that stand in the source", "pickled by a process that this one has started"
+EXPLAINED = {
+    "commands/doctor.py": ("import_module", NAMED),
+    "commands/dryrun.py": ("from_pretrained", "what the dry run itself has exported just before"),
+    "config/files.py": ("load", "the safe loader: lists, numbers and texts"),
+    "config/flags.py": ("import_module", NAMED),
+    "config/plugins.py": (
+        "exec_module import_module spec_from_file_location",
+        "a file that the user names; what data names is refused by find.check_reach",
+    ),
+    "memagent.py": ("import_module", NAMED),
+    "models/checkpoints.py": ("load", "with the Reader and the planners of models/shards.py"),
+    "models/convert.py": ("from_pretrained", "a GGUF file, of the digest that the source has"),
+    "models/load.py": (
+        "compile from_pretrained import_module load_peft_weights",
+        "torch's own compiler; safetensors alone, or torch's unpickler of weights; " + NAMED,
+    ),
+    "models/ranks.py": ("loads", SENT),
+    "models/shards.py": (
+        "DefaultLoadPlanner FileSystemReader Unpickler load",
+        "an unpickler that knows the classes of a checkpoint alone, and torch's of weights",
+    ),
+    "tasks/bcb.py": ("compile exec", "in the sandbox"),
+    "tasks/hub.py": ("load_dataset_builder", "lists a split's files, which are read as tables"),
+    "tasks/limited.py": (
+        "Unpickler import_module loads",
+        "the child reads what its parent has pickled, the parent plain data alone; " + NAMED,
+    ),
+    "tokens/chat_templates.py": ("loads", SENT),
+}
+
+
+def ways_in(path: Path) -> set[str]:
+    """The names in a module, written out as they were imported, by which code could come in."""
+    tree, known, found = ast.parse(path.read_text(encoding="utf-8")), {}, set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            known |= {alias.asname: alias.name for alias in node.names if alias.asname}
+        if isinstance(node, ast.ImportFrom):
+            known |= {a.asname or a.name: f"{node.module}.{a.name}" for a in node.names}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name | ast.Attribute):
+            first, dot, rest = ast.unparse(node).partition(".")
+            found.add(known.get(first, first) + dot + rest)
+    return set(filter(WAYS_IN.fullmatch, found))
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_way_in_for_code_is_explained(path):
+    """A new one goes into the table, with the reason why nothing of a stranger's gets in."""
+    names = {name.rpartition(".")[2] for name in ways_in(path)}
+    explained, _ = EXPLAINED.get(path.relative_to(ROOT).as_posix(), ("", ""))
+    assert names == {*explained.split()}
+
+
+@pytest.mark.parametrize(
+    ("source", "found"),
+    [
+        ("import pickle\npickle.load(f)", {"pickle.load"}),
+        ("from pickle import loads as read\nread(x)", {"pickle.loads"}),
+        ("import pickle\npickle.dumps(x)", set()),
+        ("import torch.distributed.checkpoint as dcp\ndcp.load(x)",
+         {"torch.distributed.checkpoint.load"}),
+        ("import numpy as np\nnp.load(x, allow_pickle=True)", {"numpy.load"}),
+        ("import torch\nread = torch.load", {"torch.load"}),
+        ("import yaml\nyaml.unsafe_load(x)", {"yaml.unsafe_load"}),
+        ("import joblib, shelve\njoblib.load(x), shelve.open(x)", {"joblib.load", "shelve.open"}),
+        ("eval(x), model.eval(), re.compile(x)", {"eval"}),
+        ("from importlib import import_module\nimport_module(x)", {"importlib.import_module"}),
+    ],
+)  # fmt: skip
+def test_ways_in_are_found(tmp_path, source, found):
+    (tmp_path / "a.py").write_text(source)
+    assert ways_in(tmp_path / "a.py") == found
+
+
 # ---------------------------------------------------------------- help
 
 

@@ -17,6 +17,7 @@ import pytest
 import torch
 from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
 from safetensors.torch import load_file, save_file
+from torch.distributed import checkpoint as dcp
 from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
@@ -463,11 +464,55 @@ def test_without_a_damaged_checkpoint_a_run_goes_on_from_the_one_before(model, t
     folder = trained(model, tmp_path, 2, run=kept)
     newest = folder / "checkpoints" / "step-2"
     os.truncate(newest / "__0_0.distcp", 999)
-    with pytest.raises(UserError, match=r"step-2 is damaged.*: remove it to go on from an earlier"):
+    with pytest.raises(UserError, match=r"step-2 is damaged.*: remove it to go on from step 1\."):
         trained(model, tmp_path, STEPS, resume=True, run=kept)
     shutil.rmtree(newest)
     trained(model, tmp_path, STEPS, resume=True, run=kept)
     assert_same(outcome(folder), outcome(whole))
+
+
+def test_the_older_checkpoint_goes_once_the_newer_has_been_read_back(
+    model, tmp_path, monkeypatch, whole
+):
+    """By default one is kept: it is whole at any time."""
+    save = dcp.save
+
+    def torn(*rest, checkpoint_id, **more):
+        save(*rest, checkpoint_id=checkpoint_id, **more)
+        if checkpoint_id.name == ".step-2.tmp":
+            assert set(checkpoints.checkpoints(tmp_path / "a")) == {1}
+            os.truncate(checkpoint_id / "__0_0.distcp", 999)
+
+    every = {"save_every": 1}
+    with monkeypatch.context() as patch, pytest.raises(UserError, match=r"step-2 cannot be .*--r"):
+        patch.setattr(dcp, "save", torn)
+        trained(model, tmp_path, 2, run=every)
+    assert {path.name for path in (tmp_path / "a" / "checkpoints").iterdir()} == {"step-1"}
+    assert_same(outcome(trained(model, tmp_path, STEPS, resume=True, run=every)), outcome(whole))
+
+
+@pytest.mark.parametrize(
+    ("config", "resumed", "exported"),
+    [({"lora_rank": 2}, False, False), ({"kl": 0.1}, False, True), ({}, True, True)],
+    ids=str,
+)
+def test_a_base_that_has_changed_a_little_is_refused_where_it_counts(
+    model, tmp_path, config, resumed, exported
+):
+    base = shutil.copytree(model, tmp_path / "base")
+    folder = trained(base, tmp_path, **config)
+    weights = load_file(base / "model.safetensors")
+    weights["model.norm.weight"] *= 1.0001
+    save_file(weights, base / "model.safetensors", {"format": "pt"})
+    for works, act in (
+        (resumed, lambda: trained(base, tmp_path, 2, resume=True, **config)),
+        (exported, lambda: export.export(folder, out=tmp_path / "out")),
+    ):
+        if works:
+            act()
+            continue
+        with pytest.raises(UserError, match=f"^The weights of {base} are not those that {folder}"):
+            act()
 
 
 def test_torn_files_are_cut_and_named_when_a_run_goes_on(model, tmp_path, capsys):
@@ -657,24 +702,3 @@ def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share():
     for dataset, expected in share.items():
         task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
         assert REWARD(reader(), Trajectory(task, [turn])) == pytest.approx(expected)
-
-
-def test_adapters_know_the_base_weights_that_they_were_trained_on(model, tmp_path):
-    copy = tmp_path / "base"
-    shutil.copytree(model, copy)
-    folder = trained(copy, tmp_path, lora_rank=2)
-    weights = load_file(copy / "model.safetensors")
-
-    def save(change):
-        changed = {name: change(w) for name, w in weights.items()}
-        save_file(changed, copy / "model.safetensors", {"format": "pt"})
-
-    save(lambda w: w + 0.05)
-    for again in (
-        lambda: export.export(folder),
-        lambda: trained(copy, tmp_path, 2, resume=True, lora_rank=2),
-    ):
-        with pytest.raises(UserError, match="its adapters belong to other base weights"):
-            again()
-    save(torch.Tensor.bfloat16)
-    export.export(folder)  # the same weights in another type

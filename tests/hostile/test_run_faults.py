@@ -310,3 +310,35 @@ def test_a_demo_and_a_dry_run_that_are_stopped_say_how_to_begin_anew(
     assert status == 130 and "Traceback" not in told, told
     assert told.endswith(f"memagent: stopped. {said}: the same command begins it anew.")
     assert not [*tmp_path.glob("memagent-*")]
+
+
+# ---------------------------------------------------------------- a folder that is gone
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        (2,),  # between steps
+        (0, runlog.StepCSV, "log_metrics"),
+        (0, runlog.TrajectoryWriter, "write"),
+        (0, runlog.RunRecorder, "_save"),
+        (0, train.TrainingPage, "_write"),
+    ],
+    ids=["between steps", "metrics", "trajectories", "checkpoint", "page"],
+)
+def test_a_folder_that_is_gone_ends_the_training_in_one_sentence(tmp_path, monkeypatch, where):
+    monkeypatch.chdir(tmp_path)
+
+    def remove():
+        if any(Path("runs/a/checkpoints").glob("step-*")):
+            shutil.rmtree("runs/a")
+
+    with doing(remove, *where):
+        process = forked([*SMALL, "--steps", 4, "--save-every", 1, "--name", "a"], "said")
+    process.join()
+    said = Path("said").read_text()
+    assert process.exitcode == 2 and not Path("runs/a").exists(), said
+    assert said.endswith(
+        "\nmemagent: The folder runs/a is gone: bring it back and give --resume, or train anew.\n"
+    )
+    assert "Traceback" not in said and "could not be written" not in said

@@ -438,7 +438,7 @@ def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch
 
 
 def spoilt_on_the_second(folder):
-    """Save a model in shards, of which rank 1's are spoilt the first time; returns what each says."""
+    """Save a model in shards, the first time with those of rank 1 spoilt; return what each says."""
     with ranks.process_group(False):
         model = fully_shard(torch.nn.Linear(4, 2), mesh=init_device_mesh("cpu", (2,)))
         optimizer = torch.optim.AdamW(model.parameters())
