@@ -171,14 +171,15 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
         small |= {"num_key_value_heads": HIDDEN // HEAD, "head_dim": getattr(config, "head_dim", 0)}
     if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
         del config.quantization_config
-    config.update({key: value for key, value in small.items() if hasattr(config, key)})
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
+    with loading(f"A small model like {name}"):
+        config.update({key: value for key, value in small.items() if hasattr(config, key)})
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
+        model.save_pretrained(folder)
     say(
         f"{LAYERS} layers of width {HIDDEN}, random, stand in for the weights "
         f"({type(model).__name__})."
     )
-    model.save_pretrained(folder)
     codec.tokenizer.save_pretrained(folder)
     return folder
 

@@ -44,7 +44,14 @@ from grpo import GRPO, rate_of
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import base_digests, checkpoints, newest, read_state
-from models.load import check_export, inner, keep_freed_memory, load_policy, settle_threads
+from models.load import (
+    check_architecture,
+    check_export,
+    inner,
+    keep_freed_memory,
+    load_policy,
+    settle_threads,
+)
 from models.logprobs import mask_head
 from models.packaged import located
 from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
@@ -141,6 +148,7 @@ def _build(
     if setup.sharded and not setup.quantise:
         device = "unset" if ranks.rank() else "cpu"
     model, reference = load_policy(setup, config, device), None
+    check_architecture(inner(model))
     check_export(model)
     warm = isinstance(config, SFTConfig)
     if not warm and config.kl and (setup.adapter or not config.lora_rank):

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 from conftest import Calls, Stop, killed_in_child, random_policy, stop_at
 from safetensors.torch import load_file, save_file
 from torch.distributed import checkpoint as dcp
@@ -559,6 +560,33 @@ def test_all_weights_are_not_trained_in_bfloat16(model, tmp_path, dtype, config,
         assert not (tmp_path / "a").exists()
     else:
         assert train.resolved(run, kind(**config), reader())
+
+
+SHAPE = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48)
+MADE = {
+    "Bert": ("BertLMHeadModel", SHAPE | {"is_decoder": True}),  # without an .lm_head
+    "OPT": ("OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32} | SHAPE),
+    "Mamba": ("MambaForCausalLM", SHAPE),  # without attention
+    "XLNet": ("XLNetLMHeadModel", {"d_model": 32, "n_layer": 2, "n_head": 4, "d_inner": 48}),
+}
+
+
+@pytest.mark.parametrize("kind", MADE)
+@pytest.mark.parametrize("command", ["eval", "train", "sft", "train --dry-run", "plan"])
+def test_a_model_of_another_kind_is_refused_in_one_sentence(model, tmp_path, kind, command):
+    """By whatever command, before anything is written."""
+    name, settings = MADE[kind]
+    other, runs = tmp_path / "other", f"--runs {tmp_path / 'runs'} --name a"
+    codec = Codec.load(model)
+    config = getattr(transformers, f"{kind}Config")(
+        vocab_size=len(codec.tokenizer), **settings, pad_token_id=0, bos_token_id=1, eos_token_id=1
+    )
+    getattr(transformers, name)(config).save_pretrained(other)
+    codec.tokenizer.save_pretrained(other)
+    runs = "" if command == "plan" else runs
+    done = CliRunner().invoke(app, f"{command} --model {other} {runs}".split())
+    assert done.exit_code == 2, (done.output, done.exception)
+    assert not [*tmp_path.glob("runs/*")]
 
 
 REAL = {"real": "--model {real}", "smollm2": "--model smollm2", "hub": "--model org/real-7B"}
