@@ -35,11 +35,11 @@ def is_path(name: str) -> bool:
 @alone()
 def load_file(path: Path) -> ModuleType:
     """Import a Python file, once. UserError, with the line, if that fails."""
+    name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    if name in sys.modules:  # also where the file is gone since
+        return sys.modules[name]
     if not is_file(path):
         raise UserError(f"There is no file {path}.")
-    name = f"{path.stem}_{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
-    if name in sys.modules:
-        return sys.modules[name]
     LOADED.add(str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
