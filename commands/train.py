@@ -419,7 +419,7 @@ def _train(
                 needs = run, setup.folder, config.lora_rank, getattr(config, "kl", 0)
                 base = base_digests(*needs) if ranks.rank() == 0 else {}
                 base = ranks.all_gather_object(base)[0]
-                rest = note, folder, start, config.steps, callbacks, base
+                rest = note, start, config.steps, callbacks, base
                 trainer = _trainer(run, setup, sections, *rest)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
@@ -494,7 +494,6 @@ def _trainer(
     setup: Setup,
     sections: dict[str, object],
     note: Callable[[], None],
-    folder: Path,
     start: int,
     steps: int,
     callbacks,
@@ -504,7 +503,7 @@ def _trainer(
 
     note: writes config.yaml.
     """
-    strategy, loggers = "auto", False
+    strategy, loggers, folder = "auto", False, files.run_path(run.runs, run.name)
     if setup.sharded:
         strategy = ModelParallelStrategy(
             data_parallel_size=setup.ranks,

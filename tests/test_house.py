@@ -159,8 +159,8 @@ EXPLAINED = {
     "models/checkpoints.py": ("load", "with the Reader and the planners of models/shards.py"),
     "models/convert.py": ("from_pretrained", "a GGUF file, of the digest that the source has"),
     "models/load.py": (
-        "compile from_pretrained import_module load_peft_weights",
-        "torch's own compiler; safetensors alone, or torch's unpickler of weights; " + NAMED,
+        "compile from_pretrained import_module",
+        "torch's own compiler; safetensors alone; " + NAMED,
     ),
     "models/ranks.py": ("loads", SENT),
     "models/shards.py": (

@@ -241,7 +241,8 @@ def test_without_a_network_a_model_of_the_hub_is_refused_in_one_sentence(no_netw
     (tmp_path / "notes.txt").write_text(NOTES)
     runs = ["--runs", tmp_path / "runs"]
     for words in (
-        ["train", "--name", "t", *runs], ["sft", "--name", "t", *runs], ["eval", *runs], ["serve"],
+        ["train", "--name", "t", "--lr", 1e-6, *runs], ["sft", "--name", "t", "--lr", 1e-6, *runs],
+        ["eval", *runs], ["serve"],
         ["ask", tmp_path / "notes.txt", "Where?", *runs],
         ["stream", "--engine", "transformers", *runs], ["plan"],
     ):  # fmt: skip

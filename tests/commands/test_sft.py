@@ -279,8 +279,10 @@ def test_a_model_that_names_its_end_in_its_config_alone_learns_that_one(tmp_path
     base = tmp_path / "base"
     shutil.copytree(weak, base)
     (base / "chat_template.jinja").unlink(missing_ok=True)
-    for name, key in (("tokenizer_config", "eos_token"), ("generation_config", "eos_token_id"),
-                      ("tokenizer_config", "chat_template"), ("config", "eos_token_id")):  # fmt: skip
+    for name, key in (
+        ("tokenizer_config", "eos_token"), ("generation_config", "eos_token_id"),
+        ("tokenizer_config", "chat_template"), ("config", "eos_token_id"),
+    ):  # fmt: skip
         if (path := base / f"{name}.json").exists():
             kept = json.loads(path.read_text())
             kept.pop(key, None)

@@ -276,7 +276,7 @@ def test_an_evaluation_whose_page_alone_finds_no_room_says_what_is_safe(tmp_path
     run(words)
     rows = Path("runs/e/rows.jsonl").read_bytes()
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    most = Path("runs/e/report.html").stat().st_size - 1
+    most = Path("runs/e/report.html").stat().st_size - 200  # its times may have fewer digits
     assert most > max(
         path.stat().st_size for path in Path("runs/e").glob("*.*") if path.suffix != ".html"
     )
