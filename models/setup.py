@@ -165,10 +165,8 @@ def settled(config: ModelConfig, before: str = "auto") -> ModelConfig:
     """
     if config.dtype != "auto" or config.endpoint or config.engine == "rehearsed":
         return config
-    model = config.model or EMBEDDED
     if before == "auto":
-        return replace(config, dtype=auto_dtype(model, resolve_device(config.device)))
-    taken[titled(config.model)] = f"{before}, as before"
+        before = auto_dtype(config.model or EMBEDDED, resolve_device(config.device))
     return replace(config, dtype=before)
 
 

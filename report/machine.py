@@ -25,7 +25,7 @@ from config.foreign import from_json
 from models.setup import taken
 from report.summary import write_text
 
-NAME = "machine.json"
+NAME, AUTO = "machine.json", "with --dtype auto"
 PACKAGES = ("torch", "transformers", "vllm")  # if they are loaded
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -46,16 +46,15 @@ def note_machine(folder: Path) -> None:
     gpu = torch.cuda.get_device_name() if torch and torch.cuda.is_initialized() else "no GPU"
     loaded = [f"{name} {sys.modules[name].__version__}" for name in PACKAGES if name in sys.modules]
     seconds = round(time.time() - psutil.Process().create_time())
+    # where nothing was chosen anew, what goes on has what was chosen before
+    auto = "; ".join(f"{model} in {why}" for model, why in taken.items())
+    auto = auto or _noted(folder).get(AUTO)
     noted = {
         "on": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores, {gib:.0f} GiB, "
         f"{gpu}",
         "by": f"commit {_commit() or 'unknown'}",
         "with": ", ".join([f"Python {platform.python_version()}", *loaded]),
-        **(
-            {"with --dtype auto": "; ".join(f"{m} in {t}" for m, t in taken.items())}
-            if taken
-            else {}
-        ),
+        **({AUTO: auto} if auto else {}),
         "until": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC",
         "last call took": str(timedelta(seconds=seconds)),
     }
@@ -65,11 +64,16 @@ def note_machine(folder: Path) -> None:
 def foot(folder: Path, tokens: Mapping[str, float], readings: int) -> str:
     """Return the foot of a page: what `note_machine` has noted, nothing of an earlier version's
     run, and the tokens of all readings by what was done with them, such as {"read": 12345}."""
-    try:
-        noted = from_json((folder / NAME).read_bytes())
-        parts = [f"{name} {text}" for name, text in noted.items()]
-    except (OSError, ValueError, AttributeError):
-        parts = []
+    parts = [f"{name} {text}" for name, text in _noted(folder).items()]
     amounts = [f"{n:,.0f} tokens {done}" for done, n in tokens.items() if n]
     parts += [f"{readings:,} readings"] * bool(readings) + [", ".join(amounts)] * bool(amounts)
     return "; ".join(parts)
+
+
+def _noted(folder: Path) -> dict[str, str]:
+    """Return what a folder says of its machine, {} where that is not there or is damaged."""
+    try:
+        noted = from_json((folder / NAME).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return noted if isinstance(noted, dict) else {}
