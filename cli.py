@@ -81,11 +81,10 @@ def train(
         name = run.get("agent") or name
     grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
     run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = RunConfig(**run)
+    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
     brought = {} if preset in PRESETS else find.preset_of(preset, name)["grpo"]
     if "lr" not in brought | grpo:
         check_rate(run_config, grpo_config)
-    run_config = find.beginning(run_config, reader, resume, typer.echo, dry_run)
     if dry_run:
         from commands.dryrun import dry_run as run_dry
 
@@ -121,9 +120,9 @@ def sft(
     name = run.get("agent") or find.agent_of("default", model, run)
     reader = find.resolve("default", model, {}, agent, name)[1]
     run_config, sft_config = RunConfig(**run | {"agent": reader.name}), SFTConfig(**sft)
+    run_config = find.beginning(run_config, reader, resume, typer.echo)
     if "lr" not in sft:
         check_rate(run_config, sft_config)
-    run_config = find.beginning(run_config, reader, resume, typer.echo)
     from commands.train import run_and_report
 
     run_and_report(run_config, sft_config, reader, resume, typer.echo)

@@ -54,7 +54,15 @@ from models.load import (
 )
 from models.logprobs import mask_head
 from models.packaged import located
-from models.setup import LR, Setup, adapted, base_and_adapter, check_device, check_stored
+from models.setup import (
+    LR,
+    Setup,
+    adapted,
+    base_and_adapter,
+    check_device,
+    check_stored,
+    is_large,
+)
 from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
@@ -244,6 +252,10 @@ def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> No
     elif "wrong" in troubles(rows):
         # on generated English, which says where the evidence is
         words = ("sft", "--name", f"{run.name}-warm", *base, *named)
+        if config.lora_rank:
+            words += ("--lora-rank", config.lora_rank)
+        elif base and is_large(run.model):
+            words += ("--lr", LR["sft"])
         next_step("warm it up, for it is never right", *words, runs=run.runs)
     elif unseen or usual:
         words = ("--name", f"{run.name}-eval", *model)

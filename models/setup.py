@@ -369,12 +369,25 @@ def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     )
 
 
-LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5}
-"""Learning rates of GRPO with a real model, by what is trained: those of recipes/."""
+LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5, "sft": 1e-5}
+"""Learning rates of GRPO with a real model, by what is trained, as in recipes/; sft = a warm start
+of all weights, a usual one."""
 
 
 LARGE = 80_000_000
 """Bytes of the weights of a model that is no embedded policy."""
+
+
+def is_large(model: str) -> bool:
+    """Return whether these weights, by the bytes of their files, are a real model's.
+
+    A model of the hub is one: nothing is fetched to see how large it is.
+    """
+    folder = Path(base_of(model or EMBEDDED))
+    return (
+        not folder.is_dir()
+        or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
+    )
 
 
 def check_rate(run: RunConfig, training: TrainConfig) -> None:
@@ -382,15 +395,14 @@ def check_rate(run: RunConfig, training: TrainConfig) -> None:
 
     For settings to which neither a flag, a file nor a preset for such models has brought one.
     """
-    adapters = training.lora_rank or run.adapter or is_adapter(run.model)
-    if isinstance(training, SFTConfig) and adapters:
+    warm = isinstance(training, SFTConfig)
+    if warm and (training.lora_rank or run.adapter or is_adapter(run.model)):
         return  # the packaged reader's were warmed up with the default
-    folder = Path(base_of(run.model or EMBEDDED))
-    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-    if size > LARGE or not folder.is_dir():  # nothing is fetched to see how large it is
+    if is_large(run.model):
+        usual = f"{LR['sft']:g}" if warm else f"{LR['full']:g}, with adapters {LR['lora']:g}"
         raise UserError(
             f"A learning rate of {training.lr:g} is the embedded policy's: give one for "
-            f"{run.model} by --lr (recipes have {LR['full']:g}, with adapters {LR['lora']:g})."
+            f"{run.model} by --lr, such as {usual}."
         )
 
 

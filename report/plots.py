@@ -349,11 +349,11 @@ def reward(
     window = max(5, len(steps) // 15)
     each = [*zip(steps, rewards, strict=True)]
     if any(map(isfinite, errors)):
-        margins = [1.959964 * error if isfinite(error) else 0 for error in errors]
+        margins = [2 * error if isfinite(error) else 0 for error in errors]
         each = [(k, r, r - m, r + m) for (k, r), m in zip(each, margins, strict=True)]
     means = [fmean(rewards[max(0, i + 1 - window) : i + 1]) for i in range(len(rewards))]
     lines = {
-        "one step, 95 % interval" if len(each[0]) > 2 else "one step": each,
+        "one step, 2 standard errors" if len(each[0]) > 2 else "one step": each,
         f"mean of the last {window}": [*zip(steps, means, strict=True)],
         "validation, greedy": [*validation],
     }

@@ -62,7 +62,7 @@ class Training:
         """How to read what is drawn."""
         parts = [TROUBLES[kind] for kind in troubles(self.rows)]
         if any(map(isfinite, self.errors)):
-            parts.append("Band: the 95 % interval of a step's mean, by the spread of its groups.")
+            parts.append("Band: two standard errors of a step's mean, by the spread of its groups.")
         if len(self.lengths) > 1:
             parts.append("Dotted lines: training goes on to longer documents.")
         return " ".join(parts)

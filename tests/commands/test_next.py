@@ -78,24 +78,27 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("run", "reward", "then"),
+    ("run", "rank", "reward", "then"),
     [
-        ({}, 0, "sft --name a-warm"),
-        ({"model": "m", "agent": "rememr1"}, 0, "sft --name a-warm --model m --agent rememr1"),
-        ({}, 0.5, "eval --name a-eval --model a/model"),
-        ({"data": "ledger"}, 0.5, "eval --name a-eval --model a/model --data ledger"),
-        ({"data": "d", "validation": "v"}, 1, "eval --name a-eval --model a/model --data v"),
-        ({"keep_checkpoints": 0}, 0, "show a"),
+        ({}, 0, 0, "sft --name a-warm"),
+        ({"model": "m"}, 0, 0, "sft --name a-warm --model m --lr 1e-05"),
+        ({"model": "m", "agent": "rememr1"}, 8, 0,
+         "sft --name a-warm --model m --agent rememr1 --lora-rank 8"),
+        ({}, 0, 0.5, "eval --name a-eval --model a/model"),
+        ({"data": "ledger"}, 0, 0.5, "eval --name a-eval --model a/model --data ledger"),
+        ({"data": "d", "validation": "v"}, 0, 1, "eval --name a-eval --model a/model --data v"),
+        ({"keep_checkpoints": 0}, 0, 0, "show a"),
     ],
 )  # fmt: skip
-def test_what_follows_a_training_goes_by_what_it_learnt(run, reward, then, here, capsys):
+def test_what_follows_a_training_goes_by_what_it_learnt(run, rank, reward, then, here, capsys):
     """One whose answers were never right is warmed up; one without a policy is looked at."""
     Path("a").mkdir()
     head, row = "step,reward,groups_without_signal", f"{reward},{int(not reward)}"
     lines = (f"{k},{row}" for k in range(WATCHED))
     Path("a/metrics.csv").write_text("\n".join((head, *lines, "")))
     settings = RunConfig(name="a", **run)
-    train._next(settings, GRPOConfig(), find.make(settings.agent, {}), Path("a"))
+    config = GRPOConfig(lora_rank=rank)
+    train._next(settings, config, find.make(settings.agent, {}), Path("a"))
     words = shlex.split(capsys.readouterr().err.splitlines()[-1])[2:]
     assert shlex.join(words) == then
 

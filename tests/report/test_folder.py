@@ -101,10 +101,10 @@ def test_a_training_before_its_first_step_and_one_that_was_resumed(tmp_path):
 def test_what_is_known_of_every_step_is_drawn(tmp_path):
     report = shown(rewrite_report(training(tmp_path / "run", peak_gib=7)))
     labels = {*re.findall("<text[^>]*>([^<]*)</text>", report.html)}
-    assert labels >= {"one step, 95 % interval", *PLOTS}
+    assert labels >= {"one step, 2 standard errors", *PLOTS}
     assert not {"with signal", "switch"} & labels  # a single line, and nothing was switched
     first = report.html.partition("<h2>Result</h2>")[2].partition("</section>")[0]
-    assert first.count("<svg") == 1 and "Band: the 95 % interval" in first
+    assert first.count("<svg") == 1 and "Band: two standard errors" in first
 
 
 def test_a_training_shows_readings_of_its_last_recorded_step_right_and_wrong(tmp_path):
