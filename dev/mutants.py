@@ -28,7 +28,10 @@ import pytest
 import typer
 
 HERE = Path(__file__).resolve().parent.parent
-MODULES = ("*.py", "tokens/*.py", "engines/hf.py", "models/logprobs.py", "agents/*.py")
+MODULES = (
+    "*.py", "tokens/*.py", "engines/hf.py", "models/logprobs.py", "agents/*.py", "suites/*.py",
+    "tasks/*.py", "commands/*.py", "report/*.py", "config/*.py",
+)  # fmt: skip
 PYTEST = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
 # `int | None` is an annotation, which is never evaluated; the last two take arguments
 LEFT_OUT = re.compile("BinaryOperator_BitOr|RemoveDecorator|VariableInserter|VariableReplacer")
