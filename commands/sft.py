@@ -130,11 +130,6 @@ class SFT(GRPO):
     def __init__(self, *args, **kwargs):
         super().__init__(*args, **kwargs)
         codec, window = self.agent.codec, self.agent.window
-        if codec.end_id is None:
-            raise UserError(
-                "Neither the tokenizer nor a config of the model names a token that ends a "
-                "response (eos_token_id), so none could be learnt: name one in its config.json."
-            )
         self.agents, self.shares = [self.agent], [1.0]
         for entry in self.config.also:
             name, _, share = entry.partition("=")

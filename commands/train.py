@@ -151,6 +151,11 @@ def _build(
     if run.reward:
         reward = Reward(load_function(run.reward, "--reward"), run.reward)
     codec = setup.codec()
+    if codec.end_id is None:
+        raise UserError(
+            "Neither the tokenizer nor a config of the model names a token that ends a response "
+            "(eos_token_id), so none could be learnt: name one in its config.json."
+        )
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
     if setup.sharded and not setup.quantise:

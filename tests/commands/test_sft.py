@@ -289,8 +289,9 @@ def test_a_model_that_names_its_end_in_its_config_alone_learns_that_one(tmp_path
             path.write_text(json.dumps(kept | ({key: end} if name == "config" and end else {})))
     run = RunConfig(name="a", runs=str(tmp_path), model=str(base), lengths=(2,), device="cpu")
     if end is None:
-        with pytest.raises(UserError, match="names a token that ends a response"):
-            train.train(run, SFTConfig(), AGENT)
+        for config in (SFTConfig(), GRPOConfig()):
+            with pytest.raises(UserError, match="names a token that ends a response"):
+                train.train(run, config, AGENT)
         assert not (tmp_path / "a").exists()
         return
     agent, (task,) = (
