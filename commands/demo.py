@@ -308,7 +308,8 @@ def _stream(size: str, seed: int, name: str, runs: str) -> Path:
     from commands.stream import run_stream
 
     _folder(name, runs)
-    epochs, arms = {"short": 2, "default": 10, "long": 30}[size], tuple(find.learner().extras["arms"])
+    epochs = {"short": 2, "default": 10, "long": 30}[size]
+    arms = tuple(find.learner().extras["arms"])
     config = StreamConfig(name=name, runs=runs, suite="bandit", epochs=epochs, seed=seed,
                           engine="rehearsed", arms=arms)  # fmt: skip
     return run_stream(config, {})
