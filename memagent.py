@@ -1,9 +1,4 @@
-"""The words of the project and its first agent: what a prompt, a turn and a trajectory are, and
-`Agent`, the interface.
-
-Holds: `Prompt`, `Turn`, `Trajectory`, `Group`; `ReadConfig`, `Wording`, `Agent`; `MemAgent`.
-Leaves out: the other agents (agents/), engines (rollout.py, engines/), losses (grpo.py). No torch.
-Exercise it: `python cli.py ask FILE "question"`. Read next: memory.py.
+"""The words of the project, MemAgent's way of reading, and what an agent may say of itself.
 
 Tokens in, tokens out: a section is a slice of the document's ids, a memory the ids that were
 sampled. Both are `Text`, a string that carries its ids, and never encoded again unless a string
@@ -38,7 +33,7 @@ def __getattr__(name: str):
     return import_module("commands.questions").ask
 
 
-# ---------------------------------------------------------------- what travels
+# ---------------------------------------------------------------- the words
 
 
 class Finish(StrEnum):
@@ -150,7 +145,7 @@ class Trajectory:
 
 @dataclass(slots=True)
 class Group:
-    """The G trajectories of one task."""
+    """The G trajectories of one task, in the group-relative advantage's sense."""
 
     task: Task
     trajectories: list[Trajectory]
@@ -173,8 +168,24 @@ def differ(rewards: Sequence[float]) -> bool:
     return bool(rewards) and max(rewards) - min(rewards) >= 1e-9
 
 
+# ---------------------------------------------------------------- MemAgent's way of reading
+
 NO_MEMORY = "No previous memory"
 NO_ENTRIES = "No memories are stored."  # of a store
+
+
+def read_by_section(agent: MemAgent, task: Task) -> Generator[Prompt, Turn, None]:
+    """Read a document section by section: what the model writes after one is the memory with which
+    it reads the next, and the last one answers (arXiv 2507.02259)."""
+    c, problem, sections = agent.config, task.question, agent.sections(task)
+    memory = first = agent.codec.text(NO_MEMORY)
+    cut = sections.left_out
+    for section in sections:
+        turn = yield agent.prompt(
+            "update", c.memory_tokens, cut=cut, problem=problem, section=section, memory=memory
+        )
+        memory = overwrite(memory, agent.codec.after_thinking(turn.response), first, c.empty)
+    yield agent.prompt("final", c.final_tokens, final=True, cut=cut, problem=problem, memory=memory)
 
 
 # ---------------------------------------------------------------- the interface
@@ -235,9 +246,19 @@ ROOM_TOKENS = 1024  # for the question and the template, beside section, memorie
 class Agent:
     """An agent: how it reads, what it is paid for, what is counted and shown of it.
 
-    A new agent is one subclass in one file, `agents/NAME.py` or any other (`--agent my_agent.py`).
-    Everything but `run` has a default. An instance holds settings; `on` gives one that has a codec
-    as well and can run.
+    A new agent is one subclass in one file, `agents/NAME.py` or any other (`--agent my_agent.py`),
+    or a generator function like `read_by_section` alone. Everything but `run` has a default. An
+    instance holds settings; `on` gives an agent that has a codec as well and can run.
+
+    | to | say |
+    |---|---|
+    | read | `run`, `prompts`, `prompt`, `sections`, `limits`, `window_needed`; `keeps`, `source` |
+    | have settings | `Config`, `presets`, `training` (fields of GRPOConfig) |
+    | be paid | `reward`, by turn `turn_rewards`; `check` refuses a task; `demonstrate` for `sft` |
+    | be counted and shown | `count`, `rates`, `lines`, `memory_after`, `in_words` |
+    | outlive a task | `after_group`, `state`, `load_state`, `freeze`, `close` |
+
+    What one agent alone needs stands in its `extras`.
     """
 
     name: ClassVar[str] = ""
@@ -261,14 +282,11 @@ class Agent:
     `make(task)`, which returns that, and `answer(task, made)`; see `source`"""
     rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """column -> (numerator, denominator), names of `count`"""
-    tallies: ClassVar[Mapping[str, str]] = {}
-    """title of a table in the report -> prefix of the counts that it lists"""
-    curves: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """title of a plot -> prefixes of counts that end in a number: sums, how many were added"""
-    demo: ClassVar[object] = None
-    """a plan of commands/demo.py as plain data; None: the usual one"""
-    arms: ClassVar[Mapping[str, dict]] = {}
-    """name -> settings that `stream` compares; only an agent that learns from a bank has any"""
+    extras: ClassVar[Mapping[str, object]] = {}
+    """what few agents have, by the name under which it is asked for: a `demo` (agents/demos.py);
+    the `arms` of a stream; `tallies` and `curves` of what it counts (report/counted.py); `table`
+    (agent, turn) below a recorded turn, rows of column -> a text or its lines; `files` (agent,
+    turns) that `ask` writes, name -> text"""
     in_words: ClassVar[str] = ""
     """how it reads, in a report's sentences; "" = its name"""
     had: ClassVar[str] = ""
@@ -357,14 +375,6 @@ class Agent:
     def memory_after(self, turn: dict) -> str:
         """Return the memory that a recorded turn leaves, where no later prompt shows it."""
         return strip_thinking(turn["response"])
-
-    def table(self, turn: dict) -> Sequence[Mapping[str, str | Sequence[str]]]:
-        """Return a table to show below a recorded turn: rows of column -> a text or its lines."""
-        return ()
-
-    def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
-        """Return what `ask` writes beside its recorded turns: name of a file -> its text."""
-        return {}
 
     def after_group(self, group: Group) -> None:
         """Learn from a group whose rewards are known: for memories that outlive a task."""
@@ -492,19 +502,7 @@ class MemAgent(Agent):
     Config = MemAgentConfig
     prompts = {"update": UPDATE, "final": FINAL}
     rates = {"writes": ("writes", "updates")}
-
-    def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        c, problem, sections = self.config, task.question, self.sections(task)
-        memory = first = self.codec.text(NO_MEMORY)
-        cut = sections.left_out
-        for section in sections:
-            turn = yield self.prompt(
-                "update", c.memory_tokens, cut=cut, problem=problem, section=section, memory=memory
-            )
-            memory = overwrite(memory, self.codec.after_thinking(turn.response), first, c.empty)
-        yield self.prompt(
-            "final", c.final_tokens, final=True, cut=cut, problem=problem, memory=memory
-        )
+    run = read_by_section
 
     def demonstrate(self, task: Task, prompt: Prompt) -> str | None:
         """Write the notes of the evidence so far; a section that adds none leaves the memory.

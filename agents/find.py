@@ -81,7 +81,7 @@ def find(name: str) -> type[Agent]:
 @cache
 def learner() -> type[Agent]:
     """Return the agent that learns at run time, from a bank: the one with `arms`."""
-    return next(kind for kind in map(find, names()) if kind.arms)
+    return next(kind for kind in map(find, names()) if "arms" in kind.extras)
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:

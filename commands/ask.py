@@ -447,7 +447,8 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
     trajectory = Trajectory(reading.task, [turn], seconds=sum(row["seconds"] for row in trace))
     whole = record(trajectory, agent, None, reading.config.temperature) | {"turns": trace}
     write_text(folder / "transcripts.jsonl", json.dumps(whole) + "\n")
-    for name, text in agent.files(trace).items():
+    written = agent.extras["files"](agent, trace) if "files" in agent.extras else {}
+    for name, text in written.items():
         write_text(folder / name, text)
         reading.say(f"What was kept: {folder / name}")
     facts = {"remarks": " ".join(remarks), "read": reading.document.title, "by": reading.by}

@@ -276,12 +276,12 @@ def compared(name: str, demo: Demo, size: str, seed: int, folder: Path) -> Plan:
 def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAULT) -> Path:
     """Train an agent, evaluate it, write the report; return the folder."""
     start, kind = time.perf_counter(), find.find(agent)
-    if kind.arms:
+    if "arms" in kind.extras:
         return _stream(size, seed, name, runs)
     folder = _folder(name, runs)
     plan = (
-        compared(agent, kind.demo, size, seed, folder)
-        if kind.demo
+        compared(agent, kind.extras["demo"], size, seed, folder)
+        if "demo" in kind.extras
         else usual(agent, size, seed, folder)
     )
     console.print(f"{plan.about}\nResults go to {folder}.")
@@ -308,7 +308,8 @@ def _stream(size: str, seed: int, name: str, runs: str) -> Path:
     from commands.stream import run_stream
 
     _folder(name, runs)
-    epochs, arms = {"short": 2, "default": 10, "long": 30}[size], tuple(find.learner().arms)
+    epochs = {"short": 2, "default": 10, "long": 30}[size]
+    arms = tuple(find.learner().extras["arms"])
     config = StreamConfig(name=name, runs=runs, suite="bandit", epochs=epochs, seed=seed,
                           engine="rehearsed", arms=arms)  # fmt: skip
     return run_stream(config, {})

@@ -107,8 +107,8 @@ def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
     kind = find.learner()
     if settings.get("bank"):
         raise UserError("A stream has banks of its own: give --frozen instead of --bank.")
-    known = kind.frozen_arms if config.frozen else kind.arms
-    arms = config.arms or (tuple(known) if config.frozen else kind.usual_arms)
+    known = kind.extras["frozen_arms" if config.frozen else "arms"]
+    arms = config.arms or (tuple(known) if config.frozen else kind.extras["usual_arms"])
     if unknown := [arm for arm in arms if arm not in known]:
         frozen = " with a frozen bank" if config.frozen else ""
         raise UserError(f"There is no method {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
@@ -200,7 +200,7 @@ class Stream:
         constants = by_suite.get(config.suite, {})
         self.book_path = folder / f"{arm}.db"
         path = config.frozen or str(self.book_path)
-        fields = constants | settings | kind.arms[arm] | {"bank": path}
+        fields = constants | settings | kind.extras["arms"][arm] | {"bank": path}
         if config.frozen or environment.leaves_nothing:
             fields["update"] = "none"
         self.agent = kind(kind.Config(**fields))

@@ -37,10 +37,10 @@ def counted(counts: Sequence[Mapping[str, float]], agent: Agent | type[Agent]) -
     each}.
     """
     sums, parts = total(counts), {"tallies": {}, "curves": {}}
-    for title, prefix in agent.tallies.items():
+    for title, prefix in agent.extras.get("tallies", {}).items():
         if tally := _tally(sums, prefix):
             parts["tallies"][title] = tally
-    for title, (above, below) in agent.curves.items():
+    for title, (above, below) in agent.extras.get("curves", {}).items():
         n = {int(at): x for at, x in _tally(sums, below).items() if at.isdecimal()}
         if at := sorted(n):
             means = [round(sums.get(f"{above}{k}", 0.0) / n[k], 4) for k in at]

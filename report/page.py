@@ -234,7 +234,7 @@ def _fates(summary: dict) -> Section:
 
 
 def _counted(summary: dict) -> Section:
-    """Return what agents count of their turns: `Agent.rates` and `Agent.tallies`."""
+    """Return what agents count of their turns: `rates` and `tallies`."""
     rates = [
         (_place(cell), {n.replace("_", " "): f"{x:.3g}" for n, x in rates.items() if x is not None})
         for cell, rates in cells(summary, "rates")
@@ -243,9 +243,9 @@ def _counted(summary: dict) -> Section:
     notes = (
         (rates, "Shares and means that each agent counts of its own turns (Agent.rates), over all "
          "readings of a cell."),
-        (tallies, "Lists of counts (Agent.tallies): how many an episode has on average, and their "
-         "share of the line, the most frequent first. An episode is a reading that has read its "
-         "document itself."),
+        (tallies, "Lists of counts (an agent's tallies): how many an episode has on average, and "
+         "their share of the line, the most frequent first. An episode is a reading that has read "
+         "its document itself."),
     )  # fmt: skip
     return Section(
         "What the agents did",
@@ -273,7 +273,7 @@ def _about_ends(summary: dict) -> str:
 
 
 def _tallies(summary: dict) -> Markup:
-    """Return a table for each title of `Agent.tallies`: counts by episode, and their shares."""
+    """Return a table for each title of an agent's `tallies`: counts by episode, their shares."""
     head = ["agent, question", summary["unit"], "temp.", "episodes"]
     records = [(_place(cell), record) for cell, record in cells(summary)]
     if ends := _ends(summary):
@@ -302,7 +302,7 @@ def _tallies(summary: dict) -> Markup:
 
 
 def _curves(summary: dict) -> Section:
-    """Draw `Agent.curves`: at one temperature and the longest length, or of a training's ends."""
+    """Draw an agent's `curves`: at one temperature and the longest length, or a training's ends."""
     lines = [(name, end["curves"]) for name, end in _ends(summary) if "curves" in end]
     note = f"Means over the episodes that got so far.{_about_ends(summary)}"
     if found := dict(cells(summary, "curves")):

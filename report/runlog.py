@@ -105,11 +105,11 @@ def packed(
     """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member.
 
     Members can be appended to a file and cut off again. With what the agent counts, where it lists
-    that (`Agent.tallies`, `curves`).
+    that (an agent's `tallies`, `curves`).
     """
+    listed = {"tallies", "curves"} & agent.extras.keys()
     records = (
-        record(t, agent, step, temperature)
-        | ({"counts": counts_of(t, agent)} if agent.tallies or agent.curves else {})
+        record(t, agent, step, temperature) | ({"counts": counts_of(t, agent)} if listed else {})
         for t in trajectories
     )
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)

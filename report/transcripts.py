@@ -131,9 +131,10 @@ def _shown(agent: Agent, turn: dict) -> tuple[tuple[Line, ...], tuple[dict[str, 
     except UNREADABLE:
         lines = (Line("notes", "cannot be read"),)
     try:
+        given = agent.extras["table"](agent, turn) if "table" in agent.extras else ()
         rows = [
             {name: [cell] if isinstance(cell, str) else [*map(str, cell)] for name, cell in items}
-            for items in (row.items() for row in agent.table(turn))
+            for items in (row.items() for row in given)
         ]
     except UNREADABLE:
         rows = []

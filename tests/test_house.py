@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import cli
 import suites
 from agents import find
-from config import options, settings
+from config import settings
 from config.options import EvalConfig, GRPOConfig, RunConfig
 from memagent import ReadConfig
 
@@ -60,14 +60,26 @@ def test_the_root_is_the_reading_path():
     assert {path.stem for path in ROOT.glob("*.py")} == {*READING_PATH}
 
 
-def test_one_path_leads_from_the_example_through_the_root():
-    path = ["examples/minimal.py"]
-    while found := re.search(r"Read next:\s+(\w+\.py)\.", (ROOT / path[-1]).read_text()[:2000]):
-        path.append(found[1])
-        assert len({*path}) == len(path), "it goes in a circle"
-    assert path[1:] == [f"{name}.py" for name in READING_PATH]
-    minimal = (ROOT / path[0]).read_text()
+def test_the_smallest_file_says_it_all():
+    minimal = (ROOT / "examples/minimal.py").read_text()
     assert len(minimal.splitlines()) <= 250 and "lightning" not in minimal.replace("Lightning", "")
+
+
+LINES = 41_400
+"""of the product: the figure that was reached, which goes down and not up"""
+
+
+def test_the_product_holds_its_line():
+    """Every tracked line counts, blank ones and docstrings too; `pytest -s` shows the rooms."""
+    kinds = {".py", ".js", ".css", ".html", ".j2", ".yaml"}
+    sizes = dict.fromkeys([*ROOMS, "root"], 0)
+    for path in tracked("*"):
+        room = path.relative_to(ROOT).parts[0] if path.parent != ROOT else "root"
+        weights = {"packages", "weights", "keeper_weights"} & {*path.parts}
+        if room in sizes and path.suffix in kinds and not weights:
+            sizes[room] += path.read_text(encoding="utf-8").count("\n")
+    print(sizes, sum(sizes.values()))
+    assert sum(sizes.values()) <= LINES
 
 
 def test_every_room_has_a_charter():
@@ -75,8 +87,7 @@ def test_every_room_has_a_charter():
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "bench", "dev"}
     assert packages == {*ROOMS}
     for room in ROOMS:
-        charter = ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
-        assert charter and 2 <= len(charter.splitlines()) <= 9
+        assert ast.get_docstring(ast.parse((ROOT / room / "__init__.py").read_text()))
 
 
 AGENTS = re.compile(r"rememr1|memupdate|memrl", re.IGNORECASE)
@@ -98,9 +109,6 @@ def test_a_module_keeps_the_rules_of_the_house(path):
             a = node.args
             names = {arg.arg for arg in (*a.posonlyargs, *a.args, *a.kwonlyargs)}
             assert len(names - {"self", "cls"}) <= 8, f"{where}:{node.lineno} {node.name}"
-    for words in re.findall(r"Exercise it:\s+`pytest\s([^`]+)`", ast.get_docstring(tree) or ""):
-        for name in re.findall(r"\S+\.py", words):
-            assert (ROOT / name).is_file(), f"{where}: {name}"
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -224,36 +232,21 @@ def test_ways_in_are_found(tmp_path, source, found):
 # ---------------------------------------------------------------- help
 
 
-def flags(*words: str) -> list[tuple[str, str]]:
-    """(flag, panel) of a command, as its help shows them."""
+def flags(*words: str) -> set[str]:
+    """The flags of a command."""
     group = typer.main.get_command(cli.app)
     with group.make_context("cli.py", [*words], resilient_parsing=True) as ctx:
         _, found, _ = group.resolve_command(ctx, [*words])
-        params = found.get_params(ctx)
-    return [(p.opts[0], getattr(p, "rich_help_panel", None) or "") for p in params]
+        return {p.opts[0] for p in found.get_params(ctx)}
 
 
-@pytest.mark.parametrize("command", ["train", "eval"])
-def test_the_whole_help_shows_everyday_flags_first_and_the_rest_in_panels(command):
-    titles = {panel for _, panel in flags(command)} - {""}
-    agents = {"The agent memagent", "The agent full", "The agent bm25"}
-    assert titles <= {*options.PANELS, *agents, "The suite world"}
-    assert "More" not in titles and "How the agent reads" in titles
-    output = CliRunner().invoke(cli.app, [command, "--help-all"]).output
-    assert output.index("─ Options ─") < min(output.index(f"─ {title} ─") for title in titles)
-
-
-def test_every_setting_has_a_help_and_those_of_commands_a_panel():
-    everyday = {name for names in options.EVERYDAY.values() for name in names.split()}
-    commands = (RunConfig, GRPOConfig, EvalConfig, ReadConfig)
+def test_every_setting_has_a_help():
     agents, kinds = map(find.find, find.names()), map(suites.find, suites.names())
+    commands = (RunConfig, GRPOConfig, EvalConfig, ReadConfig)
     for cls in (*commands, *(agent.Config for agent in agents), *kinds):
         docs = settings.docs(cls)
         for field in fields(cls):
             assert docs.get(field.name), (cls.__name__, field.name)
-            known = field.name in everyday or options.panel_of(field.name) != "More"
-            shown = cls in commands and field.name not in settings.unflagged(cls)
-            assert known or not shown, field.name
 
 
 def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():
@@ -270,12 +263,10 @@ def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():
             assert not texts & names, f"{path.relative_to(ROOT)}:{node.lineno}"
 
 
-def test_an_agents_own_flags_appear_with_it_in_a_panel_of_its_own():
-    shown = dict(flags("train", "--agent", "rememr1"))
-    assert shown["--recall-k"] == shown["--callback"] == "The agent rememr1"
-    assert dict(flags("train", "--preset", "rememr1"))["--recall-k"] == "The agent rememr1"
-    assert "--recall-k" not in dict(flags("train"))
-    assert dict(flags("plan", "--agent=rememr1"))["--recall-k"]
+def test_an_agents_own_flags_appear_with_it():
+    for words in ("train --agent rememr1", "train --preset rememr1", "plan --agent=rememr1"):
+        assert "--recall-k" in flags(*words.split())
+    assert "--recall-k" not in flags("train")
 
 
 def test_closed_sets_of_values_are_choices_that_the_shell_completes():
