@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
-from agents.full import AtOnce
+from agents.baselines import AtOnce
 from agents.memrl import Tried
 from config.errors import UserError
 from data import Task, formed
