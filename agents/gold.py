@@ -1,8 +1,5 @@
 """Gold, the baseline of environments that acts as the known solution does: is a task's check right?
 
-Holds: `Gold`. Exercise it: `python cli.py eval --suite llb-db --agents gold`.
-Read next: tasks/environments.py.
-
 It asks no model, whichever the engine is: its one prompt is there because a trajectory has one, and
 has its response with it.
 """
