@@ -30,9 +30,13 @@ class Words:
 
     identity: dict = {}
 
+    def __init__(self):
+        self._known: dict[str, list[str]] = {}  # text -> its words
+
     def begin(self, rows: Sequence[Row]) -> None:
-        """Know these intents, and no others."""
-        self.ids, self.words = [id for id, *_ in rows], [tokens(text) for _, text, _ in rows]
+        """Know these intents, by ascending id, and no others."""
+        self._known |= {text: tokens(text) for _, text, _ in rows if text not in self._known}
+        self.ids, self.words = [id for id, *_ in rows], [self._known[text] for _, text, _ in rows]
         self._in = Counter(word for words in self.words for word in {*words})
         self._index = Lucene(self.words)
 
@@ -106,9 +110,9 @@ class Meanings:
 
 
 def best(ids: Sequence[int], scores: np.ndarray, k: int) -> list[tuple[int, float]]:
-    """Return the k highest scores with their ids, of equals those of lower ids."""
-    hits = zip(ids, scores.tolist(), strict=True)
-    return sorted(hits, key=lambda hit: (-hit[1], hit[0]))[:k]
+    """Return the k highest scores with their ids, which ascend; of equals the first."""
+    order = np.argsort(-scores, kind="stable")[:k].tolist()
+    return [(ids[i], float(scores[i])) for i in order]
 
 
 def quantile(likeness: Words | Meanings, texts: Sequence[str], share: float) -> float:
