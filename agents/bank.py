@@ -3,12 +3,7 @@
     intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
-Holds: `BankConfig`, `Bank` and what it returns: `Entry`, `Found`, `Retrieved`. Leaves out:
-similarity (agents/likeness.py), prompts and who writes experiences (agents/memrl.py). No torch.
-Exercise it: `pytest tests/agents/test_bank.py`. Read next: agents/likeness.py.
-
-Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. Everything that a bank knows is in its
-file; the index of similarities is built when it is opened. What a batch of tasks teaches, feedback
+Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. What a batch of tasks teaches, feedback
 and new entries, is one transaction: a process that is killed leaves all of it or nothing. There is
 no clock and no global random state in it, so the same tasks leave the same rows.
 
@@ -23,7 +18,7 @@ import json
 import random
 import re
 import sqlite3
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -31,7 +26,7 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.likeness import Likeness, Row, identity_of, likeness_of, same
+from agents.likeness import Meanings, Words, quantile, same
 from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.locks import writing
@@ -68,18 +63,18 @@ CREATE TABLE event (
     entry_id INTEGER NOT NULL REFERENCES entry (id), sim REAL NOT NULL, q_before REAL NOT NULL,
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
-DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
 KEPT = ("info", "intent", "entry", "event")  # tables, those that others point to first
+SUPER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal: it names another file
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
 class BankConfig(ReadConfig):
     """How experiences are found, what becomes of their utilities, and which are kept."""
 
-    retrieve: Literal["dense", "bm25", "hybrid"] = "bm25"
-    """what similarity is: dense = of embeddings, which needs an embedder; bm25 = of words; hybrid =
-    the mean of both"""
+    retrieve: Literal["dense", "bm25"] = "bm25"
+    """what similarity is: dense = of embeddings, which needs an embedder; bm25 = of words"""
     embedder: str = ""
     """hf:FOLDER, openai:URL#MODEL or hash:256"""
     k1: Annotated[int, COUNT] = 5
@@ -107,8 +102,8 @@ class BankConfig(ReadConfig):
 
     def __post_init__(self):
         ReadConfig.__post_init__(self)
-        if self.retrieve != "bm25" and not self.embedder:
-            raise UserError(f"retrieve {self.retrieve} compares meanings: name an embedder.")
+        if self.retrieve == "dense" and not self.embedder:
+            raise UserError("retrieve dense compares meanings: name an embedder.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,49 +150,10 @@ class Retrieved:
         return tuple(found.entry.id for found in self.shown)
 
 
-JOINED = "FROM entry JOIN intent ON intent.id = intent_id WHERE"
-COLUMNS = (
-    "entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, created, "
-    "parents, meta"
+SELECT = (
+    "SELECT entry.id, intent.text, kind, experience, success, q, visits, wins, task_id, epoch, "
+    "created, parents, meta FROM entry JOIN intent ON intent.id = intent_id WHERE "
 )
-
-
-def _entry(row: Sequence) -> Entry:
-    id, intent, kind, experience, success, *numbers, parents, meta = row
-    made_of = tuple(json.loads(parents)), json.loads(meta)
-    return Entry(id, intent, kind, experience, bool(success), *numbers, *made_of)
-
-
-# ---------------------------------------------------------------- the door
-
-
-def _connected(path: str | Path) -> sqlite3.Connection:
-    """Open a database that is not to be trusted."""
-    db = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, uri=str(path)[:5] == "file:")
-    db.execute("PRAGMA trusted_schema = OFF")
-    db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
-    db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
-    db.set_progress_handler(lambda: 0, TICK)  # Ctrl-C ends a statement, where Python's code runs
-    return db
-
-
-def _beside(path: Path, what: str) -> Path:
-    """Return the file that SQLite keeps beside one."""
-    return Path(f"{path.resolve()}-{what}")
-
-
-def _check_journal(path: Path) -> None:
-    """Refuse a rollback journal that no bank has left. A bank has one only while it is made, from
-    nothing; by a stranger's SQLite would remove any file that it names at its end."""
-    journal = _beside(path, "journal")
-    raw = journal.read_bytes() if journal.exists() and journal.stat().st_size <= 1 << 16 else None
-    if journal.exists() and (raw is None or any(raw[16:20]) or raw.endswith(SUPER)):
-        raise UserError(f"{journal} is not of a bank: remove it, and then open {path} again.")
-
-
-SUPER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal: it names another file
-
-# ---------------------------------------------------------------- the bank
 
 
 class Bank:
@@ -220,15 +176,12 @@ class Bank:
         self.config, self.embedder = config, embedder
         self.path, self.frozen = Path(path) if path else None, frozen
         self._writing = False  # a batch is under way
-        self._new: list[Row] = []  # its intents
-        self._buried = False  # it has let go of entries
         self._own_delta = -1, 0.0  # batches so far, and delta then
-        self.likeness: Likeness = likeness_of(config.retrieve, embedder)
+        self.likeness = Meanings(embedder) if config.retrieve == "dense" else Words()
         self._open_files = ExitStack()
         try:
             with self._sentences():
-                self._db = self._open_files.enter_context(closing(self._open()))
-                self._begin()
+                self._open()
         except BaseException:
             self.close()
             raise
@@ -236,104 +189,94 @@ class Bank:
     def close(self) -> None:
         self._open_files.close()
 
-    def _open(self) -> sqlite3.Connection:
-        if self.path is None:
-            return _connected(":memory:")
-        if not is_file(self.path) and (self.frozen or self.path.exists()):
-            raise UserError(f"There is no bank at {self.path}.")
-        if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
-            raise UserError(f"{self.path} is too large for a bank.")
-        if self.frozen:
-            # `immutable` would pass over what a killed process has left in the write-ahead log
-            left = _beside(self.path, "wal")
-            mode = "mode=ro" if left.exists() and left.stat().st_size else "mode=ro&immutable=1"
-            uri = f"{self.path.absolute().as_uri()}?{mode}"
-            return _connected(uri)
-        if not self.path.parent.is_dir():
-            raise UserError(f"There is no folder {self.path.parent} for a bank.")
-        self._open_files.enter_context(writing(self.path, f"The bank {self.path}"))
-        _check_journal(self.path)
-        return _connected(self.path)
+    # ---- the door
 
-    def _begin(self) -> None:
+    def _open(self) -> None:
         """Check the file before anything is written to it; make the tables of a new one."""
-        new = self._value("SELECT count(*) FROM sqlite_master") == 0
-        new = new and not self._value("PRAGMA application_id")
+        self._db = self._connect(self._place())
+        tables = self._rows(LAYOUT)
+        new = not tables and not self._value("PRAGMA application_id")
         if new and self.frozen:
             raise UserError(f"{self.path} holds no bank.")
         if not new:
-            self._check_layout()
+            self._check_layout(tables)
             if self.frozen:  # neither the file nor what lies beside it is written
-                copy = _connected(":memory:")
-                self._open_files.callback(copy.close)
-                self._db.backup(copy)
-                self._db.close()
-                self._db = copy
+                file, self._db = self._db, self._connect(":memory:")
+                file.backup(self._db)
+                file.close()
             self._check_embedder()
         if self.path and not self.frozen:
             self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if new:
-            self._make()
+            self._db.executescript(
+                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}"
+            )
+            self._set("schema", SCHEMA)
+            self._set("embedder", self.likeness.identity)
+            self._db.execute("COMMIT")
         self._load()
 
-    def _make(self) -> None:
-        """Make the tables, and note version and embedder, in one transaction."""
-        mine = self._identity()
-        self._db.executescript(f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}")
-        with self._transaction():
-            self._set("schema", SCHEMA)
-            self._set("embedder", mine)
+    def _place(self) -> str:
+        """Return what SQLite is to open; a file that is written has this process as its writer."""
+        if self.path is None:
+            return ":memory:"
+        if not is_file(self.path) and (self.frozen or self.path.exists()):
+            raise UserError(f"There is no bank at {self.path}.")
+        if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
+            raise UserError(f"{self.path} is too large for a bank.")
+        if self.frozen:
+            # `immutable` would pass over what a killed process has left in the write-ahead log
+            log = _beside(self.path, "wal")
+            how = "" if log.exists() and log.stat().st_size else "&immutable=1"
+            return f"{self.path.absolute().as_uri()}?mode=ro{how}"
+        if not self.path.parent.is_dir():
+            raise UserError(f"There is no folder {self.path.parent} for a bank.")
+        self._open_files.enter_context(writing(self.path, f"The bank {self.path}"))
+        _check_journal(self.path)
+        return str(self.path)
 
-    def _identity(self) -> dict:
-        return identity_of(self.embedder) if self.likeness.needs_vectors else {}
+    def _connect(self, place: str) -> sqlite3.Connection:
+        """Open a database that is not to be trusted."""
+        db = sqlite3.connect(place, timeout=BUSY_S, isolation_level=None, uri=self.frozen)
+        self._open_files.callback(db.close)
+        db.execute("PRAGMA trusted_schema = OFF")
+        db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
+        db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
+        db.set_progress_handler(lambda: 0, TICK)  # Ctrl-C ends a statement, where Python's code is
+        return db
 
-    def _check_layout(self) -> None:
+    def _check_layout(self, tables: Sequence[tuple]) -> None:
         """Refuse another file, one with a trigger, a view or a table that no bank has, and another
         version; nothing is read from a table before."""
-        if self._value("PRAGMA application_id") != APPLICATION:
-            raise UserError(f"{self.path} is a database, but no bank.")
         with closing(sqlite3.connect(":memory:")) as ours:
             ours.executescript(TABLES)
             layout = ours.execute(LAYOUT).fetchall()
-        if self._rows(LAYOUT) != layout or self.noted("schema") != SCHEMA:
+        ours = self._value("PRAGMA application_id") == APPLICATION and tables == layout
+        if not ours or self.noted("schema") != SCHEMA:
             raise UserError(f"{self.path} is no bank of version {SCHEMA}, or damaged.")
 
     def _check_embedder(self) -> None:
-        """Refuse another embedder than that the bank was made with."""
-        mine, made = self._identity(), self.noted("embedder", dict)
-        if made is None:
-            raise UserError(f"{self.path} is damaged (it does not say which embedder made it).")
-        name = clip(made["name"], 80) if made else ""
-        if mine and not made:
-            reason = "was made without an embedder: search it by bm25, or make another"
-        elif mine and not same(mine, made):
-            reason = (
-                f"was made with the embedder {name} ({made['dim']} numbers), not with "
-                f"{mine['name']} ({mine['dim']}): name that one"
-            )
-        elif made and not mine and not self.frozen:
-            reason = (
-                f"holds embeddings of {name}, and new intents need them too: name that embedder, "
-                "or open it frozen"
-            )
-        else:
-            return
-        raise UserError(f"{self.path} {reason}.")
+        """Refuse another embedder than that the bank was made with; a frozen one may be searched by
+        words whatever made it."""
+        mine, made = self.likeness.identity, self.noted("embedder", dict)
+        fits = same(mine, made) if mine and made else (self.frozen or not made) and not mine
+        if not fits:
+            raise UserError(f"{self.path} was made with {_named(made)}, not with {_named(mine)}.")
 
     def _load(self) -> None:
-        """Build the index of the intents that have entries."""
-        rows = self._rows(
-            f"SELECT DISTINCT intent.id, text, vec {JOINED} NOT dead ORDER BY intent.id"
+        """Build the index of the intents that have entries: others take no place among the k1."""
+        self.likeness.begin(
+            self._rows(
+                "SELECT id, text, vec FROM intent WHERE id IN (SELECT intent_id FROM entry WHERE "
+                "NOT dead) ORDER BY id"
+            )
         )
-        self._indexed = {id for id, *_ in rows}
-        self.likeness.begin(rows)
 
     # ---- reading and writing
 
     def _rows(self, query: str, *values: object) -> list[tuple]:
-        """Return what a query finds."""
         with self._sentences():
             return self._db.execute(query, values).fetchall()
 
@@ -361,37 +304,22 @@ class Bank:
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Turn errors of the file into one sentence."""
-        what = self.path or "The bank that a model or a run holds"
+        """Turn errors of the file into one sentence; those of whoever writes a batch are theirs."""
         try:
             yield
-        except sqlite3.Error as error:
-            reason = first_line(error)
-            if reason == "interrupted":
+        except (sqlite3.Error, OSError, *DAMAGE) as error:
+            if str(error) == "interrupted":
                 raise KeyboardInterrupt from None
-            if "locked" in reason or "busy" in reason:
-                raise UserError(f"{what} is in use by another process.") from error
-            if re.search("disk (is full|I/O)", reason):  # what was written before is whole
-                kept = "what it held before is kept; make room and call again"
-                raise UserError(f"{what} cannot be written ({reason}): {kept}.") from error
-            raise UserError(f"{what} is no bank, or damaged ({reason}).") from error
-        except OSError as error:
-            raise UserError(f"{what} cannot be used: {error.strerror}.") from error
-        except DAMAGE as error:
-            if self._writing:
+            if self._writing and isinstance(error, DAMAGE):
                 raise
-            raise UserError(f"{what} is damaged ({first_line(error)}).") from error
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """End the transaction that has begun; an error undoes all of it."""
-        try:
-            yield
-            self._db.execute("COMMIT")
-        except BaseException:
-            if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
-                self._db.execute("ROLLBACK")
-            raise
+            why = f"cannot be used ({first_line(error)})"
+            if "is locked" in why:
+                why = "is in use by another process"
+            elif re.search("disk (is full|I/O)", why):
+                kept = "what it held before is kept; make room and call again"
+                why = f"cannot be written ({first_line(error)}): {kept}"
+            what = self.path or "The bank that a model or a run holds"
+            raise UserError(f"{what} {why}.") from error
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -406,19 +334,20 @@ class Bank:
             return
         with self._sentences():
             self._db.execute("BEGIN IMMEDIATE")
-        self._writing, self._new, self._buried = True, [], False
+        self._writing = True
         try:
-            with self._sentences(), self._transaction():
+            with self._sentences():
                 self._set("batches", self.batches + 1)
                 yield
                 self.evict()
+                self._db.execute("COMMIT")
+        except BaseException:
+            if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
+                self._db.execute("ROLLBACK")
+            raise
         finally:
             self._writing = False
-        if self._buried:  # an intent without entries takes no place among the k1
-            self._load()
-        else:
-            self.likeness.add(self._new)
-            self._indexed |= {id for id, *_ in self._new}
+        self._load()
 
     @property
     def batches(self) -> int:
@@ -438,7 +367,7 @@ class Bank:
             return known
         if self._own_delta[0] != self.batches:
             texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
-            self._own_delta = self.batches, self.likeness.quantile(texts, DELTA_SHARE)
+            self._own_delta = self.batches, quantile(self.likeness, texts, DELTA_SHARE)
         return self._own_delta[1]
 
     @property
@@ -448,7 +377,7 @@ class Bank:
     def calibrate(self, intents: Sequence[str]) -> float:
         """Return the delta that the similarities of all pairs suggest, and keep it."""
         texts = [*dict.fromkeys(intent[:MOST_CHARACTERS] for intent in intents)]
-        delta = self.likeness.quantile(texts, DELTA_SHARE)
+        delta = quantile(self.likeness, texts, DELTA_SHARE)
         if not self.frozen:
             self.note(self._delta_key, delta)
         return delta
@@ -458,30 +387,27 @@ class Bank:
 
         ValueError: the intent is empty.
         """
-        c = self.config
-        near = self.likeness.nearest(_text(intent), c.k1)
-        best = near[0][1] if near else 0.0
+        near = self.likeness.nearest(_text(intent), self.config.k1)
         delta = self.delta if near else 0.0
-        near = {i: s for i, s in near if s > delta}
-        # Phase A ends here: near holds intents. Phase B scores and chooses among their entries
-        scored = self._scored(self._candidates(near, task_id))
+        pool = self._candidates({id: sim for id, sim in near if sim > delta}, task_id)
+        scored = self._scored(pool)
         chosen = self._chosen(scored, random.Random(seed_of(seed, task_id)))
-        return Retrieved(chosen, len(scored), best)
+        return Retrieved(chosen, len(scored), near[0][1] if near else 0.0)
 
     def _candidates(self, near: Mapping[int, float], task_id: str) -> list[tuple[Entry, float]]:
-        """Return the entries of intents with their similarity, by id."""
-        c, marks = self.config, ", ".join("?" * len(near))
+        """Return the entries of intents with their similarity, by id: phase A."""
+        marks = ", ".join("?" * len(near))
         texts = self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *near)
         similarity = {text: near[id] for id, text in texts}
-        entries = self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
+        excluded = task_id if self.config.exclude_same_task else ""
         return [
             (entry, similarity[entry.intent])
-            for entry in entries
-            if not (c.exclude_same_task and task_id and entry.task_id == task_id)
+            for entry in self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
+            if not (excluded and entry.task_id == excluded)
         ]
 
-    def _scored(self, pool: list[tuple[Entry, float]]) -> list[Found]:
-        """Return the candidates with their scores, the best first (Eq. 7)."""
+    def _scored(self, pool: Sequence[tuple[Entry, float]]) -> list[Found]:
+        """Return the candidates with their scores, the best first: phase B (Eq. 7)."""
         lam, found = self.config.lam, []
         sims, qs = _z([sim for _, sim in pool]), _z([entry.q for entry, _ in pool])
         for (entry, sim), sim_z, q_z in zip(pool, sims, qs, strict=True):
@@ -505,38 +431,24 @@ class Bank:
     # ---- learning
 
     def feedback(
-        self,
-        shown: Sequence[Found],
-        reward: float | Sequence[float],
-        *,
-        task_id: str = "",
-        epoch: int = 0,
+        self, shown: Sequence[Found], reward: float, *, task_id: str = "", epoch: int = 0
     ) -> None:
-        """Move the utilities of the entries that were shown towards a reward (Eq. 4).
+        """Move the utilities of the entries that were shown towards a reward in [-1, 1] (Eq. 4).
 
-        reward: in [-1, 1], one for all or one for each. Each entry learns once. ValueError: a
-        reward is not a number or out of range, an entry is not in the bank.
+        ValueError: the reward is out of range, an entry is not in the bank.
         """
-        rewards = [reward] * len(shown) if isinstance(reward, int | float) else [*reward]
-        for r in rewards:
-            if not (isinstance(r, int | float) and -1 <= r <= 1):  # NaN compares as False
-                raise ValueError(f"a reward must be a number in [-1, 1], not {r!r}")
-        once = {found.entry.id: (found, r) for found, r in zip(shown, rewards, strict=True)}
+        if not -1 <= reward <= 1:  # NaN compares as False
+            raise ValueError(f"a reward must be a number in [-1, 1], not {reward!r}")
         with self.batch():
-            for id, (found, r) in once.items():
-                before = self._value("SELECT q FROM entry WHERE id = ?", id)
-                if before is None:
-                    raise ValueError(f"the bank has no entry {id}")
-                after = before + self.config.alpha * (r - before)
+            for found in shown:
+                id, before = found.entry.id, self.entry(found.entry.id).q
+                after = before + self.config.alpha * (reward - before)
                 self._db.execute(
                     "UPDATE entry SET q = ?, visits = visits + 1, wins = wins + ? WHERE id = ?",
-                    (after, r > 0, id),
+                    (after, reward > 0, id),
                 )
-                self._db.execute(
-                    "INSERT INTO event (epoch, task_id, entry_id, sim, q_before, score, reward, "
-                    "q_after) VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                    (epoch, task_id, id, found.sim, before, found.score, r, after),
-                )
+                event = epoch, task_id, id, found.sim, before, found.score, reward, after
+                self._db.execute("INSERT INTO event VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", event)
 
     def write(
         self,
@@ -548,7 +460,7 @@ class Bank:
         epoch: int = 0,
         kind: str = "trajectory",
         parents: Sequence[int] = (),
-        meta: Mapping[str, object] | None = None,
+        meta: Mapping[str, object] = {},
     ) -> int:
         """Keep an experience; return its id.
 
@@ -557,7 +469,7 @@ class Bank:
         retrieved it: of two tasks of one text in a batch it keeps the last.)
         ValueError: the intent is empty, a parent is not in the bank.
         """
-        meta, text = dict(meta or {}), _text(intent)
+        meta, text = dict(meta), _text(intent)
         if len(intent) > len(text):
             meta["cut"] = len(intent) - len(text)  # characters
         if self.likeness.cut(text):
@@ -569,8 +481,18 @@ class Bank:
                      task_id, epoch, self.batches, json.dumps([*parents]), json.dumps(meta),
                      0)  # fmt: skip
             marks = ", ".join("?" * len(entry))
-            cursor = self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry)
-        return cursor.lastrowid
+            return self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry).lastrowid
+
+    def _intent_id(self, text: str) -> int:
+        """Return the intent that an entry belongs to; make it if there is none."""
+        query = "SELECT id FROM intent WHERE ns = ? AND text = ?"
+        if (known := self._value(query, NAMESPACE, text)) is not None:
+            return known
+        near = self.likeness.nearest(text, 1)
+        if near and near[0][1] >= self.config.same_intent:
+            return near[0][0]
+        row = NAMESPACE, text, self.likeness.vector(text)
+        return self._db.execute("INSERT INTO intent VALUES (NULL, ?, ?, ?)", row).lastrowid
 
     def cut(self, intent: str) -> bool:
         """Whether similarities are those of a part of an intent: it is too long for a bank, or for
@@ -582,30 +504,15 @@ class Bank:
         server. ValueError: it is empty. ServerFailed: the embedder's has."""
         self.likeness.vector(_text(intent))
 
-    def _intent_id(self, text: str) -> int:
-        """Return the intent that an entry belongs to; make it if there is none."""
-        query = "SELECT id, vec FROM intent WHERE ns = ? AND text = ?"
-        if known := self._rows(query, NAMESPACE, text):
-            ((id, vec),) = known
-        else:
-            near = self.likeness.nearest(text, 1)
-            if near and near[0][1] >= self.config.same_intent:
-                return near[0][0]
-            row = NAMESPACE, text, (vec := self.likeness.vector(text))
-            id = self._db.execute("INSERT INTO intent VALUES (NULL, ?, ?, ?)", row).lastrowid
-        if id not in self._indexed and all(id != other for other, *_ in self._new):
-            self._new.append((id, text, vec))
-        return id
-
     def evict(self) -> None:
         """Let go of entries beyond `max_entries`, none of those that this batch has written."""
-        most = self.config.max_entries
-        excess = self._value("SELECT count(*) FROM entry WHERE NOT dead") - most if most else 0
-        if excess > 0:
-            query = "FROM entry WHERE NOT dead AND created < ? ORDER BY q, visits, id LIMIT ?"
-            ids = self._rows(f"SELECT id {query}", self.batches, excess)
-            self._db.executemany("UPDATE entry SET dead = 1 WHERE id = ?", ids)
-            self._buried |= bool(ids)
+        if most := self.config.max_entries:
+            excess = self._value("SELECT count(*) FROM entry WHERE NOT dead") - most
+            self._db.execute(
+                "UPDATE entry SET dead = 1 WHERE id IN (SELECT id FROM entry WHERE NOT dead AND "
+                "created < ? ORDER BY q, visits, id LIMIT ?)",
+                (self.batches, max(0, excess)),
+            )
 
     # ---- looking at it
 
@@ -616,8 +523,12 @@ class Bank:
         return self._entries("NOT dead AND task_id = ?", task_id)
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
-        rows = self._rows(f"SELECT {COLUMNS} {JOINED} {clause} ORDER BY entry.id", *values)
-        return [*map(_entry, rows)]
+        rows = self._rows(f"{SELECT} {clause} ORDER BY entry.id", *values)
+        return [
+            Entry(*row[:4], bool(row[4]), *row[5:11], tuple(json.loads(row[11])),
+                  json.loads(row[12]))
+            for row in rows
+        ]  # fmt: skip
 
     def entry(self, id: int) -> Entry:
         """Return an entry, also one that was let go of. ValueError: there was never one."""
@@ -629,26 +540,16 @@ class Bank:
         """Count entries and describe their utilities and how often they were shown."""
         entries = self.entries()
         n, qs = len(entries), sorted(entry.q for entry in entries) or [0.0]
-
-        def share(hits: Iterable[bool]) -> float:
-            return sum(hits) / n if n else 0.0
-
-        def quantile(place: float) -> float:
-            return qs[min(len(qs) - 1, int(place * n))]
-
+        places = {"q_min": 0.0, "q_10": 0.1, "q_median": 0.5, "q_90": 0.9, "q_max": 1.0}
+        signs = {"q_negative": lambda q: q < 0, "q_zero": lambda q: q == 0,
+                 "q_positive": lambda q: q > 0}  # fmt: skip
         return {
             "entries": n,
             "intents": len({entry.intent for entry in entries}),
-            "never_shown": share(not entry.visits for entry in entries),
-            "q_negative": share(entry.q < 0 for entry in entries),
-            "q_zero": share(entry.q == 0 for entry in entries),
-            "q_positive": share(entry.q > 0 for entry in entries),
+            "never_shown": sum(not entry.visits for entry in entries) / max(1, n),
+            **{name: sum(sign(e.q) for e in entries) / max(1, n) for name, sign in signs.items()},
             "q_mean": fmean(qs),
-            "q_min": qs[0],
-            "q_10": quantile(0.1),
-            "q_median": quantile(0.5),
-            "q_90": quantile(0.9),
-            "q_max": qs[-1],
+            **{name: qs[min(len(qs) - 1, int(at * n))] for name, at in places.items()},
             "visits": sum(entry.visits for entry in entries),
             "wins": sum(entry.wins for entry in entries),
             "cut": sum(not {"cut", "not_read"}.isdisjoint(entry.meta) for entry in entries),
@@ -693,7 +594,28 @@ class Bank:
                         row[3] = base64.b64decode(row[3])
                     marks = ", ".join("?" * len(row))
                     self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
-            self._buried = True  # the index is built anew
+
+
+def _beside(path: Path, what: str) -> Path:
+    """Return the file that SQLite keeps beside one."""
+    return Path(f"{path.resolve()}-{what}")
+
+
+def _check_journal(path: Path) -> None:
+    """Refuse a rollback journal that no bank has left. A bank has one only while it is made, from
+    nothing; by a stranger's SQLite would remove any file that it names at its end."""
+    journal = _beside(path, "journal")
+    if not journal.exists():
+        return
+    raw = journal.read_bytes() if journal.stat().st_size <= 1 << 16 else SUPER
+    if any(raw[16:20]) or raw.endswith(SUPER):
+        raise UserError(f"{journal} is not of a bank: remove it, and then open {path} again.")
+
+
+def _named(embedder: Mapping) -> str:
+    if not embedder:
+        return "no embedder"
+    return f"the embedder {clip(embedder['name'], 80)} ({embedder['dim']:d} numbers)"
 
 
 def _text(intent: str) -> str:

@@ -38,6 +38,8 @@ from config.realmodels import check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
+# agents that share a file of this folder -> its name
+BASELINES = {"bm25": "baselines", "full": "baselines", "none": "baselines", "oracle": "baselines"}
 # files of this folder that hold no agent
 SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
           "search", "store", "tools"}  # fmt: skip
@@ -57,7 +59,7 @@ MAY_CHANGE = {
 
 # ---------------------------------------------------------------- agents
 
-FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run")
+FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run", modules=BASELINES)
 names, known = FINDER.names, FINDER.known
 # agent, or method of a stream -> its place among the colours of every picture (report/page.css);
 # any other takes what is free

@@ -1,8 +1,5 @@
 """Gold, the baseline of environments that acts as the known solution does: is a task's check right?
 
-Holds: `Gold`. Exercise it: `python cli.py eval --suite llb-db --agents gold`.
-Read next: tasks/environments.py.
-
 It asks no model, whichever the engine is: its one prompt is there because a trajectory has one, and
 has its response with it.
 """
@@ -12,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 
-from agents.full import AtOnce
+from agents.baselines import AtOnce
 from agents.memrl import Tried
 from config.errors import UserError
 from data import Task, formed

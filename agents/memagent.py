@@ -1,8 +1,5 @@
 """MemAgent with its published settings; the algorithm is in memagent.py.
 
-Holds: the presets. Leaves out: everything else.
-Exercise it: `python cli.py train --preset paper --dry-run`. Read next: agents/rememr1.py.
-
 None of the published presets copies how rows are dealt out. The originals cut mini-batches wherever
 they stand (verl takes the token mean rank by rank; vime leaves out the rows over a multiple of 64);
 ours are whole trajectories, normalised over all ranks, none left out. Validation is ours: greedy.

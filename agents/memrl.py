@@ -2,12 +2,6 @@
 
     task --retrieve--> experiences --act, act, ...--> reward --write--> one experience more
 
-Holds: everything of this agent: settings, wording, generator, what is shown of experiences, the
-systems that it is compared with (`ARMS`) and constants by environment (`CONSTANTS`). Leaves out:
-the bank (agents/bank.py), environments (tasks/environments.py), the loop over epochs
-(commands/stream.py). No torch.
-Exercise it: `python cli.py demo --agent memrl`. Read next: agents/bank.py.
-
 A task of an environment is worked on by actions; any other task is read section by section, as
 MemAgent does it. What is retrieved stands in the prompts as data. Whoever drives the agent gives it
 a bank and tells the bank afterwards what happened (`lessons`), for a batch of tasks at once: within
@@ -153,18 +147,16 @@ CONSTANTS = {
 class MemRLNotes:
     """What is kept of a turn."""
 
-    phase: Literal["act", "lesson", "read"]
+    phase: Literal["act", "lesson", "read", "end"]
     action: str = ""
     observation: str = ""  # what the action has brought
 
 
 @dataclass(slots=True)
-class Tried:
+class Tried(MemRLNotes):
     """What became of a task: in the notes of its last turn."""
 
     phase: Literal["end"] = "end"
-    action: str = ""
-    observation: str = ""
     intent: str = ""
     success: bool = False
     reward: float = 0.0  # of the environment, or the answer's
@@ -236,8 +228,8 @@ class MemRL(Agent):
 
     def with_settings(self, **fields: object) -> Agent:
         other = super().with_settings(**fields)
-        other.bank, other.embed, other.epoch, other.seed = None, self.embed, self.epoch, self.seed
-        other.frozen, other._rows = self.frozen, self._rows
+        other.embed, other.frozen, other._rows = self.embed, self.frozen, self._rows
+        other.epoch, other.seed = self.epoch, self.seed
         return other
 
     @property
@@ -255,12 +247,11 @@ class MemRL(Agent):
             if self.frozen:  # what a task has left itself is no transfer
                 c = replace(c, exclude_same_task=True)
             path = Path(c.bank) if c.bank and self._rows is None else None
-            frozen = self.frozen and first and path is not None
             file = path if first else None
-            self.bank = Bank(file, c, self.embed, frozen=frozen)
+            self.bank = Bank(file, c, self.embed, frozen=self.frozen and file is not None)
             if self._rows is not None:
                 self.bank.load(self._rows)
-            elif not first and path is not None and path.exists():
+            elif path is not None and file is None and path.exists():
                 # every rank learns the same; the first one alone writes the file
                 with closing(Bank(path, c, self.embed, frozen=True)) as written:
                     self.bank.load(written.dump())
@@ -279,29 +270,25 @@ class MemRL(Agent):
     # ---- what it does
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        retrieved = self.recollect(task)
-        if isinstance(task, Work):
-            yield from self._work(task, retrieved)
-        else:
-            yield from self._read(task, retrieved)
+        way = self._work if isinstance(task, Work) else self._read
+        yield from way(task, self.recollect(task))
 
     def intent_of(self, task: Task) -> str:
         return task.intent if isinstance(task, Work) else task.question
 
     def recollect(self, task: Task) -> Retrieved:
         """Return what a task is shown: once for all members of its group."""
-        c = self.config
-        if c.recall == "none":
+        if self.config.recall == "none":
             return Retrieved()
         bank = self.opened()
         key = task.id, bank.batches, self.epoch
         if key not in self._retrieved:
             if len(self._retrieved) > 1 << 12:
                 self._retrieved.clear()
-            if c.recall == "own":
+            if self.config.recall == "own":
                 last = bank.entries(task_id=task.id)[-1:]
                 found = tuple(Found(entry, 1.0, 0.0, 0.0, 0.0) for entry in last)
-                self._retrieved[key] = Retrieved(found, len(found), 1.0 if last else 0.0)
+                self._retrieved[key] = Retrieved(found, len(found), float(len(found)))
             else:
                 seed = self.seed * 1_000_003 + self.epoch
                 self._retrieved[key] = bank.retrieve(
@@ -311,27 +298,27 @@ class MemRL(Agent):
 
     def _work(self, task: Work, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Act in the task's environment until it is done, then write the experience."""
-        c, environment = self.config, task.environment
+        c, most = self.config, task.environment.most_steps
         block, retrieved = self.rendered(retrieved, c.context_tokens)
+        instructions = task.instructions
+        if 0 < c.max_steps < most:
+            most = c.max_steps
+            instructions = "\n\n".join(filter(None, (instructions, FEWER.format(most=most))))
         episode = task.begin()
         try:
-            most = min(c.max_steps or environment.most_steps, environment.most_steps)
-            fewer = FEWER.format(most=most) if most < environment.most_steps else ""
             prompt = self.prompt(
                 "act",
                 c.act_tokens,
-                instructions="\n\n".join(filter(None, (task.instructions, fewer))),
+                instructions=instructions,
                 experiences=f"{block}\n\n" if block else "",
                 task=episode.observation,
             )
             prompt = replace(prompt, images=task.images)
-            told, turn, step = [f"Task: {episode.observation}"], None, None
-            for _ in range(most):
-                if self._too_long(prompt):
-                    break
+            told, steps, turn, step = [f"Task: {episode.observation}"], 0, None, None
+            while steps < most and not self._too_long(prompt):
                 turn = yield prompt
                 action = str(self.codec.after_thinking(turn.response))
-                step = episode.step(action)
+                step, steps = episode.step(action), steps + 1
                 turn.notes = MemRLNotes("act", action, step.observation)
                 told += [f"Action: {action.strip()}", f"Result: {step.observation}"]
                 if step.done:
@@ -339,8 +326,7 @@ class MemRL(Agent):
                 prompt = self.prompt("next", c.act_tokens, observation=step.observation)
                 prompt = replace(prompt, after=turn)
             if step is not None and not step.done:
-                why = "steps" if len(told) > 2 * most else "window"
-                step = episode.give_up(why)
+                step = episode.give_up("steps" if steps == most else "window")
         finally:
             episode.close()
         if turn is None:
@@ -349,13 +335,11 @@ class MemRL(Agent):
                 "give a --context-tokens, or a smaller one."
             )
         tried = Tried(
-            "end",
-            turn.notes.action,
-            turn.notes.observation,
-            intent=self.intent_of(task),
+            action=turn.notes.action,
+            observation=turn.notes.observation,
             success=step.reward > 0,
             reward=step.reward,
-            steps=len(told) // 2,
+            steps=steps,
             failure=step.failure,
             confidence=step.confidence,
         )
@@ -378,9 +362,7 @@ class MemRL(Agent):
         turn = yield replace(prompt("final", c.final_tokens), final=True)
         reward = grade(str(turn.response), task.answers, c.form, task.asks_for_all).reward
         tried = Tried(
-            "end",
-            str(turn.response),
-            intent=self.intent_of(task),
+            action=str(turn.response),
             success=reward >= 1,
             reward=2 * reward - 1,
             steps=len(sections) + 1,
@@ -393,30 +375,29 @@ class MemRL(Agent):
         self, task: Task, turn: Turn, tried: Tried, retrieved: Retrieved, told: Sequence[str]
     ) -> Generator[Prompt, Turn, None]:
         """Note what became of a task, with the experience that is kept of it."""
-        c = self.config
+        c, (title, *rest) = self.config, told
+        tried.intent = self.intent_of(task)
         tried.shown = [_noted(found) for found in retrieved.shown]
         tried.pool, tried.best_sim = retrieved.pool, retrieved.best_sim
         tried.cut = c.recall == "bank" and self.opened().cut(tried.intent)
         turn.notes = tried
-        kept = c.update != "none" and (tried.success or c.update != "validation")
-        kept = kept and not self.frozen
-        if not kept:
+        left_out = c.update == "none" or (c.update == "validation" and not tried.success)
+        if self.frozen or left_out:
             return
         self.opened().prepare(tried.intent)
-        trajectory = self.cut("\n".join(told[1:]), TRAJECTORY)
+        trajectory = self.cut("\n".join(rest), TRAJECTORY)
         if c.build == "trajectory" or (c.update == "vanilla" and not tried.success):
-            tried.kind, tried.experience = "trajectory", f"{told[0]}\n{trajectory}"
+            tried.kind, tried.experience = "trajectory", f"{title}\n{trajectory}"
             return
+        tried.kind = "script" if tried.success else "reflection"
         name = "script" if tried.success else "reflect"
-        prompt = self.prompt(name, c.lesson_tokens, task=told[0], trajectory=trajectory)
+        prompt = self.prompt(name, c.lesson_tokens, task=title, trajectory=trajectory)
         lesson = ""
         if not self._too_long(prompt):
             turn = yield replace(prompt, trained=False, aside=True)
             lesson = str(self.codec.after_thinking(turn.response)).strip()
             turn.notes = tried  # the last turn tells what became of the task
-        tried.kind = "script" if tried.success else "reflection"
-        title = "Script" if tried.success else "Reflection"
-        parts = [told[0], f"{title}: {lesson}" if lesson else ""]
+        parts = [title, f"{tried.kind.capitalize()}: {lesson}" if lesson else ""]
         parts += [trajectory] if c.build == "proceduralization" or not lesson else []
         tried.experience = "\n".join(filter(None, parts))
 
@@ -439,19 +420,18 @@ class MemRL(Agent):
         most useful the end is cut, where the trajectory stands, unless too little of it would be
         left. Without any there is no text.
         """
-        shown, text = [*retrieved.shown], ""
+        shown = [*retrieved.shown]
         while shown:
             text = self._block(shown)
             excess = len(self.codec.encode(text)) - most if most else 0
             if excess <= 0:
-                break
-            *shown, last = shown
+                return text, replace(retrieved, shown=tuple(shown))
+            last = shown.pop()
             left = len(self.codec.encode(last.entry.experience)) - excess - CUT
             if not shown and left >= LEAST:
                 cut = replace(last.entry, experience=self.cut(last.entry.experience, left))
-                text, shown = self._block([replace(last, entry=cut)]), [last]
-                break
-        return text if shown else "", replace(retrieved, shown=tuple(shown))
+                return self._block([replace(last, entry=cut)]), replace(retrieved, shown=(last,))
+        return "", replace(retrieved, shown=())
 
     @staticmethod
     def _block(shown: Sequence[Found]) -> str:
@@ -480,10 +460,9 @@ class MemRL(Agent):
 
         The reward is the mean of all; the experience that of the first success, else the first.
         """
-        tried = [notes for t in trajectories if (notes := self.tried(t)) is not None]
+        c, tried = self.config, [*filter(None, map(self.tried, trajectories))]
         if not tried:
             return None
-        c = self.config
         rewards = [
             t.reward if c.graded else c.success_reward if t.success else c.failure_reward
             for t in tried
@@ -499,10 +478,8 @@ class MemRL(Agent):
         with bank.batch():
             for lesson in lessons:
                 bank.feedback(lesson.shown, lesson.reward, task_id=lesson.task.id, epoch=self.epoch)
-            for lesson in lessons:
+            for lesson in [each for each in lessons if each.tried.experience]:
                 tried = lesson.tried
-                if not tried.experience:
-                    continue
                 bank.write(
                     tried.intent,
                     tried.experience,
@@ -521,11 +498,10 @@ class MemRL(Agent):
     # ---- what it is paid for, counted and shown
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
-        if not isinstance(trajectory.task, Work):
-            answered = replace(trajectory, turns=_answering(trajectory.turns))
-            return super().reward(answered, outcome)
-        tried = self.tried(trajectory)
-        return float(tried.success) if tried else 0.0
+        if isinstance(trajectory.task, Work):
+            tried = self.tried(trajectory)
+            return float(tried.success) if tried else 0.0
+        return super().reward(trajectory, outcome)
 
     def limits(self) -> Limits:
         c = self.config
@@ -534,7 +510,7 @@ class MemRL(Agent):
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         notes = turn.notes
-        if not isinstance(notes, Tried) or turn.prompt.trained is False:
+        if not isinstance(notes, Tried) or not turn.prompt.trained:
             return {}
         return {
             "tried": 1,
@@ -562,8 +538,7 @@ class MemRL(Agent):
 
     def state(self) -> dict | None:
         """Return the bank's rows, for checkpoints; None: it is in memory alone, and not begun."""
-        begun = self.bank is not None or self.config.bank
-        return self.opened().dump() if begun else None
+        return self.opened().dump() if self.bank is not None or self.config.bank else None
 
     def load_state(self, state: dict) -> None:
         if self.frozen:
@@ -572,16 +547,12 @@ class MemRL(Agent):
             self.opened().load(state)
 
 
-def _answering(turns: Sequence[Turn]) -> list[Turn]:
-    """Return the turns up to the one that answers."""
-    last = max((k for k, turn in enumerate(turns) if turn.prompt.final), default=-1)
-    return [*turns[: last + 1]]
+WHY = ("sim", "sim_z", "q_z", "score", "by_chance")
 
 
 def _found(bank: Bank, noted: Mapping) -> Found:
     """Return an entry that was shown, from its notes."""
-    why = {name: noted[name] for name in ("sim", "sim_z", "q_z", "score", "by_chance")}
-    return Found(bank.entry(noted["id"]), **why)
+    return Found(bank.entry(noted["id"]), **{name: noted[name] for name in WHY})
 
 
 def _noted(found: Found) -> dict:

@@ -2,17 +2,12 @@
 
 One response holds the new memory and, if wanted, a query over all earlier memories; what the query
 finds stands in the next prompt.
-
-Holds: everything of this agent: settings, wording, parser, generator, rewards of single turns,
-counts, how a turn is shown, published settings. Leaves out: the history (memory.py), retrievers
-(agents/retrieval.py), advantages (grpo.py). No torch.
-Exercise it: `python cli.py demo --agent rememr1`. Read next: agents/full.py.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
@@ -70,8 +65,8 @@ class ReMemR1Config(ReadConfig):
     callback: Literal["learned", "question", "off"] = "learned"
     """what looks back into the earlier memories: learned = the policy's own query; question = the
     question, after every section; off = nothing. The prompts are the same in all three"""
-    retriever: Literal["word_recall", "tfidf", "bm25"] = "word_recall"
-    """word_recall = share of the query's words that a memory has; tfidf, bm25"""
+    retriever: Literal["word_recall", "bm25"] = "word_recall"
+    """word_recall = share of the query's words that a memory has; bm25"""
     recall_k: Annotated[int, COUNT] = 1
     """memories that a look back brings"""
     query_tokens: Annotated[int, COUNT] = 128
@@ -95,7 +90,6 @@ class ReMemR1Config(ReadConfig):
 
     @property
     def most_step_tokens(self) -> int:
-        """The most tokens of a response to a section."""
         return self.step_tokens or 2 * self.memory_tokens + self.query_tokens
 
 
@@ -141,9 +135,7 @@ ERRORS = (
     "empty_recall",
     "truncated",
 )
-TAGS = ("thinking", "update", "recall")
-_TAG = re.compile(r"</?\w+>")
-_OURS = re.compile(rf"</?(?:{'|'.join(TAGS)})>")
+_OURS = re.compile("</?(?:thinking|update|recall)>")
 
 
 @dataclass(slots=True, frozen=True)
@@ -160,9 +152,13 @@ class Response:
 
 
 def _blocks(text: str, tag: str) -> list[str]:
-    """The contents of all closed blocks; one that is opened anew before it was closed counts from
-    there."""
+    """Return the contents of all closed blocks; one that is opened anew before it was closed counts
+    from there."""
     return re.findall(rf"<{tag}>((?:(?!<{tag}>).)*?)</{tag}>", text, re.DOTALL)
+
+
+def _without(tag: str, text: str) -> str:
+    return re.sub(rf"<{tag}>.*?</{tag}>", "", text, flags=re.DOTALL)
 
 
 def parse_step(text: str, finish: str = Finish.STOP) -> Response:
@@ -178,17 +174,14 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Response:
     >>> step.memory, step.query, step.errors
     ('Anna\nmet Otto.', 'Otto', ('multi_recall',))
     """
-    thoughts = _blocks(text, "thinking")
-    text = re.sub(r"<thinking>.*?</thinking>", "", text, flags=re.DOTALL)
-    updates, recalls = _blocks(text, "update"), _blocks(text, "recall")
-    queries = [" ".join(_TAG.sub(" ", query).split()) for query in recalls]
-    memories = [
-        memory for update in updates if (memory := _OURS.sub("", without_recall(update)).strip())
-    ]
+    thoughts, text = _blocks(text, "thinking"), _without("thinking", text)
+    recalls = _blocks(text, "recall")
+    queries = [" ".join(re.sub(r"</?\w+>", " ", query).split()) for query in recalls]
+    updates = [_OURS.sub("", _without("recall", u)).strip() for u in _blocks(text, "update")]
     wrong = {
         "no_update": not updates,
         "multi_update": text.count("<update>") > 1,
-        "empty_update": len(memories) < len(updates),
+        "empty_update": "" in updates,
         "multi_recall": len(recalls) > 1,
         "unclosed_recall": text.count("<recall>") > len(recalls),
         "empty_recall": "" in queries,
@@ -196,7 +189,7 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Response:
     }
     return Response(
         thoughts[0].strip() if thoughts else None,
-        memories[0] if memories else None,
+        next(filter(None, updates), None),
         next(filter(None, queries), None),
         tuple(name for name in ERRORS if wrong[name]),
         stray=any(text.count(f"<{tag}>") != text.count(f"</{tag}>") for tag in ("update", "recall"))
@@ -204,12 +197,8 @@ def parse_step(text: str, finish: str = Finish.STOP) -> Response:
     )
 
 
-def without_recall(text: str) -> str:
-    return re.sub(r"<recall>.*?</recall>", "", text, flags=re.DOTALL).strip()
-
-
 def read_step(turn: Turn, config: ReMemR1Config, codec: Codec) -> Response:
-    """`parse_step` of a turn, memory and query cut at their caps."""
+    """Parse a turn, memory and query cut at their caps."""
     step = parse_step(codec.after_thinking(turn.response), turn.finish)
     memory, memory_cut = _capped(step.memory, config.memory_tokens, codec)
     query, query_cut = _capped(step.query, config.query_tokens, codec)
@@ -331,23 +320,21 @@ class ReMemR1(Agent):
         lexical: any copy of the answer is paid, whatever the text says about it, and length costs
         nothing; the caps of the settings bound a memory.
         """
-        c, task = self.config, trajectory.task
+        c, task, rewards = self.config, trajectory.task, []
 
         def share(text: str) -> float | None:
-            return answer_recall(task.answers, written(text), task.question, task.asks_for_all)
+            return answer_recall(task.answers, text, task.question, task.asks_for_all)
 
-        rewards, covered = [], share("") is not None
+        covered = share("") is not None
         for turn, following in zip(trajectory.turns, [*trajectory.turns[1:], None], strict=True):
             gain = level = brought = right = 0.0
             if turn.prompt.final:
                 right = float(extract_answer(strip_thinking(turn.response), c.form)[1])
-            elif (
-                turn.notes is not None
-            ):  # else it was never read: the engine or the agent has failed
-                right = right_tags(turn)
+            elif turn.notes is not None:  # else it was never read: the engine has failed
+                right = float(not turn.notes.step.errors and not turn.notes.step.stray)
                 if covered:
-                    level = share((following or turn).prompt.memory)
-                    gain = level - share(turn.prompt.memory)
+                    level = share(written((following or turn).prompt.memory))
+                    gain = level - share(written(turn.prompt.memory))
                     brought = self._brought(turn, following, share)
                 turn.notes.gain, turn.notes.level = gain, level
                 turn.notes.covered = float(covered)
@@ -355,11 +342,11 @@ class ReMemR1(Agent):
             rewards.append({"memory": memory, "callback": brought, "format": right})
         return rewards
 
-    def _brought(self, turn: Turn, following: Turn | None, share) -> float:
-        """The share of an answer that the turn's own query added to what the turn had in sight,
-        never below 0."""
-        notes = following.notes if following else None
-        query = turn.notes.step.query
+    @staticmethod
+    def _brought(turn: Turn, following: Turn | None, share: Callable[[str], float]) -> float:
+        """Return the share of an answer that the turn's own query added to what the turn had in
+        sight, never below 0."""
+        notes, query = following and following.notes, turn.notes.step.query
         if notes is None or not query or notes.recalled.query != query:
             return 0.0
         sight = f"{written(turn.prompt.memory)}\n{turn.prompt.section}"
@@ -393,8 +380,7 @@ class ReMemR1(Agent):
         notes = turn.get("notes")
         if not notes:
             return []
-        recalled, step = notes["recalled"], notes["step"] or {}
-        lines = []
+        recalled, step, lines = notes["recalled"], notes["step"] or {}, []
         if recalled["steps"]:
             sections = ", ".join(f"{n:,}" for n in sorted(recalled["steps"]))
             note = (
@@ -403,9 +389,8 @@ class ReMemR1(Agent):
             )
             lines.append(Line("recalled", recalled["text"].strip(), note, before=True))
         elif recalled["query"]:
-            lines.append(
-                Line("recalled", "", f"nothing found for {recalled['query']!r}", before=True)
-            )
+            note = f"nothing found for {recalled['query']!r}"
+            lines.append(Line("recalled", "", note, before=True))
         errors = [*step.get("errors", ()), *(["stray_tag"] if step.get("stray") else [])]
         if errors := [error.replace("_", " ") for error in errors if error != "truncated"]:
             lines.append(Line("form", ", ".join(errors)))
@@ -414,17 +399,9 @@ class ReMemR1(Agent):
         return lines
 
 
-# ---------------------------------------------------------------- rewards of single turns
-
-
 def written(memory: str) -> str:
-    """A memory without the wording of the first one, which nobody has read anywhere."""
+    """Return a memory without the wording of the first one, which nobody has read anywhere."""
     return "" if memory.strip() == NO_MEMORY else memory
-
-
-def right_tags(turn: Turn) -> float:
-    step = turn.notes.step
-    return float(not step.errors and not step.stray)
 
 
 # ---------------------------------------------------------------- evidence

@@ -1,9 +1,5 @@
-"""Take the rewards of trajectories, from an agent or from a function of the user's.
-
-Holds: `Reward`, `reward_of`, `place_of_reward`, `grade`. Leaves out: advantages (grpo.py), the
-rewards themselves (each agent's file).
-Exercise it: `python cli.py train --reward my_reward.py:reward`. Read next: grpo.py.
-"""
+"""The rewards of trajectories, from an agent or from a function of the user's: finite numbers of
+any library, or None where none can be given."""
 
 from __future__ import annotations
 
@@ -12,6 +8,7 @@ import traceback
 from collections.abc import Callable
 
 from config.errors import ServerFailed, UserError, clip
+from config.plugins import one_line
 from memagent import Agent, Trajectory
 
 
@@ -33,10 +30,9 @@ class Reward:
             raise
         except Exception as error:
             at = traceback.extract_tb(error.__traceback__)[-1]
-            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
             raise UserError(
-                f"{self.place} fails on the {_task(trajectory)}: {reason} ({at.filename}, line "
-                f"{at.lineno})."
+                f"{self.place} fails on the task {trajectory.task.id!r}: {one_line(error)} "
+                f"({at.filename}, line {at.lineno})."
             ) from error
 
 
@@ -73,35 +69,30 @@ def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:
     if len(by_turn) != len(trajectory.turns):
         raise UserError(
             f"{place} returned {len(by_turn)} rewards for the {len(trajectory.turns)} turns of the "
-            f"{_task(trajectory)}."
+            f"task {trajectory.task.id!r}."
         )
     for turn, rewards in zip(trajectory.turns, by_turn, strict=True):
-        of_turn = {name: _number(x, place, trajectory) for name, x in rewards.items()}
-        if None in of_turn.values():
+        numbers = {name: _number(x, place, trajectory) for name, x in rewards.items()}
+        turn.rewards = {name: x for name, x in numbers.items() if x is not None}
+        if len(turn.rewards) < len(numbers):
             trajectory.reward = None
-        turn.rewards = {name: x for name, x in of_turn.items() if x is not None}
 
 
 def _number(value: object, place: str, trajectory: Trajectory) -> float | None:
-    """Return a number of any library as a float; None stays None. `float` alone would also take
-    text, and NumPy's complex numbers without their imaginary part."""
+    """Return a number as a float; None stays None. `float` alone would also take text, and NumPy's
+    complex numbers without their imaginary part."""
     if value is None:
         return None
-    number = math.nan
     try:
         plain = value.item() if hasattr(value, "item") else value  # of NumPy, torch, JAX, ...
-        if not isinstance(plain, str | bytes | bytearray | complex):
-            number = float(plain)
+        text = isinstance(plain, str | bytes | bytearray | complex)
+        number = math.nan if text else float(plain)
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
-        pass
+        number = math.nan
     if not math.isfinite(number):
         raise UserError(
-            f"{place} returned {clip(' '.join(repr(value).split()), 100)} for the "
-            f"{_task(trajectory)}: a reward is a finite number, or None to leave the trajectory "
+            f"{place} returned {clip(' '.join(repr(value).split()), 100)} for the task "
+            f"{trajectory.task.id!r}: a reward is a finite number, or None to leave the trajectory "
             "out of its group."
         )
     return number
-
-
-def _task(trajectory: Trajectory) -> str:
-    return f"task {trajectory.task.id!r}"

@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -61,20 +61,28 @@ class Finder:
     room: a folder of the repository, whose modules hold one each but for those of `shared` and
     those with a leading underscore. constant: names the one that is meant where a file has several.
     method: what a class must have of its own, unless it is named so; a generator function alone
-    becomes that method of a new class.
+    becomes that method of a new class. modules: name -> the module, for those that share one: there
+    each class has its `name`.
     """
 
     def __init__(
-        self, base: type, room: str, constant: str, shared: Iterable[str] = (), method: str = ""
+        self,
+        base: type,
+        room: str,
+        constant: str,
+        shared: Iterable[str] = (),
+        method: str = "",
+        modules: Mapping[str, str] = {},
     ):
         self.base, self.room, self.constant = base, room, constant
-        self.shared, self.method = frozenset(shared), method
+        self.shared, self.method, self.modules = frozenset(shared), method, modules
         self.loaded: dict[str, type] = {}  # name or absolute path -> what was found
 
     def names(self) -> list[str]:
         """List those of the room, with - for _."""
         stems = {path.stem for path in (ROOT / self.room).glob("[!_]*.py")} - self.shared
-        return sorted(stem.replace("_", "-") for stem in stems)
+        alone = {stem.replace("_", "-") for stem in stems - {*self.modules.values()}}
+        return sorted(alone | self.modules.keys())
 
     def known(self, name: str) -> type | None:
         """Return one of the room, or of a file that was loaded before; no file is loaded for it: a
@@ -90,14 +98,16 @@ class Finder:
             path = Path(name).absolute()
             module, name = load_file(path), str(path)
         elif name in self.names():
-            module = importlib.import_module(f"{self.room}.{name.replace('-', '_')}")
+            file = self.modules.get(name, name.replace("-", "_"))
+            module = importlib.import_module(f"{self.room}.{file}")
         else:
             what, choices = self.base.__name__.lower(), ", ".join(self.names())
             raise UserError(
                 f"Unknown {what} {name!r}.{meant(name, self.names())} Choose one of {choices}, or "
                 f"give a file, such as my_{what}.py."
             )
-        chosen = self._in(module, name)
+        shared = [v for v in vars(module).values() if getattr(v, "name", "") == name]
+        chosen = shared[0] if name in self.modules else self._in(module, name)
         chosen.name = name
         return self.loaded.setdefault(name, chosen)
 

@@ -4,7 +4,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from agents import find
-from agents.full import AtOnceConfig
+from agents.baselines import AtOnceConfig
 from config.errors import UserError
 from data import ANSWER_FORMS, Task, grade
 from dev import base

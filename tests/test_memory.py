@@ -12,7 +12,7 @@ from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents.retrieval import BM25, RETRIEVERS, Lucene, Tfidf, WordRecall, words
+from agents.retrieval import BM25, RETRIEVERS, Lucene, WordRecall, words
 from memory import MemoryState, Recall
 
 MEMORIES = [
@@ -76,26 +76,6 @@ def test_the_index_of_words_finds_what_looking_at_every_item_finds(items, query,
     )
 
 
-def test_tfidf_is_the_cosine_that_the_textbook_says():
-    items, query = [words(m) for m in MEMORIES], words("Anna in Lima, Anna")
-    df = Counter(word for item in items for word in set(item))
-
-    def vector(item):
-        weights = {
-            w: n * (math.log((1 + len(items)) / (1 + df[w])) + 1)
-            for w, n in Counter(item).items()
-            if w in df
-        }
-        length = math.sqrt(sum(x * x for x in weights.values()))
-        return {w: x / length for w, x in weights.items()}
-
-    asked, found = vector(query), dict(Tfidf(MEMORIES).top_k("Anna in Lima, Anna", 4))
-    for i, item in enumerate(items):
-        assert found.get(i, 0.0) == pytest.approx(
-            sum(x * vector(item).get(w, 0.0) for w, x in asked.items()), abs=1e-12
-        )
-
-
 def test_bm25_is_lucenes():
     items, query = [words(m) for m in MEMORIES], words("Anna in Lima")
     n, mean = len(items), sum(map(len, items)) / len(items)
@@ -125,10 +105,9 @@ def test_without_a_word_to_match_the_first_items_are_best():
         assert Lucene(items).best(query, 3) == [0, 1, 2]
 
 
-@pytest.mark.parametrize("name", ["tfidf", "bm25"])
-def test_items_that_are_no_candidates_do_not_change_the_scores(name):
+def test_items_that_are_no_candidates_do_not_change_the_scores():
     """They are fitted on the candidates of each query."""
-    some, all_ = RETRIEVERS[name](MEMORIES[1:]), RETRIEVERS[name](MEMORIES)
+    some, all_ = BM25(MEMORIES[1:]), BM25(MEMORIES)
     assert [(i + 1, x) for i, x in some.top_k("Anna met Otto", 9)] == all_.top_k(
         "Anna met Otto", 9, {0}
     )

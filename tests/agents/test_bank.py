@@ -1,13 +1,15 @@
-"""The bank: both phases by hand, utilities, transactions, bad files, speed."""
+"""The bank beside a naive one in plain Python: the same entries, the same utilities; transactions,
+files, a process that is killed at any time."""
 
 import hashlib
+import itertools
 import math
 import random
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
-from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -15,13 +17,12 @@ import pytest
 from conftest import calls_of, killed_in_child
 
 from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
-from agents.likeness import Meanings, Words
-from agents.retrieval import tokens
 from config.errors import UserError
+from data import seed_of
 
 
 class Plane:
-    """An embedder of test vectors: what a text says it is, else a direction by its digest."""
+    """An embedder of test vectors: what a text says it is, else a direction by its words."""
 
     name, dim = "plane", 8
 
@@ -29,29 +30,30 @@ class Plane:
         self.known, self.calls = known, 0
 
     def cut(self, texts, query=False):
-        return [False] * len(texts)
+        return [len(text) > 60 for text in texts]
 
     def embed(self, texts, query=False):
         self.calls += len(texts)
-        rows = []
-        for text in texts:
-            row = np.zeros(self.dim, np.float32)
-            if text in self.known:
-                row[0] = self.known[text]
-                row[1] = math.sqrt(1 - row[0] ** 2)
-            else:
-                seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
-                row = np.random.default_rng(seed).normal(size=self.dim).astype(np.float32)
-                row /= np.linalg.norm(row)
-            rows.append(row)
-        return np.stack(rows)
+        return np.stack([*map(self.row, texts)])
+
+    def row(self, text):
+        if text in self.known:
+            x = self.known[text]
+            return np.array([x, math.sqrt(1 - x * x), *[0] * (self.dim - 2)], np.float32)
+        row = sum(direction(word, self.dim) for word in [text, *text.split()])
+        return (row / np.linalg.norm(row)).astype(np.float32)
+
+
+@cache
+def direction(word, dim):
+    seed = int.from_bytes(hashlib.sha256(word.encode()).digest()[:4], "big")
+    return np.random.default_rng(seed).normal(size=dim)
 
 
 def bank(path=None, embedder=None, frozen=False, **settings) -> Bank:
     if embedder is not None:
         settings = {"retrieve": "dense", "embedder": "hash:8"} | settings
-    config = BankConfig(**({"delta": 0.5} | settings))
-    return Bank(path, config, embedder, frozen=frozen)
+    return Bank(path, BankConfig(**({"delta": 0.5} | settings)), embedder, frozen=frozen)
 
 
 def filled(values, path=None, **settings) -> Bank:
@@ -65,149 +67,192 @@ def filled(values, path=None, **settings) -> Bank:
     return made
 
 
-# ---------------------------------------------------------------- the two phases, by hand
+# ---------------------------------------------------------------- the oracle
+
+
+class Naive:
+    """The same by the formulas of MemRL, everything looked at anew each time."""
+
+    def __init__(self, config: BankConfig, embedder: Plane | None):
+        self.c, self.embedder = config, embedder
+        self.intents, self.entries = [], []  # of all that was written
+        self.see(())
+
+    def see(self, intents) -> None:
+        """Intents that a batch sees: those that have an entry."""
+        self.seen = intents
+        self.having = Counter(word for intent in intents for word in {*intent.split()})
+        self.mean = sum(len(intent.split()) for intent in intents) / max(1, len(intents))
+
+    def similarity(self, text: str, other: str) -> float:
+        if self.embedder:
+            return float(self.embedder.row(text) @ self.embedder.row(other))
+        asked, n, df = text.split(), len(self.seen), self.having
+
+        def bm25(item):  # Lucene's
+            return sum(
+                math.log(1 + (n - df[word] + 0.5) / (df[word] + 0.5))
+                * item.count(word)
+                / (item.count(word) + 1.5 * (0.25 + 0.75 * len(item) / self.mean))
+                for word in {*asked} & {*item}
+            )
+
+        return bm25(other.split()) / bm25(asked)
+
+    def nearest(self, text: str) -> list[tuple[float, str]]:
+        found = [(round(self.similarity(text, other), 6), other) for other in self.seen]
+        found.sort(key=lambda hit: (-hit[0], self.intents.index(hit[1])))
+        return found if self.embedder else [hit for hit in found if hit[0] > 0]
+
+    def retrieve(self, text: str, task: str, seed: int) -> tuple:
+        """Equation 7: the ids that are shown, those by chance, the pool's size, the best
+        similarity."""
+        c, near = self.c, self.nearest(text)
+        sims = {intent: sim for sim, intent in near[: c.k1] if sim > c.delta}
+        pool = [e for e in self.entries if e["intent"] in sims and not e["dead"]]
+        pool = [e for e in pool if not (c.exclude_same_task and e["task"] == task)]
+        columns = np.array([(sims[e["intent"]], e["q"]) for e in pool]).reshape(-1, 2)
+        spread = columns.std(0) if pool else np.ones(2)
+        z = (columns - columns.mean(0) if pool else columns) / np.where(spread < 1e-6, 1, spread)
+        z[:, spread < 1e-6] = 0
+        scores = ((1 - c.lam) * z[:, 0] + c.lam * z[:, 1].clip(-3, 3)).round(9)
+
+        def rank(k):
+            return -scores[k], -columns[k][0], pool[k]["id"]
+
+        order, rng = sorted(range(len(pool)), key=rank), random.Random(seed_of(seed, task))
+        shown, chance = {}, []
+        if c.epsilon and pool and rng.random() < c.epsilon:
+            chance = [rng.choice(order)]
+            order = chance + [k for k in order if k != chance[0]]
+        for k in order:
+            if len(shown) < c.k2:
+                shown.setdefault(pool[k]["task"], k)
+        ids = [pool[k]["id"] for k in sorted(shown.values(), key=rank)]
+        return ids, [pool[k]["id"] for k in chance], len(pool), near[0][0] if near else 0.0
+
+    def learn(self, lessons) -> None:
+        """Equation 4 for what was shown; then every experience, and the least useful go."""
+        c, n = self.c, len(self.entries)
+        for ids, reward, *_ in lessons:
+            for entry in (self.entries[id - 1] for id in ids):
+                entry["q"] += c.alpha * (reward - entry["q"])
+        for _, _, intent, task in lessons:
+            near = self.nearest(intent) if intent not in self.intents else []
+            if near and near[0][0] >= c.same_intent:
+                intent = near[0][1]
+            self.intents += [intent] if intent not in self.intents else []
+            made = dict(id=len(self.entries) + 1, intent=intent, task=task, q=c.q_init, dead=False)
+            self.entries.append(made | {"visits": 0})
+        for ids, *_ in lessons:
+            for id in ids:
+                self.entries[id - 1]["visits"] += 1
+        live = [e for e in self.entries if not e["dead"]]
+        if c.max_entries:
+            old = [e for e in live if e["id"] <= n]
+            old.sort(key=lambda e: (e["q"], e["visits"], e["id"]))
+            for entry in old[: max(0, len(live) - c.max_entries)]:
+                entry["dead"] = True
+        alive = {e["intent"] for e in self.entries if not e["dead"]}
+        self.see([intent for intent in self.intents if intent in alive])
+
+
+VOCABULARY = "count delete sum dogs cats prices table rows of in with ann otto ida red".split()
+GRID = [*itertools.product(("bm25", "dense"), (1, 5, 20), (0.0, 0.5), (False, True))]
+
+
+def test_the_naive_bank_shows_the_same_entries_with_the_same_utilities():
+    retrievals = utilities = 0
+    for seed, (retrieve, k1, epsilon, exclude) in enumerate(GRID):
+        rng, embedder = random.Random(seed), Plane() if retrieve == "dense" else None
+        config = BankConfig(
+            retrieve=retrieve, embedder="x" if embedder else "", k1=k1, k2=rng.choice((1, 3, 5)),
+            epsilon=epsilon, exclude_same_task=exclude, lam=rng.choice((0.0, 0.3, 0.5, 1.0)),
+            delta=rng.choice((0.0, 0.2, 0.4)), alpha=rng.choice((0.1, 0.3, 1.0)),
+            q_init=rng.choice((0.0, 0.5)), same_intent=rng.choice((0.9, 0.7, 1.1)),
+            max_entries=rng.choice((0, 25)),
+        )  # fmt: skip
+        made, naive = Bank(None, config, embedder), Naive(config, embedder)
+        for step in range(20):
+            lessons = []
+            for _ in range(3):
+                intent = " ".join(rng.choices(VOCABULARY, k=rng.randint(1, 6)))
+                task = f"t{rng.randint(0, 30)}"
+                found = made.retrieve(intent, task_id=task, seed=step)
+                ids, chance, pool, best = naive.retrieve(intent, task, step)
+                assert ([*found.ids], found.pool) == (ids, pool), (seed, step, intent)
+                assert [f.entry.id for f in found.shown if f.by_chance] == chance
+                assert found.best_sim == pytest.approx(best, abs=2e-6)
+                lessons.append((found, rng.choice((1.0, -1.0, 0.25)), intent, task))
+                retrievals += 1
+            with made.batch():
+                for found, reward, _, task in lessons:
+                    made.feedback(found.shown, reward, task_id=task)
+                for _, _, intent, task in lessons:
+                    made.write(intent, "x", success=True, task_id=task)
+            naive.learn([(found.ids, *rest) for found, *rest in lessons])
+        values = [(e["id"], e["q"], e["visits"], e["intent"]) for e in naive.entries]
+        kept = [made.entry(id) for id, *_ in values]
+        assert [(e.id, e.q, e.visits, e.intent) for e in kept] == values
+        dead = [e["id"] for e in naive.entries if e["dead"]]
+        assert {*range(1, len(values) + 1)} - {e.id for e in made.entries()} == {*dead}
+        utilities += len(values)
+    assert (retrievals, utilities) == (1440, 1440)
 
 
 def test_phase_b_is_a_hand_computed_table():
     """sims .9 .8 .7 (mean .8, deviation .0816497), Q 0 .5 1 (mean .5, deviation .4082483)."""
-    made = filled([(0.9, 0.0), (0.8, 0.5), (0.7, 1.0)], lam=0.25)
-    found, z = made.retrieve("q"), 1.2247449
+    found, z = filled([(0.9, 0.0), (0.8, 0.5), (0.7, 1.0)], lam=0.25).retrieve("q"), 1.2247449
     assert [f.entry.task_id for f in found.shown] == ["t0", "t1", "t2"]
     assert [f.sim_z for f in found.shown] == pytest.approx([z, 0, -z], abs=1e-4)
     assert [f.q_z for f in found.shown] == pytest.approx([-z, 0, z], abs=1e-4)
     assert [f.score for f in found.shown] == pytest.approx([0.5 * z, 0, -0.5 * z], abs=1e-4)
     assert found.pool == 3 and found.best_sim == pytest.approx(0.9, abs=1e-6)
-    for lam, ids in ((0.0, (1, 2, 3)), (1.0, (3, 2, 1))):
-        made.config = replace(made.config, lam=lam)
-        assert made.retrieve("q").ids == ids
 
 
-def test_phase_a_keeps_k1_intents_above_delta():
-    values = [(0.95, 0), (0.9, 0), (0.8, 0), (0.7, 0), (0.5, 0), (0.2, 0)]
-    assert filled(values, k1=3, k2=9).retrieve("q").pool == 3
-    assert filled(values, k1=9, k2=9).retrieve("q").pool == 4  # .5 is not above .5
-    assert filled(values, k1=9, k2=2).retrieve("q").ids == (1, 2)
-
-
-def test_an_empty_pool_shows_nothing_and_a_single_candidate_is_shown():
-    nothing = filled([(0.4, 1.0)]).retrieve("q")
-    assert nothing.shown == () and nothing.pool == 0
-    assert nothing.best_sim == pytest.approx(0.4, abs=1e-6)
+@pytest.mark.parametrize(("values", "settings", "ids"), [
+    ([(0.9, 0.0), (0.6, 0.0), (0.5, 0.0)], {}, (1, 2)),  # .5 is not above .5
+    ([(0.7, 0.3), (0.9, 0.3), (0.8, 0.3)], {}, (2, 3, 1)),  # of equals the more similar
+    ([(0.9, 0.0)] * 30 + [(0.9, 1.0)], dict(k1=40, lam=1.0, k2=1), (31,)),
+    ([(0.4, 1.0)], {}, ()),
+])  # fmt: skip
+def test_what_is_shown_by_hand(values, settings, ids):
+    found = filled(values, **settings).retrieve("q")
+    assert found.ids == ids and all(-3 <= f.q_z <= 3 for f in found.shown)
     assert bank(embedder=Plane()).retrieve("q") == Retrieved()
-    (one,) = filled([(0.9, -0.7)]).retrieve("q").shown
-    assert (one.sim_z, one.q_z, one.score) == (0.0, 0.0, 0.0)
-
-
-def test_ties_go_to_similarity_then_to_the_lower_id_and_an_outlier_is_clipped():
-    assert filled([(0.7, 0.3), (0.9, 0.3), (0.8, 0.3)]).retrieve("q").ids == (2, 3, 1)
-    assert filled([(0.8, 0.3)] * 5, lam=1.0).retrieve("q").ids == (1, 2, 3)
-    # with utility alone, equal scores are parted by similarity
-    assert filled([(0.7, 0.3), (0.9, 0.3)], lam=1.0).retrieve("q").ids == (2, 1)
-
-    found = filled([(0.9, 0.0)] * 30 + [(0.9, 1.0)], k1=40, lam=1.0).retrieve("q")
-    assert found.shown[0].entry.id == 31 and found.shown[0].q_z == 3.0
-
-
-def test_one_entry_a_task_and_none_of_the_task_itself():
-    made = bank(embedder=Plane(q=1.0, a=0.9), k2=3)
-    for task in ("t1", "t1", "t2", "t3"):
-        made.write("a", "x", success=True, task_id=task)
-    assert made.retrieve("q").ids == (1, 3, 4)
-    made.config = replace(made.config, exclude_same_task=True)
-    assert made.retrieve("q", task_id="t1").ids == (3, 4)
-
-
-def test_chance_replaces_a_slot_and_is_a_function_of_seed_and_task():
-    values = [(0.9, 0.9)] * 3 + [(0.9, -0.9)] * 20
-    made = filled(values, k1=30, epsilon=1.0, lam=1.0)
-    seen = {made.retrieve("q", task_id=f"t{k}", seed=1).ids for k in range(100, 140)}
-    assert len(seen) > 5
-    for ids in seen:
-        assert len({*ids} & {1, 2, 3}) >= 2  # one slot
-    again = [made.retrieve("q", task_id="t100", seed=1).ids for _ in range(3)]
-    assert len({*again}) == 1
-    share = filled(values, k1=30, epsilon=0.3, lam=1.0)
-    by_chance = [
-        any(f.by_chance for f in share.retrieve("q", task_id=f"x{k}").shown) for k in range(400)
-    ]
-    assert 0.2 < sum(by_chance) / 400 < 0.4
-
-
-def test_chance_shows_one_entry_a_task_too():
-    made = bank(embedder=Plane(q=1.0, a=0.9), epsilon=1.0)
-    for k in range(12):
-        made.write("a", "x", success=True, task_id=f"t{k % 4}")
-    shown = [made.retrieve("q", task_id=f"x{k}").shown for k in range(80)]
-    assert all(len({f.entry.task_id for f in each}) == 3 for each in shown)
-    assert {sum(f.by_chance for f in each) for each in shown} == {1}
-    assert len({f.entry.id for each in shown for f in each if f.by_chance}) == 12
-
-
-# ---------------------------------------------------------------- utilities
-
-
-def test_utilities_follow_the_closed_form():
-    made, rewards = filled([(0.9, 0.2)]), [1.0, -1.0, 0.5, 1.0]
-    for reward in rewards:
-        made.feedback(made.retrieve("q").shown, reward)
-    t, a = len(rewards), 0.3
-    expected = (1 - a) ** t * 0.2
-    expected += sum(a * (1 - a) ** (t - k) * r for k, r in enumerate(rewards, 1))
-    (entry,) = made.entries()
-    assert entry.q == pytest.approx(expected) and (entry.visits, entry.wins) == (4, 3)
-    assert [event[-2] for event in made.events()] == rewards
-
-
-def test_one_reward_each_and_each_entry_once():
-    made = filled([(0.9, 0.0), (0.8, 0.0)])
-    shown = made.retrieve("q").shown
-    made.feedback([*shown, shown[0]], [1.0, -1.0, 1.0])
-    assert [(e.id, round(e.q, 9), e.visits) for e in made.entries()] == [(1, 0.3, 1), (2, -0.3, 1)]
-
-
-@pytest.mark.parametrize("reward", [math.nan, 1.5, -2, math.inf, "1", None])
-def test_a_reward_out_of_range_changes_nothing(reward):
-    made = filled([(0.9, 0.0)])
-    before = made.digest
-    with pytest.raises(ValueError, match=r"reward|iterable"):
-        made.feedback(made.retrieve("q").shown, [reward])
-    assert made.digest == before
-
-
-def test_unknown_entries_and_empty_intents_are_refused():
-    made = filled([(0.9, 0.0)])
-    before = made.digest
-    ghost = Entry(99, "x", "script", "x", True, 0, 0, 0, "t", 0, 0, (), {})
-    with pytest.raises(ValueError, match="no entry 99"):
-        made.feedback([Found(ghost, 1, 0, 0, 0)], 1.0)
-    with pytest.raises(ValueError, match="no entry 7"):
-        made.write("i", "x", success=True, task_id="t", parents=[7])
-    for intent in ("", " \n"):
-        with pytest.raises(ValueError, match="empty"):
-            made.write(intent, "x", success=True, task_id="t")
-        with pytest.raises(ValueError, match="empty"):
-            made.retrieve(intent)
-    assert made.digest == before
 
 
 # ---------------------------------------------------------------- writing
 
 
-def test_known_and_similar_intents_get_one_entry_more():
-    made = bank(embedder=Plane(a=1.0, b=0.95, c=0.5), same_intent=0.9)
-    for intent in ("a", "a", "b", "c"):
-        made.write(intent, "x", success=True, task_id=intent)
-    assert [entry.intent for entry in made.entries()] == ["a", "a", "a", "c"]
-    assert made.stats()["intents"] == 2
+GHOST = Found(Entry(99, "x", "script", "x", True, 0, 0, 0, "t", 0, 0, (), {}), 1, 0, 0, 0)
+
+
+@pytest.mark.parametrize(("wrong", "word"), [
+    (lambda made: made.feedback(made.retrieve("q").shown, math.nan), "reward"),
+    (lambda made: made.feedback(made.retrieve("q").shown, 1.5), "reward"),
+    (lambda made: made.feedback(made.retrieve("q").shown, -2), "reward"),
+    (lambda made: made.feedback([GHOST], 1.0), "no entry 99"),
+    (lambda made: made.write("i", "x", success=True, task_id="t", parents=[7]), "no entry 7"),
+    (lambda made: made.write(" \n", "x", success=True, task_id="t"), "empty"),
+    (lambda made: made.retrieve(""), "empty"),
+])  # fmt: skip
+def test_what_cannot_be_changes_nothing(wrong, word):
+    made = filled([(0.9, 0.0)])
+    before = made.digest
+    with pytest.raises(ValueError, match=word):
+        wrong(made)
+    assert made.digest == before
 
 
 def test_an_error_in_a_batch_undoes_all_of_it():
     made = filled([(0.9, 0.0)])
     before, shown = made.digest, made.retrieve("q").shown
-    with pytest.raises(RuntimeError), made.batch():
-        made.feedback(shown, 1.0)
-        made.write("q", "x", success=True, task_id="t")
-        raise RuntimeError("the summary of the second task failed")
+    for error in (RuntimeError, ValueError):
+        with pytest.raises(error), made.batch():
+            made.feedback(shown, 1.0)
+            made.write("q", "x", success=True, task_id="t")
+            raise error("the summary of the second task failed")
     assert made.digest == before and made.retrieve("q").ids == (1,)
     with made.batch():
         made.write("q", "x", success=True, task_id="t9")
@@ -215,120 +260,46 @@ def test_an_error_in_a_batch_undoes_all_of_it():
     assert {*made.retrieve("q").ids} == {1, 2}
 
 
-def test_intents_that_are_not_read_to_their_end_are_counted():
-    class Short(Plane):
-        def cut(self, texts, query=False):
-            return [len(text) > 10 for text in texts]
-
-    for how, n in (("dense", 1), ("hybrid", 1), ("bm25", 0)):
-        made = bank(embedder=Short(), retrieve=how)
-        for text in ("x" * 10, "x" * 11):
-            made.write(text, "y", success=True, task_id="t")
-        assert [entry.meta for entry in made.entries()] == [{}, {"not_read": True} if n else {}]
-        assert made.stats()["cut"] == n
-        assert [made.cut("x" * k) for k in (10, 11, 4097)] == [False, n == 1, True]
-    made.write("z" * 5000, "y", success=True, task_id="t")  # of words: cut at 4,096 characters
-    entry = made.entries()[-1]
-    assert len(entry.intent) == 4096 and entry.meta == {"cut": 5000 - 4096}
-    assert made.stats()["cut"] == 1 and made.retrieve("z" * 5000).ids == (3,)
-
-
-def test_eviction_takes_the_least_useful_and_never_the_new():
-    made = filled([(0.9, 0.5), (0.9, -0.5), (0.9, 0.1), (0.9, -0.5)])
-    made._db.execute("UPDATE entry SET visits = 3 WHERE id = 2")
-    made.config = replace(made.config, max_entries=3, q_init=-1.0, k2=9)
-    made.write("q", "x", success=True, task_id="new")  # q -1, the least of all
-    assert [entry.id for entry in made.entries()] == [1, 3, 5]
-    assert {*made.retrieve("q").ids} == {1, 3, 5}
-    # an intent without entries takes no place among the k1
-    made = filled([(0.99, 0.0), (0.9, 0.5)], k1=1)
-    assert made.retrieve("q").ids == (1,)
-    made.config = replace(made.config, max_entries=1)
-    made.note("a", 1)
-    assert made.retrieve("q").ids == (2,)
+@pytest.mark.parametrize(("how", "meta"), [("dense", {"not_read": True}), ("bm25", {})])
+def test_intents_that_are_not_read_to_their_end_are_counted(how, meta):
+    made = bank(embedder=Plane(), retrieve=how)
+    for text in ("x" * 60, "x" * 61, "z" * 5000):
+        made.write(text, "y", success=True, task_id="t")
+    cut = {"cut": 5000 - 4096} | meta
+    assert [entry.meta for entry in made.entries()] == [{}, meta, cut]
+    assert made.stats()["cut"] == 1 + bool(meta) and len(made.entries()[-1].intent) == 4096
+    assert [made.cut("x" * k) for k in (60, 61, 4097)] == [False, bool(meta), True]
 
 
 def test_statistics():
     made = filled([(0.9, -0.5), (0.9, 0.0), (0.9, 0.5), (0.9, 1.0)])
     made.feedback(made.retrieve("q").shown[:1], 1.0)
-    stats = made.stats()
-    assert stats["entries"] == 4 and stats["never_shown"] == 0.75
-    assert (stats["q_negative"], stats["q_zero"], stats["q_positive"]) == (0.25, 0.25, 0.5)
-    assert stats["q_mean"] == pytest.approx(sum(e.q for e in made.entries()) / 4)
-    assert (stats["visits"], stats["wins"]) == (1, 1) and stats["bytes"] > 0
+    wanted = dict(
+        entries=4, intents=4, never_shown=0.75, q_negative=0.25, q_zero=0.25, q_positive=0.5,
+        q_mean=0.25, q_min=-0.5, q_10=-0.5, q_median=0.5, q_90=1.0, q_max=1.0, visits=1, wins=1,
+        cut=0, bytes=made.stats()["bytes"],
+    )  # fmt: skip
+    assert made.stats() == pytest.approx(wanted) and wanted["bytes"] > 0
+    assert bank().stats()["q_mean"] == 0.0
 
 
-# ---------------------------------------------------------------- by words and both
-
-
-def test_by_words_without_an_embedder_and_the_mean_of_both():
-    made = Bank(None, BankConfig(delta=0.2))
-    for k, text in enumerate(["count the dogs in the table", "delete the cat", "sum of prices"]):
-        made.write(text, "x", success=True, task_id=f"t{k}")
-    found = made.retrieve("count the cats in the table")
-    assert found.ids[0] == 1 and 0.2 < found.best_sim < 1
-    assert made.retrieve("count the dogs in the table").best_sim == pytest.approx(1.0, abs=1e-6)
-    assert made.retrieve("nothing alike").shown == ()
-    both = bank(embedder=Plane(q=1.0, i0=0.9), retrieve="hybrid", delta=0.3)
-    both.write("i0", "x", success=True, task_id="t")
-    assert both.retrieve("q").best_sim == pytest.approx(0.45, abs=1e-6)
-    assert both.retrieve("i0").best_sim == pytest.approx(1.0, abs=1e-6)
-
-
-@pytest.mark.parametrize("how", ["dense", "bm25", "hybrid"])
+@pytest.mark.parametrize("how", ["dense", "bm25"])
 def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
     texts = [f"task {k} about {word}" for k, word in enumerate(["dogs", "cats", "dogs", "birds"])]
-    settings = {"retrieve": how, "delta": None}
-    embedder = None if how == "bm25" else Plane()
-    made = Bank(
-        tmp_path / "b.db", BankConfig(embedder="hash:8" if embedder else "", **settings), embedder
-    )
-    delta = made.calibrate(texts)
-    naive = []
-    words = Words()
-    words.begin([(k, text, b"") for k, text in enumerate(texts)])
-    for i, text in enumerate(texts):
-        for j, other in enumerate(texts):
-            lexical = words.scores(Counter(tokens(text)))[j]
-            one, two = Plane().embed([text, other])
-            cosine = float(one @ two)
-            both = {"bm25": lexical, "dense": cosine, "hybrid": (lexical + cosine) / 2}
-            naive += [both[how]] if i != j else []
-    assert delta == pytest.approx(float(np.quantile(naive, 0.8)), abs=1e-5)
+    embedder = Plane() if how == "dense" else None
+    made, own = (bank(path, embedder, delta=None) for path in (tmp_path / "b.db", None))
+    naive = Naive(made.config, embedder)
+    naive.see(texts)
+    pairs = [naive.similarity(a, b) for a in texts for b in texts if a != b]
+    wanted = pytest.approx(float(np.quantile(pairs, 0.8)), abs=1e-5)
+    assert made.calibrate(texts) == wanted
     made.close()
-    again = Bank(
-        tmp_path / "b.db", BankConfig(embedder="hash:8" if embedder else "", **settings), embedder
-    )
-    assert again.delta == delta
-    own = Bank(None, BankConfig(**settings | {"embedder": "hash:8" if embedder else ""}), embedder)
+    assert bank(tmp_path / "b.db", embedder, delta=None).delta == wanted
     assert own.delta == 0.0
     with own.batch():
         for text in texts:
             own.write(text, "x", success=True, task_id=text)
-    assert own.delta == (delta if how == "bm25" else pytest.approx(delta, abs=1e-5))
-
-
-def test_the_nearest_are_those_of_the_naive_way_and_of_equals_the_lower_ids():
-    rng, n, d = np.random.default_rng(0), 300, Plane.dim
-    rows = rng.normal(size=(n, d)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    rows[n // 2 :] = rows[: n // 2]  # each one twice
-    meanings, ids = Meanings(Plane()), rng.permutation(n).tolist()
-    listed = [(id, f"text {id}", row.tobytes()) for id, row in zip(ids, rows, strict=True)]
-    meanings.begin(listed[:100])
-    meanings.add(listed[100:])
-    for text in ("one", "two", "text 7"):
-        (vector,) = meanings.embedded([text])
-        cosines = {id: round(float(row @ vector), 6) for id, row in zip(ids, rows, strict=True)}
-        wanted = sorted(ids, key=lambda id: (-cosines[id], id))
-        for k in (1, 7, n, n + 9):
-            found = meanings.nearest(text, k)
-            assert [id for id, _ in found] == wanted[:k]
-            assert [sim for _, sim in found] == pytest.approx(
-                [cosines[id] for id, _ in found], abs=2e-6
-            )
-    meanings.begin(())
-    assert meanings.nearest("one", 3) == []
+    assert own.delta == wanted
 
 
 # ---------------------------------------------------------------- the file
@@ -339,14 +310,16 @@ def test_it_is_kept_and_opened_again_with_the_same_rows(tmp_path):
     made.feedback(made.retrieve("q").shown, 1.0)
     made.note("cursor", {"epoch": 2, "solved": ["t1"]})
     assert made.embedder.calls == 4  # each text once, and what identifies the embedder
-    digest, found = made.digest, made.retrieve("q")
+    digest, found, events = made.digest, made.retrieve("q"), made.events()
     made.close()
     again = bank(tmp_path / "b.db", Plane(q=1.0), same_intent=1.1)
-    assert again.digest == digest and again.retrieve("q") == found
-    assert (
-        again.noted("cursor") == {"epoch": 2, "solved": ["t1"]}
-        and again._value("PRAGMA integrity_check") == "ok"
-    )
+    assert (again.digest, again.retrieve("q"), again.events()) == (digest, found, events)
+    assert again.noted("cursor", dict) == {"epoch": 2, "solved": ["t1"]}
+    with pytest.raises(UserError, match="cursor"):
+        again.noted("cursor", int)
+    copy = bank(embedder=Plane(q=1.0))
+    copy.load(again.dump())
+    assert copy.digest == digest and copy.retrieve("q").ids == found.ids
 
 
 def test_frozen_reads_and_never_writes(tmp_path):
@@ -362,19 +335,46 @@ def test_frozen_reads_and_never_writes(tmp_path):
     ):
         with pytest.raises(UserError, match="frozen"):
             change()
+    assert found.ids == (1,) and frozen.calibrate(["a", "b"]) <= 1
     frozen.close()
     assert path.read_bytes() == before and [*tmp_path.iterdir()] == [path]
-    with pytest.raises(UserError, match="no bank at"):
-        bank(tmp_path / "none.db", Plane(), frozen=True)
+
+
+class Other(Plane):
+    name, dim = "other", 16
+
+
+class Pooled(Plane):  # the same name and dimension, other vectors
+    def row(self, text):
+        return super().row(f"{text}!")
+
+
+class Moved(Plane):  # another folder, the same model
+    name = "elsewhere"
+
+
+def test_another_embedder_is_refused(tmp_path):
+    path, words = tmp_path / "b.db", tmp_path / "words.db"
+    filled([(0.9, 0.5)], path).close()
+    bank(words).close()
+    for file, embedder in ((path, Other()), (path, Pooled()), (path, None), (words, Plane())):
+        with pytest.raises(UserError, match="embedder"):
+            bank(file, embedder)
+    bank(path, Moved()).close()
+    assert bank(path, frozen=True).entries()  # it may be searched by words
+
+
+def in_child(code: str) -> None:
+    """Run code with the names of this file, in an interpreter of its own."""
+    paths = "import sys; sys.path[:0] = ['.', 'tests', 'tests/agents']; from test_bank import *\n"
+    subprocess.run([sys.executable, "-c", paths + code], cwd=Path(__file__).parents[2], check=False)
 
 
 def test_frozen_sees_what_a_killed_process_left_in_the_log(tmp_path):
     path = tmp_path / "b.db"
-    code = (
-        "import os, sys; sys.path[:0] = ['.', 'tests', 'tests/agents']; from test_bank import *\n"
-        f"made = filled([(0.9, 0.5)], Path({str(path)!r})); os.kill(os.getpid(), 9)"
+    in_child(
+        f"import os; made = filled([(0.9, 0.5)], Path({str(path)!r})); os.kill(os.getpid(), 9)"
     )
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=False)
     assert Path(f"{path}-wal").stat().st_size
     before = path.read_bytes()
     assert bank(path, Plane(q=1.0), frozen=True).retrieve("q").ids == (1,)
@@ -400,51 +400,16 @@ def test_a_bank_whose_making_was_broken_off_is_made_anew(tmp_path, at, monkeypat
     assert bank(path, Plane(), frozen=True)._value("PRAGMA integrity_check") == "ok"
 
 
-class Other(Plane):
-    name, dim = "other", 16
-
-
-def test_another_embedder_is_refused(tmp_path):
-    path = tmp_path / "b.db"
-    filled([(0.9, 0.5)], path).close()
-    with pytest.raises(UserError, match=r"embedder plane \(8 numbers\), not with other \(16\)"):
-        bank(path, Other())
-
-    class Pooled(Plane):  # the same name and dimension, other vectors
-        def embed(self, texts, query=False):
-            return super().embed([f"{text}!" for text in texts])
-
-    with pytest.raises(UserError, match="was made with the embedder"):
-        bank(path, Pooled())
-    with pytest.raises(UserError, match="new intents need them"):
-        Bank(path, BankConfig(delta=0.1))
-    assert Bank(path, BankConfig(delta=0.1), frozen=True).entries()
-    words = tmp_path / "words.db"
-    Bank(words, BankConfig(delta=0.1)).close()
-    with pytest.raises(UserError, match="without an embedder"):
-        bank(words, Plane())
-
-
-def test_a_bank_in_use_is_refused_with_one_sentence(tmp_path, monkeypatch):
+def test_a_bank_in_use_and_a_full_disk_are_one_sentence_and_change_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("agents.bank.BUSY_S", 0.1)
-    path = tmp_path / "b.db"
-    made = filled([(0.9, 0.5)], path)
-    holder = sqlite3.connect(path, isolation_level=None)
+    made = filled([(0.9, 0.5)], tmp_path / "b.db")
+    holder = sqlite3.connect(tmp_path / "b.db", isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     digest = made.digest
     with pytest.raises(UserError, match="in use by another process"):
         made.write("x", "y", success=True, task_id="t")
     holder.execute("ROLLBACK")
-    assert made.digest == digest
-    made.write("x", "y", success=True, task_id="t")
-
-
-def test_a_full_disk_writes_nothing(tmp_path):
-    path = tmp_path / "b.db"
-    made = filled([(0.9, 0.5)], path)
-    digest = made.digest
-    pages = made._value("PRAGMA page_count")
-    made._db.execute(f"PRAGMA max_page_count = {pages}")
+    made._db.execute(f"PRAGMA max_page_count = {made._value('PRAGMA page_count')}")
     with pytest.raises(UserError, match="full"):
         made.write("x", "y" * 1_000_000, success=True, task_id="t")
     assert made.digest == digest and made._value("PRAGMA integrity_check") == "ok"
@@ -465,18 +430,14 @@ def filling(path: Path) -> None:
 
 def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
     # an interpreter of its own: what comes out may not depend on its hashes either
-    code = (
-        "import sys; sys.path[:0] = ['.', 'tests', 'tests/agents']; from test_bank import *\n"
-        f"filling(Path({str(tmp_path / 'whole.db')!r}))"
-    )
-    subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parents[2], check=True)
+    in_child(f"filling(Path({str(tmp_path / 'whole.db')!r}))")
     rng, path = random.Random(0), tmp_path / "killed.db"
     calls = calls_of(lambda: filling(tmp_path / "counted.db"))
     for _ in range(3):
         assert killed_in_child(lambda: filling(path), int(calls * rng.uniform(0.05, 0.2)))
         assert bank(path, Plane(), delta=-1.0, frozen=True)._value("PRAGMA integrity_check") == "ok"
     filling(path)
-    digests = [
+    digests = {
         bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")
-    ]
-    assert digests[0] == digests[1]
+    }
+    assert len(digests) == 1

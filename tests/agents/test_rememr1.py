@@ -1,3 +1,5 @@
+"""ReMemR1 with scripted answers: what is parsed, recalled, paid by equations 5 to 7, counted."""
+
 from collections import Counter
 from dataclasses import replace
 from itertools import accumulate
@@ -9,14 +11,9 @@ from hypothesis import strategies as st
 from agents.rememr1 import ERRORS, NOT_RECALLED, EvidenceSearch, ReMemR1, ReMemR1Config, parse_step
 from config.errors import UserError
 from data import Pool, Task
-from embedded import tiny
-from engines.scripted import ScriptedEngine
-from eval import evaluate
-from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
+from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Trajectory, Turn
 from memory import Recall
 from report.metrics import describe_turns
-from report.rows import Cell
-from rollout import Sampling, follow, rollout
 from tasks import worlds
 
 CONFIG = ReMemR1Config(
@@ -146,12 +143,8 @@ def test_the_parsers_table(codec, response, memory, query, errors):
         assert states(turns)[0]["format"] == (not errors)
 
 
-PIECES = [
-    *"<update> </update> <recall> </recall> <thinking> </thinking>".split(),
-    " a",
-    "\n",
-    " b ",
-]
+TAGS = "<update> </update> <recall> </recall> <thinking> </thinking>"
+PIECES = [*TAGS.split(), " a", "\n", " b "]
 
 
 @given(st.lists(st.sampled_from(PIECES), max_size=14))
@@ -169,16 +162,13 @@ def test_whatever_is_written_no_tag_of_ours_gets_into_a_query_and_no_query_into_
 
 
 def test_caps_cut_memory_and_query_and_say_so(codec):
-    long, short = (
-        ask("Anna met Otto. Ida left.", "Anna met Otto"),
-        ask("Anna met Otto.", "Anna met"),
-    )
+    short = ask("Anna met Otto.", "Anna met")
+    long = ask("Anna met Otto. Ida left.", "Anna met Otto")
     turns = drive(codec, short, short, long, "x", memory_tokens=4, query_tokens=2)
     fits, _, cut = (turn.notes.step for turn in turns[:3])
     assert (cut.memory, cut.memory_cut) == (" Anna met Otto.", True)
     assert (cut.query, cut.query_cut) == (" Anna met", True)
-    # what is looked for is what the cap has left
-    assert turns[-1].notes.recalled.query == " Anna met"
+    assert turns[-1].notes.recalled.query == " Anna met"  # what the cap has left
     assert not fits.memory_cut and not fits.query_cut
 
 
@@ -213,17 +203,12 @@ def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
 
 
 def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
-    answers = [ask(OTTO), ask(LEFT), "nonsense", "x"]
-    turns = drive(codec, *answers, callback="question")
-    assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
-    assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
-    # nor is it its doing
-    assert column("callback", states(turns, callback="question")) == [0] * 4
-    # it asks, but that is not what is looked for
-    answers[2] = ask(*LOOKS)
-    turns = drive(codec, *answers, callback="question")
-    assert turns[-1].notes.recalled.steps == (1,)
-    assert column("callback", states(turns, callback="question")) == [0] * 4
+    for third in ("nonsense", ask(*LOOKS)):
+        turns = drive(codec, ask(OTTO), ask(LEFT), third, "x", callback="question")
+        assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
+        assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
+        # nor is it its doing
+        assert column("callback", states(turns, callback="question")) == [0] * 4
 
 
 def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
@@ -234,72 +219,41 @@ def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
     assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
 
 
-def test_training_and_evaluation_see_the_same_prompts(codec, tmp_path):
-    """One task alone is a batch like any other."""
-    said = [ask(OTTO, "Anna"), "<recall>Otto", ask("Ida\nleft.", "Otto\nLima"), ask("", "Lima")]
-
-    def prompts(run) -> list[tuple]:
-        seen: list[tuple] = []
-
-        def script(prompt: Prompt) -> str:
-            seen.append((prompt.text, codec.chat(prompt.pieces)))
-            return "\\boxed{Lima}" if prompt.final else said[(len(seen) - 1) % len(said)]
-
-        run(ScriptedEngine(codec, script))
-        return seen
-
-    task = worlds.make_task(0, 9, "two_hop_reverse")
-    agent, cell = tiny.agent("rememr1", step_tokens=60), Cell("a", "", "", 9)
-    trained = prompts(lambda engine: list(rollout(engine, agent, [(task, 0)])))
-    followed = prompts(lambda engine: list(follow(engine, agent, task, Sampling())))
-    evaluated = prompts(
-        lambda engine: evaluate(engine, agent, [task], Sampling(), cell, tmp_path / "rows")
-    )
-    assert trained == followed == evaluated and len(trained) == 10
-    assert sum(NOT_RECALLED not in text for text, _ in trained) >= 2
-
-
 @pytest.mark.parametrize("layout", ["shared", "paper"])
 def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
-    config = ReMemR1Config(layout=layout)
-    agent = ReMemR1(config)
-    slots = [piece for piece, constant in agent.template("recall_update") if not constant]
+    agent = ReMemR1(ReMemR1Config(layout=layout, example_query="LOUD"))
     rest = ["problem", "recalled_memory", "memory"]
+    slots = [piece for piece, constant in agent.template("recall_update") if not constant]
     assert slots == {"shared": ["section", *rest], "paper": [*rest, "section"]}[layout]
     assert [p for p, constant in agent.template("recall_final") if not constant] == rest
     text = "".join(piece for piece, constant in agent.template("recall_update") if constant)
     for tag in ("thinking", "update", "recall"):
         assert text.count(f"<{tag}>") == text.count(f"</{tag}>") >= 1
-    louder = agent.with_settings(example_query=config.example_query.upper())
-    assert config.example_query in text
-    assert config.example_query.upper() in "".join(p for p, _ in louder.template("recall_update"))
+    assert "<recall>LOUD</recall>" in text and "{example}" not in text
 
 
 def test_templates_of_ones_own(tmp_path, codec):
-    (tmp_path / "recall_update.txt").write_text(
-        "{prompt}|{recalled_memory}|{memory}|{chunk}|<update>"
-    )
-    (tmp_path / "recall_final.txt").write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
-
+    update, final = (tmp_path / f"recall_{name}.txt" for name in ("update", "final"))
+    update.write_text("{prompt}|{recalled_memory}|{memory}|{chunk}|<update>")
+    final.write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
     own = dict(templates=str(tmp_path))
     turns = drive(codec, ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x", **own)
     assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
-    for update, word in (
-        ("{prompt} without a section", r"recall_update\.txt does not show the section"),
-        ("{chunk} {memory}", "recalled memory"),
+    for text, callback, refused in (
+        ("{prompt} without a section", "learned", "section"),
+        ("{chunk} {memory}", "learned", "recalled memory"),
+        ("{chunk} {memory}", "off", ""),
     ):
-        (tmp_path / "recall_update.txt").write_text(update)
-        with pytest.raises(UserError, match=word):
-            ReMemR1(replace(CONFIG, **own))
-    assert ReMemR1(replace(CONFIG, callback="off", **own))
-    (tmp_path / "recall_update.txt").write_text("{chunk} {recalled_memory}")
-    (tmp_path / "recall_final.txt").write_text("{chunk} {recalled_memory}")
-    with pytest.raises(UserError, match="given none of"):
-        ReMemR1(replace(CONFIG, **own))
+        update.write_text(text)
+        if refused:
+            with pytest.raises(UserError, match=refused):
+                ReMemR1(replace(CONFIG, callback=callback, **own))
+        else:
+            ReMemR1(replace(CONFIG, callback=callback, **own))
 
 
 @pytest.mark.parametrize("wrong", [
-    {"callback": "always"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1},
+    {"callback": "always"}, {"retriever": "tfidf"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1},
     {"example_query": "{section}"}, {"example_query": "<update>"},
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
@@ -310,12 +264,11 @@ def test_settings_that_cannot_be_are_refused(wrong):
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
     query = "who left Rome or Lima"
     answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", query), "x"]
-    for retriever in ("word_recall", "tfidf", "bm25"):
+    for retriever in ("word_recall", "bm25"):
         last = drive(codec, *answers, retriever=retriever, recall_k=2, **LONG)[-1]
         recalled = last.notes.recalled
-        assert recalled.text == "Anna left Rome.\n\nOtto left Lima.", retriever
+        assert recalled.text == "Anna left Rome.\n\nOtto left Lima." in last.prompt.text
         assert {*recalled.steps} == {1, 2}, retriever
-        assert recalled.text in last.prompt.text
     nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
     assert drive(codec, *nothing)[-1].notes.recalled == Recall(query="Boris")
 
@@ -431,31 +384,31 @@ def test_looks_back_are_counted(codec):
     assert (n["hits"], n["sought"], n["holds"]) == (1, 1, 0)
 
 
-def test_what_a_text_holds_of_the_evidence():
-    bridge = Task(
-        "b",
-        "Where was the author of Heat born?",
-        ("Lima",),
-        pool=Pool(["Heat", "Ida Cole", "Rome"], ["By Ida Cole.", "Born in Lima.", "x"]),
-        order=[2, 1, 0],
-        gold=(2, 1),
-    )
-    assert bridge.clues == ("Heat", "Ida Cole")
-    assert EvidenceSearch(bridge).clues == [" ida cole "]  # the question has the first
-    compared = replace(bridge, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
-    fact = worlds.make_task(0, 2, "two_hop_reverse")
-    for task, text, held in (
-        (bridge, "Lima?", "answer"),
-        (bridge, "by ida cole", "evidence"),
-        (bridge, "Heat", "neither"),
-        (compared, "Heat, no", "unknown"),
-        (BOTH, "Lima", "evidence"),
-        (BOTH, "Rome, Lima", "answer"),
-        (BOTH, "x", "neither"),
-        (fact, fact.clues[0], "evidence"),
-        (fact, fact.clues[1], "answer"),
-    ):
-        assert EvidenceSearch(task).in_text(text) == held, (task.question, text)
+BRIDGE = Task(
+    "b",
+    "Where was the author of Heat born?",
+    ("Lima",),
+    pool=Pool(["Heat", "Ida Cole", "Rome"], ["By Ida Cole.", "Born in Lima.", "x"]),
+    order=[2, 1, 0],
+    gold=(2, 1),
+)
+COMPARED = replace(BRIDGE, question="Is Heat older than Rome?", answers=("no",), gold=(2, 0))
+FACT = worlds.make_task(0, 2, "two_hop_reverse")
+
+
+@pytest.mark.parametrize(("task", "text", "held"), [
+    (BRIDGE, "Lima?", "answer"),
+    (BRIDGE, "by ida cole", "evidence"),
+    (BRIDGE, "Heat", "neither"),  # the question has it
+    (COMPARED, "Heat, no", "unknown"),
+    (BOTH, "Lima", "evidence"),
+    (BOTH, "Rome, Lima", "answer"),
+    (BOTH, "x", "neither"),
+    (FACT, FACT.clues[0], "evidence"),
+    (FACT, FACT.clues[1], "answer"),
+])  # fmt: skip
+def test_what_a_text_holds_of_the_evidence(task, text, held):
+    assert EvidenceSearch(task).in_text(text) == held
 
 
 def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):

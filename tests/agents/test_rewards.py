@@ -1,7 +1,5 @@
 """Rewards: numbers of any library, None, and whatever else a function returns."""
 
-from __future__ import annotations
-
 import math
 from decimal import Decimal
 from fractions import Fraction
@@ -13,6 +11,7 @@ import torch
 
 from agents.rewards import Reward, grade, reward_of
 from config.errors import ServerFailed, UserError
+from config.plugins import load_function
 from data import Task
 from embedded import tiny
 from memagent import Finish, Prompt, Trajectory, Turn
@@ -48,7 +47,7 @@ def test_a_number_of_any_library_is_a_float(value):
     "value",
     [
         math.nan, math.inf, -math.inf, np.float32("nan"), torch.tensor(math.inf), Decimal("NaN"),
-        Decimal("sNaN"), 10**400, "1.0", b"1", np.str_("1"), np.array("1"), 1 + 0j,
+        Decimal("sNaN"), 10**400, "1.0", b"1", bytearray(b"1"), np.str_("1"), np.array("1"), 1 + 0j,
         np.complex64(1), [0.5], {}, np.array([0.5, 1]), torch.zeros(2), torch.zeros(0), object(),
         float, "long " * 1000,
     ],
@@ -80,47 +79,39 @@ def test_a_server_that_a_reward_asks_and_that_fails_leaves_the_reading_out():
     assert row["reward"] == 0.0 and "HTTP 503" in row["error"]
 
 
-def test_an_error_in_the_function_is_one_sentence_with_its_line():
-    def fails(trajectory):
-        return 1 / 0
-
-    agent = tiny.agent()
-    agent.reward = Reward(fails, "mine.py:fails")
-    line = fails.__code__.co_firstlineno + 1
-    with pytest.raises(UserError) as error:
+def test_a_function_of_a_file_pays_and_its_error_is_one_sentence_with_its_line(tmp_path):
+    mine, agent = tmp_path / "mine.py", tiny.agent()
+    mine.write_text("def pay(trajectory):\n    return 1 / (len(trajectory.turns) - 2)\n")
+    agent.reward = Reward(load_function(f"{mine}:pay", "--reward"), "mine.py:pay")
+    with pytest.raises(UserError, match="ZeroDivisionError") as error:
         reward_of(agent, trajectory())
     said = str(error.value)
-    assert said.startswith("mine.py:fails fails on the task 'the-task': ZeroDivisionError")
-    assert f"test_rewards.py, line {line})." in said
+    assert said.startswith("mine.py:pay fails on the task 'the-task'") and "line 2)." in said
+    done = trajectory()
+    done.turns.append(done.turns[0])
+    assert reward_of(agent, done) == 1.0
+    assert Reward(load_function(f"{mine}:pay", "")).place.endswith(":pay")
+    assert "partial" in Reward(partial(max, 1)).place  # which has no name of its own
 
 
-def test_a_function_that_nobody_named_has_a_name_all_the_same():
-    def own(trajectory, value=0.5):
-        return value
-
-    assert Reward(own).place.endswith(".own")
-    assert "partial" in Reward(partial(own, value=1)).place
-
-
-def test_an_agents_own_reward_goes_through_the_same_door():
-    agent = tiny.agent()
+def test_an_agents_own_rewards_go_through_the_same_door():
+    agent, done = paid(1), trajectory()
+    for by_turn, reward, kept in (
+        ([{"a": np.float32(0.5)}, {}], 1.0, [{"a": 0.5}, {}]),
+        # a turn without its reward leaves its trajectory without one
+        ([{"a": 0.5, "b": None}, {"a": 1}], None, [{"a": 0.5}, {"a": 1.0}]),
+    ):
+        agent.turn_rewards = lambda trajectory, by_turn=by_turn: by_turn
+        grade(agent, done)
+        assert (done.reward, [turn.rewards for turn in done.turns]) == (reward, kept)
+        assert type(done.turns[0].rewards["a"]) is float
+    for by_turn, refused in (
+        ([{"a": 0.5}, {"a": math.nan}], "turn_rewards of the agent .* returned nan .*'the-task'"),
+        ([{"a": 0.5}], "1 rewards for the 2 turns of the task 'the-task'"),
+    ):
+        agent.turn_rewards = lambda trajectory, by_turn=by_turn: by_turn
+        with pytest.raises(UserError, match=refused):
+            grade(agent, done)
     agent.reward = lambda trajectory, outcome: math.nan
     with pytest.raises(UserError, match=r"reward of the agent \w+ returned nan .*'the-task'"):
         grade(agent, trajectory())
-
-
-def test_rewards_of_turns_are_numbers_too():
-    agent, done = paid(1), trajectory()
-    agent.turn_rewards = lambda trajectory: [{"a": np.float32(0.5)}, {}]
-    grade(agent, done)
-    assert [turn.rewards for turn in done.turns] == [{"a": 0.5}, {}]
-    assert type(done.turns[0].rewards["a"]) is float and done.reward == 1.0
-    agent.turn_rewards = lambda trajectory: [{"a": 0.5, "b": None}, {"a": 1}]
-    grade(agent, done)  # a turn without its reward leaves its trajectory without one
-    assert done.reward is None and [t.rewards for t in done.turns] == [{"a": 0.5}, {"a": 1.0}]
-    agent.turn_rewards = lambda trajectory: [{"a": 0.5}, {"a": math.nan}]
-    with pytest.raises(UserError, match=r"turn_rewards of the agent .* returned nan .*'the-task'"):
-        grade(agent, done)
-    agent.turn_rewards = lambda trajectory: [{"a": 0.5}]
-    with pytest.raises(UserError, match="1 rewards for the 2 turns of the task 'the-task'"):
-        grade(agent, done)

@@ -18,7 +18,7 @@ from config.options import EMBEDDED
 CODE = """\
 import pathlib
 pathlib.Path({mark!r}).write_text("run")
-from agents.full import Full
+from agents.baselines import Full
 from lightning.pytorch.loggers import CSVLogger
 from tasks import worlds
 

@@ -46,24 +46,9 @@ def run(path: Path, sql: str) -> None:
         db.executescript(sql)
 
 
-def refusal(path: Path, frozen: bool) -> str:
-    """Open a bank that is refused, and leave it as it is; return the sentence."""
-    before = path.read_bytes()
-    with pytest.raises(UserError) as caught:
-        Bank(path, BankConfig(), frozen=frozen)
-    sentence = str(caught.value)
-    assert path.name in sentence and "\n" not in sentence and len(sentence) < 500
-    assert path.read_bytes() == before
-    return sentence
-
-
-both_ways = pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
-
-# ---------------------------------------------------------------- what a file holds
-
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
 ALTER = "PRAGMA writable_schema = ON; UPDATE sqlite_master SET "
-LAYOUTS = {
+WRONG = {
     "view in place of a table": f"DROP TABLE event; CREATE VIEW event AS {ENDLESS}",
     "view beside": f"CREATE VIEW other AS {ENDLESS}",
     "trigger": "CREATE TRIGGER tr AFTER INSERT ON info BEGIN DELETE FROM entry; END",
@@ -84,77 +69,77 @@ LAYOUTS = {
     "another program's": "PRAGMA application_id = 7",
     "newer": "UPDATE info SET value = '99' WHERE key = 'schema'",
     "no version": "DELETE FROM info WHERE key = 'schema'",
-}  # fmt: skip
-BYTES = {
+    "other tables alone": (
+        "PRAGMA application_id = 0; DROP TABLE event; DROP TABLE entry; DROP TABLE intent"
+    ),
+    "vectors of no embedder": (
+        "UPDATE info SET value = '{\"name\": 1, \"dim\": \"x\"}' WHERE key = 'embedder'"
+    ),
     "text": lambda raw: b"these are notes, no bank\n" * 40,
     "zeros": lambda raw: bytes(8192),
     "truncated": lambda raw: raw[: len(raw) // 2],
     "header alone": lambda raw: raw[:100],
     "noise": lambda raw: raw[:100] + bytes(range(256)) * 40,
-}
+}  # fmt: skip
 
 
-@both_ways
-@pytest.mark.parametrize("how", LAYOUTS)
-def test_another_layout_is_refused_before_anything_is_read(path, how, frozen):
-    run(path, LAYOUTS[how])
-    assert "no bank" in refusal(path, frozen)
+@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_no_bank_is_one_sentence_and_stays_as_it_is(path, how, frozen):
+    if frozen and how == "vectors of no embedder":  # it may be searched by words
+        return
+    if isinstance(WRONG[how], str):
+        run(path, WRONG[how])
+    else:
+        path.write_bytes(WRONG[how](path.read_bytes()))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=path.name) as caught:
+        Bank(path, BankConfig(), frozen=frozen)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert path.read_bytes() == before
 
 
-@both_ways
-@pytest.mark.parametrize("how", BYTES)
-def test_a_file_that_is_no_bank_is_one_sentence(path, how, frozen):
-    path.write_bytes(BYTES[how](path.read_bytes()))
-    refusal(path, frozen)
-
-
-@both_ways
-def test_a_database_without_tables_of_a_bank_stays_as_it_is(tmp_path, frozen):
-    run(tmp_path / "b.db", "CREATE TABLE t (a); INSERT INTO t VALUES (1)")
-    assert "no bank" in refusal(tmp_path / "b.db", frozen)
-
-
-def test_functions_of_a_schema_are_not_trusted(path):
-    with closing(Bank(path, BankConfig())) as made:
-        assert made._value("PRAGMA trusted_schema") == 0
-        assert made._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) < 1 << 27
+def test_functions_of_a_schema_are_not_trusted_and_values_are_bounded(path):
+    for frozen in (False, True):
+        with closing(Bank(path, BankConfig(), frozen=frozen)) as made:
+            assert made._value("PRAGMA trusted_schema") == 0
+            assert made._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) < 1 << 27
 
 
 def test_what_is_no_file_of_a_bank_is_one_sentence(path, tmp_path, monkeypatch):
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "loop").symlink_to("loop")
-    for name in ("folder", "fifo", "loop", "a\0b", "x" * 300):
+    for name in ("folder", "fifo", "loop", "a\0b", "x" * 300, "none/b.db"):
         with pytest.raises(UserError):
             Bank(tmp_path / name, BankConfig())
     with pytest.raises(UserError, match="There is no bank"):
         Bank(tmp_path / "none.db", BankConfig(), frozen=True)
     monkeypatch.setattr("agents.bank.MOST_BYTES", 4096)
-    assert "too large" in refusal(path, True)
+    with pytest.raises(UserError, match="too large"):
+        Bank(path, BankConfig(), frozen=True)
 
 
-@pytest.mark.parametrize("note", ['{"x": 1}', '{"entries": "many"}', '{"entries": null}'])
-def test_a_note_on_an_epoch_that_lacks_a_number_is_refused(path, tmp_path, note):
-    run(path, f"INSERT INTO info VALUES ('epoch 1', '{note}')")
-    with closing(Bank(path, BankConfig())) as book:
-        with pytest.raises(UserError, match="epoch 1"):
-            outcome_of(tmp_path, "memrl", StreamConfig(epochs=1), book)
-
-
-@pytest.mark.parametrize("note", ['"x"', '{"epoch": 0}', '{"x": 1}',
-    '{"epoch": "x", "cursor": 0, "bytes": 0, "settings": ""}'])  # fmt: skip
-def test_a_stream_that_does_not_know_where_it_stands_is_refused(path, note):
-    run(path, f"INSERT INTO info VALUES ('stream', '{note}')")
+@pytest.mark.parametrize(("key", "note"), [
+    ("epoch 1", '{"x": 1}'), ("epoch 1", '{"entries": "many"}'), ("stream", '"x"'),
+    ("stream", '{"epoch": 0}'),
+    ("stream", '{"epoch": "x", "cursor": 0, "bytes": 0, "settings": ""}'),
+])  # fmt: skip
+def test_a_note_of_a_stream_that_lacks_what_it_needs_is_refused(path, tmp_path, key, note):
+    run(path, f"INSERT INTO info VALUES ('{key}', '{note}')")
     with closing(Bank(path, BankConfig())) as book:
         stream = Stream.__new__(Stream)
         stream.book, stream.settings = book, ""
         with pytest.raises(UserError, match="damaged"):
-            stream._begun()
+            if key == "stream":
+                stream._begun()
+            else:
+                outcome_of(tmp_path, "memrl", StreamConfig(epochs=1), book)
 
 
 @pytest.mark.parametrize("rows", [
     {}, [], {"info": 7}, {"intent": [[1, "default", "x"]]}, {"intent": [[1, "default", "x", "?"]]},
-    {"event": [[10**30] * 9]}, {"info": [["schema", "[" * 100_000]]},
+    {"event": [[10**30] * 9]}, {"info": [["schema", "[" * 100_000]]}, {"info": [["schema", "2"]]},
     {"entry": [[1, 55, "k", "e", 1, 0.5, 0, 0, "t", 0, 1, "[1]", "[]", 0]]},
 ])  # fmt: skip
 def test_rows_of_a_model_folder_that_are_no_bank_are_one_sentence(rows, path):
@@ -171,15 +156,15 @@ def test_rows_of_a_model_folder_that_are_no_bank_are_one_sentence(rows, path):
 # ---------------------------------------------------------------- what lies beside it
 
 
-def journal_that_names(path: Path, other: Path) -> None:
-    """Put a journal beside a bank after whose use SQLite removes another file."""
+def journal_that_names(path: Path, other: Path) -> bytes:
+    """Return a journal after whose use SQLite removes another file."""
     page_size, magic = 4096, bytes.fromhex("d9d505f920a163d7")
     name, page = os.fsencode(other.resolve()), path.read_bytes()[:page_size]
     check = sum(page[at] for at in range(page_size - 200, 0, -200)) & 0xFFFFFFFF
     pages = path.stat().st_size // page_size
     header = magic + struct.pack(">IIIII", 1, 0, pages, 512, page_size)
     said = sum(byte if byte < 128 else byte - 256 for byte in name) & 0xFFFFFFFF
-    Path(f"{path}-journal").write_bytes(
+    return (
         header.ljust(512, b"\0") + struct.pack(">I", 1) + page + struct.pack(">I", check)
         + struct.pack(">I", 0x40000000 // page_size + 1) + name
         + struct.pack(">II", len(name), said) + magic
@@ -188,12 +173,12 @@ def journal_that_names(path: Path, other: Path) -> None:
 
 def test_a_journal_of_a_stranger_removes_no_file(path, tmp_path):
     """SQLite removes the file that a journal names at its end, wherever it is."""
-    victim, journal = tmp_path / "thesis.txt", Path(f"{path}-journal")
+    victim = tmp_path / "thesis.txt"
     victim.write_text("all of it")
-    journal_that_names(path, victim)
-    whole = journal.read_bytes()
-    for content in (whole, b"\0" * 512 + whole[whole.index(os.fsencode(victim)) - 4 :]):
-        journal.write_bytes(content)
+    whole = journal_that_names(path, victim)
+    named_alone = b"\0" * 512 + whole[whole.index(os.fsencode(victim)) - 4 :]
+    for content in (whole, named_alone, bytes((1 << 16) + 1)):
+        Path(f"{path}-journal").write_bytes(content)
         with pytest.raises(UserError, match="is not of a bank"):
             Bank(path, BankConfig())
         Bank(path, BankConfig(), frozen=True).close()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agents import bm25, retrieval
+from agents import baselines, retrieval
 from tasks.lexicon import folded, words
 
 ONE = "a script, and a text of it that another one matches"
@@ -48,7 +48,7 @@ def test_english_has_the_words_that_it_had(text):
     text = text.replace("\n", " ")
     plain = "".join(c if c.isalnum() else " " for c in text.lower()).split()
     assert words(text) == retrieval.tokens(text) == plain
-    assert bm25.words_of(text) == [word for word in plain if len(word) > 1]
+    assert baselines.words_of(text) == [word for word in plain if len(word) > 1]
 
 
 @given(st.text())
@@ -71,4 +71,4 @@ def test_words_of_one_agent():
         "lima",
         "ü",
     ]
-    assert bm25.words_of("A 5 山 é ab 12") == ["山", "ab", "12"]
+    assert baselines.words_of("A 5 山 é ab 12") == ["山", "ab", "12"]
