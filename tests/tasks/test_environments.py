@@ -8,7 +8,8 @@ from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
-from tasks import llb_db, llb_os
+from suites import llb_db
+from tasks import llb_os
 from tasks.bandit import HINTS, Bandit
 from tasks.environments import Work
 
@@ -61,8 +62,8 @@ def wrong_rows() -> dict:
 @pytest.mark.parametrize(
     ("read", "content"),
     [
-        (llb_db.load, dict.fromkeys(range(1000), 5)),
-        (llb_db.load, wrong_rows()),
+        (llb_db.Databases, dict.fromkeys(range(1000), 5)),
+        (llb_db.Databases, wrong_rows()),
         (llb_os.read, {key: {} for key in range(1000)}),
     ],
 )
