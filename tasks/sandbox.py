@@ -25,7 +25,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import IO
 
@@ -293,7 +292,6 @@ class System:
     """
 
     def __init__(self, tree: Path | None = None):
-        _sweep()
         tree = tree or system_folder()
         self.name = f"memagent-{os.getpid()}-{secrets.token_hex(4)}"
         self._folder = tempfile.TemporaryDirectory(prefix="memagent-")
@@ -309,7 +307,7 @@ class System:
             "--oom-score-adj", "1000",  # the kernel takes it first
             "--cap-drop", "all",
             "--cap-add", "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL",
-            "--security-opt", "no-new-privileges",
+            "--security-opt", "mask=/sys:/proc/kallsyms",
             "--security-opt", f"seccomp={folder / 'seccomp.json'}",
             "--uidmap", f"0:{IDS}:65536", "--gidmap", f"0:{IDS}:65536",
             "--ulimit", "nofile=4096:8192", "--ulimit", "nproc=4096:4096", "--ulimit", "core=0",
@@ -367,16 +365,6 @@ class System:
 def _podman(*words: str) -> str:
     """Return what a command of podman says."""
     return run([*PODMAN, *words], 60, apart=True).output
-
-
-@cache
-def _sweep() -> None:
-    """Remove systems whose podman was killed, of processes that are no more."""
-    for name in _podman("ps", "--all", "--format", "{{.Names}}").split():
-        if (found := re.fullmatch(r"memagent-(\d+)-\w+", name)) and not Path(
-            "/proc", found[1]
-        ).exists():
-            _podman("rm", "--force", "--time", "0", name)
 
 
 def system_folder() -> Path:

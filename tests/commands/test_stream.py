@@ -27,7 +27,7 @@ from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from suites import bandit
 from suites.llb_db import Databases
-from tasks.bandit import Bandit
+from suites.bandit import Bandit
 from tasks.environments import Work
 
 

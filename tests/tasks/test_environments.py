@@ -10,7 +10,7 @@ import cli
 from config.errors import UserError
 from suites import llb_db
 from tasks import llb_os
-from tasks.bandit import HINTS, Bandit
+from suites.bandit import HINTS, Bandit
 from tasks.environments import Work
 
 
