@@ -26,8 +26,8 @@ from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from suites import bandit
-from suites.llb_db import Databases
 from suites.bandit import Bandit
+from suites.llb_db import Databases
 from tasks.environments import Work
 
 

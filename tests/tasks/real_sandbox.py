@@ -250,7 +250,8 @@ def test_disk_and_memory_end(inside):
     disk, memory, after = inside.run(escapes.FILL_DISK, escapes.FILL_MEMORY, "echo on")
     most = (65 + 16) << 20 if inside.kind == "program" else sandbox.DISK + (65 << 20)
     assert 0 < int(disk.output) <= most
-    assert memory.output.split()[-1:] == ["over"] and "taken" not in memory.output
+    lines = memory.output.splitlines()
+    assert lines[-1] == "over" and "taken" not in lines
     assert after.output == "on\n"
 
 

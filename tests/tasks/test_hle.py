@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from conftest import opened, streamed
+from tasks.hle import HLE, INSTRUCTIONS, confidence, read
+from tasks.judge import REQUEST, SCHEMA, Verdict, judge_of, verdict
 from test_stream import Acting
 
 from agents.bank import Bank, BankConfig
@@ -17,8 +19,6 @@ from config.errors import ServerFailed, UserError
 from report.summary import calibration, interval
 from tasks import judge as module
 from tasks import served
-from tasks.hle import HLE, INSTRUCTIONS, confidence, read
-from tasks.judge import REQUEST, SCHEMA, Verdict, judge_of, verdict
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 ROWS = [
