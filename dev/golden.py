@@ -184,7 +184,7 @@ def write_sources(folder: Path) -> None:
     }.items():
         items = value if name.endswith("jsonl") else [value]
         (folder / name).write_text("".join(json.dumps(item) + "\n" for item in items))
-    shutil.copy(HERE / "tasks" / "llb_db_own.json", folder / "llb_db.json")
+    shutil.copy(HERE / "suites" / "llb_db_own.json", folder / "llb_db.json")
 
 
 @contextmanager

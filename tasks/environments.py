@@ -1,10 +1,5 @@
 """Environments: tasks that are worked on by actions, and judged by what these have done.
 
-Holds: `Step`, `Episode`, `Environment`, `Work`, `Late`; for users' files `checked`, `items`.
-Leaves out: each environment's own file (tasks/llb_db.py and others), which suite has it (suites/),
-who acts in them (agents/).
-Exercise it: `pytest tests/tasks/test_environments.py`. Read next: tasks/llb_db.py.
-
 An environment gives its tasks one after the other; an episode is one try of one of them. Several
 episodes of one environment may be under way side by side, also of the same task: they share no
 state. What an environment needs (data, a package, a program, a right) is checked when it is made:

@@ -175,7 +175,7 @@ EXPLAINED = {
         "DefaultLoadPlanner FileSystemReader Unpickler load",
         "an unpickler that knows the classes of a checkpoint alone, and torch's of weights",
     ),
-    "tasks/bcb.py": ("compile exec", "in the sandbox"),
+    "suites/bcb.py": ("compile exec", "in the sandbox"),
     "tasks/hub.py": ("load_dataset_builder", "lists a split's files, which are read as tables"),
     "tasks/limited.py": (
         "Unpickler import_module loads",

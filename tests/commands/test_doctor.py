@@ -10,7 +10,8 @@ from commands import doctor
 from commands.doctor import ROOT, findings, packages, pinned_versions
 from config.realmodels import PACKAGED
 from models.packaged import MADE_BY
-from tasks import alf, sandbox
+from suites import alfworld
+from tasks import sandbox
 
 
 def states(checked):
@@ -76,7 +77,7 @@ def test_each_environment_says_what_it_lacks_and_every_command(monkeypatch, gone
     two = [("bwrap", "apt-get install bubblewrap"), ("a range of ids", "usermod --add-subuids x")]
     monkeypatch.setattr(sandbox, "lacking", lambda system=False: two if system else [])
     find = importlib.util.find_spec
-    there = {*alf.PACKAGES}  # a package may be there without what it plans with
+    there = {*alfworld.PACKAGES}  # a package may be there without what it plans with
     monkeypatch.setattr(
         importlib.util, "find_spec",
         lambda name: None if name in gone else True if name in there else find(name),

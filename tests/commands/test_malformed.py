@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import cli
-from tasks.llb_db import OWN
+from suites.llb_db import OWN
 
 
 def contents(folder: Path) -> dict[str, bytes]:

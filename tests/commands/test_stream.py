@@ -26,9 +26,9 @@ from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from suites import bandit
-from tasks.bandit import Bandit
+from suites.bandit import Bandit
+from suites.llb_db import Databases
 from tasks.environments import Work
-from tasks.llb_db import LLBDB
 
 
 def banks(folder: Path) -> dict[str, str]:
@@ -292,7 +292,7 @@ class Failing:
         self.refused = 0
 
     def cut(self, texts, query=False):
-        return [text == LLBDB().intent("own-5") for text in texts]
+        return [text == Databases().intent("own-5") for text in texts]
 
     def embed(self, texts, query=False):
         for text in texts:
@@ -306,7 +306,7 @@ class Failing:
 def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
     """A finished stream on our eight database tasks, whose intents are embedded one by one."""
     folder.mkdir()
-    world = LLBDB()
+    world = Databases()
     config = short(folder.parent, folder.name, suite="llb-db", epochs=2, n=0, batch=4)
     settings = {"retrieve": "dense", "embedder": "hash:64", "delta": 0.1}
     stream = Stream(config, arm, settings, world, folder)
@@ -317,7 +317,7 @@ def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
 def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
-    texts = [LLBDB().intent(id) for id in ("own-2", "own-7")]
+    texts = [Databases().intent(id) for id in ("own-2", "own-7")]
     whole = with_embedder(tmp_path / "whole", arm, Failing())
     failing = with_embedder(tmp_path / "failing", arm, embedder := Failing(texts, 1))
     assert embedder.refused == 2
@@ -337,7 +337,7 @@ def test_intents_that_are_cut_are_counted_in_every_epoch_beside_what_it_costs(tm
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
 def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path, arm):
-    embedder = Failing([LLBDB().intent("own-2")], 10**6)
+    embedder = Failing([Databases().intent("own-2")], 10**6)
     stream = with_embedder(tmp_path / "s", arm, embedder)
     assert [cell["n"] for cell in epochs_of(stream.outcome())] == [8, 8]
     assert embedder.refused == 4  # two epochs, and each time once more
@@ -376,7 +376,7 @@ class Breaking:
 
 def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
     (tmp_path / "s").mkdir()
-    world = Breaking(LLBDB(), "own-3")
+    world = Breaking(Databases(), "own-3")
     stream = Stream(short(tmp_path, epochs=1, n=0), "memrl", {}, world, tmp_path / "s")
     stream.run(Acting(world.tasks()))
     (cell,) = epochs_of(stream.outcome())
@@ -478,7 +478,7 @@ def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_ban
     ]  # fmt: skip
     with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
         assert summary["digests"]["memrl"] == bank.digest
-        kinds, entries = {task.id: task.kind for task in LLBDB().tasks()}, len(bank.entries())
+        kinds, entries = {task.id: task.kind for task in Databases().tasks()}, len(bank.entries())
         assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())
     of_arms = {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}
     assert of_arms == {"none": 0, "rag": entries, "memrl": entries} and entries == 16

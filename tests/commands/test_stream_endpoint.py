@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents.memrl import SHOWN, SUCCESSES
-from tasks.llb_db import LLBDB
+from suites.llb_db import Databases
 
 WRONG = "own-3"  # the task that is never solved
 
@@ -19,7 +19,7 @@ def answer(messages: list[dict]) -> str:
     said = messages[0]["content"]
     if said.endswith(("Steps:", "Reflection:")):
         return "Look at the table first."
-    (task,) = [task for task in LLBDB().tasks() if said.endswith(f"Task:\n{task.question}\n")]
+    (task,) = [task for task in Databases().tasks() if said.endswith(f"Task:\n{task.question}\n")]
     if task.id == WRONG:
         return "Answer: []"
     return task.solution[sum(message["role"] == "assistant" for message in messages)]

@@ -573,7 +573,7 @@ def test_the_environment_has_no_say_in_what_a_server_hears(serve, monkeypatch):
 
 
 def test_the_library_is_loaded_where_a_server_is_asked():
-    code = "import sys, commands.ask, engines.open, tasks.judge, models.embedder as _;"
+    code = "import sys, commands.ask, engines.open, suites.hle, models.embedder as _;"
     code += "assert not {'openai', 'httpx'} & sys.modules.keys()"
     subprocess.run([sys.executable, "-c", code], check=True)
 

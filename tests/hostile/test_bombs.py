@@ -31,7 +31,8 @@ from models.setup import auto_dtype, stored_as
 from report.evaluation import evaluation_folder
 from report.folder import settings_of
 from report.records import read_records, step_records
-from tasks import bcb, llb_os, readers
+from suites import bcb, llb_os
+from tasks import readers
 from tasks.forms import contents
 from tasks.readers import read_json
 from tokens.codec import Codec
@@ -79,8 +80,8 @@ def test_every_reader_of_settings_goes_through_that_door(tmp_path):
 
 READERS = {
     "records": lambda path: read_records(Path(path)),
-    "bcb": lambda path: bcb.read(Path(path)),
-    "llb-os": lambda path: llb_os.read(Path(path)),
+    "bcb": lambda path: bcb.read(path),
+    "llb-os": lambda path: llb_os.Systems(path),
     "json": read_json,
     "tasks": tasks_of,
 }

@@ -8,8 +8,8 @@ from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
-from tasks import llb_db, llb_os
-from tasks.bandit import HINTS, Bandit
+from suites import llb_db
+from suites.bandit import HINTS, Bandit
 from tasks.environments import Work
 
 
@@ -49,30 +49,6 @@ def test_half_of_what_is_known_of_the_bandit_is_wrong():
 def test_a_task_is_told_apart_by_what_it_is_judged_by():
     one, two = (Work("t", "q", (), text="", content=content) for content in ("a", "b"))
     assert one.digest != two.digest
-
-
-def wrong_rows() -> dict:
-    """Make a file of database tasks with a table of nothing that a table can hold."""
-    items = json.loads(llb_db.OWN.read_text())
-    items["own-1"]["table_info"]["row_list"] = [[{}] * 5] * 1000
-    return items
-
-
-@pytest.mark.parametrize(
-    ("read", "content"),
-    [
-        (llb_db.load, dict.fromkeys(range(1000), 5)),
-        (llb_db.load, wrong_rows()),
-        (llb_os.read, {key: {} for key in range(1000)}),
-    ],
-)
-def test_of_many_mistakes_only_the_first_is_looked_for(tmp_path, read, content):
-    """A million of them would be a gigabyte, of a file of 12 MB."""
-    path = tmp_path / "a.json"
-    path.write_text(json.dumps(content))
-    with pytest.raises(UserError) as caught:
-        read(path)
-    assert caught.value.__cause__.error_count() < 10
 
 
 def gold(tmp_path, *words):

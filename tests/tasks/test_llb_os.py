@@ -8,10 +8,10 @@ from contextlib import closing
 
 import pytest
 from conftest import HANG_S
+from tasks.llb_os import LLBOS, read
 
 from config.errors import UserError
 from tasks import llb_os, sandbox
-from tasks.llb_os import LLBOS, read
 from tasks.sandbox import Ran, fence, lacking
 
 LACKS = "; ".join(f"{what}: {command}" for what, command in lacking(True))

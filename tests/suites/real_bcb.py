@@ -1,41 +1,20 @@
-"""BigCodeBench: the file, the verdict, and seven tasks of our own in a real interpreter."""
+"""BigCodeBench's verdicts, and seven tasks of our own, in a real interpreter that is shut in.
+
+Run by `make test-sandbox`; nothing here is skipped.
+"""
 
 from __future__ import annotations
 
-import gzip
-import json
 import os
 import sys
 import venv
 
 import pytest
-from conftest import HANG_S, opened
+from conftest import HANG_S
+from test_bcb import ONE, PROMPT, RIGHT, WRONG, case_file, class_of, heir, item, response, write
 
-from config.errors import UserError
-from tasks import bcb
-from tasks.bcb import BCB, Interpreter, read
-from tasks.sandbox import fence, lacking
-
-LACKS = "; ".join(f"{what}: {command}" for what, command in lacking())
-needs_sandbox = pytest.mark.skipif(bool(LACKS), reason=LACKS)
-
-
-def item(prompt: str, arguments: str, gold: str, tests: str, *libs: str, setup: str = "") -> dict:
-    """Compose a record: `gold` is the body of the function, `tests` the methods of the class."""
-    imports = "".join(f"import {lib}\n" for lib in libs)
-    signature = f"def task_func({arguments}):\n"
-    body = "".join(f"    {line}\n" for line in gold.strip().split("\n"))
-    methods = "".join(f"    {line}\n" if line else "\n" for line in tests.strip().split("\n"))
-    return {
-        "instruct_prompt": f"{prompt}\nYou should write self-contained code starting with:\n"
-                           f"```\n{imports}{signature}```",
-        "complete_prompt": f'{imports}{signature}    """{prompt}"""\n',
-        "canonical_solution": body,
-        "test": f"import unittest\n{setup}\nclass TestCases(unittest.TestCase):\n{methods}",
-        "entry_point": "task_func",
-        "libs": repr([*libs]),
-    }  # fmt: skip
-
+from suites.bcb import Interpreter, Programs
+from tasks.sandbox import fence
 
 ITEMS = [
     item("Write rows (lists of texts) to a CSV file at path, the longest row first, and return how "
@@ -121,10 +100,6 @@ for number, record in enumerate(ITEMS):
     record["task_id"] = f"Own/{number}"
 
 
-def write(path, items) -> None:
-    path.write_text("".join(json.dumps(record) + "\n" for record in items))
-
-
 @pytest.fixture
 def path(tmp_path):
     write(path := tmp_path / "bcb.jsonl", ITEMS)
@@ -133,18 +108,8 @@ def path(tmp_path):
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory):
-    if LACKS:
-        pytest.skip(LACKS)
     write(path := tmp_path_factory.mktemp("bcb") / "bcb.jsonl", ITEMS)
-    return BCB(path, sys.executable, seconds=HANG_S)
-
-
-def response(environment: BCB, id: str, action: str):
-    episode = environment.reset(id)
-    try:
-        return episode.step(action)
-    finally:
-        episode.close()
+    return Programs(path, sys.executable, seconds=HANG_S)
 
 
 @pytest.mark.parametrize("id", [record["task_id"] for record in ITEMS])
@@ -168,7 +133,6 @@ class TestCases(unittest.TestCase):
             with self.subTest(k): self.assertEqual(task_func(k), k + 1)
 """
 BOTH = {"test_one": True, "test_two": True}
-RIGHT = "def task_func(k): return k + 1"
 SKIP = "import unittest\ndef task_func(k): {}raise unittest.SkipTest('no')"
 CASES = {  # code -> reward, failure, what is said
     "right": (RIGHT, 1.0, "", "2 of 2 tests passed."),
@@ -204,11 +168,9 @@ CASES = {  # code -> reward, failure, what is said
 
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory):
-    if LACKS:
-        pytest.skip(LACKS)
     record = {**ITEMS[0], "test": TESTS, "task_id": "0"}
     write(path := tmp_path_factory.mktemp("verdict") / "bcb.jsonl", [record])
-    return BCB(path, sys.executable, seconds=HANG_S)
+    return Programs(path, sys.executable, seconds=HANG_S)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -225,12 +187,11 @@ def test_a_response_passes_if_all_its_tests_have_run_and_none_was_skipped(
         assert step.observation.endswith("; timed out.")
 
 
-@needs_sandbox
 def test_what_fails_around_the_tests_fails_them(path):
     tests = TESTS + "    @classmethod\n    def {}(cls): 1 / len(task_func.__doc__ or '')\n"
     write(path, [{**ITEMS[0], "test": tests.format(name), "task_id": name} for name in (
         "setUpClass", "tearDownClass")])  # fmt: skip
-    environment = BCB(path, sys.executable, seconds=HANG_S)
+    environment = Programs(path, sys.executable, seconds=HANG_S)
     for id in ("setUpClass", "tearDownClass"):
         step = response(environment, id, fence(RIGHT, "python"))
         assert step.reward == -1.0 and "0 of 2 tests passed." in step.observation
@@ -238,27 +199,7 @@ def test_what_fails_around_the_tests_fails_them(path):
         assert response(environment, id, fence(documented, "python")).reward == 1.0
 
 
-ONE = "def test_one(self): self.assertEqual(task_func(1), 2)"
-WRONG = "def test_base(self): self.assertEqual(task_func(1), 3)"
 EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
-PROMPT = "import math\ndef task_func(k):\n"
-
-
-def case_file(*methods: str, base: str = "unittest.TestCase", before="", after="") -> str:
-    """Compose the text of a test file."""
-    return f"import unittest\n{before}{class_of('TestCases', base, *methods)}{after}"
-
-
-def class_of(name: str, base: str, *methods: str) -> str:
-    body = "\n".join(methods).replace("\n", "\n    ")
-    return f"class {name}({base}):\n    {body}\n"
-
-
-def heir(*methods: str, inherits: str) -> str:
-    """Compose the text of a test file whose class inherits a method."""
-    return case_file(*methods, base="Base", before=class_of("Base", "unittest.TestCase", inherits))
-
-
 IN_TEST = "def test_one(self): {}"
 EXITS = IN_TEST.format("\n with self.assertRaises(SystemExit): {}(1)")
 # what the released evaluator has said of tests and, where it is not `RIGHT`, of code, run beside
@@ -317,7 +258,6 @@ GOLDEN = {
 }
 
 
-@needs_sandbox
 @pytest.mark.parametrize(
     ("verdict", "case"), [(verdict, case) for verdict in GOLDEN for case in GOLDEN[verdict]]
 )
@@ -325,27 +265,8 @@ def test_a_verdict_is_that_of_the_released_evaluator(path, verdict, case):
     found = GOLDEN[verdict][case]
     tests, code = (found, RIGHT) if isinstance(found, str) else found
     write(path, [{**ITEMS[0], "test": tests, "task_id": "0", "code_prompt": PROMPT}])
-    step = response(BCB(path, sys.executable, seconds=20), "0", fence(code, "python"))
+    step = response(Programs(path, sys.executable, seconds=20), "0", fence(code, "python"))
     assert (step.reward, step.failure) == (1.0 if verdict == "pass" else -1.0, ""), step
-
-
-@pytest.fixture
-def unconfined(monkeypatch):
-    monkeypatch.setattr(bcb, "lacking", lambda: [])
-    monkeypatch.setattr(Interpreter, "lacks", lambda self, libraries: set())
-
-
-def test_the_prompts_code_comes_first_where_a_file_has_it(path, monkeypatch, unconfined):
-    """And what is judged with it is another task."""
-    ran, digests = [], set()
-    monkeypatch.setattr(Interpreter, "judged", lambda *given: ran.append(given[1]) or ({}, "", ""))
-    for more in ({}, {"code_prompt": PROMPT}):
-        write(path, [{**ITEMS[0], **more, "task_id": "0"}])
-        environment = BCB(path, sys.executable)
-        response(environment, "0", fence(RIGHT, "python"))
-        digests.add(environment.tasks()[0].digest)
-    assert ran[0] == f"{RIGHT}\n\n{ITEMS[0]['test']}" and len(digests) == 2
-    assert ran[1] == f"{PROMPT}\n    pass\n{ran[0]}"
 
 
 def test_the_block_with_the_function_counts_and_without_any_nothing_runs(judged):
@@ -363,7 +284,6 @@ def test_a_patched_assertion_deceives_the_verdict(judged):
     assert response(judged, "0", fence(code, "python")).reward == 1.0
 
 
-@needs_sandbox
 def test_interpreters_below_tmp_and_root_and_debians_own(tmp_path):
     """The sandbox's own /tmp hides none; ours lies below /root where the tests run as root."""
     ours = Interpreter.from_program(sys.executable)
@@ -376,112 +296,3 @@ def test_interpreters_below_tmp_and_root_and_debians_own(tmp_path):
     for python in pythons:
         verdict, output, why = Interpreter.from_program(python).judged(RIGHT + TESTS, HANG_S)
         assert (verdict, why) == (BOTH, ""), output
-
-
-# ---------------------------------------------------------------- the file, the parts
-
-
-def test_tasks_carry_what_is_asked_and_a_fingerprint_of_the_tests(path, unconfined):
-    environment = BCB(path, sys.executable)
-    tasks = environment.tasks()
-    assert [task.id for task in tasks] == [record["task_id"] for record in ITEMS]
-    prompt = ITEMS[0]["instruct_prompt"]
-    assert prompt == tasks[0].question == tasks[0].intent == environment.reset("Own/0").observation
-    assert tasks[0].skills == ("csv",) and tasks[0].dataset == "bcb"
-    assert environment.most_steps == 1
-    assert "60 seconds" in environment.instructions.replace("\n", " ")
-    write(path, [{**ITEMS[0], "test": ITEMS[0]["test"] + "\n"}, *ITEMS[1:]])
-    digests = [task.digest for task in BCB(path, sys.executable).tasks()]
-    changed = [a != b.digest for a, b in zip(digests, tasks, strict=True)]
-    assert changed == [True] + [False] * (len(ITEMS) - 1)
-
-
-@needs_sandbox
-def test_tasks_of_a_missing_library_are_refused_or_left_out(path, capsys):
-    write(path, [ITEMS[0], {**ITEMS[1], "libs": "['csv', 'no_such_library']"}])
-    with pytest.raises(UserError, match=r"lacks no_such_library, which 1 of 2 tasks need: .* pip"):
-        BCB(path, sys.executable)
-    (ready,) = opened("bcb", str(path), leave_out=True).tasks()
-    said = " ".join(capsys.readouterr().out.split())
-    assert ready.id == "Own/0" and "bcb: 1 tasks are left out, which need no_such_library." in said
-    environment = BCB(path, sys.executable, skip=True)
-    assert environment.left_out == ["Own/1"] and len(environment.tasks()) == 1
-    write(path, [{**ITEMS[1], "libs": ["no_such_library"]}])
-    with pytest.raises(UserError, match="No task of"):
-        BCB(path, sys.executable, skip=True)
-
-
-@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true", "/bin/false", "/"])
-def test_what_is_no_interpreter_is_one_sentence(path, unconfined, python):
-    with pytest.raises(UserError, match="cannot be run as a Python interpreter"):
-        BCB(path, python)
-
-
-def test_an_interpreter_that_needs_the_whole_machine_is_refused(path, tmp_path, unconfined):
-    """Its folder would be shown to what models write."""
-    (python := tmp_path / "python").write_text('#!/bin/sh\necho \'["/usr/bin/x", "/", "/"]\'\n')
-    python.chmod(0o755)
-    with pytest.raises(UserError, match="has / as its folder"):
-        BCB(path, python)
-
-
-def test_what_is_missing_is_told_before_the_first_task(path, monkeypatch):
-    monkeypatch.setattr(bcb, "lacking", lambda: [("bwrap", "apt-get install bubblewrap")])
-    with pytest.raises(UserError, match="bcb needs bwrap: apt-get install bubblewrap"):
-        BCB(path, sys.executable)
-
-
-def test_an_error_of_the_machine_is_a_failure(path, monkeypatch, unconfined):
-    def full(*given, **more):
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(bcb, "confine", full)
-    step = response(BCB(path, sys.executable), "Own/0", "```python\npass\n```")
-    assert step.failure == "crashed: Resource temporarily unavailable" and step.reward == -1.0
-
-
-def test_a_compressed_file_libraries_as_a_list_and_tests_of_a_base(tmp_path):
-    item = {**ITEMS[0], "libs": ["re"], "test": heir(ONE, inherits=WRONG)}
-    path = tmp_path / "bcb.jsonl.gz"
-    path.write_bytes(gzip.compress(f"{json.dumps(item)}\n\n".encode()))
-    found = read(path)["Own/0"]
-    assert found.libs == ("re",) and found.tests == {"test_one", "test_base"}
-
-
-def broken(**fields) -> str:
-    return json.dumps({**ITEMS[0], **fields})
-
-
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        (None, "No file"),
-        ("", "holds no task"),
-        ("{", "line 1"),
-        (b"\xff\xfe", "line 1"),
-        (broken() + "\n" + "[" * 100_000, "line 2"),
-        (broken() + "\n5", "line 2"),
-        (broken(task_id=3), "line 1, task_id"),
-        (broken(instruct_prompt=" "), "line 1, instruct_prompt"),
-        (broken(test=None), "line 1, test"),
-        (broken(test="def x("), "no Python"),
-        (broken(test="\0"), "no Python"),
-        (broken(test="class Other: pass"), "no class TestCases"),
-        (broken(test="class TestCases:\n def other(self): pass"), "no class TestCases"),
-        (broken(test="class TestCases(TestCases): pass"), "no class TestCases"),
-        (broken(entry_point="a b"), "line 1, entry_point"),
-        (broken(code_prompt=["x"]), "line 1, code_prompt"),
-        (broken(libs="['a"), "line 1, libs"),
-        (broken(libs=[1]), "line 1, libs"),
-        (broken(libs="5"), "line 1, libs"),
-        (broken() + "\n" + broken(), "Own/0 was there before"),
-    ],
-)
-def test_a_file_that_is_wrong_is_one_sentence(tmp_path, text, field):
-    path = tmp_path / "bcb.jsonl"
-    if text is not None:
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(UserError) as caught:
-        BCB(path, sys.executable)
-    assert str(path) in str(caught.value) and field in str(caught.value)
-    assert "\n" not in str(caught.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import random
 import subprocess
@@ -15,9 +14,16 @@ import pytest
 from conftest import HANG_S
 
 from config.errors import UserError
-from tasks import llb_db
-from tasks.environments import Step
-from tasks.llb_db import LLBDB, OWN, SQLite, StatementError, digest, load, read_action, right_rows
+from suites import llb_db
+from suites.llb_db import (
+    OWN,
+    Databases,
+    SQLite,
+    StatementError,
+    digest,
+    read_action,
+    right_rows,
+)
 
 ROOT = Path(__file__).parents[2]
 TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
@@ -25,6 +31,9 @@ published = pytest.mark.skipif(not TRAIN.is_file(), reason=f"needs {TRAIN}, whic
 FDS = Path("/proc/self/fd")
 SECONDS = llb_db.SECONDS
 RIGHT = "Answer: [('Petrel', 9.5), ('Puffin', 9.5), ('Tern', 7)]"  # to own-1
+LOOK = "```sql\nSELECT 1\n```"
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
+LONG = "replace(hex(zeroblob(20000)), '0', 'a')"
 
 
 @pytest.fixture(autouse=True)
@@ -37,92 +46,88 @@ def block(sql: str) -> str:
     return f"```sql\n{sql}\n```"
 
 
-LOOK = block("SELECT 1")
-
-
-def steps(env: LLBDB, id: str, *actions: str) -> list:
+def steps(env: Databases, id: str, *actions: str) -> list:
     with closing(env.reset(id)) as episode:
         return [episode.step(action) for action in actions]
 
 
-def outcome(step: Step) -> tuple:
-    return step.done, step.reward, step.failure
+def outcomes(env: Databases, id: str, *actions: str) -> list[tuple]:
+    return [(step.done, step.reward, step.failure) for step in steps(env, id, *actions)]
 
 
-def changed(place: str, value: object) -> dict:
-    """Return our own file with one field of its first item replaced."""
+def with_field(path: Path, place: str, value: object) -> Databases:
+    """Open our own file with one field of its first item replaced."""
     items = json.loads(OWN.read_text())
-    *path, last = (int(name) if name.isdigit() else name for name in place.split("."))
+    *inside, last = (int(name) if name.isdigit() else name for name in place.split("."))
     inner = items["own-1"]
-    for name in path:
+    for name in inside:
         inner = inner[name]
     inner[last] = value
-    return items
-
-
-def item(path: Path, place: str = "instruction", value: object = "x") -> llb_db.Item:
-    """Make own-1 with another field."""
-    path.write_text(json.dumps(changed(place, value)))
-    return load(path)["own-1"]
+    path.write_text(json.dumps(items))
+    return Databases(path)
 
 
 # ---------------------------------------------------------------- the file
 
 
 @pytest.mark.parametrize(
-    ("content", "field"),
+    ("place", "value", "field"),
     [
-        (changed("instruction", None), "item own-1, instruction"),
-        (changed("instruction", "\ud800"), "item own-1, instruction"),
-        (changed("answer_info.sql", " "), "item own-1, answer_info.sql"),
-        (changed("answer_info.direct", None), "'direct'"),
-        (changed("answer_info.direct.1", ["Puffin"]), "'direct'"),
-        (changed("answer_info.direct.0.0", {"a": 1}), "item own-1, answer_info.direct.0.0"),
-        (changed("table_info.name", "a\nb"), "item own-1, table_info.name"),
-        (changed("table_info.column_info_list", []), "column_info_list"),
-        (changed("table_info.column_info_list.0.name", "NAME"), "the same name"),
-        (changed("table_info.row_list.2", [3, "Tern"]), "one value per column"),
-        (changed("answer_info.md5", "5e55"), "'direct'"),
-        (changed("table_info.column_info_list.0.type", "INT); DROP"), "column_info_list.0.type"),
-        (changed("table_info.row_list.0.0", 2**63), "item own-1, table_info.row_list.0.0"),
-        (changed("table_info.row_list.0.1", "a\0"), "item own-1, table_info.row_list.0.1"),
-        (changed("skill_list", "insert"), "item own-1, skill_list"),
+        ("instruction", None, "item own-1, instruction"),
+        ("instruction", "\ud800", "item own-1, instruction"),
+        ("answer_info.sql", " ", "item own-1, answer_info.sql"),
+        ("answer_info.direct", None, "'direct'"),
+        ("answer_info.direct.0.0", {"a": 1}, "item own-1, answer_info.direct.0.0"),
+        ("answer_info.md5", "5e55", "'direct'"),
+        ("table_info.name", "a\nb", "item own-1, table_info.name"),
+        ("table_info.column_info_list", [], "column_info_list"),
+        ("table_info.column_info_list.0.name", "NAME", "the same name"),
+        ("table_info.column_info_list.0.type", "INT); DROP", "column_info_list.0.type"),
+        ("table_info.row_list.2", [3, "Tern"], "one value per column"),
+        ("table_info.row_list.0.0", 2**63, "item own-1, table_info.row_list.0.0"),
+        ("table_info.row_list.0.1", "a\0", "item own-1, table_info.row_list.0.1"),
+        ("table_info.row_list", [[{}] * 5] * 1000, "item own-1, table_info.row_list.0.0"),
+        ("skill_list", "insert", "item own-1, skill_list"),
     ],
 )
-def test_a_malformed_item_is_one_sentence(tmp_path, content, field):
+def test_a_malformed_item_is_one_sentence_about_its_first_mistake(tmp_path, place, value, field):
     """Other malformed files are those of tests/commands/test_malformed.py."""
-    (path := tmp_path / "db.json").write_text(json.dumps(content))
     with pytest.raises(UserError) as caught:
-        LLBDB(path)
+        with_field(path := tmp_path / "db.json", place, value)
     assert field in str(caught.value) and str(path) in str(caught.value)
-    assert "\n" not in str(caught.value) and str(caught.value).endswith(".")
+    assert "\n" not in str(caught.value) and caught.value.__cause__.error_count() < 10
 
 
-def test_a_file_is_read_plain_and_compressed(tmp_path):
-    (path := tmp_path / "db.json.gz").write_bytes(gzip.compress(OWN.read_bytes()))
-    assert load(path) == load(OWN) and len(load(path)) == 8
-
-
-def test_fingerprints_tell_tables_and_answers_apart(tmp_path):
-    path = tmp_path / "db.json"
-    others = [("table_info.row_list", []), ("answer_info.direct", [["Tern", 7.0]])]
-    found = [item(path).fingerprint, *(item(path, *other).fingerprint for other in others)]
-    assert len({*found}) == 3 and item(path, "instruction", "y").fingerprint == found[0]
-    tasks = LLBDB().tasks()
-    assert len({task.digest for task in tasks}) == 8
-    assert [task.digest for task in tasks] == [task.digest for task in LLBDB().tasks()]
+def test_tasks_have_kinds_and_a_fingerprint_of_tables_and_answers(tmp_path):
+    tasks = Databases().tasks()
     assert {task.kind for task in tasks} == {"select", "insert", "update", "delete"}
+    # those of all versions: a stored row is found again by them
+    assert [task.digest for task in tasks[:3]] == [
+        "f616917cdb9c8e3d", "84aa29f334e5e544", "0dab5926ad96932d",
+    ]  # fmt: skip
+    changes = [("table_info.row_list", []), ("answer_info.direct", [["Tern", 7.0]])]
+    found = [with_field(tmp_path / "db.json", *change).tasks() for change in changes]
+    assert len({tasks[0].digest, *(changed[0].digest for changed in found)}) == 3
+    assert all(changed[1].digest == tasks[1].digest for changed in found)
+    assert tasks[0].question.endswith(
+        "The table is boats. Its columns are boat_id (INT), name (TEXT), kind (TEXT), "
+        "length_m (DOUBLE), berth (INT)."
+    )
 
 
 # ---------------------------------------------------------------- the score
 
 
-def test_the_digest_by_hand():
-    """By the shell: `printf '1,Ann,2.5' | md5sum` and so on, `sort`, `paste -sd,`, `md5sum`."""
-    assert digest([(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)]) == (
-        "ad4ecd83d31c89dc8355bb50070daff1"
-    )
-    assert digest([]) == "None"
+@pytest.mark.parametrize(
+    ("rows", "of_them"),
+    [
+        # by the shell: `printf '1,Ann,2.5' | md5sum` and so on, `sort`, `paste -sd,`, `md5sum`
+        ([(3, "Cy", 7.0), (1, "Ann", 2.5), (2, "Bo", None)], "ad4ecd83d31c89dc8355bb50070daff1"),
+        ([], "None"),
+    ],
+)
+def test_the_digest_by_hand(rows, of_them):
+    assert digest(rows) == digest(reversed(rows)) == of_them
 
 
 @pytest.mark.parametrize(
@@ -168,7 +173,7 @@ def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right)
     assert right_rows(answer, gold) is right
 
 
-# ---------------------------------------------------------------- actions
+# ---------------------------------------------------------------- responses and episodes
 
 
 @pytest.mark.parametrize(
@@ -196,36 +201,21 @@ def test_what_a_response_does(response, action):
 def test_a_long_response_is_read_at_once(filler):
     filler *= 100_000
     for response in (filler, f"```{filler}", f"Answer: [{filler}"):
-        (step,) = steps(LLBDB(), "own-1", response)
-        assert step.reward <= 0
+        assert steps(Databases(), "own-1", response)[0].reward <= 0
 
 
-# ---------------------------------------------------------------- episodes
-
-
-def test_our_own_items_are_solved_by_their_solutions_alone():
-    env = LLBDB()
-    tasks = env.tasks()
-    assert len(tasks) == 8 and env.skip_list() == []
-    for task in tasks:
-        assert task.environment is env and task.answers == ()
+def test_our_own_items_are_solved_by_their_solutions_alone(tmp_path):
+    env = Databases()
+    assert len(env.tasks()) == 8 and env.skip_list() == []
+    for task in env.tasks():
         assert task.intent in task.question == env.reset(task.id).observation
-        assert outcome(*steps(env, task.id, "Answer: done")) == (True, -1.0, "")
-    assert tasks[0].question.endswith(
-        "The table is boats. Its columns are boat_id (INT), name (TEXT), kind (TEXT), "
-        "length_m (DOUBLE), berth (INT)."
-    )
-
-
-def test_a_skip_list_names_what_its_own_statement_does_not_solve(tmp_path):
-    items = changed("answer_info.sql", "SELECT MEDIAN(length_m), 4 FROM boats;")
-    items["own-5"]["answer_info"]["md5"] = "0" * 32
-    (tmp_path / "db.json").write_text(json.dumps(items))
-    assert LLBDB(tmp_path / "db.json").skip_list() == ["own-1", "own-5"]
+        assert outcomes(env, task.id, "Answer: done") == [(True, -1.0, "")]
+    wrong = with_field(tmp_path / "db.json", "answer_info.sql", "SELECT MEDIAN(length_m), 4;")
+    assert wrong.skip_list() == ["own-1"]
 
 
 def test_a_solution_is_found_out_when_it_is_looked_at_and_once(monkeypatch):
-    env, opened = LLBDB(), []
+    env, opened = Databases(), []
     monkeypatch.setattr(llb_db, "SQLite", lambda item: opened.append(item) or SQLite(item))
     task = env.tasks()[1]
     assert (task.digest, task.intent, opened) == (task.digest, env.intent("own-2"), [])
@@ -242,16 +232,17 @@ def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
         ),
         block("SELECT colour FROM loans"): "Error: no such column: colour",
         block("DELETE FROM loans WHERE loan_id > 4"): "Done. 1 row changed.",
+        block("CREATE TABLE t (a)"): "Done.",
         f"{LOOK}\nAnswer: [(1,)]": "1\n[1]\n(1 row)\n\nOnly the first statement was run",
         f"{LOOK}\n{LOOK}": "1\n[1]\n(1 row)\n\nOnly the first statement was run",
         block(" ;-- nothing\n/* not closed"): "Error: there is no statement",
         block(f"SELECT '{'x' * 20_000}'"): "Error: a statement may have 20,000 characters",
     }
-    *going, end, after = steps(LLBDB(), "own-7", *shown, "Answer: done", LOOK)
+    *going, end = steps(Databases(), "own-7", *shown, "Answer: done")
     for step, text in zip(going, shown.values(), strict=True):
-        assert step.observation.startswith(text) and outcome(step) == (False, 0.0, "")
+        assert step.observation.startswith(text) and not step.done
         assert ("ignored" in step.observation) == ("Only" in text)
-    assert outcome(end) == (True, -1.0, "") and after is end
+    assert end.done and end.reward == -1.0
 
 
 @pytest.mark.parametrize(
@@ -266,13 +257,18 @@ def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
     ],
 )
 def test_how_an_episode_ends(actions, last):
-    assert outcome(steps(LLBDB(), "own-1", *actions)[-1]) == last
+    assert outcomes(Databases(), "own-1", *actions)[-1] == last
+
+
+def test_no_answer_is_that_of_no_rows(tmp_path):
+    env = with_field(tmp_path / "db.json", "answer_info.direct", [])
+    assert outcomes(env, "own-1", "I do not know.") == [(True, 1.0, "")]
 
 
 def test_what_the_instructions_say_can_be_done():
-    env = LLBDB()
+    env = Databases()
     assert env.most_steps == 3 and "You have 3 responses" in env.instructions
-    assert "SQLite" in env.instructions and "5 seconds" in env.instructions
+    assert "SQLite" in env.instructions and f"{SECONDS:g} seconds" in env.instructions
     lines = env.instructions.splitlines()
     start = lines.index("```sql")
     assert read_action("\n".join(lines[start : start + 3]))[0] == "sql"
@@ -282,7 +278,7 @@ def test_what_the_instructions_say_can_be_done():
 
 def test_without_an_answer_a_change_is_judged_by_its_table():
     """As in the release, whose check looks at the table however an episode has ended."""
-    env = LLBDB()
+    env = Databases()
     for task in env.tasks():
         rows_asked = env.items[task.id].direct is not None
         *_, last = steps(env, task.id, task.solution[0], LOOK, LOOK)
@@ -291,32 +287,20 @@ def test_without_an_answer_a_change_is_judged_by_its_table():
             episode.step(task.solution[0])
             given_up = episode.give_up("window")
         for step, failure in ((last, "steps"), (given_up, "window")):
-            assert outcome(step) == ((True, -1.0, failure) if rows_asked else (True, 1.0, ""))
-        assert outcome(steps(env, task.id, LOOK, LOOK, LOOK)[-1]) == (True, -1.0, "steps")
-
-
-def test_no_answer_is_that_of_no_rows(tmp_path):
-    item(path := tmp_path / "db.json", "answer_info.direct", [])
-    assert outcome(*steps(LLBDB(path), "own-1", "I do not know.")) == (True, 1.0, "")
-
-
-def test_a_closed_episode_is_over():
-    episode = LLBDB().reset("own-1")
-    episode.close()
-    episode.close()
-    assert outcome(episode.step(LOOK)) == (True, -1.0, "closed")
+            expected = (True, -1.0, failure) if rows_asked else (True, 1.0, "")
+            assert (step.done, step.reward, step.failure) == expected
+        assert outcomes(env, task.id, LOOK, LOOK, LOOK)[-1] == (True, -1.0, "steps")
 
 
 def test_two_episodes_share_nothing(monkeypatch):
     monkeypatch.setattr(llb_db, "STEPS", 9)
-    env = LLBDB()
+    env = Databases()
     solution = env.tasks()[4].solution
     with closing(env.reset("own-5")) as one, closing(env.reset("own-5")) as other:
-        one.step(block("DELETE FROM loans"))
-        one.step(block("CREATE TABLE notes (a INT)"))
-        one.step(block("CREATE TEMP TABLE notes2 (a INT)"))
+        for sql in ("DELETE FROM loans", "CREATE TABLE n (a INT)", "CREATE TEMP TABLE m (a INT)"):
+            one.step(block(sql))
         assert "(5 rows)" in other.step(block("SELECT * FROM loans")).observation
-        for name in ("notes", "notes2"):
+        for name in "nm":
             assert "no such table" in other.step(block(f"SELECT * FROM {name}")).observation
         other.step(solution[0])
         assert other.step(solution[1]).reward == 1.0 and one.step(solution[1]).reward == -1.0
@@ -327,12 +311,8 @@ def test_two_episodes_share_nothing(monkeypatch):
 
 @pytest.fixture
 def boats():
-    with closing(SQLite(load(OWN)["own-1"])) as database:
+    with closing(SQLite(Databases().items["own-1"])) as database:
         yield database
-
-
-ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
-LONG = "replace(hex(zeroblob(20000)), '0', 'a')"
 
 
 HOSTILE = [
@@ -356,6 +336,7 @@ HOSTILE = [
     ("SELECT 'a\0b'", "null character"),
     ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
     ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
+    ("SELECT " + ", ".join("1" * 201), "too many columns"),
     ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
     ("garbage", "syntax error"),
 ]
@@ -363,7 +344,7 @@ HOSTILE = [
 
 @pytest.mark.parametrize(("sql", "reason"), HOSTILE)
 def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
-    step, end = steps(LLBDB(), "own-1", block(sql.replace("PLACE", str(tmp_path))), RIGHT)
+    step, end = steps(Databases(), "own-1", block(sql.replace("PLACE", str(tmp_path))), RIGHT)
     assert step.observation.startswith("Error: ") and reason in step.observation
     assert not step.done and not [*tmp_path.iterdir()] and end.reward == 1.0
 
@@ -381,7 +362,6 @@ def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
     ],
 )
 def test_an_endless_statement_is_ended(monkeypatch, boats, sql):
-    assert SECONDS == 5  # as the instructions say
     with monkeypatch.context() as patch, pytest.raises(StatementError, match="took longer than"):
         patch.setattr(llb_db, "SECONDS", 0.2)
         boats.execute(sql)
@@ -390,7 +370,7 @@ def test_an_endless_statement_is_ended(monkeypatch, boats, sql):
 
 
 def test_what_is_no_table_any_more_is_wrong_and_a_temporary_one_hides_none(monkeypatch):
-    env = LLBDB()
+    env = Databases()
     made = block("CREATE TEMP TABLE boats AS SELECT * FROM boats LIMIT 1")
     *_, made, end = steps(env, "own-8", env.tasks()[7].solution[0], made, "Answer: done")
     assert made.observation.startswith("Done.") and end.reward == 1.0
@@ -403,19 +383,20 @@ def test_what_is_no_table_any_more_is_wrong_and_a_temporary_one_hides_none(monke
 
 
 def test_a_table_that_cannot_be_made_is_one_sentence(tmp_path):
+    env = with_field(tmp_path / "db.json", "table_info.name", "sqlite_boats")
     with pytest.raises(UserError, match="sqlite_boats cannot be made"):
-        SQLite(item(tmp_path / "db.json", "table_info.name", "sqlite_boats"))
+        env.reset("own-1")
 
 
 def test_memory_is_limited():
     """A sort of endless long rows had taken 2 GB within the five seconds."""
     code = f"""
         import re, resource
-        from tasks import llb_db
-        from tasks.llb_db import OWN, SQLite, StatementError, load
+        from suites import llb_db
+        from suites.llb_db import Databases, SQLite, StatementError
         resource.setrlimit(resource.RLIMIT_AS, (2**31, 2**31))  # should the limit not hold
         llb_db.SECONDS = 60
-        database = SQLite(load(OWN)["own-1"])
+        database = SQLite(Databases().items["own-1"])
         for form in ("SELECT hex(zeroblob(20000)) || x AS y FROM c ORDER BY y",
                      "INSERT INTO boats (name) SELECT hex(zeroblob(20000)) FROM c"):
             try:
@@ -427,38 +408,37 @@ def test_memory_is_limited():
         peak = re.search("VmHWM:[^0-9]*([0-9]+)", open("/proc/self/status").read())
         print(int(peak[1]) // 1024)
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], cwd=ROOT, capture_output=True, text=True
-    )
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
     *errors, peak = done.stdout.splitlines()
     assert errors == ["it takes too much memory", "database or disk is full"], done.stderr
     assert int(peak) < 450
 
 
-def test_standard_deviations_are_mysqls(boats):
+@pytest.mark.parametrize(
+    ("column", "where", "found"),
+    [
+        # berths 4, 11, 7, 2: mean 6, squares 4 + 25 + 1 + 16 = 46
+        ("berth", "1", ((46 / 4) ** 0.5,) * 3 + ((46 / 3) ** 0.5,)),
+        ("berth", "boat_id = 1", (0, 0, 0, None)),
+        ("berth", "berth IS NULL", (None,) * 4),
+        ("'3 men'", "1", (0, 0, 0, 0)),
+        ("name || '1'", "1", (0, 0, 0, 0)),
+        ("boat_id || ' men'", "boat_id < 3", (0.5, 0.5, 0.5, 0.5**0.5)),
+        ("x'00'", "1", (0, 0, 0, 0)),
+    ],
+)
+def test_standard_deviations_are_mysqls(boats, column, where, found):
     select = "SELECT STDDEV({0}), STD({0}), STDDEV_POP({0}), STDDEV_SAMP({0}) FROM boats WHERE {1}"
-
-    def row(column: str, where: str) -> tuple:
-        return boats.execute(select.format(column, where)).rows[0]
-
-    # berths 4, 11, 7, 2: mean 6, squares 4 + 25 + 1 + 16 = 46
-    assert row("berth", "1") == pytest.approx(((46 / 4) ** 0.5,) * 3 + ((46 / 3) ** 0.5,))
-    assert row("berth", "boat_id = 1") == (0, 0, 0, None)
-    assert row("berth", "berth IS NULL") == (None,) * 4
-    assert row("'3 men'", "1")[0] == 0 == row("x'00'", "1")[0]
+    assert boats.execute(select.format(column, where))[1] == [pytest.approx(found)]
 
 
-def test_nothing_is_on_the_disk(tmp_path, monkeypatch):
+def test_nothing_is_on_the_disk(tmp_path, monkeypatch, boats):
     monkeypatch.setenv("SQLITE_TMPDIR", str(tmp_path))
     before = {*FDS.iterdir()} if FDS.is_dir() else set()
-    with closing(SQLite(load(OWN)["own-1"])) as database:
-        database.execute(
-            "CREATE TEMP TABLE t AS SELECT a.* FROM boats a, boats b, boats c, boats d"
-        )
-        database.execute("SELECT count(*) FROM (SELECT * FROM t, boats ORDER BY random())")
-        if before:
-            assert {*FDS.iterdir()} == before
-    assert not [*tmp_path.iterdir()]
+    boats.execute("CREATE TEMP TABLE t AS SELECT a.* FROM boats a, boats b, boats c, boats d")
+    boats.execute("SELECT count(*) FROM (SELECT * FROM t, boats ORDER BY random())")
+    assert not [*tmp_path.iterdir()] and (not before or {*FDS.iterdir()} == before)
 
 
 VALUES = (
@@ -478,7 +458,7 @@ FORMS = (
 def test_random_hostile_statements_never_raise(monkeypatch):
     monkeypatch.setattr(llb_db, "SECONDS", 0.5)
     monkeypatch.setattr(llb_db, "STEPS", 100)
-    env, draw, ran = LLBDB(), random.Random(0), 0
+    env, draw, ran = Databases(), random.Random(0), 0
     told = " ".join(sql for sql, _ in HOSTILE if len(sql) < 200)
     words = [*told.split(), *"' \" ` -- /* TEMP TRIGGER BEGIN".split(), *VALUES * 12]
     with closing(env.reset("own-1")) as other:
@@ -489,7 +469,7 @@ def test_random_hostile_statements_never_raise(monkeypatch):
                     step = episode.step(block(sql))
                     assert not step.done and step.observation
                     ran += not step.observation.startswith("Error: ")
-                assert episode.database.execute("SELECT 1").rows == [(1,)]
+                assert episode.database.execute("SELECT 1")[1] == [(1,)]
         assert "(6 rows)" in other.step(block("SELECT * FROM boats")).observation
     assert 50 < ran < 950  # neither all refused nor all run
 
@@ -499,7 +479,7 @@ def test_random_hostile_statements_never_raise(monkeypatch):
 
 @published
 def test_answers_of_the_published_file():
-    env = LLBDB(TRAIN)
+    env = Databases(TRAIN)
     asked = [task for task in env.tasks() if env.items[task.id].direct is not None]
     changes = [task for task in env.tasks() if task not in asked]
     assert (len(asked), len(changes), len(env.skip_list())) == (259, 102, 361 - 297)

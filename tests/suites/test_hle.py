@@ -15,10 +15,19 @@ from test_stream import Acting
 from agents.bank import Bank, BankConfig
 from config.errors import ServerFailed, UserError
 from report.summary import calibration, interval
-from tasks import judge as module
+from suites import hle as module
+from suites.hle import (
+    INSTRUCTIONS,
+    REQUEST,
+    SCHEMA,
+    Exam,
+    ServedJudge,
+    Verdict,
+    confidence,
+    read,
+    verdict,
+)
 from tasks import served
-from tasks.hle import HLE, INSTRUCTIONS, confidence, read
-from tasks.judge import REQUEST, SCHEMA, Verdict, judge_of, verdict
 
 PNG = "data:image/png;base64,iVBORw0KGgo="
 ROWS = [
@@ -57,8 +66,8 @@ def test_a_file_is_read_in_its_order(tmp_path, form):
                 row["image"] = {"bytes": raw, "path": "x"} if row["image"] else None
         path = tmp_path / "hle.parquet"
         pq.write_table(pa.Table.from_pylist(rows), path)
-    assert [item.id for item in read(path)] == ["a", "b", "c"]
-    environment = HLE(path, by_word)
+    assert [*read(path)] == ["a", "b", "c"]
+    environment = Exam(path, by_word)
     assert [task.id for task in environment.tasks()] == ["a", "b"]
     assert environment.skipped == 1 and not any(task.images for task in environment.tasks())
     task = environment.tasks()[1]
@@ -68,14 +77,14 @@ def test_a_file_is_read_in_its_order(tmp_path, form):
         ("B",),
     )
     assert task.intent == task.question == task.begin().observation
-    seen = HLE(path, by_word, images=True)
+    seen = Exam(path, by_word, images=True)
     assert len(seen.tasks()) == 3 and seen.skipped == 0
     assert [task.images for task in seen.tasks()] == [(), (), (PNG,)]
 
 
 def test_a_task_with_another_answer_is_another_task(tmp_path):
     other = [ROWS[0] | {"answer": "5"}, ROWS[1]]
-    one, two = (HLE(jsonl(tmp_path, rows), by_word).tasks() for rows in (ROWS, other))
+    one, two = (Exam(jsonl(tmp_path, rows), by_word).tasks() for rows in (ROWS, other))
     assert one[0].digest != two[0].digest and one[1].digest == two[1].digest
 
 
@@ -88,7 +97,7 @@ def test_a_task_with_another_answer_is_another_task(tmp_path):
 def test_another_form_is_named_by_file_record_and_field(tmp_path, change, field):
     path = jsonl(tmp_path, [ROWS[0], ROWS[1] | change])
     with pytest.raises(UserError) as error:
-        HLE(path, by_word)
+        Exam(path, by_word)
     assert str(error.value).startswith(f"{path}, {field}") and "\n" not in str(error.value)
 
 
@@ -101,7 +110,7 @@ def test_what_is_no_file_of_questions_is_refused(tmp_path):
         (jsonl(tmp_path, [ROWS[2]], "seen.jsonl"), "have a picture"),
     ]:
         with pytest.raises(UserError, match=reason):
-            HLE(path, by_word)
+            Exam(path, by_word)
     with pytest.raises(UserError, match="--judge openai:URL#MODEL"):
         opened("hle")
 
@@ -110,12 +119,12 @@ def test_what_is_no_file_of_questions_is_refused(tmp_path):
 
 
 def test_a_response_is_judged_and_the_right_answer_is_not_told():
-    environment = HLE(judge=by_word)
+    environment = Exam(judge=by_word)
     assert len({task.id for task in environment.tasks()}) == 6
     task = environment.tasks()[0]
     right, wrong = task.begin(), task.begin()
     step = right.step(f"Answer: {task.solution[0]}")
-    assert (step.done, step.reward, step.failure) == (True, 1.0, "") and right.verdict.correct
+    assert (step.done, step.reward, step.failure) == (True, 1.0, "")
     step = wrong.step("Answer: 4711")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "")
     assert step.observation == "The answer is wrong: Answer: 4711"  # no reasons: they may tell it
@@ -123,10 +132,10 @@ def test_a_response_is_judged_and_the_right_answer_is_not_told():
     def never(*_):
         raise AssertionError
 
-    step = HLE(judge=never).tasks()[0].begin().step(" \n")
+    step = Exam(judge=never).tasks()[0].begin().step(" \n")
     assert (step.done, step.reward, step.failure) == (True, -1.0, "empty")
     judge = lambda *_: Verdict(answer="\x1b[2J" + "x\n" * 9999, correct=True)  # noqa: E731
-    observation = HLE(judge=judge).tasks()[0].begin().step("x").observation
+    observation = Exam(judge=judge).tasks()[0].begin().step("x").observation
     assert len(observation) < 500 and "\x1b" not in observation and "\n" not in observation
 
 
@@ -246,7 +255,7 @@ def server(monkeypatch):
 def test_a_judge_is_asked_for_the_published_fields_with_a_schema(server, monkeypatch):
     for proxy in ("HTTP_PROXY", "ALL_PROXY"):  # none hears of it
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")
-    judge = judge_of(server.spec)
+    judge = ServedJudge(server.spec)
     assert judge("2 + 2?", "4", "Answer: 4") == Verdict(answer="Answer: 4", correct=True)
     assert not judge("2 + 2?", "4", "Answer: 5").correct
     assert judge("{q}", "{0}", "it is {0} {answer}").correct  # braces are text
@@ -264,7 +273,7 @@ def test_a_judge_is_asked_for_the_published_fields_with_a_schema(server, monkeyp
 
 def test_a_reply_that_is_no_verdict_is_repaired_once(server):
     server.replies = ['{"correct": "perhaps"}']
-    environment = HLE(judge=server.spec)
+    environment = Exam(judge=server.spec)
     task = environment.tasks()[0]
     assert task.begin().step(task.solution[0]).reward == 1.0
     first, second = server.asked
@@ -280,31 +289,25 @@ def test_a_reply_that_is_no_verdict_is_repaired_once(server):
     environment.close()
 
 
-def test_a_server_that_refuses_schema_or_temperature_is_asked_without(server):
-    judge = judge_of(server.spec)
+def test_what_the_server_cannot_do_is_left_out_tried_again_or_refused(server):
+    judge = ServedJudge(server.spec)
     server.replies = [(400, b"response_format is not supported")]
     assert judge("q", "4", "4").correct and judge("q", "4", "4").correct
     assert [("response_format" in b, "temperature" in b) for b in server.asked] == [
         (True, True), (False, True), (False, True),
     ]  # fmt: skip
-    server.replies = [(400, b"no such model")]
-    with pytest.raises(UserError, match="HTTP 400: no such model"):
-        judge("q", "4", "4")
-
-
-def test_a_request_is_tried_again_twice(server):
-    judge = judge_of(server.spec)
-    server.replies = [(408, b""), (500, b"")]
-    assert judge("q", "4", "4").correct and len(server.asked) == 3
-    server.replies = [(status, b"") for status in (503, 500, 429)]
-    with pytest.raises(UserError, match=f"{server.url}/.*after 3 tries in .*: HTTP 429"):
-        judge("q", "4", "4")
-    assert len(server.asked) == 6
+    for replies, refusal in (
+        ([(400, b"no such model")], "HTTP 400: no such model"),
+        ([(status, b"") for status in (503, 500, 429)], "after 3 tries in .*: HTTP 429"),
+    ):
+        server.replies = replies
+        with pytest.raises(UserError, match=refusal):
+            judge("q", "4", "4")
 
 
 def test_the_key_is_sent_and_never_told(server, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
-    judge = judge_of(server.spec)
+    judge = ServedJudge(server.spec)
     told = []
     for reply, reason in [
         ((401, f"The key {SECRET} is\n wrong".encode()), r"HTTP 401: The key \*\*\* is wrong \("),
@@ -318,7 +321,7 @@ def test_the_key_is_sent_and_never_told(server, monkeypatch):
     assert SECRET not in " ".join([*told, repr(judge)])
     server.models = 401
     with pytest.raises(UserError, match="HTTP 401"):
-        judge_of(server.spec)
+        ServedJudge(server.spec)
 
 
 @pytest.mark.parametrize("spec", [
@@ -328,7 +331,7 @@ def test_the_key_is_sent_and_never_told(server, monkeypatch):
 ])  # fmt: skip
 def test_a_name_that_is_none_is_refused(spec):
     with pytest.raises(UserError, match="openai:URL#MODEL, as in"):
-        HLE(judge=spec)
+        Exam(judge=spec)
 
 
 def test_a_judge_that_is_down_is_refused_before_the_first_question(monkeypatch):
@@ -336,7 +339,7 @@ def test_a_judge_that_is_down_is_refused_before_the_first_question(monkeypatch):
     with serving(lambda h: None) as url:
         pass
     with pytest.raises(UserError, match=f"The judge at {url} cannot be used: .*start it first"):
-        HLE(judge=f"openai:{url}#m")
+        Exam(judge=f"openai:{url}#m")
 
 
 # ---------------------------------------------------------------- with a memory
