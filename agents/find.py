@@ -39,8 +39,10 @@ from config.settings import from_yaml, hints_of
 from memagent import Agent
 
 # files of this folder that hold no agent
-SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
-          "search", "store", "tools"}  # fmt: skip
+SHARED = {"bank", "calls", "demos", "find", "likeness", "pay", "retrieval", "rewards", "search",
+          "store", "tools"}  # fmt: skip
+# agent -> the file of this folder that holds several
+BASELINES = dict.fromkeys(("evidence", "facts", "idle", "newest"), "store_baselines")
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
@@ -57,7 +59,7 @@ MAY_CHANGE = {
 
 # ---------------------------------------------------------------- agents
 
-FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run")
+FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run", modules=BASELINES)
 names, known = FINDER.names, FINDER.known
 # agent, or method of a stream -> its place among the colours of every picture (report/page.css);
 # any other takes what is free
@@ -401,8 +403,8 @@ def beginning(
     machine lacks the device or the model (unless it is a `dry` run).
     """
     from config.machine import check_here
+    from suites._training import check_sources, parts_of
     from tasks import readers
-    from tasks.sources import check_sources, parts_of
 
     first = os.environ.get("RANK", "0") == "0"  # torchrun's others may come later
     if run.name and first:

@@ -14,7 +14,7 @@ import inspect
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
@@ -61,19 +61,27 @@ class Finder:
     room: a folder of the repository, whose modules hold one each but for those of `shared` and
     those with a leading underscore. constant: names the one that is meant where a file has several.
     method: what a class must have of its own, unless it is named so; a generator function alone
-    becomes that method of a new class.
+    becomes that method of a new class. modules: name -> module, of those that hold several, which
+    are told apart by their `name`.
     """
 
     def __init__(
-        self, base: type, room: str, constant: str, shared: Iterable[str] = (), method: str = ""
+        self,
+        base: type,
+        room: str,
+        constant: str,
+        shared: Iterable[str] = (),
+        method: str = "",
+        modules: Mapping[str, str] = {},
     ):
         self.base, self.room, self.constant = base, room, constant
-        self.shared, self.method = frozenset(shared), method
+        self.shared, self.method, self.modules = frozenset(shared), method, modules
         self.loaded: dict[str, type] = {}  # name or absolute path -> what was found
 
     def names(self) -> list[str]:
         """List those of the room, with - for _."""
         stems = {path.stem for path in (ROOT / self.room).glob("[!_]*.py")} - self.shared
+        stems = stems - {*self.modules.values()} | self.modules.keys()
         return sorted(stem.replace("_", "-") for stem in stems)
 
     def known(self, name: str) -> type | None:
@@ -90,7 +98,8 @@ class Finder:
             path = Path(name).absolute()
             module, name = load_file(path), str(path)
         elif name in self.names():
-            module = importlib.import_module(f"{self.room}.{name.replace('-', '_')}")
+            stem = self.modules.get(name, name.replace("-", "_"))
+            module = importlib.import_module(f"{self.room}.{stem}")
         else:
             what, choices = self.base.__name__.lower(), ", ".join(self.names())
             raise UserError(
@@ -106,6 +115,8 @@ class Finder:
             v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__
         ]
         kinds = [v for v in values if isinstance(v, type) and issubclass(v, self.base)]
+        if name in self.modules:
+            return next(kind for kind in kinds if kind.name == name)
         parents = {parent for kind in kinds for parent in kind.__mro__[1:]}
         leaves = [kind for kind in kinds if kind not in parents and self._is_whole(kind)]
         candidates = leaves or [v for v in values if self.method and inspect.isgeneratorfunction(v)]
