@@ -110,7 +110,7 @@ def make_questions(seed: int, n: int, n_sessions: int, split: str = "test") -> I
 
 
 class LedgerTasks:
-    """Generate episodes anew for every step; each level has one of the given numbers of sessions."""
+    """Episodes that are generated anew for every step, with as many sessions as the level says."""
 
     def __init__(self, lengths: tuple[int, ...], seed: int):
         self.lengths, self.seed, self.levels = lengths, seed, len(lengths) - 1
