@@ -15,19 +15,16 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from config.errors import UserError, clip
 from config.foreign import from_json
-from tasks.conversations import ENTRY_ID, KINDS, check_day, check_text
+from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text
 
 FORMAT, VERSION = "memory store", 1
 
 # ---------------------------------------------------------------- entries and operations
 
-Text = Annotated[str, AfterValidator(check_text)]
-Day = Annotated[str, AfterValidator(check_day)]
-Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
 IdOrNone = Annotated[str, Field(pattern=f"^({ENTRY_ID.pattern})?$")]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[int, Field(strict=True, ge=1)]

@@ -7,26 +7,26 @@ below are the form: a field that is none of theirs, or of another type, is refus
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter
+from pydantic import AfterValidator, Field, TypeAdapter
 
 from config.errors import UserError, clip
 from data import exact_match, f1
 from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
-    ENTRY_ID,
-    KINDS,
+    FORM,
     NOT_MENTIONED,
     Conversation,
+    Day,
     Memory,
     Probe,
     Session,
+    Text,
     Utterance,
-    check_day,
     check_text,
     fault_of,
     read_file,
@@ -45,12 +45,6 @@ def _in_paragraphs(text: str) -> str:
     return text
 
 
-FORM = ConfigDict(extra="forbid", strict=True)
-Text = Annotated[str, AfterValidator(check_text)]
-Day = Annotated[str, AfterValidator(check_day)]
-Ids = tuple[Text, ...] | None
-
-
 @dataclass
 class Turn:
     __pydantic_config__ = FORM
@@ -67,31 +61,12 @@ class Sitting:
 
 
 @dataclass
-class Entry:
-    __pydantic_config__ = FORM
-    text: Text
-    id: Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")] | None = None
-    kind: Literal[KINDS] | None = None
-    speaker: Text | None = None
-    date: Day | None = None
-    session: Annotated[int, Field(ge=1)] | None = None  # else the last one of the evidence
-    evidence: Ids = None
-
-    def memory(self) -> Memory:
-        session, evidence = self.session, self.evidence or ()
-        if session is None:  # it is known once all of its evidence has been said
-            session = max({*map(session_of, evidence)} - {None}, default=None)
-        about = self.text, self.speaker, self.date, session, evidence
-        return Memory(*about, self.kind, self.id or "")
-
-
-@dataclass
 class Question:
     __pydantic_config__ = FORM
     question: Text
     answer: Text | int | Annotated[list[Text], Field(min_length=1)] | None = None
     category: Annotated[int, Field(ge=1, le=5)] | Text | None = None
-    evidence: Ids = None
+    evidence: tuple[Text, ...] = ()
     abstains: bool | None = None  # else whether the category is 5
     distractor: Text | None = None
 
@@ -109,7 +84,7 @@ class Question:
             question=self.question,
             answers=(NOT_MENTIONED,) if abstains else tuple(answers),
             category=number,
-            evidence=self.evidence or (),
+            evidence=self.evidence,
             abstains=abstains,
             kind=f"{kind}, abstention" if abstains and not number else kind,
             distractor=self.distractor or "" if abstains else "",
@@ -122,7 +97,7 @@ class Talk:
     id: Text
     qa: Annotated[list[Question], Field(min_length=1)]
     sessions: list[Sitting] | None = None
-    memories: list[Entry] | None = None
+    memories: list[Memory] | None = None
 
     def conversation(self) -> Conversation:
         sessions, known = [], set[str]()
@@ -133,7 +108,7 @@ class Talk:
             ]
             sessions.append(Session(n, sitting.date, sitting.when or sitting.date, tuple(turns)))
             known |= {f"S{n}", *(turn.id for turn in turns)}
-        memories = tuple(entry.memory() for entry in self.memories or ())
+        memories = tuple(map(_placed, self.memories or ()))
         probes = tuple(q.probe(f"{self.id}-q{n}") for n, q in enumerate(self.qa, 1))
         if not sessions and not memories:
             raise ValueError("there must be 'sessions' or 'memories'")
@@ -151,6 +126,12 @@ class Talk:
         sessions = tuple(sessions)
         starts = {"empty": (), "sessions": turns_as_memories(sessions), "memories": memories}
         return Conversation(self.id, (*speakers,), sessions, probes, starts)
+
+
+def _placed(memory: Memory) -> Memory:
+    """Return a memory with its session: it is known once all of its evidence has been said."""
+    said = max({*map(session_of, memory.evidence)} - {None}, default=None)
+    return replace(memory, session=memory.session or said)
 
 
 TALK = TypeAdapter(Talk)

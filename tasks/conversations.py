@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 
 from config.errors import UserError, clip, first_line
 from config.foreign import read_data
@@ -38,6 +39,42 @@ def session_of(name: str) -> int | None:
     """
     match = re.fullmatch(r"D(\d+):\d+|S(\d+)", name)
     return int(match[1] or match[2]) if match else None
+
+
+# ---------------------------------------------------------------- what an entry may hold
+
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# A line break is one too: each entry is shown on one line
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_text(text: str) -> str:
+    """Return a text that an entry may hold. ValueError: it may not, and why."""
+    if not text.strip():
+        raise ValueError("is blank")
+    if found := CONTROL.search(text):
+        code = f"U+{ord(found[0]):04X}"
+        if found[0] >= "\ud800":
+            raise ValueError(f"holds {code}, half of a surrogate pair, which is no text")
+        raise ValueError(f"holds the control character {code}, and a text is one paragraph")
+    return text
+
+
+def check_day(value: str) -> str:
+    """Return an ISO day of the calendar, 2023-05-08. ValueError: it is none."""
+    if not DAY.fullmatch(value):
+        raise ValueError("must be a day such as 2023-05-08")
+    date.fromisoformat(value)
+    return value
+
+
+FORM = ConfigDict(extra="forbid", strict=True)  # of what comes from a file
+Text = Annotated[str, AfterValidator(check_text)]
+Day = Annotated[str, AfterValidator(check_day)]
+Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
+
+
+# ---------------------------------------------------------------- conversations
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,15 +108,17 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """An entry that a store can start with."""
+    """An entry that a store can start with. The types are what a file may hold."""
 
-    text: str
-    speaker: str | None = None
-    date: str | None = None  # ISO day of its session
-    session: int | None = None
-    evidence: tuple[str, ...] = ()  # ids of the turns, or of the session, that it was made from
-    kind: str | None = None  # of KINDS
-    id: str = ""  # that the entry gets, such as m17; "" = the next free one
+    __pydantic_config__ = FORM
+
+    text: Text
+    speaker: Text | None = None
+    date: Day | None = None  # ISO day of its session
+    session: Annotated[int, Field(ge=1)] | None = None
+    evidence: tuple[Text, ...] = ()  # ids of the turns, or of the session, that it was made from
+    kind: Literal[KINDS] | None = None
+    id: Id | Literal[""] = ""  # that the entry gets, such as m17; "" = the next free one
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,33 +205,6 @@ def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
         for turn in session.utterances
         if turn.text
     )
-
-
-# ---------------------------------------------------------------- what an entry may hold
-
-DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# A line break is one too: each entry is shown on one line
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def check_text(text: str) -> str:
-    """Return a text that an entry may hold. ValueError: it may not, and why."""
-    if not text.strip():
-        raise ValueError("is blank")
-    if found := CONTROL.search(text):
-        code = f"U+{ord(found[0]):04X}"
-        if found[0] >= "\ud800":
-            raise ValueError(f"holds {code}, half of a surrogate pair, which is no text")
-        raise ValueError(f"holds the control character {code}, and a text is one paragraph")
-    return text
-
-
-def check_day(value: str) -> str:
-    """Return an ISO day of the calendar, 2023-05-08. ValueError: it is none."""
-    if not DAY.fullmatch(value):
-        raise ValueError("must be a day such as 2023-05-08")
-    date.fromisoformat(value)
-    return value
 
 
 # ---------------------------------------------------------------- files
