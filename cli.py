@@ -184,9 +184,10 @@ def _eval(
     typer.echo(f"{', '.join(eval_config.agents)} by {titled(by)}: {suite.label}.")
     typer.echo(f"Results go to {where}.")
     from config.machine import check_here
-    from tasks import hub, sources
+    from suites._training import check_sources
+    from tasks import hub
 
-    sources.check_sources(eval_config.data)
+    check_sources(eval_config.data)
     check_here(eval_config)
     typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite

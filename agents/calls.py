@@ -1,44 +1,26 @@
 """How models write tool calls: one format for each family of chat templates.
 
-Holds: `Call`, `Fault`, `Format`, `format_of`. Leaves out: what a call does (agents/tools.py), when
-one is asked for (agents/memupdate.py). No torch.
-Exercise it: `pytest tests/agents/test_calls.py`. Read next: agents/memupdate.py.
-
-    response --transformers--> thoughts, text, bodies of calls --ours--> a Call or a Fault each
-
-transformers' `chat_parsing` splits a response by a response template of ours. It could read the
-bodies too, but raises for the whole message if one of them is damaged; the bodies are therefore
-taken as text, and each is read by itself. What cannot be read becomes a Fault in its place, never
-an exception. Some chat templates begin a thought at the end of the prompt: the response then has
-only its end, or not even that.
-
 | format | one call | whose |
 |---|---|---|
 | hermes | `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` | Hermes, Qwen2.5, Qwen3 |
-| list | `<tool_call>[{"name": ..., "arguments": {...}}]</tool_call>` | SmolLM2 |
 | xml | `<tool_call><function=NAME><parameter=KEY>VALUE</parameter>...</tool_call>` | Qwen3.5 |
 | bare | `{"name": ..., "parameters": {...}}` | Llama 3 |
 
-A model whose template has other marks is told in the prompt to write the first one. What a
-tokenizer's own `response_template` says is not looked at.
+A model whose template has other marks is told in the prompt to write the first one. What cannot be
+read becomes a `Fault` in its place, never an exception.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from agents.tools import is_text, schemas
 from config.errors import clean, clip
 from tokens.chat_templates import rendered
-
-if TYPE_CHECKING:
-    from transformers.utils.chat_parsing.response_templates import ResponseTemplate
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +29,6 @@ class Call:
 
     name: str
     arguments: object  # a JSON value
-    text: str  # as the model wrote it
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +37,6 @@ class Fault:
 
     code: str  # of agents.tools.CODES: "unreadable", "cut"
     message: str  # what is wrong with it
-    text: str  # as the model wrote it
 
 
 class _Unreadable(Exception):
@@ -70,25 +50,17 @@ DEEPEST = 8  # lists and objects inside one another; the deepest valid call has 
 
 def _object(pairs: list[tuple[str, object]]) -> dict:
     values = dict(pairs)
-    if len(values) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise _Unreadable(f"{_brief(twice)} stands there twice")
+    for name in values if len(values) < len(pairs) else ():
+        if [key for key, _ in pairs].count(name) > 1:
+            raise _Unreadable(f"{_brief(name)} stands there twice")
     return values
 
 
-def _number(text: str) -> int | float:
-    """Read a number. _Unreadable: it is none that JSON knows, or so long that Python refuses it."""
-    if len(text) > 18:
-        raise _Unreadable("a number has more than 18 characters")
-    if not math.isfinite(number := float(text)):
-        raise _Unreadable(f"{text} is no JSON value")
-    return int(text) if text.removeprefix("-").isdecimal() else number
+def _no_value(text: str) -> None:
+    raise _Unreadable(f"{text} is no JSON value")
 
 
-DECODER = json.JSONDecoder(
-    object_pairs_hook=_object, parse_constant=_number, parse_float=_number, parse_int=_number
-)
+DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_no_value)
 
 
 def _decode(text: str, at: int = 0) -> tuple[object, int]:
@@ -98,19 +70,21 @@ def _decode(text: str, at: int = 0) -> tuple[object, int]:
     except json.JSONDecodeError as error:
         where = f"character {error.pos - at + 1}"
         raise _Unreadable(f"it is not JSON: {error.msg.lower()} at {where}") from None
+    except ValueError:  # Python reads no number of more than 4,300 digits
+        raise _Unreadable("a number is too long") from None
     except RecursionError:
         raise _Unreadable("it is nested too deeply") from None
-    if _deeper(value, DEEPEST):
+    if _is_deeper(value, DEEPEST):
         raise _Unreadable("it is nested too deeply")
     return value, end
 
 
-def _deeper(value: object, levels: int) -> bool:
+def _is_deeper(value: object, levels: int) -> bool:
     """Tell whether a JSON value has more levels of lists and objects than so many."""
     if not isinstance(value, dict | list):
         return False
     inside = value.values() if isinstance(value, dict) else value
-    return not levels or any(_deeper(item, levels - 1) for item in inside)
+    return not levels or any(_is_deeper(item, levels - 1) for item in inside)
 
 
 def _json(text: str) -> object:
@@ -129,66 +103,30 @@ def _brief(text: str) -> str:
     return repr(clip(clean(text), 40))
 
 
-# ---------------------------------------------------------------- the body of a call
+# ---------------------------------------------------------------- one call
 
 
-def _call(value: object, text: str) -> Call | Fault:
+def _call(value: object) -> Call:
     """Make a call out of {"name": ..., "arguments" or "parameters": ...}."""
     if not isinstance(value, dict):
-        return _fault("it must be an object with a name and arguments", text)
+        raise _Unreadable("it must be an object with a name and arguments")
     if not isinstance(value.get("name"), str):
-        return _fault("name: must be the name of a tool", text)
+        raise _Unreadable("name: must be the name of a tool")
     given = [key for key in ("arguments", "parameters") if key in value]
     if len(given) != 1:
-        return _fault(f"arguments: {'given twice' if given else 'missing'}", text)
+        raise _Unreadable(f"arguments: {'given twice' if given else 'missing'}")
     if others := [key for key in value if key not in ("name", "type", *given)]:
-        return _fault(f"{_brief(others[0])}: must stand inside the arguments", text)
-    return Call(value["name"], value[given[0]], text)
+        raise _Unreadable(f"{_brief(others[0])}: must stand inside the arguments")
+    return Call(value["name"], value[given[0]])
 
 
-def _fault(reason: str, text: str) -> Fault:
+def _unreadable(reason: object) -> Fault:
     reason = clip(clean(reason), 200)  # it may quote what the model wrote
-    return Fault("unreadable", f"the call cannot be read: {reason}.", text)
+    return Fault("unreadable", f"the call cannot be read: {reason}.")
 
 
-def _in_json(body: str) -> list[Call | Fault]:
-    """Read an object, or a list of objects."""
-    value = _json(body)
-    if isinstance(value, list):
-        return [_call(item, _dumps(item)) for item in value]
-    return [_call(value, body)]
-
-
-NAME = '"name"'  # no JSON string can hold it: its quotes would be escaped
-
-
-def _next_call(text: str, at: int) -> int:
-    """Return where, from a place on, an object begins whose first key is its name, or the end."""
-    while (name := text.find(NAME, at)) >= 0:
-        begin = text.rfind("{", at, name)
-        if begin >= 0 and not text[begin + 1 : name].strip():
-            return begin
-        at = name + 1
-    return len(text)
-
-
-def _objects(text: str) -> Iterator[Call | Fault]:
-    """Read objects with anything between them; go on after a damaged one where the next begins."""
-    at = text.find("{")
-    while at >= 0:
-        try:
-            value, end = _decode(text, at)
-            yield _call(value, text[at:end])
-        except _Unreadable as error:
-            end = _next_call(text, at + 1)
-            piece = text[at:end].strip()
-            closed = "}" in piece[-3:]
-            yield _fault(str(error), piece) if closed else _cut("}", piece)
-        at = text.find("{", end)
-
-
-def _cut(mark: str, text: str) -> Fault:
-    return Fault("cut", f"the call has no end: {mark} is missing.", text)
+def _cut(mark: str) -> Fault:
+    return Fault("cut", f"the call has no end: {mark} is missing.")
 
 
 FUNCTION = re.compile(r"\s*<function=([^<>\n]+)>(.*)</function>\s*", re.DOTALL)
@@ -196,7 +134,7 @@ PARAMETER = re.compile(r"\s*<parameter=([^<>\n]+)>")
 PARAMETER_END = "</parameter>"
 
 
-def _in_xml(body: str) -> list[Call | Fault]:
+def _in_xml(body: str) -> Call:
     """Read a function with its parameters, whose values are texts or JSON by the tool's schema."""
     function = FUNCTION.fullmatch(body)
     if not function:
@@ -208,113 +146,91 @@ def _in_xml(body: str) -> list[Call | Fault]:
         end = inside.find(PARAMETER_END, found.end()) if found else -1
         if end < 0:
             raise _Unreadable(f"{_brief(inside[at:].strip())} is no <parameter=KEY> with its end")
+        key = found[1].strip()
         value = inside[found.end() : end].removeprefix("\n").removesuffix("\n")
-        pairs.append((found[1].strip(), value))
+        pairs.append((key, value if is_text(name, key) else _value(value)))
         at = end + len(PARAMETER_END)
-    return [Call(name, _typed(name, _object(pairs)), body)]
-
-
-def _typed(tool: str, arguments: dict) -> dict:
-    """Read the values that are no texts by the tool's schema as JSON; what is none stays a text."""
-    return {
-        key: value if not isinstance(value, str) or is_text(tool, key) else _value(value)
-        for key, value in arguments.items()
-    }
+    return Call(name, _object(pairs))
 
 
 def _value(text: str) -> object:
+    """Read a JSON value; what is none stays a text."""
     try:
         return _json(text)
     except _Unreadable:
         return text
 
 
-# ---------------------------------------------------------------- formats
+NAMED = re.compile(r'\{\s*"name"')  # no JSON string can hold it: its quotes would be escaped
 
-# An anchor is needed: transformers takes what follows it in the prompt as the response's beginning
-_SPEC = {"start_anchor": "<|im_start|>assistant\n"}
-THOUGHT = "<think>", "</think>"
-_OTHERS = {"thinking": dict(zip(("open", "close"), THOUGHT, strict=True)), "content": {}}
+
+def _bare(text: str) -> Iterator[Call | Fault]:
+    """Read objects with anything between them; go on after a damaged one where the next begins."""
+    at = text.find("{")
+    while at >= 0:
+        try:
+            value, end = _decode(text, at)
+        except _Unreadable as error:
+            following = NAMED.search(text, at + 1)
+            end = following.start() if following else len(text)
+            yield _unreadable(error) if "}" in text[at:end].strip()[-3:] else _cut("}")
+        else:
+            yield _tried(_call, value)
+        at = text.find("{", end)
+
+
+def _tried(read: Callable[[object], Call], written: object) -> Call | Fault:
+    try:
+        return read(written)
+    except _Unreadable as error:
+        return _unreadable(error)
+
+
+# ---------------------------------------------------------------- a response
+
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
-MARKED = _SPEC | {"fields": _OTHERS | {"tool_calls": {"open": OPEN, "close": CLOSE}}}
-# Bare calls have no closing mark: from the first on, all that follows is taken as calls
-BARE = _SPEC | {"fields": _OTHERS | {"tool_calls": {"open_pattern": r'(?=\{\s*")'}}}
-
-
-@lru_cache
-def _splitter(bare: bool) -> ResponseTemplate:
-    from transformers.utils.chat_parsing.response_templates import load_response_template
-
-    return load_response_template(BARE if bare else MARKED)
+THOUGHT = r"<think>.*?(?:</think>|\Z)"  # which may be cut before its end
+STRAY = rf"({CLOSE}).*?(?=<think>|{OPEN}|\Z)"
+MARKED = re.compile(rf"{THOUGHT}|{OPEN}(.*?)({CLOSE}|\Z)|{STRAY}", re.DOTALL)
+BARE = re.compile(rf'{THOUGHT}|(?=\{{\s*")(.*)', re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
     """How one model writes calls."""
 
-    kind: Literal["hermes", "list", "xml", "bare"] = "hermes"
+    kind: Literal["hermes", "xml", "bare"] = "hermes"
     # the schemas are given to the chat template; False: `instructions` has to stand in the prompt
     by_template: bool = False
-    gap: str = ""  # between the marks of a call and its body
-    # what the chat template itself writes of a response if it begins a thought, else "": where the
-    # model is not asked to think, and where it is
-    begun: tuple[str, str] = ("", "")
 
-    def parse(self, response: str, before: str = "") -> tuple[str, str, list[Call | Fault]]:
-        """Split a response into thoughts, text and calls in their order. Never raises.
-
-        before: what the prompt has written of the response, such as "<think>"; "" = what is known
-        of the chat template. A response that ends a thought which it did not begin is taken to
-        begin inside it.
-        """
-        from transformers.utils.chat_parsing import ResponseParser
-
-        if not before:
-            before, response = self._begin(response)
-        parser = ResponseParser(_splitter(self.kind == "bare"), prefix=before)
-        closed = parser.feed(response + "\n")  # so that no mark stands at the very end
-        parts: dict[str, list[str]] = {"thinking": [], "content": []}
-        calls: list[Call | Fault] = []
-        for k, event in enumerate([*closed, *parser.finalize()[1]]):
-            if event["type"] != "region_close":
-                continue
-            if event["field"] == "tool_calls":
-                calls += self._read(event["value"], cut=k >= len(closed))
-            elif event["field"] in parts:
-                parts[event["field"]].append(event["value"])
-                if self.kind != "bare" and event["field"] == "content" and CLOSE in event["value"]:
-                    calls.append(_fault(f"{OPEN} is missing before it", event["value"]))
-        thoughts, text = ("\n".join(filter(None, texts)) for texts in parts.values())
-        return thoughts, text, calls
-
-    def _begin(self, response: str) -> tuple[str, str]:
-        """Return what the prompt has written of a response, and the response without the mark that
-        a codec puts before it if the template began a thought (`Codec.response`)."""
-        always, thinking = self.begun
-        if THOUGHT[0] in thinking and response.startswith(THOUGHT[0]):
-            return thinking, response.removeprefix(THOUGHT[0])
-        before, ends, _ = response.partition(THOUGHT[1])
-        if not always and ends and THOUGHT[0] not in before:
-            return thinking or THOUGHT[0], response
-        return always, response
-
-    def _read(self, body: str, cut: bool) -> list[Call | Fault]:
-        """Read one body; cut: it goes to the end of the response."""
+    def parse(self, response: str) -> list[Call | Fault]:
+        """Return the calls of a response in their order; those in its thoughts are none."""
+        before, ends, rest = response.partition("</think>")
+        if ends and "<think>" not in before:  # of a thought that the prompt has begun
+            response = rest
         if self.kind == "bare":
-            return [*_objects(body)]
-        if cut:
-            return [_cut(CLOSE, piece.strip()) for piece in body.split(OPEN)]
-        try:
-            return _in_xml(body) if self.kind == "xml" else _in_json(body)
-        except _Unreadable as error:
-            reason = str(error)
-        *lost, last = body.split(OPEN)
-        if lost:  # calls without an end before this one
-            return [*(_cut(CLOSE, call.strip()) for call in lost), *self._read(last.strip(), cut)]
-        # An item that is damaged does not spoil the others of its list
-        found = [*_objects(body)] if self.kind != "xml" and body.startswith("[") else []
-        noticed = any(isinstance(call, Fault) for call in found)
-        return found if noticed else [*found, _fault(reason, body)]
+            return [
+                call
+                for found in BARE.finditer(response)
+                for call in _bare((found[1] or "").strip())
+            ]
+        return [call for found in MARKED.finditer(response) for call in self._between(found)]
+
+    def _between(self, found: re.Match) -> Iterator[Call | Fault]:
+        """Read what stands between two marks, where they are those of a call."""
+        body, end, stray = found.groups()
+        if stray:
+            yield _unreadable(f"{OPEN} is missing before it")
+        if body is None:
+            return
+        call = _tried(self._call, body) if end else _cut(CLOSE)
+        *lost, last = body.split(OPEN) if isinstance(call, Fault) else [body]
+        for _ in lost:  # calls without an end before this one
+            yield _cut(CLOSE)
+        yield _tried(self._call, last) if lost and end else call
+
+    def _call(self, body: str) -> Call:
+        return _in_xml(body) if self.kind == "xml" else _call(_json(body))
 
     def write(self, name: str, arguments: Mapping[str, object]) -> str:
         """Write one call as this model would; the arguments keep their order.
@@ -328,9 +244,7 @@ class Format:
             values = "".join(f"<parameter={k}>\n{v}\n</parameter>\n" for k, v in texts.items())
             return f"{OPEN}\n<function={name}>\n{values}</function>\n{CLOSE}"
         call = _dumps({"name": name, "arguments": dict(arguments)})
-        call = call.replace(CLOSE, CLOSE.replace("/", r"\/"))  # the same in JSON
-        call = f"[{call}]" if self.kind == "list" else call
-        return f"{OPEN}{self.gap}{call}{self.gap}{CLOSE}"
+        return OPEN + call.replace(CLOSE, r"<\/tool_call>") + CLOSE  # the same in JSON
 
     def instructions(self, schemas: Sequence[dict]) -> str:
         """Describe tools for the prompt; "" where the chat template does so."""
@@ -350,12 +264,10 @@ class Format:
 # a line break may be escaped
 MARKS = (
     ("xml", re.compile(r"\A(?>.*?<tool_call>)(?>.*?<function=).*<parameter=", re.DOTALL)),
-    ("list", re.compile(r"<tool_call>\s*\[")),
+    ("", re.compile(r"<tool_call>\s*\[")),  # lists, which are not read
     ("hermes", re.compile(r'\A(?>.*?<tool_call>).*\\?"arguments\\?"', re.DOTALL)),
     ("bare", re.compile(r'\A(?>.*?\{\\?"name\\?": ).*\\?"parameters\\?": ', re.DOTALL)),
-    ("list", re.compile("named SmolLM")),  # SmolLM2: its template itself knows no tools
 )
-GAP = re.compile(r"<tool_call>(?:\\n|\n)")
 
 
 def format_of(tokenizer: object) -> Format:
@@ -367,14 +279,8 @@ def format_of(tokenizer: object) -> Format:
     template = getattr(tokenizer, "chat_template", None) or ""
     if isinstance(template, Mapping):  # some tokenizers have several, by name
         template = template.get("tool_use") or template.get("default") or ""
-    if not template:
-        return Format()
-    kind = next((kind for kind, mark in MARKS if mark.search(template)), None)
-    gap = "\n" if GAP.search(template) else ""
-    by_template = kind is not None and _takes_tools(tokenizer)
-    return Format(
-        kind or "hermes", by_template, gap, (_begun(tokenizer, False), _begun(tokenizer, True))
-    )
+    kind = next((kind for kind, mark in MARKS if mark.search(template)), "")
+    return Format(kind or "hermes", by_template=bool(kind) and _takes_tools(tokenizer))
 
 
 def _takes_tools(tokenizer: object) -> bool:
@@ -387,21 +293,3 @@ def _takes_tools(tokenizer: object) -> bool:
     except TemplateError:
         return False
     return given != none
-
-
-def _begun(tokenizer: object, thinking: bool) -> str:
-    """Return what a chat template writes of a response if that begins a thought, else "".
-
-    thinking: whether the model is asked to think.
-    """
-    from jinja2 import TemplateError
-
-    message, switch = [{"role": "user", "content": "-"}], {"enable_thinking": thinking}
-    try:
-        prompt, whole = (
-            rendered(tokenizer, message, add_generation_prompt=k, **switch) for k in (False, True)
-        )
-    except TemplateError:
-        return ""
-    written = whole.removeprefix(prompt)
-    return written if written.rfind(THOUGHT[0]) > written.rfind(THOUGHT[1]) else ""

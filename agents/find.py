@@ -38,11 +38,12 @@ from config.realmodels import check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
-# agents that share a file of this folder -> its name
-BASELINES = {"bm25": "baselines", "full": "baselines", "none": "baselines", "oracle": "baselines"}
 # files of this folder that hold no agent
-SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
-          "search", "store", "tools"}  # fmt: skip
+SHARED = {"bank", "calls", "demos", "find", "likeness", "pay", "retrieval", "rewards", "search",
+          "store", "tools"}  # fmt: skip
+# agent -> the file of this folder that holds several
+BASELINES = dict.fromkeys(("bm25", "full", "none", "oracle"), "baselines")
+BASELINES |= dict.fromkeys(("evidence", "facts", "idle", "newest"), "store_baselines")
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
@@ -403,8 +404,8 @@ def beginning(
     machine lacks the device or the model (unless it is a `dry` run).
     """
     from config.machine import check_here
+    from suites._training import check_sources, parts_of
     from tasks import readers
-    from tasks.sources import check_sources, parts_of
 
     first = os.environ.get("RANK", "0") == "0"  # torchrun's others may come later
     if run.name and first:

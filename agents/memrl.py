@@ -187,8 +187,10 @@ class MemRL(Agent):
 
     name = "memrl"
     Config = MemRLConfig
-    arms, usual_arms, about_arms, constants = ARMS, USUAL_ARMS, ABOUT_ARMS, CONSTANTS
-    frozen_arms = FROZEN_ARMS
+    extras = {
+        "arms": ARMS, "usual_arms": USUAL_ARMS, "about_arms": ABOUT_ARMS,
+        "frozen_arms": FROZEN_ARMS, "constants": CONSTANTS,
+    }  # fmt: skip
     had = (  # all, in their order
         "chunk_tokens memory_tokens final_tokens max_sections over layout form thinking not_found "
         "templates retrieve embedder k1 k2 delta at_delta rank lam norm sim_mean sim_std "

@@ -2,12 +2,6 @@
 
     sessions --edit, edit, ...--> store --search--> entries --answer, by a frozen policy--> scores
 
-Holds: everything of this agent else: settings, wording, generator, rewards, demo.
-Leaves out: the store (agents/store.py), its search (agents/search.py), the tools (agents/tools.py),
-how a model writes calls (agents/calls.py), what an episode is worth (agents/pay.py), what is kept
-and shown of a turn (agents/notes.py), tasks with sessions (tasks/episodes.py). No torch.
-Exercise it: `python cli.py demo --agent memupdate`. Read next: agents/store.py.
-
 In training an episode has hidden probes: the policy never sees them, and is paid for how much
 better they are answered from the store that it leaves than from the one it was given. They are
 answered, greedily, by the policy as it was before training, from the entries that a search finds:
@@ -18,14 +12,14 @@ the same way. Any other document is read as well: each of its sections is a sess
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
 from agents.demos import Demo, Size
-from agents.notes import OPS, PARTS, EditNotes, counts_of, edited, lines_of, noted, table_of
-from agents.pay import Editing, Scored, compared, gains, parts
+from agents.pay import Editing, compared, gains, parts
 from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
 from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
@@ -106,8 +100,8 @@ class MemUpdateConfig(ReadConfig):
     a duplicate, is well-formed"""
     without: tuple[str, ...] = ()
     """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
-    search: Literal["bm25", "dense", "hybrid"] = "bm25"
-    """how entries are found; dense and hybrid need an embedder"""
+    search: Literal["bm25", "dense"] = "bm25"
+    """how entries are found; dense needs an embedder"""
     embedder: str = ""
     """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
     after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
@@ -175,15 +169,82 @@ DEMO = Demo(
     },
 )
 
-# ---------------------------------------------------------------- one episode
+# ---------------------------------------------------------------- what is kept of a turn
+
+CURVE = 64  # sessions after which the store's size is counted
+# parts of an episode's reward (agents/pay.py), each a column of metrics.csv: the mean of the
+# episodes that have it
+PARTS = (
+    "delta", "format", "size", "compression", "retained", "unread", "tokens_before", "tokens_after",
+    *(f"delta_{category}" for category in range(1, 6)),
+)  # fmt: skip
+OPS = ("search_memory", "create", "update", "noop", "delete_memory", "sample_memory",
+       "merge_memory", "split_memory")  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """What the frozen policy says to one question, from one state of the store."""
+@dataclass(slots=True)
+class EditNotes:
+    """What is kept of a turn. Its record has it as JSON values: see `table`, `lines`."""
 
-    response: str
-    found: tuple[str, ...]  # lines of the entries that it is answered from
+    phase: Literal["edit", "probe", "answer"]
+    session: int | None = None
+    ops: list[dict] = field(default_factory=list)  # operations, without the entries
+    entries: int = 0  # after the turn
+    tokens: int = 0  # of them
+    stop: str = ""  # why the editing of the session or the episode ended with this turn
+    probe: str = ""  # id of the question
+    found: list[str] = field(default_factory=list)  # lines of the entries that it is answered from
+    recall: float | None = None  # share of its evidence that they were taken from; None: unknown
+    search_s: float = 0.0  # to find them
+    search_cut: int = 0  # texts of the search that its embedder did not read to their end
+    # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
+    parts: dict[str, float] = field(default_factory=dict)
+    gains: list[float] = field(default_factory=list)
+    answers: list[dict] = field(default_factory=list)  # of the probes: see `MemUpdate._row`
+    # in the last turn that edits: the whole store with its journal, as lines of its file
+    store: list[str] = field(default_factory=list)
+
+
+def noted(op: Op) -> dict:
+    """Return an operation as notes keep it, with ids and lines of the entries that it wrote, "" of
+    one that it deleted."""
+    return {
+        "tool": op.tool,
+        "args": op.args,
+        "ok": op.ok,
+        "code": op.code,
+        "message": op.message,
+        "ids": [entry.id for entry in op.after],
+        "lines": ["" if entry.deleted else entry.line for entry in op.after],
+    }
+
+
+# ---------------------------------------------------------------- the agent
+
+
+def table_of(agent: Agent, turn: dict) -> list[dict[str, str | list[str]]]:
+    """Return, of the turn that ends editing, what each probe was answered before and after,
+    with the score, and the operations and entries that have changed it."""
+    return [
+        {
+            "question": a["question"],
+            "expected": a["expected"],
+            "before": f"{a['before'] or 'nothing'} ({a['score_before']:g})",
+            "after": f"{a['after'] or 'nothing'} ({a['score_after']:g}, {a['won']:+g})",
+            "found before": a["found_before"],
+            "found after": a["found_after"],
+            "changed by": a["caused"],
+            "changed entries": a["entries"],
+        }
+        for a in (turn.get("notes") or {}).get("answers", ())
+    ]
+
+
+def files_of(agent: Agent, turns: Sequence[dict]) -> Mapping[str, str]:
+    """Return the store with its journal."""
+    notes = [turn.get("notes") or {} for turn in turns]
+    stores = [each["store"] for each in notes if each.get("store")]
+    return {"store.jsonl": "".join(f"{line}\n" for line in stores[-1])} if stores else {}
 
 
 class MemUpdate(Agent):
@@ -194,8 +255,6 @@ class MemUpdate(Agent):
     prompts = {"build": BUILD, "refine": REFINE, "answer": ANSWER}
     edits: bool = True
     """False: a baseline, whose store is never edited"""
-    how: str = ""
-    """how entries are found, whatever the setting `search` says"""
     rates = {
         **{part: (f"part_{part}", f"with_{part}") for part in PARTS},
         **{f"op_{op}": (f"op_{op}", "episodes") for op in OPS},
@@ -210,14 +269,18 @@ class MemUpdate(Agent):
         "search_s": ("search_s", "answers"),
         "search_cut": ("search_cut", "answers"),
     }
-    tallies = {
-        "Operations by tool": "op_",
-        "Refused calls by fault": "error_",
-        "Why editing ended": "stop_",
-    }
-    curves = {"Tokens of the store after a session": ("tokens_after_", "stores_after_")}
     training = dict(kl=0.001)
-    demo = DEMO
+    extras = {
+        "demo": DEMO,
+        "tallies": {
+            "Operations by tool": "op_",
+            "Refused calls by fault": "error_",
+            "Why editing ended": "stop_",
+        },
+        "curves": {"Tokens of the store after a session": ("tokens_after_", "stores_after_")},
+        "table": table_of,
+        "files": files_of,
+    }
 
     embed: Embedder | None = None
     """of the setting `embedder`"""
@@ -228,10 +291,9 @@ class MemUpdate(Agent):
 
     def _begin_anew(self) -> None:
         """Forget what belongs to one codec and one policy."""
-        self._answers: dict[tuple[str, str], Answered] = {}  # to a memory and a problem
-        self._checked: set[str] = set()  # fingerprints of documents with room for an entry
-        self._lines: dict[str, int] = {}  # text -> its tokens
-        self._search = self._format = None
+        self._answers: dict[tuple[str, str], str] = {}  # to a memory and a problem
+        self._search: Search | None = None
+        self._format: Format | None = None
 
     def on(self, codec: Codec, window: int | None = None) -> Agent:
         other = super().on(codec, window)
@@ -261,38 +323,19 @@ class MemUpdate(Agent):
         yield from self._ask(store.snapshot(), task, final=True)
 
     def source(self, task: Task) -> str | None:
-        """Return a fingerprint of the document; None where the store is made for its probes."""
-        return self._fingerprint(task) if self.keeps and not task.probes else None
-
-    @staticmethod
-    def _fingerprint(task: Task) -> str:
-        """Return what tells sources apart: the text, and what a store begins with."""
-        return f"{task.document_digest} {task.beginning}"
+        """Return a fingerprint of the text and of what a store begins with; None where the store is
+        made for its probes."""
+        return (
+            f"{task.document_digest} {task.beginning}" if self.keeps and not task.probes else None
+        )
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
-        counted = self.config.budget == "none" or self.config.budget_entries
-        if self.edits and not counted and (read := self._fingerprint(task)) not in self._checked:
+        if self.edits:
             self._measured(task, Store(self.start(task)))
-            self._checked.add(read)
-
-    def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
-        """Read everything and edit the store by it."""
-        read = {session.number for session in self._sessions(editing.task)}
-        editing.unread |= {s.number for s in editing.task.sessions} - read
-        pieces = iter(self._pieces(editing.task) if self.edits else ())
-        for session, date, piece in pieces:
-            stop = yield from self._edit(editing, session, date, piece)
-            if stop == "context":
-                editing.unread |= {session for session, _, _ in pieces}
-            if stop in ("context", "invalid"):
-                break
-        if editing.last is not None:
-            editing.last.notes.store = [*editing.store.lines()]
 
     def _begin(self, task: Task) -> Editing:
-        c = self.config
-        store = Store(self.start(task))
+        c, store = self.config, Store(self.start(task))
         source, budget = self._measured(task, store)
         hard = c.budget == "hard"
         scope = Scope(
@@ -305,8 +348,7 @@ class MemUpdate(Agent):
             tools=tuple(tool for tool in TOOLS if tool not in c.without),
             may_update="update" not in c.without,
         )
-        states = [store.snapshot()]
-        return Editing(task, store, scope, budget, source, states=states)
+        return Editing(task, store, scope, budget, source, states=[store.snapshot()])
 
     def _measured(self, task: Task, store: Store) -> tuple[int, int | None]:
         """Return the tokens of what is read, or of the store at the start, and the budget in
@@ -322,9 +364,7 @@ class MemUpdate(Agent):
 
     def start(self, task: Task) -> list[Entry]:
         """Return what the store holds at first."""
-        if self.config.mode == "build":
-            return []
-        return entries_of(task.memories)
+        return [] if self.config.mode == "build" else entries_of(task.memories)
 
     def budget_tokens(self, source: int) -> int:
         """Return the tokens that a store may have. source: those of what it is made from."""
@@ -336,6 +376,8 @@ class MemUpdate(Agent):
         if self.config.mode == "refine":
             return sum(self.measure(entry.line) for entry in entries)
         return len(self.codec.cut(task.document, self.config.chunk_tokens).ids)
+
+    # ---- editing
 
     def _pieces(self, task: Task) -> Iterator[tuple[int | None, str | None, str]]:
         """Yield (session, date, text) of everything to be read, in pieces that fit a section."""
@@ -360,7 +402,19 @@ class MemUpdate(Agent):
         last = c.max_sections // 2 if c.over == "center" else 0
         return (*sessions[: c.max_sections - last], *sessions[len(sessions) - last :])
 
-    # ---- editing
+    def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
+        """Read everything and edit the store by it."""
+        read = {session.number for session in self._sessions(editing.task)}
+        editing.unread |= {s.number for s in editing.task.sessions} - read
+        pieces = iter(self._pieces(editing.task) if self.edits else ())
+        for session, date, piece in pieces:
+            stop = yield from self._edit(editing, session, date, piece)
+            if stop == "context":
+                editing.unread |= {session for session, _, _ in pieces}
+            if stop in ("context", "invalid"):
+                break
+        if editing.turns:
+            editing.turns[-1].notes.store = [*editing.store.lines()]
 
     def _edit(
         self, editing: Editing, session: int | None, date: str | None, piece: str
@@ -376,17 +430,17 @@ class MemUpdate(Agent):
         replies: list[str] = []
         while True:
             prompt = self._edit_prompt(editing, piece, replies, ops, turns)
-            if self._too_long(prompt):
-                if editing.last is None:
+            if self._is_too_long(prompt):
+                if not editing.turns:
                     reason = "A first prompt of this agent does not fit the model's window"
                     raise UserError(f"{reason}: lower --chunk-tokens or --show-k.")
                 if not turns:
                     editing.unread.add(session)
-                editing.last.notes.stop = "context"
+                editing.turns[-1].notes.stop = "context"
                 return "context"
             turn = yield prompt
             turns += 1
-            _, _, calls = self.format.parse(str(turn.response))
+            calls = self.format.parse(str(turn.response))
             done, has_form = self._execute(store, scope, calls, c.max_ops - ops)
             ops = min(c.max_ops, ops + len(done))
             valid = sum(op.ok for op in done)
@@ -411,10 +465,10 @@ class MemUpdate(Agent):
     def _edit_prompt(
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
     ) -> Prompt:
-        c = self.config
+        c, tools = self.config, schemas(editing.scope.tools)
         entries = self._relevant(editing.store.snapshot(), piece)
         slots = dict(
-            tools=self.format.instructions(schemas(editing.scope.tools)),
+            tools=self.format.instructions(tools),
             memory="\n".join(entry.line for entry in entries) or NO_ENTRIES,
             state=self._state(editing, ops, turns),
             results="\n".join(replies) or "None yet.",
@@ -422,8 +476,7 @@ class MemUpdate(Agent):
         if c.mode == "build":
             slots["section"] = piece
         prompt = self.prompt(c.mode, c.call_tokens, **slots)
-        tools = schemas(editing.scope.tools) if self.format.by_template else ()
-        return replace(prompt, tools=tools)
+        return replace(prompt, tools=tools if self.format.by_template else ())
 
     def _state(self, editing: Editing, ops: int, turns: int) -> str:
         """Say how much is stored, and what may still be done."""
@@ -441,14 +494,12 @@ class MemUpdate(Agent):
         c, entries = self.config, snapshot.entries
         if c.show == "all" or len(entries) <= c.show_k:
             return [*entries]
-        found = (
-            [entry for entry, _ in self.searcher().top(entries, piece, c.show_k)] if piece else []
-        )
-        rest = [entry for entry in reversed(entries) if entry not in found]
-        chosen = {entry.id for entry in [*found, *rest][: c.show_k]}
+        found = self.searcher().top(entries, piece, c.show_k) if piece else []
+        best = dict.fromkeys([*(entry.id for entry, _ in found), *(e.id for e in entries[::-1])])
+        chosen = {*[*best][: c.show_k]}
         return [entry for entry in entries if entry.id in chosen]
 
-    def _too_long(self, prompt: Prompt) -> bool:
+    def _is_too_long(self, prompt: Prompt) -> bool:
         if self.window is None:
             return False
         return len(prompt.ids(self.codec)) + prompt.max_tokens > self.window
@@ -464,9 +515,8 @@ class MemUpdate(Agent):
         c, done, has_form = self.config, [], False
         for k, call in enumerate(calls):
             if k >= min(c.max_calls, left):
-                most = f"{c.max_calls} calls in a turn" if k >= c.max_calls else (
-                    f"{c.max_ops} operations"
-                )  # fmt: skip
+                is_turn = k >= c.max_calls
+                most = f"{c.max_calls} calls in a turn" if is_turn else f"{c.max_ops} operations"
                 reply = f"Error: at most {most}; this one was not run."
                 done.append(refuse(store, scope, "too_many", reply))
             elif isinstance(call, Fault):
@@ -479,8 +529,7 @@ class MemUpdate(Agent):
     # ---- answering
 
     def searcher(self) -> Search:
-        if self._search is None:
-            self._search = Search(self.how or self.config.search, self.embed)
+        self._search = self._search or Search(self.config.search, self.embed)
         return self._search
 
     def context(self, snapshot: Snapshot, question: str) -> list[Entry]:
@@ -498,8 +547,11 @@ class MemUpdate(Agent):
 
     def _ask(
         self, snapshot: Snapshot, about: object, final: bool = False
-    ) -> Generator[Prompt, Turn, Answered]:
-        """Ask the frozen policy a question; what is known already is not asked again."""
+    ) -> Generator[Prompt, Turn, tuple[str, list[str]]]:
+        """Ask the frozen policy a question; what is known already is not asked again.
+
+        Returns its response and the lines of the entries that it is answered from.
+        """
         begun = time.perf_counter()
         probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
@@ -507,8 +559,8 @@ class MemUpdate(Agent):
         entries = self.context(snapshot, question)
         search_s = time.perf_counter() - begun
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
-        lines = tuple(entry.line for entry in entries)
-        key = memory, problem
+        lines = [entry.line for entry in entries]
+        key = memory, problem  # ids are not shown to the frozen policy
         if final or key not in self._answers:
             most, slots = self.config.final_tokens, dict(memory=memory, problem=problem)
             prompt = self.prompt("answer", most, final=final, **slots)
@@ -518,85 +570,64 @@ class MemUpdate(Agent):
                 entries=len(snapshot),
                 tokens=self.tokens_of(snapshot),
                 probe=about.id,
-                found=[*lines],
+                found=lines,
                 recall=recall(entries, probe.evidence) if probe else None,
                 search_s=search_s,
                 search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
             if len(self._answers) >= ANSWERS:
                 self._answers.clear()
-            self._answers[key] = Answered(str(turn.response), lines)
-        # other entries may read the same: ids are not shown to the frozen policy
-        return replace(self._answers[key], found=lines)
+            self._answers[key] = str(turn.response)
+        return self._answers[key], lines
 
     def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Answer the probes from the first store and the last, and note what that is worth."""
-        c, probes, states = self.config, editing.shown_probes, editing.states
-        if editing.last is None:
+        c, states = self.config, editing.states
+        if not editing.turns:
             reason = f"The agent {self.label} made no turn in this episode"
             raise UserError(f"{reason}, so that nothing of it could be trained.")
-        answered: dict[int, list[Answered]] = {}  # operations so far -> of each probe
-        scores: dict[int, list[float]] = {}
+        answered: dict[int, list[dict]] = {}  # operations so far -> of each probe
         for snapshot in states if c.turn_credit else [states[0], states[-1]]:
-            if snapshot.n in scores:
+            if snapshot.n in answered:
                 continue
-            answered[snapshot.n], scores[snapshot.n] = [], []
-            for probe in probes:
-                answer = yield from self._ask(snapshot, probe)
-                answered[snapshot.n].append(answer)
-                scores[snapshot.n].append(self._score(editing.task, probe, answer))
-        notes = editing.last.notes
-        scored = [Scored(state, scores.get(state.n, ())) for state in states]
-        first, last = scored[0], scored[-1]
-        notes.parts = parts(c, editing, first, last, self.tokens_of)
-        answers = zip(answered[states[0].n], answered[states[-1].n], strict=True)
+            answered[snapshot.n] = []
+            for probe in editing.shown_probes:
+                response, lines = yield from self._ask(snapshot, probe)
+                said = extract_answer(response, c.form)[0]
+                score = editing.task.score(said, probe)
+                answered[snapshot.n].append({"said": said, "found": lines, "score": score})
+        scores = [[one["score"] for one in answered.get(state.n, ())] for state in states]
+        notes, tokens = editing.turns[-1].notes, [self.tokens_of(states[k]) for k in (0, -1)]
+        notes.parts = parts(c, editing, scores[0], scores[-1], tokens)
+        both = zip(answered[states[0].n], answered[states[-1].n], strict=True)
         notes.answers = [
-            self._row(editing, *each)
-            for each in zip(probes, answers, first.scores, last.scores, strict=True)
+            self._row(editing, probe, *pair)
+            for probe, pair in zip(editing.shown_probes, both, strict=True)
         ]
         if c.turn_credit:
-            notes.gains = gains(editing, scored)
+            notes.gains = gains(editing, scores)
 
-    def _score(self, task: Task, probe: object, answered: Answered) -> float:
-        return task.score(extract_answer(answered.response, self.config.form)[0], probe)
-
-    def _row(
-        self,
-        editing: Editing,
-        probe: object,
-        answers: Sequence[Answered],
-        first: float,
-        last: float,
-    ) -> dict:
+    @staticmethod
+    def _row(editing: Editing, probe: Probe, first: dict, last: dict) -> dict:
         """Return what a probe was answered before and after, and what has changed that."""
-        before, after = (
-            extract_answer(answered.response, self.config.form)[0] for answered in answers
-        )
-        found = [[*answered.found] for answered in answers]
         return {
             "question": probe.question,
             "expected": probe.answers[0],
-            "before": before,
-            "after": after,
-            "score_before": round(first, 4),
-            "score_after": round(last, 4),
-            "won": round(last - first, 4),
-            "found_before": found[0],
-            "found_after": found[1],
-        } | compared(editing, *found)
+            "before": first["said"],
+            "after": last["said"],
+            "score_before": round(first["score"], 4),
+            "score_after": round(last["score"], 4),
+            "won": round(last["score"] - first["score"], 4),
+            "found_before": first["found"],
+            "found_after": last["found"],
+        } | compared(editing, first["found"], last["found"])
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Return an episode's reward, or grade the answer where one question was asked."""
         if not trajectory.task.probes:
             return Agent.reward(self, trajectory, outcome)
-        return next(
-            (
-                turn.notes.parts["reward"]
-                for turn in reversed(trajectory.turns)
-                if turn.notes is not None and turn.notes.parts
-            ),
-            0.0,
-        )
+        ends = [turn.notes.parts for turn in trajectory.turns if turn.notes and turn.notes.parts]
+        return ends[-1]["reward"] if ends else 0.0
 
     def turn_rewards(self, trajectory: Trajectory) -> list[dict[str, float]] | None:
         """Return, with `turn_credit`, what each turn has changed in the probes' mean score."""
@@ -617,24 +648,17 @@ class MemUpdate(Agent):
 
     @property
     def needs_embedder(self) -> bool:
-        return (self.how or self.config.search) != "bm25"
+        return self.config.search == "dense"
 
     @property
     def format(self) -> Format:
         """How the model writes calls."""
-
-        if self._format is None:
-            self._format = format_of(getattr(self.codec, "tokenizer", None))
+        self._format = self._format or format_of(getattr(self.codec, "tokenizer", None))
         return self._format
 
     def measure(self, text: str) -> int:
         """Return the tokens of a text; those of an entry's line are asked for again and again."""
-        n = self._lines.get(text)
-        if n is None:
-            if len(self._lines) > 1 << 16:
-                self._lines.clear()
-            n = self._lines[text] = len(self.codec.encode(text))
-        return n
+        return len(self.codec.text(text).ids)
 
     def tokens_of(self, snapshot: Snapshot) -> int:
         return sum(self.measure(entry.line) for entry in snapshot.entries)
@@ -647,33 +671,71 @@ class MemUpdate(Agent):
     # ---- what is counted and shown
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
-        return {} if turn.notes is None else counts_of(turn.notes)
+        notes = turn.notes
+        if notes is None or notes.phase == "probe":
+            return {}
+        if notes.phase == "answer":
+            counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
+            counts |= {"answers": 1, "search_s": notes.search_s, "search_cut": notes.search_cut}
+            return counts | ({} if notes.recall is None else {"recall": notes.recall, "sought": 1})
+        counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
+        for op in notes.ops:
+            counts["calls"] += 1
+            counts["valid_calls"] += op["ok"]
+            what = op["args"].get("operation") or op["tool"]  # create and update are one tool
+            counts[f"op_{what}" if op["ok"] else f"error_{op['code']}"] += 1
+        if notes.stop:
+            counts[f"stop_{notes.stop}"] += 1
+            if notes.session and notes.session <= CURVE:
+                counts[f"tokens_after_{notes.session}"] += notes.tokens
+                counts[f"stores_after_{notes.session}"] += 1
+        if notes.parts:
+            counts["episodes"] += 1
+            counts.update({name: notes.parts[name] for name in ("score_before", "score_after")})
+            for part in notes.parts.keys() & {*PARTS}:
+                counts.update({f"part_{part}": notes.parts[part], f"with_{part}": 1})
+        return counts
 
     def lines(self, turn: dict) -> list[Line]:
-        return lines_of(turn.get("notes") or {})
-
-    def table(self, turn: dict) -> list[dict[str, str | list[str]]]:
-        return table_of(turn.get("notes") or {})
-
-    def files(self, turns: Sequence[dict]) -> Mapping[str, str]:
-        """Return the store with its journal, for `memory` commands."""
-        stores = [
-            turn["notes"]["store"] for turn in turns if (turn.get("notes") or {}).get("store")
+        """Return what was found for a turn, its calls, what the episode is worth, why it ended."""
+        notes = turn.get("notes") or {}
+        lines = [Line("found", line, before=True) for line in notes.get("found", ())]
+        lines += [
+            Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
+            for op in notes.get("ops", ())
         ]
-        return {"store.jsonl": "".join(f"{line}\n" for line in stores[-1])} if stores else {}
+        if notes.get("parts"):
+            parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
+            lines.append(Line("worth", parts))
+        if notes.get("stop"):
+            lines.append(Line("stops", notes["stop"].replace("_", " ")))
+        return lines
 
     def memory_after(self, turn: dict) -> str:
         """Return the entries that the prompt shows, with what the turn has made of the store."""
-        lines = edited(turn["memory"], turn.get("notes") or {})
-        return "\n".join(lines) or (NO_ENTRIES if turn["memory"].strip() else "")
+        lines = {
+            line.partition("]")[0][1:]: line
+            for line in map(str.strip, turn["memory"].splitlines())
+            if line.startswith("[")
+        }
+        for op in (turn.get("notes") or {}).get("ops", ()):
+            lines |= zip(op["ids"], op.get("lines", ()), strict=False)
+        kept = [lines[id] for id in sorted(lines, key=number) if lines[id]]
+        return "\n".join(kept) or (NO_ENTRIES if turn["memory"].strip() else "")
 
 
 def entries_of(memories: Sequence) -> list[Entry]:
     """Return a task's memories as entries of a new store."""
     return [
         Entry(
-            *(m.id, " ".join(m.text.split()), m.kind, m.speaker, m.date, m.session),
-            *((*m.evidence,), "init"),
+            m.id,
+            " ".join(m.text.split()),
+            m.kind,
+            m.speaker,
+            m.date,
+            m.session,
+            evidence=(*m.evidence,),
+            origin="init",
         )
         for m in memories
     ]

@@ -1,9 +1,5 @@
 """What an episode that edits a store is paid: parts of its reward, and what has changed answers.
 
-Holds: `Editing`, an episode under way; `worth`, `gains`, `parts`, `compared`. Leaves out: who
-answers the probes (agents/memupdate.py). No torch.
-Exercise it: `pytest tests/agents/test_memupdate.py`. Read next: agents/notes.py.
-
 A state of the store is worth how much better the probes are answered from it than from the first.
 The worth of the last state is what the episode is paid for; a turn's gain is what the states
 before and after it differ in worth, so that the gains of an episode add up to that.
@@ -12,11 +8,10 @@ before and after it differ in worth, so that the gains of an episode add up to t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import fmean
-from typing import NamedTuple
 
 from agents.store import Snapshot, Store
 from agents.tools import Scope
@@ -42,83 +37,64 @@ class Editing:
     unread: set[int | None] = field(default_factory=set)  # sessions not shown, or not to their end
 
     @property
-    def last(self) -> Turn | None:
-        return self.turns[-1] if self.turns else None
-
-    @property
     def shown_probes(self) -> list:
-        """The probes whose evidence was shown, as far as it is known where that stands."""
+        """The probes whose evidence was shown, as far as it is known where that stands.
+
+        The others are not asked and have gained nothing: all members of a group are paid for the
+        same probes, and whoever fills the window early is paid less, not more.
+        """
         return [p for p in self.task.probes if not self.unread & {*p.sessions}]
 
-    @property
-    def share(self) -> float:
-        """How many of the probes these are."""
-        return len(self.shown_probes) / len(self.task.probes)
+
+Scores = Sequence[float]  # of the shown probes, answered from one state
 
 
-class Scored(NamedTuple):
-    """A state of a store, and what the answers from it are worth."""
-
-    snapshot: Snapshot
-    scores: Sequence[float]  # of each probe
-
-
-def worth(editing: Editing, first: Scored, now: Scored) -> float:
-    """Return what a state is worth over the first one: the gain in score; 0 if no probe is asked.
-
-    A probe whose evidence was not shown is not asked and has gained nothing: all members of a
-    group are paid for the same probes, and whoever fills the window early is paid less, not more.
-    """
-    if not editing.shown_probes:
-        return 0.0
-    return editing.share * fmean(b - a for a, b in zip(first.scores, now.scores, strict=True))
+def worth(editing: Editing, first: Scores, now: Scores) -> float:
+    """Return what a state is worth over the first one: the gain in score, over all probes."""
+    share = len(editing.shown_probes) / len(editing.task.probes)
+    return share * _mean([b - a for a, b in zip(first, now, strict=True)])
 
 
-def gains(editing: Editing, states: Sequence[Scored]) -> list[float]:
-    """Return what each turn has added to the worth. states: before the first turn, after each."""
-    worths = [worth(editing, states[0], state) for state in states]
+def gains(editing: Editing, scores: Sequence[Scores]) -> list[float]:
+    """Return what each turn has added to the worth. scores: before the first turn, after each."""
+    worths = [worth(editing, scores[0], now) for now in scores]
     return [after - before for before, after in pairwise(worths)]
 
 
 def parts(
-    c: ReadConfig,
-    editing: Editing,
-    first: Scored,
-    last: Scored,
-    tokens_of: Callable[[Snapshot], int],
+    c: ReadConfig, editing: Editing, first: Scores, last: Scores, tokens: Sequence[int]
 ) -> dict[str, float]:
-    """Return the parts of an episode's reward by name, `reward` among them. c: of MemUpdate.
+    """Return the parts of an episode's reward by name, `reward` among them.
 
-    unread: the probes that are not asked, because their evidence was never shown; the scores are
-    means of the others, `delta` counts them as unchanged.
+    c: of MemUpdate. tokens: of the store before the first turn and after the last. unread: the
+    probes that are not asked; the scores are means of the others, `delta` counts them as unchanged.
     """
-    n, tokens, probes = editing.calls.total(), tokens_of(last.snapshot), editing.shown_probes
+    n, probes = editing.calls.total(), editing.shown_probes
     valid = editing.calls["ok"] / n if n else 0.0
-    pairs = [*zip(first.scores, last.scores, strict=True)]
     found = {
-        "score_before": _mean(first.scores),
-        "score_after": _mean(last.scores),
+        "score_before": _mean(first),
+        "score_after": _mean(last),
         "valid": valid,
-        "tokens_before": float(tokens_of(first.snapshot)),
-        "tokens_after": float(tokens),
+        "tokens_before": float(tokens[0]),
+        "tokens_after": float(tokens[-1]),
     }
     if unread := len(editing.task.probes) - len(probes):
         found["unread"] = float(unread)
-    known = [after for before, after in pairs if before > 0]
-    if known:
+    pairs = [*zip(first, last, strict=True)]
+    if known := [after for before, after in pairs if before > 0]:
         found["retained"] = fmean(known)  # of what could be answered at the start
     for category in sorted({probe.category for probe in probes} - {0}):
-        won = [b - a for probe, (a, b) in zip(probes, pairs, strict=True)
-              if probe.category == category]  # fmt: skip
-        found[f"delta_{category}"] = fmean(won)
+        found[f"delta_{category}"] = fmean(
+            b - a for probe, (a, b) in zip(probes, pairs, strict=True) if probe.category == category
+        )
     won = worth(editing, first, last)
     size = compression = 0.0
     if c.budget == "soft":
         most = c.budget_entries or editing.budget
-        used = len(last.snapshot) if c.budget_entries else tokens
+        used = len(editing.states[-1]) if c.budget_entries else tokens[-1]
         size = -SIZE_WEIGHT * max(0.0, used / most - 1)
     if c.mode == "build" and editing.turns:
-        compression = c.compression_weight * max(0.0, 1 - tokens / max(1, editing.source))
+        compression = c.compression_weight * max(0.0, 1 - tokens[-1] / max(1, editing.source))
     found |= {
         "delta": won,
         "format": c.format_weight * valid,
@@ -128,30 +104,29 @@ def parts(
     return found | {"reward": won + found["format"] + size + compression}
 
 
-def _mean(values: Sequence[float]) -> float:
+def _mean(values: Scores) -> float:
     return fmean(values) if values else 0.0
 
 
 def compared(
     editing: Editing, found_before: Sequence[str], found_after: Sequence[str]
-) -> dict[str, list[str]]:
+) -> Mapping[str, list[str]]:
     """Return what has changed an answer that was found in other entries after than before.
 
     found_before, found_after: lines of entries. caused: replies of the operations. entries: what
     these have changed of the entries, a line that went after "- ", one that came after "+ ".
     """
-    ids = [_id(line) for line in dict.fromkeys((*found_before, *found_after))
-           if (line in found_before) != (line in found_after)]  # fmt: skip
-    ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
-    first, last = editing.states[0], editing.states[-1]
+    ids = [
+        line.partition("]")[0][1:]
+        for line in dict.fromkeys((*found_before, *found_after))
+        if (line in found_before) != (line in found_after)
+    ]
     changed = []
     for id in dict.fromkeys(ids):  # some were only displaced by others
+        first, last = editing.states[0], editing.states[-1]
         sides = [state.get(id).line if id in state else "" for state in (first, last)]
         if sides[0] != sides[1]:
             changed += [f"{sign} {line}" for sign, line in zip("-+", sides, strict=True) if line]
+    ops = [op for turn in editing.turns for op in turn.notes.ops if op["ok"]]
     caused = [op["message"] for op in ops if {*ids} & {*op["ids"]}]
     return {"caused": caused, "entries": changed}
-
-
-def _id(line: str) -> str:
-    return line.partition("]")[0][1:]

@@ -261,7 +261,7 @@ class ReMemR1(Agent):
         "memory_capped": ("memory_capped", "updates"),
         "query_capped": ("query_capped", "updates"),
     } | ERROR_RATES
-    demo = DEMO
+    extras = {"demo": DEMO}
 
     def wording(self, name: str) -> Wording:
         c, wording = self.config, super().wording(name)

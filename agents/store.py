@@ -1,10 +1,5 @@
 """The memory store: dated entries, a journal of all operations, snapshots, and lines of both.
 
-Holds: `Entry`, `Op`, `Snapshot`, `Store`.
-Leaves out: what is no text (tasks/conversations.py), the tools that a policy calls
-(agents/tools.py), search (agents/search.py). No torch.
-Exercise it: `pytest tests/agents/test_store.py`. Read next: agents/search.py.
-
 Entries are never changed in place: an update writes the next version, a deletion a version that is
 marked as deleted. Every operation is one record of the journal, whether it wrote, only read or
 failed; initial entries and journal together are the store, and reading its lines does them again.
@@ -17,42 +12,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import cache
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
-from config.errors import UserError, clip, first_line
+from config.errors import UserError, clip
 from config.foreign import from_json
-from tasks.conversations import ENTRY_ID, KINDS, is_day, text_fault
+from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text
 
 FORMAT, VERSION = "memory store", 1
 
-# ---------------------------------------------------------------- entries
+# ---------------------------------------------------------------- entries and operations
 
-
-def _a_text(value: str) -> str:
-    if fault := text_fault(value):
-        raise ValueError(fault)
-    return value
-
-
-def _a_day(value: str) -> str:
-    if not is_day(value):
-        raise ValueError("must be a day such as 2023-05-08")
-    return value
-
-
-Text = Annotated[str, AfterValidator(_a_text)]
-Day = Annotated[str, AfterValidator(_a_day)]
-Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
 IdOrNone = Annotated[str, Field(pattern=f"^({ENTRY_ID.pattern})?$")]
 Flag = Annotated[bool, Field(strict=True)]
 Number = Annotated[int, Field(strict=True, ge=1)]
 Place = Annotated[int, Field(strict=True, ge=0)]
-STRICT = ConfigDict(extra="forbid", revalidate_instances="always")
+STRICT = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,40 +75,6 @@ def number(entry_id: str) -> int:
     return int(entry_id[1:] or 0)
 
 
-@cache
-def _type(kind: type) -> TypeAdapter:
-    return TypeAdapter(kind)
-
-
-def _valid(kind: type, values: object) -> Entry | Op:
-    """Return an entry or an operation that may stand in a store, of an object or of its fields.
-
-    ValueError, with the field and the reason: it may not.
-    """
-    try:
-        return _type(kind).validate_python(values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = ".".join(map(str, fault["loc"])) or kind.__name__.lower()
-        raise ValueError(
-            f"{clip(repr(field), 80)}: {fault['msg'].removeprefix('Value error, ')}"
-        ) from None
-
-
-def _numbered(entries: Iterable[Entry]) -> list[Entry]:
-    """Check entries, and give those without an id the ids after the highest one, in order."""
-    entries = [_valid(Entry, entry) for entry in entries]
-    highest = max((number(entry.id) for entry in entries), default=0)
-    for k, entry in enumerate(entries):
-        if not entry.id:
-            highest += 1
-            entries[k] = replace(entry, id=f"m{highest}")
-    return entries
-
-
-# ---------------------------------------------------------------- states and operations
-
-
 @dataclass(frozen=True, slots=True)
 class Op:
     """One operation, as it stands in the journal."""
@@ -149,61 +92,62 @@ class Op:
     session: Place | None = None  # the session that was being read
 
 
+# ---------------------------------------------------------------- the store
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Snapshot:
     """The entries of a store at one moment; it never changes, and is equal to itself alone."""
 
     n: int  # the number of the operation that wrote last, 0 if none has
+    latest: Mapping[str, Entry]  # id -> last version, of the deleted ones too
     entries: tuple[Entry, ...]  # the live ones, by id
-    _latest: Mapping[str, Entry]  # id -> last version, of the deleted ones too
 
     @classmethod
-    def from_versions(cls, n: int, latest: Mapping[str, Entry]) -> Snapshot:
+    def of(cls, n: int, latest: Mapping[str, Entry]) -> Snapshot:
         """Take the last versions, in the order of their ids; nobody may change them any more."""
-        return cls(n, tuple(entry for entry in latest.values() if not entry.deleted), latest)
+        return cls(n, latest, tuple(entry for entry in latest.values() if not entry.deleted))
 
     def get(self, entry_id: str) -> Entry | None:
         """Return an entry, or what its deletion has left; None if there was never one."""
-        return self._latest.get(entry_id)
+        return self.latest.get(entry_id)
 
     def __len__(self) -> int:
         return len(self.entries)
 
     def __contains__(self, entry_id: str) -> bool:
-        return entry_id in self._latest and not self._latest[entry_id].deleted
+        return entry_id in self.latest and not self.latest[entry_id].deleted
 
 
 class Store:
     """Entries, and the journal of what was done to them since the beginning.
 
     entries: the initial ones; those with the id "" get ids in order, after the highest one given.
-    ValueError: two with the same id, or one that no store may hold.
     """
 
     def __init__(self, entries: Iterable[Entry] = ()):
-        self._first = sorted(_numbered(entries), key=lambda entry: number(entry.id))
+        entries = [*entries]
+        self._next = 1 + max((number(entry.id) for entry in entries), default=0)
+        numbered = []
+        for entry in entries:
+            numbered.append(entry if entry.id else replace(entry, id=f"m{self._next}"))
+            self._next += not entry.id
+        self._first = sorted(numbered, key=lambda entry: number(entry.id))
         self._latest = {entry.id: entry for entry in self._first}  # always in the order of the ids
-        if len(self._latest) < len(self._first):
-            raise ValueError("two initial entries have the same id")
-        self._next = number(self._first[-1].id) + 1 if self._first else 1
         self.journal: list[Op] = []
-        self._snapshot: Snapshot | None = None  # dropped when an operation writes
+        self._snapshot = Snapshot.of(0, dict(self._latest))
 
     def snapshot(self) -> Snapshot:
         """Return the present state: the same object until an operation writes."""
-        if self._snapshot is None:
-            self._snapshot = self.at(len(self.journal))
         return self._snapshot
 
     def at(self, n: int) -> Snapshot:
         """Return the state after the n-th operation; 0 is the initial one."""
-        ops = self.journal[:n]
-        wrote = next((op.n for op in reversed(ops) if op.after), 0)
-        if n == len(self.journal):
-            return Snapshot.from_versions(wrote, dict(self._latest))
-        latest = {entry.id: entry for entry in self._first}
-        latest.update((entry.id, entry) for op in ops for entry in op.after)
-        return Snapshot.from_versions(wrote, latest)
+        wrote, latest = 0, {entry.id: entry for entry in self._first}
+        for op in self.journal[:n]:
+            wrote = op.n if op.after else wrote
+            latest.update((entry.id, entry) for entry in op.after)
+        return Snapshot.of(wrote, latest)
 
     def new_ids(self, k: int) -> list[str]:
         """Return the next k ids. They are used up only when entries with them are recorded."""
@@ -215,7 +159,6 @@ class Store:
         args: Mapping,
         message: str,
         *,
-        ok: bool = True,
         code: str = "",
         after: Iterable[Entry] = (),
         session: int | None = None,
@@ -223,44 +166,20 @@ class Store:
         """Enter an operation into the journal and write its entries: the one way to change a store.
 
         after: new entries with the next ids in order, and next versions of live ones; a deletion is
-        a next version that is marked as deleted. ValueError, and no change: anything else.
+        a next version that is marked as deleted. code: why it failed, "" if it did not.
         """
-        after = tuple(_valid(Entry, entry) for entry in after)
-        if after and not ok:
-            raise ValueError("an operation that failed writes nothing")
-        known, fresh = set[str](), self._next
-        for entry in after:
-            old = self._latest.get(entry.id)
-            if entry.id in known:
-                raise ValueError(f"{entry.id} is written twice")
-            if old is None and (entry.id, entry.version) != (f"m{fresh}", 1):
-                raise ValueError(f"{entry.id} v{entry.version} is new and must be m{fresh} v1")
-            if old is None and entry.deleted:
-                raise ValueError(f"{entry.id} cannot be deleted before it is there")
-            if old and old.deleted:
-                raise ValueError(f"{entry.id} is deleted")
-            if old and entry.version != old.version + 1:
-                raise ValueError(f"{entry.id} v{entry.version} does not follow v{old.version}")
-            known.add(entry.id)
-            fresh += old is None
+        after = tuple(after)
         before = tuple(self._latest[entry.id] for entry in after if entry.id in self._latest)
         n = len(self.journal) + 1
-        op = Op(n, tool, dict(args), ok, code, message, before, after, session)
+        op = Op(n, tool, dict(args), not code, code, message, before, after, session)
         self.journal.append(op)
         if after:
             self._latest.update((entry.id, entry) for entry in after)
             self._next += len(after) - len(before)
-            self._snapshot = None
+            self._snapshot = Snapshot.of(n, dict(self._latest))
         return op
 
-    def _redo(self, op: Op) -> None:
-        """Do a recorded operation again; ValueError if what it does is not what the record says."""
-        how = {"ok": op.ok, "code": op.code, "session": op.session}
-        made = self.record(op.tool, op.args, op.message, after=op.after, **how)
-        names = (field.name for field in fields(Op))
-        wrong = [name for name in names if getattr(made, name) != getattr(op, name)]
-        if wrong:
-            raise ValueError(f"'{wrong[0]}' contradicts the operations before it")
+    # ---- lines
 
     def lines(self) -> Iterator[str]:
         """Yield the store as lines."""
@@ -277,58 +196,60 @@ class Store:
 
         UserError, with line and field: anything that is wrong.
         """
-        objects = [(n, _object(where, n, line)) for n, line in enumerate(lines, 1)]
-        (_, header), *rest = objects or [(0, {})]
+        lines = [*lines]
+        header = _read(HEADER, lines[0] if lines else "", f"{where}, line 1")
         if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
             raise UserError(f"{where} is no store: its first line must name the format.")
         counts = header.get("entries"), header.get("operations")
-        if not all(type(n) is int and n >= 0 for n in counts) or len(rest) != sum(counts):
-            follow = f"{_brief(counts[0])} entries and {_brief(counts[1])} operations"
-            raise UserError(f"{where} is not whole: {follow} must follow the first line.")
-        store = cls(_entries(where, rest[: counts[0]]))
-        for line, values in rest[counts[0] :]:
-            with _place(where, line):
-                store._redo(_valid(Op, values))
+        if not all(type(n) is int and n >= 0 for n in counts) or len(lines) != 1 + sum(counts):
+            raise UserError(f"{where} is not whole: its first line counts what must follow.")
+        places = [f"{where}, line {n}" for n in range(2, len(lines) + 1)]
+        entries: dict[str, Entry] = {}
+        for place, line in zip(places[: counts[0]], lines[1:], strict=False):
+            entry = _read(ENTRY, line, place, {"id": ""})
+            if entry.id in entries:
+                raise UserError(f"{place}: 'id' is {entry.id}, as in a line before.")
+            entries[entry.id or place] = entry
+        store = cls(entries.values())
+        for place, line in zip(places[counts[0] :], lines[1 + counts[0] :], strict=True):
+            store._redo(_read(OP, line, place), place)
         return store
 
+    def _redo(self, op: Op, place: str) -> None:
+        """Do a recorded operation again. UserError: it does not follow those before it."""
+        fresh = iter(self.new_ids(len(op.after)))
+        for entry in op.after:
+            old = self._latest.get(entry.id)
+            if old:
+                follows = not old.deleted and entry.version == old.version + 1
+            else:
+                follows = (entry.id, entry.version, entry.deleted) == (next(fresh), 1, False)
+            if not follows:
+                raise UserError(f"{place}: {entry.id} v{entry.version} follows nothing.")
+        if len({entry.id for entry in op.after}) < len(op.after):
+            raise UserError(f"{place}: an entry is written twice.")
+        how = {"code": op.code, "after": op.after, "session": op.session}
+        made = self.record(op.tool, op.args, op.message, **how)
+        names = [field.name for field in fields(Op)]
+        if wrong := [name for name in names if getattr(made, name) != getattr(op, name)]:
+            raise UserError(f"{place}: '{wrong[0]}' contradicts the operations before it.")
 
-# ---------------------------------------------------------------- lines
+
+HEADER, ENTRY, OP = TypeAdapter(dict), TypeAdapter(Entry), TypeAdapter(Op)
 
 
-def _object(where: str, line: int, raw: str) -> dict:
-    with _place(where, line):
-        try:
-            value = from_json(raw)
-        except ValueError as error:
-            raise ValueError(f"this is not JSON ({first_line(error)})") from None
-        if not isinstance(value, dict):
-            raise ValueError(f"a line must be an object with named fields, not {_brief(value)}")
-        return value
-
-
-def _brief(value: object) -> str:
-    return clip(repr(value), 80)
-
-
-@contextmanager
-def _place(where: str, line: int) -> Iterator[None]:
-    """Turn a ValueError of the block into a UserError that names the line."""
+def _read(kind: TypeAdapter, line: str, place: str, defaults: Mapping = {}) -> dict | Entry | Op:
+    """Read one line of a store. UserError, with the place and the field: it is no such thing."""
     try:
-        yield
-    except (ValueError, UserError) as error:
-        raise UserError(f"{where}, line {line}: {first_line(error)}.") from None
-
-
-def _entries(where: str, lines: Iterable[tuple[int, dict]]) -> list[Entry]:
-    """Make an entry of each line; no two have the same id."""
-    entries, places = [], dict[str, int]()
-    for line, values in lines:
-        with _place(where, line):
-            entry = _valid(Entry, {"id": ""} | values)
-            if entry.id and places.setdefault(entry.id, line) != line:
-                raise ValueError(f"'id' is {entry.id}, as in line {places[entry.id]}")
-            entries.append(entry)
-    return entries
+        values = from_json(line)
+        values = {**defaults, **values} if isinstance(values, dict) else values
+        return kind.validate_python(values)
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        field = clip(repr(".".join(map(str, fault["loc"])) or "line"), 80)
+        raise UserError(f"{place}: {field}: {fault['msg']}.") from None
+    except ValueError as error:
+        raise UserError(f"{place}: this is not JSON ({clip(str(error), 80)}).") from None
 
 
 def _plain(value: object) -> object:

@@ -1,10 +1,5 @@
 """The six tools by which a policy searches and rewrites a memory store.
 
-Holds: `Scope`, `checked`, `apply`, `refuse`, `schemas`, `is_text`, `CODES`, and a class for each
-tool. Leaves out: the store (agents/store.py), search (agents/search.py), how a model writes a call
-(agents/calls.py), when an agent makes one (agents/memupdate.py). No torch.
-Exercise it: `pytest tests/agents/test_tools.py`. Read next: agents/calls.py.
-
 A tool is a pydantic model of its arguments with a method `run`. The JSON schema that a model is
 shown, the check of what it sends and the text of an error come from the same class:
 
@@ -45,7 +40,7 @@ from agents.search import Search
 from agents.store import KINDS, Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
-from tasks.conversations import is_day, text_fault
+from tasks.conversations import check_day, check_text
 
 CODES = (
     # of a call's form: it names no tool, or its arguments do not fit
@@ -59,8 +54,6 @@ CODES = (
 
 MOST = 1000
 """Most characters of an entry's text that a tool writes."""
-
-# ---------------------------------------------------------------- what a call may depend on
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,17 +88,9 @@ Done = tuple[str, Sequence[Entry]]  # the reply, and the versions to write
 
 def _paragraph(text: str) -> str:
     """Return a text as one paragraph: line breaks and tabs become blanks."""
-    text = re.sub(r"[\t\r\n]+", " ", text)
-    if fault := text_fault(text):
-        raise ValueError(fault)
+    text = check_text(re.sub(r"[\t\r\n]+", " ", text))
     if not any(c.isprintable() and c != " " for c in text):
         raise ValueError("has no visible character")
-    return text
-
-
-def _day(text: str) -> str:
-    if not is_day(text):
-        raise ValueError("there is no such day")
     return text
 
 
@@ -114,35 +99,32 @@ def _text(longest: int) -> object:
     return Annotated[str, limits, AfterValidator(_paragraph)]
 
 
-Content = _text(MOST)
-Query = _text(500)
-Name = _text(100)
-Reason = _text(300)
-Id = Annotated[str, Field(pattern="^m[1-9][0-9]{0,11}$")]
-Day = Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(_day)]
-Kind = Literal[KINDS]
-
-
-def _distinct(ids: list[str]) -> list[str]:
-    if len({*ids}) < len(ids):
-        raise ValueError("each id may stand there once")
-    return ids
-
-
 def _key(text: str) -> str:
     """Return what two texts share if one is a duplicate of the other."""
     return " ".join(text.split()).casefold()
 
 
+_stored_key = lru_cache(1 << 14)(_key)
+
+
 def _different(texts: list[str]) -> list[str]:
     if len({*map(_key, texts)}) < len(texts):
-        raise ValueError("each text may stand there once")
+        raise ValueError("each of them may stand there once")
     return texts
 
 
+Content, Query, Name, Reason = map(_text, (MOST, 500, 100, 300))
+Id = Annotated[str, Field(pattern="^m[1-9][0-9]{0,11}$")]
+Day = Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(check_day)]
+Kind = Literal[KINDS]
+SEVERAL, DIFFERENT = Field(min_length=2, max_length=5), AfterValidator(_different)
 KIND = Field(
     None, validation_alias=AliasChoices("kind", "memory_type"), description="kind of memory"
 )
+TOP_K = Field(
+    5, ge=1, le=20, validation_alias=AliasChoices("top_k", "limit"),
+    description="most memories to show",
+)  # fmt: skip
 
 
 class Arguments(BaseModel):
@@ -169,20 +151,12 @@ class Arguments(BaseModel):
 class SearchMemory(Arguments):
     """Find the memories that match a query, the best first."""
 
-    query: Annotated[Query, Field(description="words to look for")]
-    top_k: Annotated[
-        int,
-        Field(
-            ge=1,
-            le=20,
-            validation_alias=AliasChoices("top_k", "limit"),
-            description="most memories to show",
-        ),
-    ] = 5
+    query: Query = Field(description="words to look for")
+    top_k: int = TOP_K
     kind: Kind | None = KIND
-    speaker: Annotated[Name | None, Field(description="only memories of this speaker")] = None
-    since: Annotated[Day | None, Field(description="first day, YYYY-MM-DD")] = None
-    until: Annotated[Day | None, Field(description="last day, YYYY-MM-DD")] = None
+    speaker: Name | None = Field(None, description="only memories of this speaker")
+    since: Day | None = Field(None, description="first day, YYYY-MM-DD")
+    until: Day | None = Field(None, description="last day, YYYY-MM-DD")
 
     @model_validator(mode="after")
     def _in_order(self) -> SearchMemory:
@@ -191,11 +165,11 @@ class SearchMemory(Arguments):
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
-        snapshot = store.snapshot()
-        found = scope.search.top(snapshot.entries, self.query, self.top_k, self._keeps)
+        entries = store.snapshot().entries
+        found = scope.search.top(entries, self.query, self.top_k, self._keeps)
         if not found:
-            return f"No memory matches. {len(snapshot)} stored.", ()
-        head = [f"{len(found)} of {len(snapshot)} memories:"]
+            return f"No memory matches. {len(entries)} stored.", ()
+        head = [f"{len(found)} of {len(entries)} memories:"]
         return _listed(head, [entry for entry, _ in found], scope), ()
 
     def _keeps(self, entry: Entry) -> bool:
@@ -213,10 +187,10 @@ class ManageMemory(Arguments):
     """Create a memory, update one (its text is replaced), or change nothing (noop)."""
 
     operation: Literal["create", "update", "noop"]
-    content: Annotated[Content | None, Field(description="the text; not for noop")] = None
-    memory_id: Annotated[Id | None, Field(description="which one to update, such as m12")] = None
+    content: Content | None = Field(None, description="the text; not for noop")
+    memory_id: Id | None = Field(None, description="which one to update, such as m12")
     kind: Kind | None = KIND
-    date: Annotated[Day | None, Field(description="its day, YYYY-MM-DD")] = None
+    date: Day | None = Field(None, description="its day, YYYY-MM-DD")
 
     @model_validator(mode="after")
     def _complete(self) -> ManageMemory:
@@ -230,48 +204,39 @@ class ManageMemory(Arguments):
     def run(self, store: Store, scope: Scope) -> Done:
         if self.operation == "noop":
             return "No change.", ()
-        return (self._create if self.operation == "create" else self._update)(store, scope)
-
-    def _create(self, store: Store, scope: Scope) -> Done:
         snapshot = store.snapshot()
-        _refuse_duplicate(snapshot, self.content)
-        new = Entry(
-            store.new_ids(1)[0],
-            self.content,
-            self.kind,
-            date=self.date or scope.date,
-            session=scope.session,
-            evidence=_read(scope),
-        )
-        _refuse_full(snapshot, [new], scope)
-        return f"Created {new.id}.", [new]
-
-    def _update(self, store: Store, scope: Scope) -> Done:
-        if not scope.may_update:
+        read = () if scope.session is None else (f"S{scope.session}",)
+        if self.operation == "create":
+            new = Entry(
+                store.new_ids(1)[0],
+                self.content,
+                self.kind,
+                date=self.date or scope.date,
+                session=scope.session,
+                evidence=read,
+            )
+        elif not scope.may_update:
             raise _Refused("refused", "operation: update is not allowed here.")
-        snapshot = store.snapshot()
-        old = _live(snapshot, self.memory_id, "memory_id")
-        kind, day = self.kind or old.kind, self.date or old.date
-        if (self.content, kind, day) == (old.text, old.kind, old.date):
-            raise _Refused("duplicate", f"duplicate of {old.id}.")
-        _refuse_duplicate(snapshot, self.content, but=(old.id,))
-        new = replace(
-            old,
-            text=self.content,
-            kind=kind,
-            date=day,
-            evidence=tuple(dict.fromkeys((*old.evidence, *_read(scope)))),
-            version=old.version + 1,
-        )
+        else:
+            old = _live(snapshot, self.memory_id, "memory_id")
+            new = replace(old, text=self.content, kind=self.kind or old.kind,
+                          date=self.date or old.date)  # fmt: skip
+            if new == old:
+                raise _Refused("duplicate", f"duplicate of {old.id}.")
+            evidence = tuple(dict.fromkeys((*old.evidence, *read)))
+            new = replace(new, evidence=evidence, version=old.version + 1)
+        _refuse_duplicate(snapshot, new.text, but=(new.id,))
         _refuse_full(snapshot, [new], scope)
+        if self.operation == "create":
+            return f"Created {new.id}.", [new]
         return f"Updated {new.id} (v{new.version}).", [new]
 
 
 class DeleteMemory(Arguments):
     """Delete a memory."""
 
-    memory_id: Annotated[Id, Field(description="which one, such as m12")]
-    reason: Annotated[Reason | None, Field(description="why, for the log")] = None
+    memory_id: Id = Field(description="which one, such as m12")
+    reason: Reason | None = Field(None, description="why, for the log")
 
     def run(self, store: Store, scope: Scope) -> Done:
         old = _live(store.snapshot(), self.memory_id, "memory_id")
@@ -281,11 +246,10 @@ class DeleteMemory(Arguments):
 class SampleMemory(Arguments):
     """Show some memories without a query."""
 
-    k: Annotated[int, Field(ge=1, le=10, description="how many")] = 3
-    strategy: Annotated[
-        Literal["random", "diverse", "recent"],
-        Field(description="diverse: evenly spaced ids; recent: those updated most often"),
-    ] = "random"
+    k: int = Field(3, ge=1, le=10, description="how many")
+    strategy: Literal["random", "diverse", "recent"] = Field(
+        "random", description="diverse: evenly spaced ids; recent: those updated most often"
+    )
     kind: Kind | None = KIND
 
     def run(self, store: Store, scope: Scope) -> Done:
@@ -308,13 +272,9 @@ class SampleMemory(Arguments):
 class MergeMemory(Arguments):
     """Replace several memories by one; all but concatenate need its text."""
 
-    memory_ids: Annotated[
-        list[Id],
-        Field(min_length=2, max_length=5, description="2 to 5 different ids"),
-        AfterValidator(_distinct),
-    ]
+    memory_ids: Annotated[list[Id], SEVERAL, DIFFERENT] = Field(description="2 to 5 different ids")
     strategy: Literal["concatenate", "summarize", "extract_common"]
-    content: Annotated[Content | None, Field(description="the text; not for concatenate")] = None
+    content: Content | None = Field(None, description="the text; not for concatenate")
 
     @model_validator(mode="after")
     def _complete(self) -> MergeMemory:
@@ -345,21 +305,14 @@ class MergeMemory(Arguments):
 class SplitMemory(Arguments):
     """Replace a memory by several: by the given texts, or cut between its sentences."""
 
-    memory_id: Annotated[Id, Field(description="which one, such as m12")]
-    split_criteria: Annotated[
-        Literal["temporal", "thematic", "speaker"],
-        Field(description="where to cut: at dates and times, by theme (needs parts), by speaker"),
-    ]
-    parts: Annotated[
-        Annotated[
-            list[Content],
-            Field(min_length=2, max_length=5),
-            AfterValidator(_different),
-        ]
-        | None,
-        Field(description="2 to 5 texts"),
-    ] = None
-    max_parts: Annotated[int, Field(ge=2, le=5, description="most parts")] = 5
+    memory_id: Id = Field(description="which one, such as m12")
+    split_criteria: Literal["temporal", "thematic", "speaker"] = Field(
+        description="where to cut: at dates and times, by theme (needs parts), by speaker"
+    )
+    parts: Annotated[list[Content], SEVERAL, DIFFERENT] | None = Field(
+        None, description="2 to 5 texts"
+    )
+    max_parts: int = Field(5, ge=2, le=5, description="most parts")
 
     @model_validator(mode="after")
     def _complete(self) -> SplitMemory:
@@ -375,6 +328,8 @@ class SplitMemory(Arguments):
         texts = self.parts or self._cut(old.text, snapshot)
         if len(texts) < 2:
             raise _Refused("one_part", "split_criteria: there is only one part.")
+        if len({*map(_key, texts)}) < len(texts):
+            raise _Refused("duplicate", "split_criteria: two parts are the same.")
         for text in texts:
             _refuse_long("memory_id", text)
             _refuse_duplicate(snapshot, text, but=(old.id,))
@@ -396,10 +351,7 @@ class SplitMemory(Arguments):
         else:
             places = _new_speakers(sentences, snapshot)
         edges = [0, *places[: self.max_parts - 1], len(sentences)]
-        parts = [" ".join(sentences[a:b]) for a, b in pairwise(edges)]
-        if len({*map(_key, parts)}) < len(parts):
-            raise _Refused("duplicate", "split_criteria: two parts are the same.")
-        return parts
+        return [" ".join(sentences[a:b]) for a, b in pairwise(edges)]
 
 
 TOOLS: dict[str, type[Arguments]] = {
@@ -410,78 +362,6 @@ TOOLS: dict[str, type[Arguments]] = {
     "merge_memory": MergeMemory,
     "split_memory": SplitMemory,
 }
-
-# ---------------------------------------------------------------- what the tools share
-
-
-def _live(snapshot: Snapshot, entry_id: str, field: str) -> Entry:
-    entry = snapshot.get(entry_id)
-    if entry is None:
-        raise _Refused("unknown_id", f"{field}: {entry_id} is unknown.")
-    if entry.deleted:
-        raise _Refused("deleted_id", f"{field}: {entry_id} is already deleted.")
-    return entry
-
-
-def _read(scope: Scope) -> tuple[str, ...]:
-    """Return the evidence for what is written now: the session that is being read, if one is."""
-    return () if scope.session is None else (f"S{scope.session}",)
-
-
-def _deleted(entry: Entry) -> Entry:
-    return replace(entry, version=entry.version + 1, deleted=True)
-
-
-def _shared(values: Iterable) -> object:
-    """Return the one value that all have, None if they differ."""
-    first, *others = {*values}
-    return None if others else first
-
-
-_stored_key = lru_cache(1 << 14)(_key)
-
-
-def _refuse_duplicate(snapshot: Snapshot, text: str, but: Sequence[str] = ()) -> None:
-    """Refuse a text that a live entry has, other than those that the call replaces (but)."""
-    key = _key(text)
-    for entry in snapshot.entries:
-        if _stored_key(entry.text) == key and entry.id not in but:
-            raise _Refused("duplicate", f"duplicate of {entry.id}.")
-
-
-def _refuse_long(field: str, text: str) -> None:
-    if len(text) > MOST:
-        raise _Refused("too_long", f"{field}: a text would have {len(text)} characters of {MOST}.")
-
-
-def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> None:
-    """Refuse versions that enlarge a store and leave it over a hard budget."""
-    before = [old for entry in after if (old := snapshot.get(entry.id))]
-    now = [entry for entry in after if not entry.deleted]
-    if scope.budget_entries is not None:
-        stored, more = len(snapshot), len(now) - len(before)
-        if more > 0 and stored + more > scope.budget_entries:
-            raise _Refused("full", f"memory full ({stored} of {scope.budget_entries} memories).")
-    if scope.budget_tokens is not None:
-        stored, *sides = (
-            sum(scope.measure(entry.line) for entry in entries)
-            for entries in (snapshot.entries, before, now)
-        )
-        more = sides[1] - sides[0]
-        if more > 0 and stored + more > scope.budget_tokens:
-            raise _Refused("full", f"memory full ({stored} of {scope.budget_tokens} tokens).")
-
-
-def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
-    """Return a reply of whole entries, as many as fit, and how many more there are."""
-    lines = [entry.line for entry in entries]
-    for shown in range(len(lines), -1, -1):
-        left = len(lines) - shown
-        reply = "\n".join([*head, *lines[:shown], *([f"(+{left} more)"] if left else [])])
-        if scope.measure(reply) <= scope.reply_tokens:
-            break
-    return reply
-
 
 # ---------------------------------------------------------------- where a text may be cut
 
@@ -521,6 +401,71 @@ def _new_speakers(sentences: Sequence[str], snapshot: Snapshot) -> list[int]:
     return places
 
 
+# ---------------------------------------------------------------- what the tools share
+
+
+def _live(snapshot: Snapshot, entry_id: str, field: str) -> Entry:
+    entry = snapshot.get(entry_id)
+    if entry is None:
+        raise _Refused("unknown_id", f"{field}: {entry_id} is unknown.")
+    if entry.deleted:
+        raise _Refused("deleted_id", f"{field}: {entry_id} is already deleted.")
+    return entry
+
+
+def _deleted(entry: Entry) -> Entry:
+    return replace(entry, version=entry.version + 1, deleted=True)
+
+
+def _shared(values: Iterable) -> object:
+    """Return the one value that all have, None if they differ."""
+    first, *others = {*values}
+    return None if others else first
+
+
+def _refuse_duplicate(snapshot: Snapshot, text: str, but: Sequence[str]) -> None:
+    """Refuse a text that a live entry has, other than those that the call replaces (but)."""
+    key = _key(text)
+    for entry in snapshot.entries:
+        if _stored_key(entry.text) == key and entry.id not in but:
+            raise _Refused("duplicate", f"duplicate of {entry.id}.")
+
+
+def _refuse_long(field: str, text: str) -> None:
+    if len(text) > MOST:
+        raise _Refused("too_long", f"{field}: a text would have {len(text)} characters of {MOST}.")
+
+
+def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> None:
+    """Refuse versions that enlarge a store and leave it over a hard budget."""
+    before = [old for entry in after if (old := snapshot.get(entry.id))]
+    now = [entry for entry in after if not entry.deleted]
+
+    def tokens(entries: Iterable[Entry]) -> int:
+        return sum(scope.measure(entry.line) for entry in entries)
+
+    for most, size, unit in (
+        (scope.budget_entries, len, "memories"),
+        (scope.budget_tokens, tokens, "tokens"),
+    ):
+        if most is None:
+            continue
+        stored, more = size(snapshot.entries), size(now) - size(before)
+        if more > 0 and stored + more > most:
+            raise _Refused("full", f"memory full ({stored} of {most} {unit}).")
+
+
+def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
+    """Return a reply of whole entries, as many as fit, and how many more there are."""
+    lines = [entry.line for entry in entries]
+    for shown in range(len(lines), -1, -1):
+        left = len(lines) - shown
+        reply = "\n".join([*head, *lines[:shown], *([f"(+{left} more)"] if left else [])])
+        if scope.measure(reply) <= scope.reply_tokens:
+            break
+    return reply
+
+
 # ---------------------------------------------------------------- one call
 
 
@@ -529,15 +474,14 @@ def checked(name: object, arguments: object, scope: Scope) -> Arguments | tuple[
 
     Whether a call has the right form depends on nothing that is stored.
     """
-    tool = TOOLS.get(name) if isinstance(name, str) and name in scope.tools else None
-    if tool is None:
+    if not (isinstance(name, str) and name in scope.tools):
         known = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
         return "unknown_tool", f"Error: name: {_quoted(name)} is no tool; {known}."
     if not isinstance(arguments, dict):
         fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
         return "bad_arguments", fault
     try:
-        return tool.model_validate(arguments)
+        return TOOLS[name].model_validate(arguments)
     except ValidationError as error:
         return _fault(error)
 
@@ -573,7 +517,7 @@ def refuse(
     code: one of CODES. message: the reply, which begins with "Error: ". args: what was given, any
     value. tool: "call" if it is not known which one was meant.
     """
-    return store.record(tool, _kept(args), message, ok=False, code=code, session=scope.session)
+    return store.record(tool, _kept(args), message, code=code, session=scope.session)
 
 
 # pydantic's name for a fault -> our code; all others are bad arguments
@@ -599,15 +543,13 @@ def _quoted(value: object, quote: str = "'") -> str:
 
 def _kept(args: object) -> dict:
     """Return arguments as the journal keeps them: an object of JSON values, of moderate length."""
-    if args is None:
-        return {}
     try:
         text = json.dumps(args, ensure_ascii=False, allow_nan=False)
     except (TypeError, ValueError, RecursionError):  # no JSON value, or one nested without end
         return {"unreadable": type(args).__name__}
     if len(text) > 8 * MOST:
         return {"cut": clip(text, 8 * MOST)}
-    return args if isinstance(args, dict) else {"given": args}
+    return args if isinstance(args, dict) else {} if args is None else {"given": args}
 
 
 # ---------------------------------------------------------------- what a model is told

@@ -52,7 +52,7 @@ from grpo import GRPO
 from memagent import Agent, Finish, MemAgent, Prompt, Turn
 from models.load import load_model
 from rollout import Sampling, follow
-from tasks.sources import WorldTasks
+from suites._training import WorldTasks
 from tokens.codec import Codec
 
 TASKS, GROUP, SECTIONS = 8, 16, 2

@@ -19,10 +19,10 @@ from config.options import RunConfig, SFTConfig, TrainConfig
 from config.plugins import is_path
 from memagent import Agent
 from suites import Suite
-from tasks.episodes import is_conversations
+from suites._conversations import is_conversations
+from suites._training import GENERATED, parts_of
 from tasks.hub import Place, is_hub
 from tasks.readers import is_function
-from tasks.sources import GENERATED, parts_of
 
 Contents = dict[str, list[tuple[str, str]]]
 """setting -> (file, its digest and what else the setting says of it) of each file"""

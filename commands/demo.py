@@ -34,7 +34,8 @@ from config.locks import writing
 from config.options import EMBEDDED, GRPOConfig, RunConfig, StreamConfig
 from config.terminal import bar, console, next_step
 from data import Task
-from tasks import ledger, worlds
+from suites import ledger
+from tasks import worlds
 
 if TYPE_CHECKING:
     from rollout import Engine

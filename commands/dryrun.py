@@ -28,8 +28,8 @@ from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import if_here
 from models.plan import SIZES
+from suites._training import check_sources, parts_of, training_tasks
 from tasks.hub import is_hub
-from tasks.sources import check_sources, parts_of, training_tasks
 from tokens.codec import Codec
 
 # of the model that stands in; vLLM's attention on a CPU knows no smaller heads

@@ -194,7 +194,7 @@ class Stream:
     ):
         self.config, self.arm, self.environment = config, arm, environment
         kind = find.learner()
-        by_suite = kind.constants[config.constants]
+        by_suite = kind.extras["constants"][config.constants]
         if by_suite and config.suite not in by_suite:
             raise UserError(f"There are no {config.constants} constants for {config.suite}.")
         constants = by_suite.get(config.suite, {})
@@ -355,7 +355,7 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
             raise UserError(f"{bank.path} is damaged: its note on epoch {epoch} lacks a number.")
     return {
         "arm": arm,
-        "about": (kind.frozen_arms if config.frozen else kind.about_arms)[arm],
+        "about": kind.extras["frozen_arms" if config.frozen else "about_arms"][arm],
         "frozen": frozen,
         "rows": [*lines_in(folder / f"{arm}.jsonl")],
         "leaks": frozen.get("leaks", []),

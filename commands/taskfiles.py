@@ -24,8 +24,9 @@ from config.realmodels import base_of
 from config.terminal import console, next_step, say
 from data import Task
 from models.packaged import ready
-from suites import Suite
-from tasks import episodes, hub, ledger, readers, worlds, writers
+from suites import Suite, ledger
+from suites._conversations import all_questions, conversations_of, is_conversations
+from tasks import hub, readers, worlds, writers
 from tokens.codec import Codec
 
 # ---------------------------------------------------------------- look
@@ -48,8 +49,8 @@ def show_tasks(file: str, pool: Path | None, n: int, kind: str, sections: int | 
         tasks = list(worlds.make_tasks(0, n, sections, kind))
     elif file == ledger.KIND:
         tasks = list(ledger.make_questions(0, n, 6 if sections is None else sections))
-    elif episodes.is_conversations(file):
-        tasks = episodes.all_questions(episodes.conversations_of(file))
+    elif is_conversations(file):
+        tasks = all_questions(conversations_of(file))
     else:
         tasks = readers.read(hub.pin(file, say), pool)
     for task in tasks[:n]:

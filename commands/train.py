@@ -68,8 +68,8 @@ from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
 from rollout import start as begin
+from suites._training import GENERATED, never_trained, training_tasks, validation_tasks
 from tasks import hub
-from tasks.sources import GENERATED, never_trained, training_tasks, validation_tasks
 
 RewardFunction = Callable[[Trajectory], object]
 SMALL = 20_000_000  # parameters, of which all real models have more

@@ -2,7 +2,7 @@
 
 Holds: `make_tokenizer`, `demonstrate`, `Examples`, `train_base`. Leaves out: the model and the loop
 of its training (dev/base.py), reinforcement learning (grpo.py).
-Exercise it: `python -m dev.base --agent memupdate --out runs/keeper`. Read next: tasks/ledger.py.
+Exercise it: `python -m dev.base --agent memupdate --out runs/keeper`. Read next: suites/ledger.py.
 
 A call of a tool is six to eight tokens: what stands around the content and the id is one token
 each, and so are ids and dates. The content comes before the id, so that the id of an entry can be
@@ -22,7 +22,8 @@ from config import files
 from dev import base
 from dev.base import BaseConfig, Example
 from memagent import Finish, Prompt, Turn
-from tasks import ledger, worlds
+from suites import ledger
+from tasks import worlds
 from tokens.codec import Codec
 
 WEIGHTS = Path(__file__).parent.parent / "embedded" / "keeper_weights"

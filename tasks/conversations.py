@@ -1,11 +1,5 @@
 """Conversations as data: dated sessions, and questions that are asked about them afterwards.
 
-Holds: `Conversation`, `Session`, `Utterance`, `Memory`, `Probe`, `KINDS`, `ENTRY_ID`, `session_of`,
-`turns_as_memories`, `text_fault`, `is_day`, `text_or_number`.
-Leaves out: the files of each data set (tasks/locomo.py, tasks/own.py), grading
-(tasks/locomo_score.py). No torch.
-Exercise it: `pytest tests/tasks/test_locomo.py`. Read next: tasks/locomo.py.
-
 A loader of another data set returns a list of `Conversation`; nothing else has to know its files.
 Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the whole session.
 """
@@ -13,20 +7,26 @@ Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the w
 from __future__ import annotations
 
 import re
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
+from pathlib import Path
+from typing import Annotated, Literal
 
-from config.errors import clip
+from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+
+from config.errors import UserError, clip, first_line
+from config.foreign import read_data
 from data import seed_of
-from tasks.readers import Record
 
 # The accepted answer of a question that is not answered in the conversation
 NOT_MENTIONED = "Not mentioned in the conversation"
 CHOOSE = "Choose one of the two answers"  # what comes after it in a question are the answers
 LETTER = re.compile(r"\(?([ab])\)?[.:]?")  # a response that names an answer by its letter
-
-
+# LoCoMo's, by their official names; papers that swap them are why the number is printed too
+CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}
+ANSWERED = (1, 2, 3, 4)  # those whose questions have an answer
 KINDS = ("episodic", "semantic", "procedural")  # of memories
 ENTRY_ID = re.compile(r"m[1-9][0-9]{0,11}")
 
@@ -41,9 +41,45 @@ def session_of(name: str) -> int | None:
     return int(match[1] or match[2]) if match else None
 
 
+# ---------------------------------------------------------------- what an entry may hold
+
+DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+# A line break is one too: each entry is shown on one line
+CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+
+
+def check_text(text: str) -> str:
+    """Return a text that an entry may hold. ValueError: it may not, and why."""
+    if not text.strip():
+        raise ValueError("is blank")
+    if found := CONTROL.search(text):
+        code = f"U+{ord(found[0]):04X}"
+        if found[0] >= "\ud800":
+            raise ValueError(f"holds {code}, half of a surrogate pair, which is no text")
+        raise ValueError(f"holds the control character {code}, and a text is one paragraph")
+    return text
+
+
+def check_day(value: str) -> str:
+    """Return an ISO day of the calendar, 2023-05-08. ValueError: it is none."""
+    if not DAY.fullmatch(value):
+        raise ValueError("must be a day such as 2023-05-08")
+    date.fromisoformat(value)
+    return value
+
+
+FORM = ConfigDict(extra="forbid", strict=True)  # of what comes from a file
+Text = Annotated[str, AfterValidator(check_text)]
+Day = Annotated[str, AfterValidator(check_day)]
+Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
+
+
+# ---------------------------------------------------------------- conversations
+
+
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """Hold what one speaker said in one turn."""
+    """What one speaker said in one turn."""
 
     id: str  # D3:12
     speaker: str
@@ -57,7 +93,7 @@ class Utterance:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Hold one sitting of a conversation."""
+    """One sitting of a conversation."""
 
     number: int  # from 1, in order of time
     date: str  # ISO day
@@ -66,31 +102,28 @@ class Session:
 
     @property
     def text(self) -> str:
-        """Compose the lines SPEAKER: TEXT."""
+        """The lines SPEAKER: TEXT."""
         return "\n".join(turn.line for turn in self.utterances)
-
-    @property
-    def dated(self) -> str:
-        """Compose the text under its date and time."""
-        return f"{self.when}\n{self.text}"
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Hold an entry that a store can start with."""
+    """An entry that a store can start with. The types are what a file may hold."""
 
-    text: str
-    speaker: str | None = None
-    date: str | None = None  # ISO day of its session
-    session: int | None = None
-    evidence: tuple[str, ...] = ()  # ids of the turns, or of the session, that it was made from
-    kind: str | None = None  # of KINDS
-    id: str = ""  # that the entry gets, such as m17; "" = the next free one
+    __pydantic_config__ = FORM
+
+    text: Text
+    speaker: Text | None = None
+    date: Day | None = None  # ISO day of its session
+    session: Annotated[int, Field(ge=1)] | None = None
+    evidence: tuple[Text, ...] = ()  # ids of the turns, or of the session, that it was made from
+    kind: Literal[KINDS] | None = None
+    id: Id | Literal[""] = ""  # that the entry gets, such as m17; "" = the next free one
 
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Hold one question about a conversation."""
+    """One question about a conversation."""
 
     id: str
     question: str
@@ -103,6 +136,11 @@ class Probe:
     when: str = ""  # always empty: the digests in earlier rows hold it
 
     @property
+    def heading(self) -> str:
+        """The kind as it stands in tables, as in "4 single-hop"."""
+        return f"{self.category} {self.kind}" if self.category else self.kind
+
+    @property
     def choices(self) -> tuple[str, ...]:
         """The right answer and the distractor, in an order drawn by the id; () if it is open."""
         if not (self.abstains and self.distractor):
@@ -112,7 +150,7 @@ class Probe:
 
     @property
     def problem(self) -> str:
-        """Compose the question as it is asked: below one that abstains stand the two answers.
+        """The question as it is asked: below one that abstains stand the two answers.
 
         >>> print(Probe("q1", "Who?", ("-",), 5, abstains=True, distractor="Ada").problem)
         Who?
@@ -132,7 +170,7 @@ class Probe:
 
     @property
     def sessions(self) -> tuple[int, ...]:
-        """Return the numbers of the sessions with evidence, in order.
+        """The numbers of the sessions with evidence, in order.
 
         >>> Probe("q", "Who?", ("Ada",), 4, evidence=("D3:12", "S1", "D3:2")).sessions
         (1, 3)
@@ -142,7 +180,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """Hold the sessions of a few speakers, the questions about them, and ready-made memories."""
+    """The sessions of a few speakers, the questions about them, and ready-made memories."""
 
     id: str
     speakers: tuple[str, ...]
@@ -154,8 +192,8 @@ class Conversation:
 
     @property
     def text(self) -> str:
-        """Compose all sessions, each under its number and date."""
-        parts = (f"Session {s.number}, {s.dated}" for s in self.sessions)
+        """All sessions, each under its number and date."""
+        parts = (f"Session {s.number}, {s.when}\n{s.text}" for s in self.sessions)
         return "\n\n".join(parts)
 
 
@@ -169,43 +207,21 @@ def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
     )
 
 
-# ---------------------------------------------------------------- what an entry may hold
-
-DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
-# A line break is one too: each entry is shown on one line
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
-
-
-def text_fault(text: object) -> str:
-    """Say why a value is no text of an entry ("holds the control character U+0007"), "" if it is.
-
-    >>> text_fault("It rains."), text_fault(" ")
-    ('', 'is blank')
-    """
-    if not isinstance(text, str):
-        return f"must be a text, not {clip(repr(text), 80)}"
-    if not text.strip():
-        return "is blank"
-    if not (found := CONTROL.search(text)):
-        return ""
-    code = f"U+{ord(found[0]):04X}"
-    if found[0] >= "\ud800":
-        return f"holds {code}, half of a surrogate pair, which is no text"
-    return f"holds the control character {code}, and a text is one paragraph"
-
-
-def is_day(value: object) -> bool:
-    """Tell whether a value is an ISO day of the calendar, 2023-05-08."""
-    try:
-        return isinstance(value, str) and bool(DAY.fullmatch(value) and date.fromisoformat(value))
-    except ValueError:  # 2023-02-30
-        return False
-
-
 # ---------------------------------------------------------------- files
 
 
-def text_or_number(record: Record, name: str) -> str:
-    """Return a field that is a text or, as some answers are, a whole number."""
-    value = record.fields.get(name)
-    return str(value) if type(value) is int else record.text(name)
+def read_file(path: Path) -> bytes:
+    """Return the bytes of a file of conversations, of a .gz what it unpacks to."""
+    try:
+        return read_data(path)
+    except (OSError, EOFError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read ({first_line(error)}).") from None
+
+
+def fault_of(error: ValueError) -> str:
+    """Return the field and the reason of what is wrong with an object of a file."""
+    if not isinstance(error, ValidationError):
+        return first_line(error)
+    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    field = clip(repr(".".join(map(str, fault["loc"]))), 80)
+    return f"{field}: {fault['msg'].removeprefix('Value error, ')}"

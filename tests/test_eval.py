@@ -23,7 +23,8 @@ from report.reading import EDGE, row_of
 from report.rows import Cell, fate
 from report.summary import cells, summarise
 from rollout import Sampling
-from tasks import ledger, worlds
+from suites import ledger
+from tasks import worlds
 from tasks.episodes import questions_of
 from tokens.codec import Codec
 

@@ -24,7 +24,7 @@ from memagent import Finish, Turn
 from report.records import record_turn
 from report.rows import Cell
 from rollout import Sampling, rollout
-from tasks import ledger
+from suites import ledger
 from tasks.conversations import Memory, Probe, Session, Utterance
 from tasks.episodes import Episode, questions_of
 from tokens.codec import Codec
@@ -608,13 +608,13 @@ def test_a_budget_below_one_entry_is_refused_by_the_agent_of_any_task(codec):
     find.make("idle", {"memory_budget": 0.1}).on(codec).check(SHORT)  # which stores nothing
 
 
-BASELINES = ("idle", "facts", "newest", "evidence", "hybrid")
+BASELINES = ("idle", "facts", "newest", "evidence")
 
 
-@pytest.mark.parametrize("name", ["idle", "hybrid"])
+@pytest.mark.parametrize("name", ["idle", "facts"])
 def test_an_agent_without_a_turn_that_could_be_trained_is_not_trained(name, codec):
     config = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
-    agent = find.make(name, {"embedder": "hash:256"})
+    agent = find.make(name, {"search": "dense", "embedder": "hash:256"})
     run = RunConfig(model=str(keeper.WEIGHTS), data="ledger", lengths=(6,), agent=name, name="x")
     with pytest.raises(UserError, match=f"The agent {name} makes no turn that could be trained"):
         resolved(run, config, agent)

@@ -34,7 +34,7 @@ from models.embedder import embedder_of
 from models.logprobs import logprobs, pack
 from report.metrics import describe
 from rollout import rollout
-from tasks import ledger
+from suites import ledger
 from tokens.codec import Codec
 
 
@@ -67,37 +67,24 @@ def searching(how, k=2):
     return agent
 
 
-def ranked(snapshot, question, words):
-    """Rank entries by the cosines of their embeddings or, given the order by words, by both; in the
-    obvious way."""
+def ranked(snapshot, question):
+    """Rank entries by the cosines of their embeddings, in the obvious way."""
     entries, embedder = snapshot.entries, embedder_of("hash:256")
     cosines = embedder.embed([*map(searched, entries)]) @ embedder.embed([question], True)[0]
     order = sorted(range(len(entries)), key=lambda i: (-round(float(cosines[i]), 6), i))
-    if words is None:
-        return [entries[i].line for i in order]
-    scores = dict.fromkeys(range(len(entries)), 0.0)
-    for rank, i in enumerate(order, 1):
-        scores[i] += 1 / (60 + rank)
-    for rank, line in enumerate(words, 1):
-        (i,) = (i for i, entry in enumerate(entries) if entry.line == line)
-        scores[i] += 1 / (60 + rank)
-    return [entries[i].line for i in sorted(scores, key=lambda i: (-scores[i], i))]
+    return [entries[i].line for i in order]
 
 
 def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     found = {}
-    for how in ("bm25", "dense", "hybrid"):
+    for how in ("bm25", "dense"):
         (done,) = play(codec, searching(how), REFINED, once(*EDITS))
         found[how] = noted(done)[-1].answers, [op for n in noted(done) for op in n.ops]
     states = states_of(done)
     assert [len(state) for state in states] == [3, 3] and states[0] is not states[1]
-    (whole,) = play(codec, searching("bm25", k=9), REFINED, once(*EDITS))  # the order by words
     for k, probe in enumerate(REFINED.probes):
         for which, state in zip(("found_before", "found_after"), states, strict=True):
-            words = noted(whole)[-1].answers[k][which]
-            assert found["dense"][0][k][which] == ranked(state, probe.question, None)[:2]
-            assert found["hybrid"][0][k][which] == ranked(state, probe.question, words)[:2]
-            assert found["bm25"][0][k][which] == words[:2]
+            assert found["dense"][0][k][which] == ranked(state, probe.question)[:2]
     _, dora = found["dense"][0]
     assert any("Genoa" in line for line in dora["found_after"])
     assert not any("Genoa" in line for line in dora["found_before"])
@@ -106,7 +93,7 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
     assert not found["bm25"][0][1]["found_before"] and len(dora["found_before"]) == 2
     replies = {how: ops[-1]["message"] for how, (_, ops) in found.items()}
     assert replies["bm25"] == "No memory matches. 3 stored."
-    nearest = ranked(states[1], "Where is Emil?", None)[:2]
+    nearest = ranked(states[1], "Where is Emil?")[:2]
     assert replies["dense"].splitlines() == ["2 of 3 memories:", *nearest]
 
 
@@ -136,21 +123,13 @@ CHAT = (
 )
 NO_TOOLS = CHAT.partition("{% endfor %}")[2]
 # the marks that a model's template has, none of which is ever written
-MARKED = {
-    "hermes": CHAT + '{# <tool_call>{"name": NAME, "arguments": {}} #}',
-    "lines": CHAT + '{# <tool_call>\n{"name": NAME, "arguments": {}} #}',
-    "list": CHAT + '{# <tool_call>[{"name": NAME, "arguments": {}}] #}',
-    "smollm": NO_TOOLS + "{# named SmolLM #}",
-    "xml": CHAT + "{# <tool_call>\n<function=NAME>\n<parameter=KEY> #}",
-    "bare": CHAT + '{# {"name": NAME, "parameters": {}} #}',
-    "chat": NO_TOOLS,  # roles, and calls described in the prompt
-    "plain": None,  # neither
+FORMATS = {  # the marks that a model's template has, none of which is ever written, and its format
+    "hermes": (CHAT + '{# <tool_call>{"name": NAME, "arguments": {}} #}', Format("hermes", True)),
+    "xml": (CHAT + "{# <tool_call>\n<function=NAME>\n<parameter=KEY> #}", Format("xml", True)),
+    "bare": (CHAT + '{# {"name": NAME, "parameters": {}} #}', Format("bare", True)),
+    "chat": (NO_TOOLS, Format()),  # roles, and calls described in the prompt
+    "plain": (None, Format()),  # neither
 }
-FORMATS = {
-    "hermes": Format("hermes", True), "lines": Format("hermes", True, "\n"),
-    "list": Format("list", True), "smollm": Format("list", False), "xml": Format("xml", True, "\n"),
-    "bare": Format("bare", True), "chat": Format("hermes", False), "plain": Format(),
-}  # fmt: skip
 
 
 OTHERS = ("delete_memory", "sample_memory", "merge_memory", "split_memory")
@@ -168,16 +147,16 @@ def by_bytes():
 
 def codec_of(kind):
     tokenizer = by_bytes() if kind == "xml" else keeper.make_tokenizer()
-    tokenizer.chat_template = MARKED[kind]
+    tokenizer.chat_template = FORMATS[kind][0]
     return Codec(tokenizer)
 
 
-@pytest.mark.parametrize("kind", MARKED)
+@pytest.mark.parametrize("kind", FORMATS)
 def test_exactly_the_sampled_ids_are_trained_in_every_format(kind):
     """A scripted model writes calls as the format has them."""
     codec = codec_of(kind)
     form = format_of(codec.tokenizer)
-    assert form == FORMATS[kind]
+    assert form == FORMATS[kind][1]
     agent = refiner(max_turns=3, call_tokens=400, without=OTHERS).on(codec)
     replies = []
 

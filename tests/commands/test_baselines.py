@@ -13,10 +13,10 @@ import cli
 from report.summary import csv_of
 
 AGENTS = (
-    "memupdate", "memupdate@untrained", "none", "bm25", "facts", "hybrid", "full", "newest",
-    "idle", "evidence", "oracle",
+    "memupdate", "memupdate@untrained", "none", "bm25", "facts", "full", "newest", "idle",
+    "evidence", "oracle",
 )  # fmt: skip
-SEARCHING = ("memupdate", "memupdate@untrained", "facts", "hybrid", "newest", "idle", "evidence")
+SEARCHING = ("memupdate", "memupdate@untrained", "facts", "newest", "idle", "evidence")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def evaluated(model, tmp_path_factory):  # noqa: F811
     source = write(folder / "made.json", samples)
     small = (
         "--suite locomo --n 100 --temperatures 1 --device cpu --max-turns 2 --call-tokens 8 "
-        "--final-tokens 3 --chunk-tokens 4096 --memory-budget 0.1 --embedder hash:256 "
+        "--final-tokens 3 --chunk-tokens 4096 --memory-budget 0.1 "
         "--answer-k 3 --transcripts 2"
     )
     words = ["eval", "--model", model, "--untrained", model, "--data", source, "--runs", folder]
@@ -83,5 +83,5 @@ def test_the_baselines_read_what_they_are_named_for(evaluated):
     assert calls["memupdate"] > 1 and calls["memupdate"] == calls["memupdate@untrained"]
     assert once == {*AGENTS} - {"memupdate", "memupdate@untrained"}
     recall = {a: fmean(c["rates"]["recall"] for c in of(cells, a) if "recall" in c["rates"])
-              for a in ("idle", "newest", "facts", "hybrid")}  # fmt: skip
-    assert recall["idle"] < recall["newest"] < recall["facts"] <= recall["hybrid"]
+              for a in ("idle", "newest", "facts")}  # fmt: skip
+    assert recall["idle"] < recall["newest"] < recall["facts"]

@@ -25,7 +25,7 @@ from engines.scripted import ScriptedEngine
 from eval import Conditions, evaluate
 from report.rows import Cell
 from rollout import Sampling
-from tasks import ledger
+from suites import ledger
 from tokens.codec import Codec
 
 GRPO = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=2, warmup=0, kl=0.0)
@@ -69,7 +69,7 @@ DENSE = "--search dense"
 
 
 @pytest.mark.parametrize("agent, flags", [
-    ("hybrid", ""), ("memupdate", DENSE),  # no embedder, and three that are not there
+    ("facts", DENSE), ("memupdate", DENSE),  # no embedder, and three that are not there
     ("memupdate", f"{DENSE} --embedder {DOWN}"), ("memupdate", f"{DENSE} --embedder hf:/nowhere"),
     ("memupdate", f"{DENSE} --embedder minilm"),
 ])  # fmt: skip
@@ -79,10 +79,10 @@ def test_an_agent_that_compares_meanings_needs_its_embedder(tmp_path, monkeypatc
         assert "embed" in refused(*words).lower()
     written = {path.name for path in (tmp_path / "runs").rglob("*")}
     assert not written & {"rows.jsonl", "metrics.csv"}
-    with pytest.raises(UserError, match="The agent hybrid compares meanings"):
-        find.make("hybrid", {})
-    assert find.make("hybrid", {"embedder": "hash:256"}).how == "hybrid"
-    assert find.find("hybrid")().label == "hybrid"  # as a report makes one, to show its turns
+    with pytest.raises(UserError, match="compares meanings"):
+        find.make("facts", {"search": "dense"})
+    assert find.make("facts", {"search": "dense", "embedder": "hash:256"}).needs_embedder
+    assert find.find("facts")().label == "facts"  # as a report makes one, to show its turns
 
 
 # ---------------------------------------------------------------- questions of frozen weights

@@ -29,8 +29,8 @@ from report.page import write_report
 from report.runlog import summary
 from report.summary import write_summary
 from rollout import Sampling, rollout
+from suites._training import parts_of, validation_tasks
 from tasks import worlds
-from tasks.sources import parts_of, validation_tasks
 from tokens.trie import build_trie
 
 AGENT = tiny.agent()

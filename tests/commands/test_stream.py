@@ -437,7 +437,7 @@ def test_the_demo_is_made(tmp_path):
     result = CliRunner().invoke(cli.app, [*words, "--runs", str(tmp_path)])
     assert result.exit_code == 0, result.output
     summary = read_summary(tmp_path / "d")
-    assert {cell["arm"] for cell in summary["cells"]} == {*find.learner().arms}
+    assert {cell["arm"] for cell in summary["cells"]} == {*find.learner().extras["arms"]}
     assert {cell["n"] for cell in summary["cells"]} == {60} and summary["rule"]
     page = (tmp_path / "d" / "report.html").read_text()
     assert "Most was solved with" in page and "<svg" in page

@@ -37,7 +37,7 @@ from memagent import Finish, Prompt, Trajectory, Turn
 from models import checkpoints
 from models.load import import_bitsandbytes
 from report import runlog
-from tasks import sources
+from suites import _training as sources
 from tokens.codec import Codec, Text
 
 GRPO = GRPOConfig(steps=7, tasks_per_step=(2,), group_size=3, lr=1e-2, warmup=2, in_flight=4)

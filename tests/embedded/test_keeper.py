@@ -5,7 +5,8 @@ from dev import base, keeper
 from engines.hf import TransformersEngine
 from models.load import load_model
 from rollout import Sampling, rollout
-from tasks import ledger, worlds
+from suites import ledger
+from tasks import worlds
 from tokens.codec import Codec
 
 

@@ -30,7 +30,8 @@ from memagent import Finish, Prompt
 from models.load import inner, load_model, with_lora
 from models.logprobs import mask_head
 from rollout import Sampling, rollout
-from tasks import ledger, worlds
+from suites import ledger
+from tasks import worlds
 from tokens.codec import Codec
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")

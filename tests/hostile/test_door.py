@@ -149,17 +149,17 @@ def test_the_export_of_a_run_runs_no_code(fields):
 
 # ---------------------------------------------------------------- addresses
 
-SEARCHED = {"run": {"agent": "hybrid"}}
+SEARCHED = {"run": {"agent": "facts"}}
 
 
-@pytest.mark.parametrize("words", [(), ("--agent", "hybrid"), ("--agent", "memrl")], ids=" ".join)
+@pytest.mark.parametrize("words", [(), ("--agent", "facts"), ("--agent", "memrl")], ids=" ".join)
 @pytest.mark.parametrize("command", [ASK, ("eval", "--n", 1, "--lengths", 2, "--name", "e")])
 def test_a_models_folder_has_no_address_asked(words, command):
     if command[0] == "eval":
         words = [word.replace("--agent", "--agents") for word in words]
     with door.listener() as (url, keys):
         spec = f"openai:{url}#m"
-        door.model(Path("m"), **SEARCHED, agent={"embedder": spec})
+        door.model(Path("m"), **SEARCHED, agent={"embedder": spec, "search": "dense"})
         out = said(*command, "--model", "m", *words)
         assert (
             "names an address, embedder" in out and f"unless you give --embedder '{spec}'." in out
@@ -193,7 +193,7 @@ def test_the_settings_of_a_run_have_no_address_asked(section, fields):
             for name, value in fields.items()
         }  # fmt: skip
         door.run(Path("runs/x"), **{section: fields})
-        agent = ("--agent", "hybrid") if section == "agent" else ()
+        agent = ("--agent", "facts") if section == "agent" else ()
         command = "eval" if section == "eval" else "train"
         words = (command, "--config", "runs/x/config.yaml", "--name", "y", *agent)
         for trust in ((), ("--trust-remote-code",)):  # in code, which is none in addresses

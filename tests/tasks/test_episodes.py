@@ -17,10 +17,12 @@ from config.options import RunConfig, TrainConfig
 from dev import keeper
 from engines.scripted import ScriptedEngine
 from rollout import rollout
-from tasks import episodes, ledger, worlds
+from suites import _conversations, ledger
+from suites._training import training_tasks, validation_tasks
+from suites.locomo import official_em, official_score
+from suites.own import word_f1
+from tasks import worlds
 from tasks.conversations import NOT_MENTIONED, Probe
-from tasks.locomo_score import official_em, official_score
-from tasks.sources import training_tasks, validation_tasks
 from tokens.codec import Codec
 
 
@@ -111,7 +113,9 @@ def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path)
 
 
 def test_hidden_questions_of_category_5_are_asked_as_a_choice_too(path):
-    task = episodes.ConversationTasks(f"locomo:{path}#adversarial", (3,), seed=0).batch(0, 0, 1)[0]
+    task = _conversations.ConversationTasks(f"locomo:{path}#adversarial", (3,), seed=0).batch(
+        0, 0, 1
+    )[0]
     asked_for = []
 
     def answer(prompt):
@@ -258,9 +262,9 @@ def test_the_other_number_of_the_metric_has_a_column_of_its_own(path, no_report)
 
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
     source = f"locomo:{path}#memory-r1/train/observations"
-    (whole,) = episodes.ConversationTasks(source, (99,), seed=0).batch(0, 0, 1)
+    (whole,) = _conversations.ConversationTasks(source, (99,), seed=0).batch(0, 0, 1)
     assert len(whole.sessions) == 3  # all, where there are not so many
-    tasks = episodes.ConversationTasks(source, (1, 2), seed=0)
+    tasks = _conversations.ConversationTasks(source, (1, 2), seed=0)
     for level, n in ((0, 1), (1, 2)):
         for step in range(6):
             for task in tasks.batch(step, level, 3):
@@ -278,12 +282,12 @@ def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(pa
 def test_training_pays_for_category_5_where_the_user_asks_for_it(path, chosen):
     def categories(chosen):
         source = f"locomo:{path}#{chosen}" if chosen else f"locomo:{path}"
-        tasks = episodes.ConversationTasks(source, (3,), seed=0).batch(0, 0, 20)
+        tasks = _conversations.ConversationTasks(source, (3,), seed=0).batch(0, 0, 20)
         return {probe.category for task in tasks for probe in task.probes}
 
     without = chosen.replace("/adversarial", "").replace("adversarial", "")
     assert categories(chosen) == {1, 2, 4, 5} and categories(without) == {1, 2, 4}
-    start = episodes.conversations_of(f"locomo:{path}#{chosen}").start
+    start = _conversations.conversations_of(f"locomo:{path}#{chosen}").start
     assert start == ("events" if "events" in chosen else "observations")
     evaluated = {task.probe.category for task in asked(path, source_split=chosen).values()}
     assert evaluated == {1, 2, 3, 4, 5}
@@ -345,35 +349,35 @@ def test_a_part_validates_by_an_episode_of_each_conversation_and_the_same_questi
 
 def test_categories_without_a_question_are_said_at_the_start(path, capsys):
     """Of two sessions there is a question of each category but 3, whose evidence is not named."""
-    episodes.ConversationTasks(f"locomo:{path}", (1, 3), seed=0)
+    _conversations.ConversationTasks(f"locomo:{path}", (1, 3), seed=0)
     (said,) = capsys.readouterr().out.splitlines()
     assert said.startswith(f"locomo:{path}: no question of 3 open-domain is about 3 sessions in")
-    episodes.ConversationTasks(f"locomo:{path}", (1,), seed=0)
+    _conversations.ConversationTasks(f"locomo:{path}", (1,), seed=0)
     assert "no question of 1 multi-hop, 3 open-domain is about 1 " in capsys.readouterr().out
     samples = [sample("made-1"), sample("made-2")]
     samples[1]["qa"][2]["evidence"] = ["D2:1"]
-    episodes.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
+    _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
     assert capsys.readouterr().out.endswith("talks.json: 1 of 12 questions are left out.\n")
     samples[0]["qa"][2]["evidence"] = ["D2:1"]
-    episodes.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
+    _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
     assert not capsys.readouterr().out
     samples[0]["qa"][2]["evidence"] = []
     for made in samples:
         made["qa"] = [asked for asked in made["qa"] if asked["category"] in (3, 5)]
     del samples[1]["qa"][0]
     with pytest.raises(UserError, match="no question is about 2 sessions in a row"):
-        episodes.ConversationTasks(f"locomo:{write(path, samples)}", (2,), seed=0)
+        _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (2,), seed=0)
 
 
 @pytest.mark.parametrize("chosen", ["#half/train", "#memory-r1/dev", "#memory-r1/a/b/c"])
 def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen):
     with pytest.raises(UserError, match="RULE/PART/adversarial/START"):
-        episodes.conversations_of(f"locomo:{path}{chosen}")
+        _conversations.conversations_of(f"locomo:{path}{chosen}")
 
 
 def test_the_words_of_an_answer_and_of_a_refusal():
     probe = Probe("q", "Who?", ("Ada Lovelace",), 0)
-    assert episodes.word_f1("Ada", probe) == pytest.approx(2 / 3)
+    assert word_f1("Ada", probe) == pytest.approx(2 / 3)
     nothing = Probe("q", "Who?", ("-",), 0, abstains=True)
-    assert episodes.word_f1("It is not mentioned.", nothing) == 1
-    assert episodes.word_f1("Ada", nothing) == 0
+    assert word_f1("It is not mentioned.", nothing) == 1
+    assert word_f1("Ada", nothing) == 0

@@ -1,7 +1,5 @@
 """Conversations of the user's own: read whole, or refused with line and field."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import re
@@ -9,21 +7,16 @@ from pathlib import Path
 
 import pytest
 from conftest import asked_of
-from test_locomo import names_field, refused
-from test_readers import GONE, changed
+from test_locomo import GONE, changed, refused
 
 from agents import find
 from agents.search import Search
 from agents.store import Store
 from agents.tools import Scope, apply
 from config.errors import UserError
-from config.options import RunConfig, TrainConfig
-from tasks import episodes
+from suites._conversations import ConversationTasks, conversations_of, validation_episodes
+from suites.own import load_own, says_unknown, word_f1
 from tasks.conversations import NOT_MENTIONED, Memory, Probe, Utterance
-from tasks.own import load_own, says_unknown
-from tasks.sources import training_tasks
-
-SCOPE = Scope(search=Search(), measure=len)
 
 
 def talk(name: str = "talk-1", **other) -> dict:
@@ -41,7 +34,7 @@ def talk(name: str = "talk-1", **other) -> dict:
             {"text": "Ada moved to Oslo.", "speaker": "Ada", "date": "2024-01-03", "session": 1,
              "evidence": ["D1:1"]},
             {"text": "Ada moved twice.", "evidence": ["D1:1", "S3"]},
-            {"text": "Bo is Ada's brother.", "kind": "semantic", "id": "m2"},
+            {"text": "Bo is Ada's brother.", "kind": "semantic", "id": "m2", "speaker": None},
         ],
         "qa": [
             {"question": "Where does Ada live?", "answer": "Lima", "category": "where",
@@ -58,14 +51,11 @@ def talk(name: str = "talk-1", **other) -> dict:
 
 
 def write(path: Path, *talks: object) -> Path:
-    """Write a line for each; bytes and texts as they are."""
+    """Write a line for each; bytes as they are."""
     lines = [one if isinstance(one, bytes) else json.dumps(one).encode() for one in talks]
     raw = b"\n".join(lines) + b"\n"
     path.write_bytes(gzip.compress(raw, mtime=0) if path.suffix == ".gz" else raw)
     return path
-
-
-# ---------------------------------------------------------------- good files
 
 
 @pytest.mark.parametrize("name", ["own.jsonl", "own.jsonl.gz"])
@@ -105,24 +95,8 @@ def test_the_example_of_the_documentation_can_be_read(tmp_path):
     assert c.probes[0].answers == ("Oslo", "in Oslo") and len(c.probes[1].choices) == 2
 
 
-def test_kinds_and_ids_of_memories_are_those_of_the_store(tmp_path):
+def test_a_suite_asks_its_questions_over_stores_with_the_ids_that_are_given(tmp_path):
     """What names no id gets the next one; the same ids in two conversations are two entries."""
-    talks = [talk(), talk("talk-2")]
-    path = write(tmp_path / "own.jsonl", *talks)
-    (column,) = asked_of(lambda: None, suite="own", data=(str(path),))[1]
-    for task in column.make():
-        store = Store(find.make("memupdate", {"mode": "refine"}).start(task))
-        lines = [(entry.id, entry.text, entry.kind) for entry in store.snapshot().entries]
-        assert lines == [
-            ("m2", "Bo is Ada's brother.", "semantic"),
-            ("m3", "Ada moved to Oslo.", None),
-            ("m4", "Ada moved twice.", None),
-        ]
-        op = apply(store, "search_memory", {"query": "Ada", "kind": "semantic"}, SCOPE)
-        assert op.message.startswith("1 of 3 memories:\n[m2] ")
-
-
-def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
     path = write(tmp_path / "own.jsonl", talk(), talk("talk-2"))
     unit, (column,) = asked_of(lambda: None, suite="own", data=(str(path),))
     tasks = column.make()
@@ -132,14 +106,23 @@ def test_a_suite_asks_its_questions_under_their_own_names(tmp_path):
         "questions, abstention, word F1", "5 adversarial, word F1",
     ]  # fmt: skip
     assert tasks[0].score("in Lima") == pytest.approx(2 / 3) and tasks[1].score("twice") == 1
-    assert len(tasks[0].memories) == 3  # what a store may begin with, if nothing is said
     _, (column,) = asked_of(suite="own", data=(str(path),), source_split="sessions")
     assert len(column.make()[0].memories) == 4
+    for task in tasks:
+        store = Store(find.make("memupdate", {"mode": "refine"}).start(task))
+        lines = [(entry.id, entry.text, entry.kind) for entry in store.snapshot().entries]
+        assert lines == [
+            ("m2", "Bo is Ada's brother.", "semantic"),
+            ("m3", "Ada moved to Oslo.", None),
+            ("m4", "Ada moved twice.", None),
+        ]
+        scope = Scope(search=Search(), measure=len)
+        op = apply(store, "search_memory", {"query": "Ada", "kind": "semantic"}, scope)
+        assert op.message.startswith("1 of 3 memories:\n[m2] ")
 
 
 def test_training_pays_for_what_was_said_in_the_sessions_read(tmp_path):
-    source = f"own:{write(tmp_path / 'own.jsonl', talk())}"
-    tasks = training_tasks(RunConfig(data=source, lengths=(1, 3)), TrainConfig())
+    tasks = ConversationTasks(f"own:{write(tmp_path / 'own.jsonl', talk())}", (1, 3), seed=0)
     (one,) = tasks.batch(0, 0, 1)  # session 3 is the only one with all the evidence of a question
     assert [p.id for p in one.probes] == ["talk-1-q1"]
     assert [m.text for m in one.memories] == ["Ada moved twice.", "Bo is Ada's brother."]
@@ -153,7 +136,7 @@ def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(t
         return {"id": name, "memories": [{"text": text, "evidence": ["note 7"]}], "qa": [asked]}
 
     path = write(tmp_path / "own.jsonl", memories("a", "In Oslo."), memories("b", "In Lima."))
-    tasks = episodes.ConversationTasks(f"own:{path}", (4,), seed=0).batch(0, 0, 8)
+    tasks = ConversationTasks(f"own:{path}", (4,), seed=0).batch(0, 0, 8)
     assert {t.memories[0].text for t in tasks} == {"In Oslo.", "In Lima."}
     assert all(len(t.probes) == 1 for t in tasks)
     (column,) = asked_of(lambda: None, suite="own", data=(str(path),))[1]
@@ -218,14 +201,9 @@ It is not Luna, you said Max.
 You never left the state."""
 
 
-@pytest.mark.parametrize("answer", UNKNOWN.splitlines())
-def test_an_answer_that_says_that_nothing_is_known(answer):
-    assert says_unknown(answer)
-
-
-@pytest.mark.parametrize("answer", ["", *KNOWN.splitlines()])
-def test_an_answer_that_says_something_though_its_words_may_be_those_of_a_refusal(answer):
-    assert not says_unknown(answer)
+def test_an_answer_that_says_that_nothing_is_known():
+    assert [says_unknown(answer) for answer in UNKNOWN.splitlines()] == [True] * 33
+    assert not any(says_unknown(answer) for answer in ["", *KNOWN.splitlines()])
 
 
 def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_letter():
@@ -233,7 +211,8 @@ def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_l
     letters = dict(zip(("(a)", "b"), probe.choices, strict=True))
     for answer in (NOT_MENTIONED, "I have no idea.", "Ada", "(a)", "b"):
         right = letters.get(answer, answer) != "Ada"
-        assert episodes.word_f1(answer, probe) == right, answer
+        assert word_f1(answer, probe) == right, answer
+    assert word_f1("Ada", Probe("q", "Who?", ("Ada Lovelace",), 0)) == pytest.approx(2 / 3)
 
 
 # ---------------------------------------------------------------- bad files
@@ -248,14 +227,14 @@ BAD = [  # where in the conversation, what stands there
         for bad in (GONE, "3 January", "2024-02-30", 20240103, "2023-12-31")
     ),
     (("sessions", 1, "when"), "a\x07"),
-    (("sessions", 1, "turns"), GONE),
+    *((("sessions", 1, "turns"), bad) for bad in (GONE, [])),
     (("sessions", 0, "turns", 1), "Hi"),
     *((("sessions", 0, "turns", 1, "text"), bad) for bad in (GONE, "a\x00b", "\ud800", " ")),
     (("sessions", 0, "turns", 1, "speaker"), 3),
     (("sessions", 0, "turns", 1, "role"), "user"),
     *((("memories", 0, "text"), bad) for bad in ("a\nb", "\udfff")),
     (("memories", 0, "date"), "2024-13-01"),
-    *((("memories", 0, "session"), bad) for bad in (4, True)),
+    *((("memories", 0, "session"), bad) for bad in (4, 0, True)),
     *((("memories", 0, "evidence"), bad) for bad in (["D1:3"], "D1:1")),
     *((("memories", 0, "kind"), bad) for bad in ("fact", ["episodic"])),
     *((("memories", 0, "id"), bad) for bad in ("17", 17, "m2")),
@@ -265,7 +244,7 @@ BAD = [  # where in the conversation, what stands there
     *((("qa", 1, "question"), bad) for bad in ("", "a\u2028b")),
     *((("qa", 1, "answer"), bad) for bad in (GONE, [], ["a", 2], ["a", "\x1b[31m"])),
     *((("qa", 1, "category"), bad) for bad in (6, True)),
-    *((("qa", 1, "evidence"), bad) for bad in (["D1:1", None], ["S4"])),
+    *((("qa", 1, "evidence"), bad) for bad in (["D1:1", None], ["S4"], ["S0"])),
     (("qa", 1, "abstains"), "no"),
     (("qa", 4, "abstains"), False),
     (("qa", 3, "distractor"), "\x9b"),
@@ -276,16 +255,18 @@ BAD = [  # where in the conversation, what stands there
 def test_an_error_names_file_line_and_field(tmp_path, at, value):
     path = write(tmp_path / "own.jsonl", talk(), b"", changed(talk("talk-2"), at, value), talk("3"))
     said = refused(path, load_own)
-    assert "own.jsonl, line 3" in said and names_field(said, at)
+    name = [step for step in at if isinstance(step, str)][-1]
+    assert "own.jsonl, line 3: " in said and (name in said or value in ("\ud800", "\udfff"))
 
 
-@pytest.mark.parametrize("raw", [b'{"id": "x"', b"\xff", b"7", b'{"id": "x", "qa": []}', None])
+@pytest.mark.parametrize("raw", [b'{"id": "x"', b"\xff", b"7", b'{"id": "x", "qa": []}', None,
+    json.dumps(talk("b", sessions=[], memories=None)).encode()])  # fmt: skip
 def test_a_file_that_is_something_else(tmp_path, raw):
     path = write(tmp_path / "own.jsonl", *([] if raw is None else [talk(), raw]))
     said = refused(path, load_own)
     assert raw is None or "line 2: " in said
     with pytest.raises(UserError):  # parts are LoCoMo's
-        episodes.conversations_of(f"own:{write(path, talk())}#seven-three/train")
+        conversations_of(f"own:{write(path, talk())}#seven-three/train")
 
 
 def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_path, capsys):
@@ -294,9 +275,9 @@ def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_pat
     asked_of(lambda: None, suite="own", data=(name.partition(":")[2],))
     assert not capsys.readouterr().out  # there all are asked
     for begin, kinds in (
-        (lambda: episodes.ConversationTasks(name, (1, 2), seed=0), "1 multi-hop, questions"),
-        (lambda: episodes.ConversationTasks(f"{name}#adversarial", (3,), seed=0), "questions"),
-        (lambda: episodes.validation_episodes(name, 9), "questions"),
+        (lambda: ConversationTasks(name, (1, 2), seed=0), "1 multi-hop, questions"),
+        (lambda: ConversationTasks(f"{name}#adversarial", (3,), seed=0), "questions"),
+        (lambda: validation_episodes(name, 9), "questions"),
     ):
         begin()
         (said,) = capsys.readouterr().out.splitlines()

@@ -11,9 +11,9 @@ from test_locomo import sample, write
 from config.errors import UserError
 from config.options import GRPOConfig, SFTConfig
 from data import Pool, Task
-from tasks.episodes import ConversationTasks
-from tasks.locomo import load_locomo
-from tasks.sources import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
+from suites._conversations import ConversationTasks
+from suites._training import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
+from suites.locomo import load_locomo
 
 POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
 

@@ -15,7 +15,9 @@ from itertools import groupby
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
-from tasks import episodes, ledger, readers, worlds
+from suites import ledger
+from suites._conversations import ConversationTasks, is_conversations, validation_episodes
+from tasks import readers, worlds
 from tasks.hub import is_hub
 
 GENERATED = ("", "world", ledger.KIND)  # sources that are no file
@@ -160,7 +162,7 @@ def parts_of(data: str) -> list[tuple[str, float]]:
 
     UserError for a weight that is no positive number.
     """
-    if "," not in data or episodes.is_conversations(data):
+    if "," not in data or is_conversations(data):
         return [(data, 1.0)]
     parts = []
     for entry in filter(None, data.split(",")):
@@ -177,7 +179,7 @@ def parts_of(data: str) -> list[tuple[str, float]]:
 def check_sources(sources: Iterable[str]) -> None:
     """Raise a UserError for a source that names a file which is not there."""
     for source in sources:
-        if episodes.is_conversations(source):
+        if is_conversations(source):
             source = source.partition(":")[2].partition("#")[0]
         if not (source in GENERATED or is_hub(source) or readers.is_function(source)):
             readers.existing(source)
@@ -208,8 +210,8 @@ def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:
         return WorldTasks(run.lengths, run.kinds, config.seed)
     if run.data == ledger.KIND:
         return ledger.LedgerTasks(run.lengths, config.seed)
-    if episodes.is_conversations(run.data):
-        return episodes.ConversationTasks(run.data, run.lengths, config.seed)
+    if is_conversations(run.data):
+        return ConversationTasks(run.data, run.lengths, config.seed)
     lists, weights = zip(*((readers.read(s), w) for s, w in parts_of(run.data)), strict=True)
     if len(lists) == 1:
         return FileTasks(lists[0], config.seed, run.shuffle)
@@ -225,8 +227,8 @@ def validation_tasks(run: RunConfig) -> list[Task]:
     if run.validation == ledger.KIND:
         n, most = run.validation_n, run.lengths[-1]
         return [ledger.make_ledger(f"validation.{i}", most, "dev") for i in range(n)]
-    if episodes.is_conversations(run.validation):
-        return [*episodes.validation_episodes(run.validation, run.validation_n)]
+    if is_conversations(run.validation):
+        return [*validation_episodes(run.validation, run.validation_n)]
     if run.validation != "world":
         return readers.read(run.validation, n=run.validation_n) if run.validation else []
     per_kind = -(-run.validation_n // len(run.kinds))
