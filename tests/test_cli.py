@@ -509,7 +509,9 @@ def test_ablations_are_trained_where_a_size_says_so_with_the_first_seed(tmp_path
 
 
 def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
-    work = demo.compared("rememr1", find.find("rememr1").extras["demo"], "default", 3, tmp_path).trainings
+    work = demo.compared(
+        "rememr1", find.find("rememr1").extras["demo"], "default", 3, tmp_path
+    ).trainings
     assert [(t.run.agent, t.grpo.seed) for t in work] == [
         (arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")
     ]
