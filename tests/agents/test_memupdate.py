@@ -456,7 +456,7 @@ def test_what_has_changed_an_answer_is_noted_beside_it(codec):
     calls = call("manage_memory", operation="update", content="Anna reached Quito.", memory_id="m1")
     (done,) = play(codec, refiner(), REFINED, once(calls))
     turns = [record_turn(turn) for turn in done.turns]
-    ((anna, dora),) = filter(None, map(refiner().table, turns))
+    ((anna, dora),) = filter(None, (memupdate.table_of(refiner(), turn) for turn in turns))
     assert anna["before"] == "Oslo (1)" and anna["after"] == "Quito (0, -1)"
     assert anna["changed by"] == ["Updated m1 (v2)."]
     assert anna["changed entries"] == [

@@ -29,6 +29,10 @@ class Notes:
     counts: dict
 
 
+def table_of(agent, turn):
+    return turn["notes"]["rows"] if turn.get("notes") else ()
+
+
 class Clerk(Agent):
     """Counts what its notes say, and shows its tables."""
 
@@ -37,14 +41,14 @@ class Clerk(Agent):
     rates = {
         "done": ("done", "turns"), "search_s": ("search_s", "searches"), "late": ("done", "never"),
     }  # fmt: skip
-    tallies = {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"}
-    curves = {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")}
+    extras = {
+        "tallies": {"Work by tool": "op_", "Why it ended": "stop_", "Nothing": "never_"},
+        "curves": {"Size after a session": ("size_", "sizes_"), "Never": ("no_", "nos_")},
+        "table": table_of,
+    }
 
     def count(self, task, turn):
         return turn.notes.counts if turn.notes else {}
-
-    def table(self, turn):
-        return turn["notes"]["rows"] if turn.get("notes") else ()
 
 
 COUNTS = [
