@@ -1,4 +1,4 @@
-"""The process that plays one game of ALFWorld: a script that needs the packages and nothing of ours.
+"""The process that plays one game of ALFWorld: a script that needs its packages, nothing of ours.
 
 TextWorld's planner keeps a game in global variables of its library, and a process can be ended. The
 argument is the file of a game; commands come in and {text, commands, won} goes out, a line of JSON
