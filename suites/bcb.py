@@ -227,8 +227,14 @@ class Interpreter:
         variables = {
             name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")
         }
-        variables |= {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg",
-                      "TZ": "UTC", "TF_CPP_MIN_LOG_LEVEL": "3", "TF_ENABLE_ONEDNN_OPTS": "0"}  # fmt: skip
+        variables |= {
+            "OMP_NUM_THREADS": "1",
+            "OPENBLAS_NUM_THREADS": "1",
+            "MPLBACKEND": "Agg",
+            "TZ": "UTC",
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "TF_ENABLE_ONEDNN_OPTS": "0",
+        }
         source = inspect.getsource(judge) + "\njudge()\n"
         given = json.dumps(module).encode()
         ran = confine([self.program, "-I", "-c", source], seconds, given, self.folders,

@@ -1,4 +1,4 @@
-"""LifelongAgentBench's shell tasks: bash scripts in a fresh Debian system, judged by a check script.
+"""LifelongAgentBench's shell tasks: scripts in a fresh Debian system, judged by a check script.
 
 The file is a JSON object, id -> item, with instruction, initialization_command_item and
 evaluation_info {ground_truth_command_item, evaluation_command_item}; a command is {command_name:

@@ -114,7 +114,7 @@ def test_a_kernel_that_refuses_is_told(monkeypatch):
         (["sh", "-c", "echo out; echo err >&2"], b"", False, "out\nerr\n", "", 0),
         (["sh", "-c", "exec >&- 2>&-; sleep 0.3; exit 7"], b"", False, "", "", 7),
         (["sh", "-c", "pwd; umask; env | sort"], b"", False,
-         "/\n0022\nHOME=/root\nPATH={PATH}\nPWD=/\nTERM=dumb\n".format(**sandbox.ENVIRONMENT), "", 0),
+         f"/\n0022\nHOME=/root\nPATH={sandbox.ENVIRONMENT['PATH']}\nPWD=/\nTERM=dumb\n", "", 0),
         (["printf", r"\377"], b"", False, "�", "", 0),
     ],
 )  # fmt: skip
