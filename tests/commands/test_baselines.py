@@ -59,6 +59,7 @@ def test_every_baseline_has_its_rows_and_its_costs(evaluated):
     summary = json.loads((evaluated / "summary.json").read_text())
     cells = summary["cells"]
     assert len(cells) == len({(c["agent"], c["question"]) for c in cells}) == 5 * len(AGENTS)
+    assert summary["metric"] == "reward" and all("official_em" in cell for cell in cells)
     table = {(r["agent"], r["question"]): r for r in csv.DictReader(csv_of(summary).splitlines())}
     for cell in cells:
         where = cell["agent"], cell["question"]

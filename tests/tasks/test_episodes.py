@@ -8,9 +8,7 @@ from dataclasses import replace
 import pytest
 from conftest import asked_of
 from test_locomo import LOCOMO, sample, write
-from typer.testing import CliRunner
 
-import cli
 from agents import find
 from config.errors import UserError
 from config.options import RunConfig, TrainConfig
@@ -20,9 +18,8 @@ from rollout import rollout
 from suites import _conversations, ledger
 from suites._training import training_tasks, validation_tasks
 from suites.locomo import official_em, official_score
-from suites.own import word_f1
 from tasks import worlds
-from tasks.conversations import NOT_MENTIONED, Probe
+from tasks.conversations import NOT_MENTIONED
 from tokens.codec import Codec
 
 
@@ -110,24 +107,6 @@ def test_the_choice_of_category_5_is_asked_and_plays_no_part_in_any_search(path)
             if one is task:
                 with_choice = str(shown.memory or shown.section)
         assert str(shown.memory or shown.section) == with_choice
-
-
-def test_hidden_questions_of_category_5_are_asked_as_a_choice_too(path):
-    task = _conversations.ConversationTasks(f"locomo:{path}#adversarial", (3,), seed=0).batch(
-        0, 0, 1
-    )[0]
-    asked_for = []
-
-    def answer(prompt):
-        if prompt.frozen:
-            asked_for.append("".join(str(piece) for piece, _ in prompt.pieces))
-        return "(a)" if prompt.frozen else ""
-
-    agent = find.make("memupdate", {"memory_budget": 2.0})
-    (done,) = rollout(ScriptedEngine(Codec(keeper.make_tokenizer()), answer), agent, [(task, 0)])
-    assert not done.error
-    five = [p for p in task.probes if p.category == 5]
-    assert five and all(any(p.problem in text for text in asked_for) for p in five)
 
 
 @pytest.mark.parametrize("mode", ["build", "refine"])
@@ -232,32 +211,6 @@ def test_the_baseline_of_the_evidence_has_whole_sessions_where_entries_name_no_t
     }
     turns = {"observations": [("D10:2", "D10:4")], "summaries": [("S10",)]}
     assert held["conv-26-q4"] == turns[start] and held["conv-26-q3"] == []
-
-
-@pytest.fixture
-def no_report(monkeypatch):
-    """Leave the page out: its plots take longer than all the rows."""
-    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
-
-
-def evaluated(path, name, *more):
-    """Evaluate two agents by the embedded policy; return what was said and the rows."""
-    words = f"eval --suite locomo --data {path} --device cpu --agents bm25,newest --n 1000"
-    words += f" --temperatures 0 --runs {path.parent} --name {name}"
-    done = CliRunner().invoke(cli.app, [*words.split(), *more])
-    if done.exception:
-        raise done.exception
-    lines = (path.parent / name / "rows.jsonl").read_text().splitlines()
-    return done.output, [json.loads(line) for line in lines]
-
-
-def test_the_other_number_of_the_metric_has_a_column_of_its_own(path, no_report):
-    said, rows = evaluated(path, "e")
-    assert len(rows) == 32  # 2 agents, 2 conversations of 8 questions
-    assert "4 single-hop, official metric" in said
-    summary = json.loads((path.parent / "e" / "summary.json").read_text())
-    assert sum(cell["n"] for cell in summary["cells"]) == 32 and summary["metric"] == "reward"
-    assert all("official_em" in cell for cell in summary["cells"])
 
 
 def test_training_on_conversations_asks_only_about_the_sessions_that_are_read(path):
@@ -373,11 +326,3 @@ def test_categories_without_a_question_are_said_at_the_start(path, capsys):
 def test_a_rule_or_part_that_there_is_not_is_refused(path, chosen):
     with pytest.raises(UserError, match="RULE/PART/adversarial/START"):
         _conversations.conversations_of(f"locomo:{path}{chosen}")
-
-
-def test_the_words_of_an_answer_and_of_a_refusal():
-    probe = Probe("q", "Who?", ("Ada Lovelace",), 0)
-    assert word_f1("Ada", probe) == pytest.approx(2 / 3)
-    nothing = Probe("q", "Who?", ("-",), 0, abstains=True)
-    assert word_f1("It is not mentioned.", nothing) == 1
-    assert word_f1("Ada", nothing) == 0
