@@ -38,11 +38,11 @@ from config.realmodels import check_model, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
-# agents that share a file of this folder -> its name
-BASELINES = {"bm25": "baselines", "full": "baselines", "none": "baselines", "oracle": "baselines"}
 # files of this folder that hold no agent
 SHARED = {"bank", "calls", "demos", "find", "likeness", "notes", "pay", "retrieval", "rewards",
           "search", "store", "tools"}  # fmt: skip
+# agent -> the file of this folder that holds several
+BASELINES = dict.fromkeys(("bm25", "full", "none", "oracle"), "baselines")
 DEFAULT = "memagent"
 STATE = "agent_state.json"  # in a model folder: what `Agent.state` returned in training
 
