@@ -61,8 +61,8 @@ class Finder:
     room: a folder of the repository, whose modules hold one each but for those of `shared` and
     those with a leading underscore. constant: names the one that is meant where a file has several.
     method: what a class must have of its own, unless it is named so; a generator function alone
-    becomes that method of a new class. modules: name -> the module, for those that share one: there
-    each class has its `name`.
+    becomes that method of a new class. modules: name -> module, of those that hold several, which
+    are told apart by their `name`.
     """
 
     def __init__(
@@ -81,8 +81,8 @@ class Finder:
     def names(self) -> list[str]:
         """List those of the room, with - for _."""
         stems = {path.stem for path in (ROOT / self.room).glob("[!_]*.py")} - self.shared
-        alone = {stem.replace("_", "-") for stem in stems - {*self.modules.values()}}
-        return sorted(alone | self.modules.keys())
+        stems = stems - {*self.modules.values()} | self.modules.keys()
+        return sorted(stem.replace("_", "-") for stem in stems)
 
     def known(self, name: str) -> type | None:
         """Return one of the room, or of a file that was loaded before; no file is loaded for it: a
@@ -98,16 +98,15 @@ class Finder:
             path = Path(name).absolute()
             module, name = load_file(path), str(path)
         elif name in self.names():
-            file = self.modules.get(name, name.replace("-", "_"))
-            module = importlib.import_module(f"{self.room}.{file}")
+            stem = self.modules.get(name, name.replace("-", "_"))
+            module = importlib.import_module(f"{self.room}.{stem}")
         else:
             what, choices = self.base.__name__.lower(), ", ".join(self.names())
             raise UserError(
                 f"Unknown {what} {name!r}.{meant(name, self.names())} Choose one of {choices}, or "
                 f"give a file, such as my_{what}.py."
             )
-        shared = [v for v in vars(module).values() if getattr(v, "name", "") == name]
-        chosen = shared[0] if name in self.modules else self._in(module, name)
+        chosen = self._in(module, name)
         chosen.name = name
         return self.loaded.setdefault(name, chosen)
 
@@ -116,6 +115,8 @@ class Finder:
             v for v in vars(module).values() if getattr(v, "__module__", "") == module.__name__
         ]
         kinds = [v for v in values if isinstance(v, type) and issubclass(v, self.base)]
+        if name in self.modules:
+            return next(kind for kind in kinds if kind.name == name)
         parents = {parent for kind in kinds for parent in kind.__mro__[1:]}
         leaves = [kind for kind in kinds if kind not in parents and self._is_whole(kind)]
         candidates = leaves or [v for v in values if self.method and inspect.isgeneratorfunction(v)]

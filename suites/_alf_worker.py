@@ -1,8 +1,4 @@
-<<<<<<< HEAD
-"""The process that plays one game of ALFWorld: a script that needs nothing of ours.
-=======
 """The process that plays one game of ALFWorld: a script that needs its packages, nothing of ours.
->>>>>>> w68/C
 
 TextWorld's planner keeps a game in global variables of its library, and a process can be ended. The
 argument is the file of a game; commands come in and {text, commands, won} goes out, a line of JSON

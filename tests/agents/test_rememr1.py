@@ -253,7 +253,8 @@ def test_templates_of_ones_own(tmp_path, codec):
 
 
 @pytest.mark.parametrize("wrong", [
-    {"callback": "always"}, {"retriever": "tfidf"}, {"query_tokens": 0}, {"recall_k": 0}, {"step_tokens": -1},
+    {"callback": "always"}, {"retriever": "tfidf"}, {"query_tokens": 0}, {"recall_k": 0},
+    {"step_tokens": -1},
     {"example_query": "{section}"}, {"example_query": "<update>"},
 ])  # fmt: skip
 def test_settings_that_cannot_be_are_refused(wrong):
