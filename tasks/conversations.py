@@ -19,7 +19,7 @@ from datetime import date
 
 from config.errors import clip
 from data import seed_of
-from tasks.readers import Record
+from tasks._record import Record
 
 # The accepted answer of a question that is not answered in the conversation
 NOT_MENTIONED = "Not mentioned in the conversation"

@@ -18,6 +18,7 @@ from datetime import date
 from pathlib import Path
 
 from config.errors import UserError
+from tasks._record import Record
 from tasks.conversations import (
     NOT_MENTIONED,
     Conversation,
@@ -28,7 +29,7 @@ from tasks.conversations import (
     text_or_number,
     turns_as_memories,
 )
-from tasks.readers import Record, read_json
+from tasks.readers import read_json
 
 # the official names; papers that swap them are why the number is always printed too
 CATEGORIES = {1: "multi-hop", 2: "temporal", 3: "open-domain", 4: "single-hop", 5: "adversarial"}

@@ -25,6 +25,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from config.errors import UserError, clip
+from tasks._record import Record
 from tasks.conversations import (
     ENTRY_ID,
     KINDS,
@@ -41,7 +42,7 @@ from tasks.conversations import (
     turns_as_memories,
 )
 from tasks.locomo import CATEGORIES
-from tasks.readers import Record, records_of
+from tasks.readers import records_of
 
 QUESTIONS = "questions"  # the kind of those that name none
 
@@ -54,7 +55,8 @@ def load_own(path: str | Path) -> list[Conversation]:
     UserError, with file, line and field, for anything that is wrong: nothing is half loaded.
     """
     conversations = dict[str, Conversation]()
-    for r in records_of(Path(path)):
+    for plain in records_of(Path(path)):
+        r = Record(plain.path, plain.place, plain.position, plain.fields)
         conversation = _conversation(r)
         if conversation.id in conversations:
             raise r.error(f"'id' is {conversation.id!r}, as in a line before")
