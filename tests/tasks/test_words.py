@@ -1,6 +1,7 @@
 """Every kind of question that we make ourselves has words."""
 
-from tasks import ledger, ruler, words, worlds
+from suites import ruler
+from tasks import ledger, words, worlds
 
 
 def test_every_kind_that_is_generated_has_words_of_its_own():
