@@ -21,7 +21,7 @@ from memagent import Agent
 from suites import Suite
 from suites._conversations import is_conversations
 from suites._training import GENERATED, parts_of
-from tasks.hub import Place, is_hub
+from tasks.hub import is_hub
 from tasks.readers import is_function
 
 Contents = dict[str, list[tuple[str, str]]]
@@ -67,11 +67,8 @@ def of_agents(agent: Agent, *others: type[Agent]) -> Contents:
 
 def _file(source: str) -> tuple[str, str]:
     """Return the file or folder of a source of tasks, "" if it has none, and which part of it."""
-    if source in GENERATED:
+    if source in GENERATED or is_hub(source):
         return "", ""
-    if is_hub(source):
-        place = Place.parse(source)
-        return place.folder, place.split
     if is_function(source):
         path, _, part = source.rpartition(":")
         return path, part

@@ -79,7 +79,7 @@ def get(
     ],
     out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
 ):
-    """Download a data set at a pinned revision, checked; a stopped download goes on."""
+    """Download a data set at a pinned revision, checked; what is there is kept."""
     if name == "embedder":
         from models.embedder import fetch_embedder
 

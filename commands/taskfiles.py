@@ -2,7 +2,7 @@
 
 Holds: `show_tasks`, `build_sets`.
 Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
-Exercise it: `python cli.py data look FILE`. Read next: tasks/hqa.py.
+Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
 """
 
 from __future__ import annotations

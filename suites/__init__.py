@@ -1,8 +1,7 @@
 """Suites: what is asked, one object in one file, found by its name or by its path.
 
-Holds: `Suite`, `Scope`, `Column`; `find`, `make`, `chosen`, `stored`. Never holds: who answers,
-torch. A new suite is one subclass of `Suite`, in `suites/NAME.py` or in any other file.
-Exercise it: `python cli.py eval --suite examples/own_suite.py`. Read next: suites/world.py.
+A new suite is one subclass of `Suite`, in `suites/NAME.py` or in any other file. It says what is
+asked, never who answers; no torch is here.
 """
 
 from __future__ import annotations
@@ -18,11 +17,15 @@ from config.errors import UserError
 from config.flags import given_in
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
+from config.terminal import say
 from data import Task
+from tasks import hub
 
 if TYPE_CHECKING:
     from tasks.environments import Environment
     from tokens.codec import Codec
+
+Config = TypeVar("Config")
 
 # ---------------------------------------------------------------- the interface
 
@@ -89,8 +92,6 @@ class Suite(Settings):
         """The name as it stands in sentences and reports: a file's without its folder."""
         return Path(self.name).stem
 
-    # ---- what is asked
-
     def columns(self, scope: Scope) -> list[Column]:
         """Return what is asked. Sources are read now, so that mistakes show before a model is
         loaded; their tasks are made when they are needed.
@@ -110,14 +111,10 @@ class Suite(Settings):
         suite do not answer back."""
         return None
 
-    # ---- beside the questions
-
     def about(self, scope: Scope, column: Column) -> dict[str, str | int | bool]:
         """Return what the first line of a built file says of how it was made."""
         source = ", ".join(d if d.startswith("hf:") else Path(d).name for d in scope.data)
         return ({"source": source} if source else {}) | {"seed": scope.seed}
-
-    # ---- for those who write a suite
 
     def file_in(self, scope: Scope, optional: bool = False) -> str:
         """Return the one file that is named; "" if none is and that is `optional`."""
@@ -132,8 +129,6 @@ class Suite(Settings):
 
         UserError: there is none, or what it needs is missing.
         """
-        from config.terminal import say
-
         environment = self.environment(scope)
         if environment is None:
             raise UserError(
@@ -162,18 +157,7 @@ def first_of_each_kind(tasks: Sequence[Task], n: int) -> list[Task]:
 
 GENERATED = (("world",), ("ledger",))  # values of --data that name a suite instead of files
 FINDER = Finder(Suite, "suites", "SUITE")
-names, known = FINDER.names, FINDER.known
-Config = TypeVar("Config")
-
-
-@cache
-def find(name: str) -> type[Suite]:
-    """Return the suite `name`: of suites/NAME.py, or of any file by its path.
-
-    A file holds one subclass of `Suite`, or several and one of them as SUITE. UserError if it is
-    not there or holds no suite.
-    """
-    return FINDER.find(name)
+names, known, find = FINDER.names, FINDER.known, cache(FINDER.find)
 
 
 def name_of(settings: Mapping[str, object]) -> str:
@@ -248,6 +232,29 @@ def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
     return lambda arguments: [panel(given_in(arguments).get("suite") or usual)]
 
 
+# ---------------------------------------------------------------- what a command asks
+
+
+def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
+    """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
+    return hub.pinned(suite, say)
+
+
+def scope_of(
+    suite: Suite, data: tuple[str, ...], config: object, codec: Callable[[], Codec] | None = None
+) -> Scope:
+    """Return what a command asks of a suite, at the suite's own lengths where none are given.
+
+    data: files, or a name of generated tasks. config: the command's lengths, n and seed. UserError:
+    the suite has no use for files or lengths that are given.
+    """
+    data = () if data in GENERATED else data
+    useless = {"data": data and suite.generated, "lengths": config.lengths and not suite.lengths}
+    for flag in filter(useless.get, useless):
+        raise UserError(f"--{flag} means nothing to the suite {suite.label}: leave it out.")
+    return Scope(data, config.lengths or tuple(suite.lengths), config.n, config.seed, codec)
+
+
 def columns(suite: Suite, scope: Scope) -> list[Column]:
     """Return the columns of a suite. UserError: there are none, two could not be told apart, or the
     code of a file of the user's fails."""
@@ -268,26 +275,3 @@ def _made(suite: Suite, column: Column) -> list[Task]:
     if others := [type(task).__name__ for task in tasks if not isinstance(task, Task)]:
         raise UserError(f"The suite {suite.label} makes {others[0]}s, which are no tasks.")
     return tasks
-
-
-def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
-    """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
-    from tasks import hub
-
-    return hub.pinned(suite, say)
-
-
-def scope_of(
-    suite: Suite, data: tuple[str, ...], config: object, codec: Callable[[], Codec] | None = None
-) -> Scope:
-    """Return what a command asks of a suite, at the suite's own lengths where none are given.
-
-    data: files, or a name of generated tasks. config: the command's lengths, n and seed. UserError:
-    the suite has no use for files or lengths that are given.
-    """
-    data = () if data in GENERATED else data
-    for flag, given, use in (("data", data, not suite.generated),
-                             ("lengths", config.lengths, bool(suite.lengths))):  # fmt: skip
-        if given and not use:
-            raise UserError(f"--{flag} means nothing to the suite {suite.label}: leave it out.")
-    return Scope(data, config.lengths or tuple(suite.lengths), config.n, config.seed, codec)

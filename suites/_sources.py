@@ -1,14 +1,10 @@
-"""What several suites read: the questions of --data, further passages, parts of a file.
-
-Holds: `Filled`, `question_files`, `select_split`, `read_filler`. Leaves out: forms of files
-(tasks/readers.py).
-Exercise it: `pytest tests/tasks/test_suites.py`. Read next: suites/ruler_hqa.py.
-"""
+"""What several suites make documents of: questions of --data, further passages, parts of a file."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from config.errors import UserError
@@ -27,27 +23,9 @@ class Filled(Suite):
     """use only questions of this split of the source: train or validation"""
 
 
-def question_files(data: Sequence[str], standard: str) -> list[str]:
-    """Return the files of --data; by default, the held-out ones that `data get` downloaded."""
-    if data:
-        return list(data)
-    files = sorted(
-        str(path)
-        for path in Path("data", standard).rglob("*")
-        if path.suffix in (".json", ".jsonl", ".parquet")
-    )
-    held_out = [path for path in files if Path(path).name.startswith(("validation", "dev", "test"))]
-    if not held_out:
-        raise UserError(
-            "Give a file of questions with their own paragraphs, or download some first: "
-            f"python cli.py data get {standard}."
-        )
-    return held_out
-
-
 def select_split(tasks: Sequence[Task], split: str) -> list[Task]:
     """Return the tasks of one split of the source, "" for all; UserError if there are none."""
-    selected = [task for task in tasks if not split or task.split == split]
+    selected = [task for task in tasks if split in ("", task.split)]
     if not selected:
         splits = ", ".join(sorted({task.split for task in tasks})) or "none"
         raise UserError(f"There is no split {split!r}; there are {splits}.")
@@ -56,8 +34,26 @@ def select_split(tasks: Sequence[Task], split: str) -> list[Task]:
 
 def read_filler(files: Sequence[str]) -> Pool | None:
     """Read further passages {title, text} into one pool of all files; None without files."""
-    if not files:
+    pools = [readers.read_passages(Path(file)) for file in files]
+    if not pools:
         return None
-    pools = [readers.read_passages(file) for file in files]
     titles = [title for pool in pools for title in pool.titles]
     return Pool(titles, [text for pool in pools for text in pool.texts])
+
+
+def draws(rng: random.Random, n: int) -> Iterator[int]:
+    """Yield range(n) in random order (Fisher-Yates), lazily: a prefix does not depend on how many
+    more are drawn."""
+    moved: dict[int, int] = {}
+    for i in range(n):
+        j = rng.randrange(i, n)
+        yield moved.get(j, j)
+        moved[j] = moved.get(i, i)
+
+
+def with_own_pool(tasks: Sequence[Task], passages: Sequence[readers.Passage]) -> list[Task]:
+    """Give tasks, whose orders are indices into `passages`, one pool of just those they use."""
+    used = sorted({k for task in tasks for k in task.order})
+    index = {k: new for new, k in enumerate(used)}
+    pool = readers.pool_of(passages[k] for k in used)
+    return [replace(task, pool=pool, order=tuple(index[k] for k in task.order)) for task in tasks]

@@ -1,9 +1,4 @@
-"""Sources of training tasks: generated English, or a file.
-
-Holds: `WorldTasks`, `FileTasks`, `MixedTasks`, `by_document`, `never_trained`, `training_tasks`,
-`validation_tasks`. Leaves out: what a task is (data.py).
-Exercise it: `python cli.py train --data FILE --dry-run`. Read next: commands/train.py.
-"""
+"""Sources of training tasks: generated English, conversations, files, or several by weight."""
 
 from __future__ import annotations
 
@@ -70,7 +65,7 @@ class FileTasks:
         self.documents = by_document(tasks)
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
-        _check_step(n, len(self.tasks))
+        check_step(n, len(self.tasks), "the file has")
         # The remainder of a pass is skipped, so that no task occurs twice in a step
         per_pass = len(self.tasks) // n
         start = step % per_pass * n
@@ -93,7 +88,7 @@ class FileTasks:
         return [(len(met), len(self.tasks))]
 
 
-def _check_step(n: int, most: int, source: str = "the file has") -> None:
+def check_step(n: int, most: int, source: str) -> None:
     if n > most:
         raise UserError(f"A step wants {n} tasks and {source} {most}; lower --tasks-per-step.")
 
@@ -125,7 +120,7 @@ class MixedTasks:
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
         rng = self._rng(step)
-        _check_step(n, sum(map(len, self.lists)), "the files have")
+        check_step(n, sum(map(len, self.lists)), "the files have")
         drawn = self._counts(rng, n)
         parts = []
         for k, (tasks, count) in enumerate(zip(self.lists, drawn, strict=True)):

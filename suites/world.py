@@ -1,7 +1,4 @@
-"""Generated English: facts about people and places, and questions about one of them or two.
-
-Exercise it: `python cli.py eval --n 8`. Read next: suites/ruler_hqa.py.
-"""
+"""Generated English: facts about people and places, and questions about one of them or two."""
 
 from __future__ import annotations
 

@@ -1,9 +1,4 @@
-"""An answer within a text: how much of it a memory holds, whatever stands around it.
-
-Holds: `separate_words`, `all_words`, `answer_recall`, `phrases`, `count_phrases`. Leaves out: the
-grading of an answer (data.py). No torch.
-Exercise it: `pytest tests/test_grading.py`. Read next: tasks/seen.py.
-"""
+"""An answer within a text: how much of it a memory holds, whatever stands around it."""
 
 from __future__ import annotations
 

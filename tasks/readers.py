@@ -1,34 +1,21 @@
-"""Read tasks from a file of any known form.
+"""Tasks from files: records of any known form, in any container, become `Task`s.
 
-Holds: `Record`, `read_json`, one function per form, `records_of`, `read`, `read_passages`,
-`read_texts`.
-Leaves out: `Task` (data.py), writers (tasks/writers.py). No torch.
-Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
+    file --_items--> (place, fields) --Record--> FORMS[form] --> (Task, Document)
 
-A file, or each file of a split of the hub (tasks/hub.py), has a container (parquet, JSON lines, one
-value of JSON that holds all records; all but parquet also as .gz) and a form (the fields of its
-records). Any form may come in any container:
-
-    file --_items--> (place, fields) --records_of--> Record --FORMS[form]--> (Task, Document)
-         container                        checked             form
-
-`read` then gives all tasks of the file one pool of passages. A record with choices is refused, for
-only open questions are graded. A file that cannot be read raises a `UserError` that names the file,
-the line (or row, or item) and the reason; a line says how much of what was left out.
+Containers are parquet, JSON lines and JSON that is one value (both also as .gz), and a split of
+the hub (tasks/hub.py). Forms take the fields as they come; what they make of them is checked in one
+place, `_task`, and a record that fails is one sentence with its file and line.
 """
 
 from __future__ import annotations
 
 import io
-import json
 import math
 import re
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import IO
@@ -42,226 +29,89 @@ from data import FRAMES, Pool, Task
 from tasks import hub
 
 Passage = tuple[str, str]  # title, text
+LABELS, COUNTS = ("kind", "dataset", "split", "level"), ("num_docs", "tokens")
 Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
 
-# ---------------------------------------------------------------- records and their fields
-
-# the names of a document and of a passage's text in files of the user's own
-DOCUMENTS = (
-    "context", "contexts", "ctxs", "passages", "documents", "document", "passage", "article",
-    "story",
-)  # fmt: skip
-PASSAGE = ("text", "paragraph_text", "passage", "content", "contents")
-LABELS = ("kind", "dataset", "split", "level")
-KINDS = {
-    str: "a text", list: "a list", dict: "an object", int: "a whole number", float: "a number",
-    bool: "true or false",
-}  # fmt: skip
+# ---------------------------------------------------------------- containers
 
 
-@dataclass(slots=True)
+@dataclass
 class Record:
-    """Give access to the fields of one record.
-
-    A field counts as present if it exists, has the required type and is not empty; otherwise a
-    `UserError` names the file and the place.
-    """
+    """One record of a file, and where it stands there."""
 
     path: Path
-    place: str  # within the file, e.g. "line 3"; "" for the whole of it
+    place: str  # within the file, such as "line 3"; "" for the whole of it
     position: int  # among the records of the file, from 0
     fields: dict
     left_out: Counter = field(default_factory=Counter)  # of the whole file: what -> how often
 
     @property
     def where(self) -> str:
-        """The file and the place, for errors."""
         return f"{self.path}, {self.place}" if self.place else str(self.path)
 
     def error(self, reason: str) -> UserError:
         return UserError(f"{self.where}: {reason}.")
 
-    def get(self, name: str, kind: type, value: object = None) -> object:
-        """Return the field `name`, checked; or `value`, a part of that field, checked likewise."""
-        value = self.fields.get(name) if value is None else value
-        if value is None:
-            raise self.error(f"the field '{name}' is missing")
-        if type(value) is not kind:
-            actual = KINDS.get(type(value), "something else")
-            raise self.error(f"'{name}' must be {KINDS[kind]}, this is {actual}")
-        if kind is not int and not (value.strip() if kind is str else value):
-            raise self.error(f"'{name}' is empty")
-        return value
-
-    def maybe(self, name: str, kind: type):
-        """Return the field, or an empty value of its type if it is missing or empty."""
-        return self.get(name, kind) if self.fields.get(name) not in (None, "", [], {}) else kind()
-
-    def text(self, name: str, value: object = None) -> str:
-        try:
-            (text := self.get(name, str, value)).encode()
-        except UnicodeEncodeError:
-            half = "half of a surrogate pair (\\ud800 to \\udfff), which is no text"
-            raise self.error(f"'{name}' holds {half}") from None
-        return text
-
-    def texts(self, name: str) -> tuple[str, ...]:
-        """Return a list of texts, at least one."""
-        values = self.get(name, list)
-        return tuple(self.text(name, "" if value is None else value) for value in values)
-
-    def answers(self, name: str, value: object = None) -> tuple[str, ...]:
-        """Return the accepted answers of a field: a text, a number, {text}, TriviaQA's {value,
-        aliases}, or a list of those."""
-        value = self.fields.get(name) if value is None else value
-        if type(value) in (int, float) and math.isfinite(value):
-            return (str(int(value) if value == int(value) else value),)
-        if not isinstance(value, list | dict):
-            return (self.text(name, value),)
-        parts = self.get(name, type(value), value)
-        if isinstance(parts, dict):
-            parts = [parts[key] for key in ("value", "text", "aliases") if parts.get(key)]
-            self.get(name, list, parts)
-        found = (self.answers(name, "" if part is None else part) for part in parts)
-        return tuple(chain.from_iterable(found))
-
-    def document(self, name: str) -> Document:
-        """Return a field that is a text, or the passages of a list: texts or {title, text}."""
-        if not (parts := self.fields.get(name)) or not isinstance(parts, list):
-            return self.text(name)
-        passages = []
-        for part in parts:
-            r = self.inside(name, part if isinstance(part, dict) else {name: part or ""})
-            key = next((key for key in (*PASSAGE, name) if key in r.fields), "text")
-            passages.append((r.maybe("title", str), r.text(key)))
-        if all(title.strip() for title, _ in passages):
-            return passages
-        texts = (f"{title}\n{text}" if title else text for title, text in passages)
-        return "\n\n".join(f"Document {n}:\n{text}" for n, text in enumerate(texts, 1))
-
-    def inside(self, name: str, value: object = None) -> Record:
-        """Return a nested object as a record of the same place."""
-        return replace(self, fields=self.get(name, dict, value))
-
-    def parts(self, name: str, least: int = 1) -> list[Record]:
-        """Return the objects of a list as records that name their place: "line 3, qa 2".
-
-        least: 0 = the list may be empty, or missing.
-        """
-        values = self.get(name, list) if least else self.maybe(name, list)
-        places = (f"{self.place}, {name} {n}".removeprefix(", ") for n in range(1, len(values) + 1))
-        return [
-            replace(self, place=place).inside(name, value)
-            for place, value in zip(places, values, strict=True)
-        ]
-
-    def indices(self, name: str, values: object, n: int) -> tuple[int, ...]:
-        """Check that `values` are indices into n items, from 0; there may be none."""
-        values = [] if values is None else values
-        if not isinstance(values, list) or any(
-            type(value) is not int or not 0 <= value < n for value in values
-        ):
-            raise self.error(f"'{name}' must be a list of whole numbers from 0 to {n - 1}")
-        return tuple(values)
-
-    def task(
-        self, question: str, answers: Sequence[str], gold: Sequence[int] = (), **labels: object
-    ) -> Task:
-        """Make a task, still without its document.
-
-        The record's own id, kind, dataset, split and level take precedence over `labels`. Without
-        any id, the position in the file serves as one, as in MemAgent's results.
-        """
-        ids = (self.fields.get("id"), self.fields.get("_id"), self.position)
-        texts = {"id": self.text("id", str(next(value for value in ids if value is not None)))}
-        for name in LABELS:
-            value = self.fields.get(name)
-            text = str((labels.get(name) or "") if value is None else value)
-            texts[name] = self.text(name, text) if text.strip() else text  # it may be blank
-        counts = {
-            name: n if type(n := self.fields.get(name)) is int and n > 0 else 0
-            for name in ("num_docs", "tokens")
-        }
-        return Task(question=question, answers=tuple(answers), gold=tuple(gold), **counts, **texts)
-
-
-# ---------------------------------------------------------------- containers
-
 
 def records_of(path: Path) -> Iterator[Record]:
-    """Yield every record of a file, or of the files of a split of the hub, whatever the
-    container."""
+    """Yield every record of a file, or of the files of a split of the hub."""
     import pyarrow as pa
 
+    if hub.is_hub(path):
+        files = [(file.path, hub.open_file(file)) for file in hub.data_files(path)]
+    else:
+        files = [(path, existing(path).open("rb"))]
     position, left_out = 0, Counter()
-    for file, opened in _sources(path):
+    for file, opened in files:
         record = Record(file, "", position, {}, left_out)
         try:
-            with opened() as source:
+            with opened as source:
                 for place, fields in _items(file, source):
                     record = Record(file, place, position, fields, left_out)
                     if not isinstance(fields, dict):
                         raise record.error("a record must be an object with named fields")
                     yield record
                     position += 1
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last two: parquet
+        except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
             damage = f"it may be damaged ({first_line(error)})"
             raise record.error(f"the file cannot be read from here on, {damage}") from error
 
 
-def _sources(path: Path) -> list[tuple[Path, Callable[[], AbstractContextManager[IO[bytes]]]]]:
-    """Return the path of each file, and what opens it."""
-    if hub.is_hub(path):
-        return [(file.path, partial(hub.open_file, file)) for file in hub.data_files(path)]
-    return [(path, partial(existing(path).open, "rb"))]
-
-
 def existing(path: str | Path) -> Path:
     """Return the path of a file. UserError: there is none, or the system takes no such path."""
-    if not is_file(path):
-        raise UserError(f"No file at {path}.{_instead(Path(path))}")
-    return Path(path)
-
-
-def _instead(path: Path) -> str:
-    """Say by which command a file comes that is not there, or that it is a folder; else ""."""
-    if path.is_dir():
-        return " It is a folder: name a file in it."
+    if is_file(path):
+        return Path(path)
     from tasks.downloads import SOURCES
 
-    if name := next((part for part in path.parts if part in SOURCES), ""):
-        get = f"`python cli.py data get {name}` fetches its files to data/{name}"
-        return f" {get}; `data build FILE OUT` makes sets of questions."
-    if length := re.search(r"_(\d+)\.json(l\.gz)?$", path.name):
-        build = f"python cli.py data build FILE {path.parent} --lengths {length[1]}"
-        return f" `{build}` makes such sets, of questions such as `data get hotpotqa` fetches."
-    return ""
+    path, advice = Path(path), ""
+    if path.is_dir():
+        advice = " It is a folder: name a file in it."
+    elif name := next((part for part in path.parts if part in SOURCES), ""):
+        advice = f" `python cli.py data get {name}` fetches its files to data/{name};"
+        advice += " `data build FILE OUT` makes sets of questions."
+    elif length := re.search(r"_(\d+)\.json(l\.gz)?$", path.name):
+        advice = f" `python cli.py data build FILE {path.parent} --lengths {length[1]}` makes such"
+        advice += " sets, of questions such as `data get hotpotqa` fetches."
+    raise UserError(f"No file at {path}.{advice}")
 
 
 LARGEST = 1 << 30
 """Most bytes of a line, and of a file that is one value: HotpotQA's training split has .6 GB."""
 BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
-PACKED = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4"}
 
 
 def _items(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
     """Yield the place and the value of every record.
 
-    pyarrow reads parquet and decompresses. JSON is parsed line by line with the standard library:
-    pyarrow.json (and `datasets` on top of it) cannot name the line of an error, turns answers such
-    as "1994-05-01" into dates, and cannot represent HotpotQA's [title, [sentences]] pairs.
+    JSON is parsed line by line with the standard library: pyarrow.json (and `datasets` on top of
+    it) cannot name the line of an error, turns answers such as "1994-05-01" into dates, and cannot
+    represent HotpotQA's [title, [sentences]] pairs.
     """
-    import pyarrow as pa
-
     if path.suffix == ".parquet":
         rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, file))
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
-    if {".csv", ".tsv"} & {*path.suffixes}:
-        raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
-    packing = PACKED.get(path.suffix)
-    plain = pa.input_stream(file, compression=packing)
-    stream = unpacked(file, path, plain) if packing else io.BufferedReader(plain)
+    stream = unpacked(file, path) if path.suffix == ".gz" else file
     numbered = enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
     lines = ((n, line) for n, line in numbered if line.strip(BLANK))
     n, line = next(lines, (0, b""))
@@ -307,119 +157,191 @@ def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, obj
     """Yield the records of a single value of JSON: an array; SQuAD's tree; an object with one or
     more lists of records, or with records by their ids; or one record."""
     if isinstance(tree, list):
-        yield from ((f"item {n}", value) for n, value in enumerate(tree, 1))
-        return
-    parts = tree if isinstance(tree, dict) and not _known(tree) else {}
+        tree = {"item": tree}
+    parts = tree if isinstance(tree, dict) and not form_of(tree) else {}
     lists = {name: part for name, part in parts.items() if isinstance(part, list) and part}
-    if lists := {name: part for name, part in lists.items() if _known(part[0])}:
+    if "item" in lists or (lists := {n: part for n, part in lists.items() if form_of(part[0])}):
         for name, part in lists.items():
             yield from ((f"{clip(name, 80)} {n}", value) for n, value in enumerate(part, 1))
     elif isinstance(parts.get("data"), list):
-        yield from _squad_items(Record(path, "", 0, parts))
-    elif parts and all(map(_known, parts.values())):
+        yield from _squad_items(parts["data"], path)
+    elif parts and all(map(form_of, parts.values())):
         yield from ((f"'{clip(name, 80)}'", {"id": name} | value) for name, value in parts.items())
     else:
         yield f"line {line}", tree
 
 
-def _squad_items(root: Record) -> Iterator[tuple[str, dict]]:
+def _squad_items(articles: list, path: Path) -> Iterator[tuple[str, dict]]:
     """Flatten SQuAD's tree of articles, paragraphs and questions to one record per question."""
-    for n, article in enumerate(root.parts("data"), 1):
-        title = article.fields.get("title") or f"Article {n}"
-        for paragraph in article.parts("paragraphs"):
-            shared = {"title": title, "context": paragraph.text("context")}
-            for question in paragraph.parts("qas"):
-                yield paragraph.place, shared | question.fields
+    for n, article in enumerate(articles, 1):
+        place = f"data {n}"
+        try:
+            for m, paragraph in enumerate(article["paragraphs"], 1):
+                place = f"data {n}, paragraphs {m}"
+                title = article.get("title") or f"Article {n}"
+                for question in paragraph["qas"]:
+                    yield place, {"title": title, "context": paragraph["context"]} | question
+        except UNFIT as error:
+            raise UserError(f"{path}, {place}: {_reason(error)}.") from error
 
 
-def _parse(raw: bytes, path: Path, line: int | None = None) -> object:
-    """Parse JSON: one line, or a whole file if `line` is None (the error then locates itself)."""
+def _parse(raw: bytes, path: str | Path, line: int = 0) -> object:
+    """Parse JSON: one line, or a whole file, of which the error tells the line itself."""
+    where = f"{path}, line {line}" if line else str(path)
     if len(raw) > LARGEST:
-        place = f", line {line}," if line else ""
         largest = f"a value of more than {LARGEST >> 20:,} MiB"
-        raise UserError(f"{path}{place} has {largest}: save one record a line.")
+        raise UserError(f"{where} has {largest}: save one record a line.")
     try:
         return from_json(raw)
-    except json.JSONDecodeError as error:
-        line, reason = line or error.lineno, f"{error.msg} at column {error.colno}"
-    except UnicodeDecodeError as error:
-        line = line or raw.count(b"\n", 0, error.start) + 1
-        reason = f"not UTF-8, byte 0x{raw[error.start]:02x}"
-    except ValueError as error:  # a number, or a nesting, thousands long
-        line, reason = line or 1, first_line(error)
-    raise UserError(f"{path}, line {line}: this is not JSON ({reason}).")
+    except ValueError as error:  # no JSON, not UTF-8; a number, or a nesting, thousands long
+        reason = first_line(error)
+        reason = reason.replace("line 1 ", "") if line else reason
+        raise UserError(f"{where}: this is not JSON ({reason}).") from error
 
 
 def read_json(path: str | Path) -> object:
-    """Return the whole of a file (JSON, or .gz of it).
-
-    UserError: there is no such file, it cannot be read, it is not JSON.
-    """
-    content = _content(path)
-    try:
-        return from_json(content)
-    except ValueError as error:  # JSON, UTF-8, numbers without end
-        raise UserError(f"{path}: this is not JSON ({first_line(error)}).") from error
+    """Return the whole of a file (JSON, or .gz of it). UserError: it cannot be read."""
+    return _parse(_content(path), path)
 
 
 def _content(path: str | Path) -> bytes:
-    """Return the bytes of a file, of a .gz what it unpacks to. UserError: it cannot be read."""
     try:
         return read_data(existing(path))
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
 
 
+# ---------------------------------------------------------------- fields
+
+UNFIT = (LookupError, TypeError, ValueError, AttributeError)
+"""What a record raises whose fields are not those of its form."""
+
+
+def _reason(error: Exception) -> str:
+    if type(error) is KeyError:
+        return f"the field {error} is missing"
+    return first_line(error) or type(error).__name__
+
+
+def _text(name: str, value: object, blank: bool = False) -> str:
+    """Return a text, as a rule one that is not blank. ValueError: it is none."""
+    if not isinstance(value, str) or not (blank or value.strip()):
+        raise ValueError(f"'{name}' must be a text, not {clip(repr(value), 60)}")
+    if re.search("[\ud800-\udfff]", value):
+        raise ValueError(f"'{name}' holds half of a surrogate pair, which is no text")
+    return value
+
+
+def _list(name: str, value: object) -> list:
+    if not isinstance(value, list):
+        raise ValueError(f"'{name}' must be a list, not {clip(repr(value), 60)}")
+    return value
+
+
+def _indices(name: str, values: object, n: int) -> tuple[int, ...]:
+    """Return indices into n items, from 0; there may be none."""
+    values = _list(name, [] if values is None else values)
+    if any(type(value) is not int or not 0 <= value < n for value in values):
+        raise ValueError(f"'{name}' must be whole numbers from 0 to {n - 1}")
+    return tuple(values)
+
+
+def _accepted(value: object) -> list:
+    """Return the answers in a text, a number, SQuAD's {text}, TriviaQA's {value, aliases}, or a
+    list of those."""
+    if isinstance(value, list):
+        return [answer for part in value for answer in _accepted(part)]
+    if isinstance(value, dict):
+        return _accepted([value[key] for key in ("value", "text", "aliases") if value.get(key)])
+    if type(value) in (int, float) and math.isfinite(value):
+        return [str(int(value) if value == int(value) else value)]
+    return [value]
+
+
+def _context(value: object) -> Document:
+    """Return a document that is a text, or a list of passages: texts or {title, text}."""
+    if not isinstance(value, list):
+        return value
+    parts = [part if isinstance(part, dict) else {"text": part} for part in value]
+    titles = [_text("title", part.get("title") or "", blank=True) for part in parts]
+    passages = [*zip(titles, (_text("text", part.get("text")) for part in parts), strict=True)]
+    if all(title.strip() for title in titles):
+        return passages
+    texts = (f"{title}\n{text}" if title else text for title, text in passages)
+    return "\n\n".join(f"Document {n}:\n{text}" for n, text in enumerate(texts, 1))
+
+
+def _task(
+    r: Record, question: object, answers: object, document: Document, gold: Iterable = (), **labels
+) -> tuple[Task, Document]:
+    """Make a task, still without its document, of fields that are checked here.
+
+    The record's own id, kind, dataset, split and level take precedence over `labels`. Without any
+    id, the position in the file serves as one, as in MemAgent's results.
+    """
+    if isinstance(document, str) or not document:
+        _text("context", document)
+    for title, text in document if isinstance(document[0], tuple) else ():
+        _text("title", title), _text("text", text)
+    accepted = tuple(_text("answers", answer) for answer in _accepted(answers))
+    if not accepted:
+        raise ValueError("'answers' is empty")
+    own = {name: value for name, value in r.fields.items() if value is not None}
+    labels = {name: own.get(name, labels.get(name) or "") for name in LABELS}
+    counts = {name: n for name in COUNTS if type(n := own.get(name)) is int and n > 0}
+    return Task(
+        id=_text("id", str(own.get("id", own.get("_id", r.position)))),
+        question=_text("question", question),
+        answers=accepted,
+        gold=_indices("gold", list(gold), len(document)),
+        **{name: _text(name, str(value), blank=True) for name, value in labels.items()},
+        **counts,
+    ), document
+
+
 # ---------------------------------------------------------------- forms
 # Each function makes a task, and its document, out of one record
 
 
-def _passage(r: Record) -> Passage:
-    return r.text("title"), r.text("paragraph_text" if "paragraph_text" in r.fields else "text")
-
-
-def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
-    """Make a pool of passages; titles are dropped in frames without titles."""
-    passages = list(passages)
-    titles = [title for title, _ in passages] if frame == "documents" else []
-    return Pool(titles, [text for _, text in passages], frame)
-
-
-def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
-    """Return the different passages of all pools, sorted by title and text."""
-    pairs = (zip(pool.titles, pool.texts, strict=True) for pool in pools)
-    return sorted({passage for passages in pairs for passage in passages})
-
-
-def _chat(r: Record) -> tuple[Task, Document]:
-    """Read forms with a `prompt`, a text or a chat: MemAgent's training parquet and verl's
-    {prompt, context, reward_model: {ground_truth}, extra_info}, verifiers' {prompt, answer,
-    info: {context}}, vime's {prompt, label, metadata: {context, ground_truth, data_source}}."""
-    name = "info" if {"answer", "info"} <= r.fields.keys() else "metadata"
-    about = replace(r, fields=r.maybe("extra_info" if "reward_model" in r.fields else name, dict))
-    if "reward_model" in r.fields:
-        answers = r.inside("reward_model").answers("ground_truth")
-    elif name == "metadata" and about.fields.get("ground_truth"):
-        answers = about.answers("ground_truth")
-    else:
-        answers = r.answers("answer" if name == "info" else "label")
+def _memagent(r: Record) -> tuple[Task, Document]:
+    """Read MemAgent's training parquet and verl's: {prompt: a text or a chat, context,
+    reward_model: {ground_truth}, extra_info}."""
+    about = replace(r, fields=r.fields.get("extra_info") or {})
+    question = r.fields["prompt"]
+    if not isinstance(question, str):
+        *before, last = question
+        if (role := last.get("role", "user")) != "user":
+            raise ValueError(f"'prompt' must end with the user's question, not {role!r:.40}")
+        for message in before:  # which an agent's own prompts have no place for
+            role = clip(str(message.get("role")), 40)
+            r.left_out[f"messages of 'prompt' before the question (role {role})"] += 1
+        question = last["content"]
+    context = (r.fields if "context" in r.fields else about.fields)["context"]
+    answers = r.fields["reward_model"]["ground_truth"]
     dataset = r.fields.get("data_source", about.fields.get("data_source"))
-    document = (r if "context" in r.fields else about).document("context")
-    return about.task(_question(r), answers, dataset=dataset), document
+    return _task(about, question, answers, _context(context), dataset=dataset)
 
 
-def _question(r: Record) -> str:
-    """Return the user's question of `prompt`, a text or the last message of a chat; messages before
-    it, which an agent's own prompts have no place for, are counted."""
-    if isinstance(r.fields.get("prompt"), str):
-        return r.text("prompt")
-    *before, last = r.parts("prompt")
-    if (role := last.fields.get("role", "user")) != "user":
-        raise r.error(f"the last message of 'prompt' must be the user's question, not {role!r:.40}")
-    for message in before:
-        role = clip(str(message.fields.get("role")), 40)
-        r.left_out[f"messages of 'prompt' before the question (role {role})"] += 1
-    return last.text("content")
+def _eval(r: Record) -> tuple[Task, Document]:
+    """Read MemAgent's eval_N.json: {input, context, answers: [..]}.
+
+    From 12,800 documents on the context is passage numbers. ReMemR1's eval_{data set}_N.json have
+    {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
+    """
+    document, gold = r.fields["context"], ()
+    if isinstance(document, list) and document and isinstance(document[0], list):
+        (document,) = document  # as in some published files
+    if isinstance(document, list) and document and isinstance(document[0], int):
+        document = [*_indices("context", document, 2**31)]
+    else:
+        document = _context(document)
+    indices = r.fields.get("evidence_idx")
+    if indices and isinstance(document, str) and (passages := _split_documents(document)):
+        gold = dict.fromkeys(_indices("evidence_idx", indices, len(passages)))
+        document = passages
+    dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
+    labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
+    return _task(r, r.fields["input"], r.fields["answers"], document, gold, **labels)
 
 
 def _split_documents(text: str) -> list[Passage]:
@@ -431,28 +353,6 @@ def _split_documents(text: str) -> list[Passage]:
     return passages if framed == text else []
 
 
-def _eval(r: Record) -> tuple[Task, Document]:
-    """Read MemAgent's eval_N.json: {input, context, answers: [..]}.
-
-    From 12,800 documents on the context is passage numbers. ReMemR1's eval_{data set}_N.json have
-    {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
-    """
-    context, gold = r.fields.get("context"), ()
-    if isinstance(context, list) and context and isinstance(context[0], int | list):
-        # Some published files wrap the numbers in one more list
-        numbers = context[0] if isinstance(context[0], list) else context
-        document = list(r.indices("context", numbers, 2**31)) or r.text("context")
-    else:
-        document = r.document("context")
-    indices = r.fields.get("evidence_idx")
-    if indices and isinstance(document, str) and (passages := _split_documents(document)):
-        gold = dict.fromkeys(r.indices("evidence_idx", indices, len(passages)))
-        document = passages
-    dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
-    labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
-    return r.task(r.text("input"), r.answers("answers"), [*gold], **labels), document
-
-
 def _ruler(r: Record) -> tuple[Task, Document]:
     """Read RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context,
     outputs: [..], answer_prefix, length}."""
@@ -460,33 +360,23 @@ def _ruler(r: Record) -> tuple[Task, Document]:
     kind, _, length = name.rpartition("_")
     if not length.isdecimal():
         kind, length = name, "0"
-    task = r.task(r.text("input"), r.answers("outputs"), kind=kind, dataset="ruler")
-    return replace(task, tokens=int(length)), r.text("context")
+    labels = {"kind": kind, "dataset": "ruler"}
+    task, text = _task(r, r.fields["input"], r.fields["outputs"], r.fields["context"], **labels)
+    return replace(task, tokens=int(length)), _text("context", text)
 
 
 def _own(r: Record) -> tuple[Task, Document]:
-    """Read the user's own records: {question, answers or answer, context: text or passages, or what
-    else `DOCUMENTS` names} and, optionally, id, kind, dataset, split."""
-    if isinstance(context := r.fields.get("context"), dict) or (
-        isinstance(context, list) and context and isinstance(context[0], list)
-    ):
+    """Read the user's own records: {question, answers or answer, context: text or passages} and,
+    optionally, id, kind, dataset, split."""
+    context = r.fields["context"]
+    if isinstance(context, dict) or (context and isinstance(context[0], list)):
         return _hotpotqa(r)
-    name, *others = [name for name in DOCUMENTS if r.fields.get(name)] or ["context"]
-    if others:
-        raise r.error(f"both {name!r} and {others[0]!r} look like the document: leave one out")
-    return r.task(r.text("question"), _answers(r)), r.document(name)
+    return _task(r, r.fields["question"], _answer(r.fields), _context(context))
 
 
-def _answers(r: Record) -> tuple[str, ...]:
-    names = ("golden_answers", "answers")
-    return r.answers(next((name for name in names if r.fields.get(name) is not None), "answer"))
-
-
-def _gold_positions(titles: Sequence[str], evidence: Iterable[str]) -> list[int]:
-    """Return the positions of the evidence titles, without repetition; [] if the document lacks
-    one, as fullwiki's may: depths and order of incomplete evidence would be wrong."""
-    evidence = [*dict.fromkeys(evidence)]
-    return [titles.index(title) for title in evidence] if {*evidence} <= {*titles} else []
+def _answer(fields: dict) -> object:
+    names = [name for name in ("golden_answers", "answers") if fields.get(name) is not None]
+    return fields[names[0] if names else "answer"]
 
 
 def _hotpotqa(r: Record) -> tuple[Task, Document]:
@@ -494,46 +384,42 @@ def _hotpotqa(r: Record) -> tuple[Task, Document]:
 
     The official json: {_id, question, answer, context: [[title, [sentence]]],
     supporting_facts: [[title, n]], type}. On the hub tables stand for the pairs, context: {title:
-    [..], sentences or content: [[..]]} and supporting_facts: {title: [..]}; FlashRAG has the same
-    in `metadata`, and golden_answers.
+    [..], sentences: [[..]]} and supporting_facts: {title: [..]}. `data get 2wiki` has the same in
+    `metadata`, with the column content, and golden_answers.
     """
-    m = r if "context" in r.fields else r.inside("metadata")
-    # FlashRAG's two data sets differ in nothing but the path
-    names = r.path.parent.name, r.path.name
-    is_2wiki = names[0] in ("2wiki", "2wikimultihopqa") or names[1].startswith("2wiki")
-    is_2wiki = "evidences" in r.fields or (is_2wiki and isinstance(m.fields.get("context"), dict))
+    m = r.fields if "context" in r.fields else r.fields["metadata"]
+    is_2wiki = "evidences" in r.fields or m is not r.fields
+    if m is not r.fields and not any(n.startswith("2wiki") for n in r.path.parts[-2:]):
+        raise ValueError("this form is read of 2wiki alone, in a file or folder of that name")
     document = []
-    for title, sentences in _pairs(m, "context", "sentences", "content"):
-        if not isinstance(sentences, list):
-            raise r.error("'context' must hold a list of sentences for every title")
-        texts = [m.text("context", sentence) for sentence in sentences if sentence != ""]
+    for title, sentences in _pairs("context", m["context"], "sentences", "content"):
+        texts = [_text("context", text) for text in _list("context", sentences) if text != ""]
         # HotpotQA's sentences begin with their own blank
-        document.append((m.text("context", title), (" " if is_2wiki else "").join(texts)))
-    if isinstance(facts := m.fields.get("supporting_facts") or [], dict):
-        evidence = m.inside("supporting_facts").maybe("title", list)
-    else:
-        evidence = [title for title, _ in _pairs(m, "supporting_facts")] if facts else []
-    evidence = [m.text("supporting_facts", title) for title in evidence]
-    gold = _gold_positions([title for title, _ in document], evidence)
-    labels = {"kind": m.fields.get("type"), "level": m.fields.get("level")}
+        document.append((title, (" " if is_2wiki else "").join(texts)))
+    facts = _pairs("supporting_facts", m.get("supporting_facts") or [], "title")
+    evidence = dict.fromkeys(_text("supporting_facts", title) for title, _ in facts)
+    titles = [title for title, _ in document]
+    # Of a document that lacks some, as fullwiki's may, depths and order would be wrong
+    gold = [titles.index(title) for title in evidence] if {*evidence} <= {*titles} else []
+    labels = {"kind": m.get("type"), "level": m.get("level")}
     labels["dataset"] = "2wikimultihopqa" if is_2wiki else "hotpotqa"
-    return r.task(r.text("question"), _answers(r), gold, **labels), document
+    return _task(r, r.fields["question"], _answer(r.fields), document, gold, **labels)
 
 
-def _pairs(r: Record, name: str, *columns: str) -> list[Sequence]:
+def _pairs(name: str, value: object, *columns: str) -> list:
     """Return the pairs (title, value) of a list of pairs, or of a table {title: [..], column: [..]}
     whose values are the first of `columns` that exists."""
-    if isinstance(r.fields.get(name), dict):
-        table = r.inside(name)
-        second = next((column for column in columns if column in table.fields), columns[0])
-        titles, values = table.texts("title"), table.get(second, list)
-        if len(titles) != len(values):
-            raise r.error(f"'{name}' has {len(titles)} titles and {len(values)} {second}")
-        return [*zip(titles, values, strict=True)]
-    pairs = r.get(name, list)
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-        raise r.error(f"'{name}' must hold pairs that begin with a title")
-    return pairs
+    if isinstance(value, dict):
+        second = next((column for column in columns if column in value), columns[0])
+        return [*zip(_list(name, value["title"]), _list(name, value[second]), strict=True)]
+    if any(not isinstance(pair, list) or len(pair) != 2 for pair in _list(name, value)):
+        raise ValueError(f"'{name}' must hold pairs that begin with a title")
+    return value
+
+
+def _passage(fields: dict) -> Passage:
+    text = fields.get("paragraph_text", fields.get("text"))
+    return _text("title", fields["title"]), _text("text", text)
 
 
 def _paragraphs(r: Record) -> tuple[Task, Document]:
@@ -541,50 +427,81 @@ def _paragraphs(r: Record) -> tuple[Task, Document]:
     hops: [index of a paragraph], paragraphs, type, orig_split}; or MuSiQue's {id, question, answer,
     answer_aliases: [..], paragraphs: [{title, paragraph_text}],
     question_decomposition: [{paragraph_support_idx}]}."""
-    passages = [_passage(paragraph) for paragraph in r.parts("paragraphs")]
-    labels = {"kind": r.fields.get("type"), "split": r.fields.get("orig_split")}
-    if r.fields.get("answers") is not None:
-        gold = r.indices("hops", r.fields.get("hops"), len(passages))
-        return r.task(r.text("question"), r.answers("answers"), gold, **labels), passages
-    steps = r.parts("question_decomposition", 0)
-    indices = [step.fields.get("paragraph_support_idx") for step in steps]
-    indices = [index for index in indices if index is not None]
-    gold = dict.fromkeys(r.indices("paragraph_support_idx", indices, len(passages)))
-    aliases = r.answers("answer_aliases") if r.fields.get("answer_aliases") else ()
+    m, question = r.fields, r.fields["question"]
+    passages = [_passage(paragraph) for paragraph in _list("paragraphs", m["paragraphs"])]
+    labels = {"kind": m.get("type"), "split": m.get("orig_split")}
+    if m.get("answers") is not None:
+        gold = _indices("hops", m.get("hops"), len(passages))
+        return _task(r, question, m["answers"], passages, gold, **labels)
+    steps = _list("question_decomposition", m.get("question_decomposition") or [])
+    hops = [step.get("paragraph_support_idx") for step in steps]
+    hops = [hop for hop in hops if hop is not None]
+    gold = dict.fromkeys(_indices("paragraph_support_idx", hops, len(passages)))
+    answers = [m["answer"], *_list("answer_aliases", m.get("answer_aliases") or [])]
     labels = {"kind": f"{len(steps)}hop" if steps else None, "dataset": "musique"}
-    return r.task(r.text("question"), (*r.answers("answer"), *aliases), [*gold], **labels), passages
+    return _task(r, question, answers, passages, gold, **labels)
 
 
 def _squad(r: Record) -> tuple[Task, Document]:
     """Read SQuAD, a question and the one paragraph that answers it: {question, title, context,
     answers: [{text}] or {text: [..]}}."""
-    answers = dict.fromkeys(r.answers("answers"))
-    task = r.task(r.text("question"), [*answers], [0], kind="squad", dataset="squad")
-    return task, [(r.text("title"), r.text("context"))]
+    answers = [*dict.fromkeys(_text("answers", x) for x in _accepted(r.fields["answers"]))]
+    document = [(r.fields["title"], r.fields["context"])]
+    return _task(r, r.fields["question"], answers, document, [0], kind="squad", dataset="squad")
 
 
 def _built(r: Record) -> tuple[Task, Document]:
     """Read a task line of our own sets (`write_built`), which follow a first line
     {form, passages: n, tasks: m} and n lines {title, text}."""
-    order = r.get("order", list)
-    gold = r.indices("gold", r.fields.get("gold"), len(order))
-    return r.task(r.text("question"), r.texts("answers"), gold), order
+    order = _list("order", r.fields["order"])
+    gold = _indices("gold", r.fields.get("gold"), len(order))
+    return _task(r, r.fields["question"], r.fields["answers"], order, gold)
 
 
 # form -> its reader, and the fields by which a file's first record is recognised (first match wins)
 FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
     "built": (_built, ("form", "passages", "tasks")),
-    "memagent": (_chat, ("prompt", "reward_model")),
-    "verifiers": (_chat, ("prompt", "answer", "info")),
-    "vime": (_chat, ("prompt", "label", "metadata")),
+    "memagent": (_memagent, ("prompt", "reward_model")),
     "eval": (_eval, ("input", "context", "answers")),
     "ruler": (_ruler, ("input", "context", "outputs")),
-    "flashrag": (_hotpotqa, ("id", "question", "golden_answers", "metadata")),
+    "2wiki": (_hotpotqa, ("question", "golden_answers", "metadata")),
     "hotpotqa": (_hotpotqa, ("question", "context", "supporting_facts")),
     "musique": (_paragraphs, ("question", "paragraphs")),
     "squad": (_squad, ("question", "title", "context", "answers")),
     "own": (_own, ("question", "context")),
 }
+
+
+def form_of(fields: object) -> str:
+    """Return the form of a record, by its fields; "" if none is known."""
+    present = {*fields} if isinstance(fields, dict) else set()
+    return next((name for name, (_, names) in FORMS.items() if {*names} <= present), "")
+
+
+# choices, options, answer_choices; choice_A, option1, opa (MedMCQA's)
+CHOICES = re.compile(
+    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)"
+    r"(?:[_ ]?(?:[A-J]|\d\d?))?|op[a-j]",
+    re.I,
+)
+
+
+def _choices(fields: dict) -> str:
+    """Return the name of a field that holds the choices of a question; "" of an open one."""
+    about = fields.get("extra_info")
+    fields = fields | about if isinstance(about, dict) else fields
+    filled = [name for name, value in fields.items() if value not in (None, "", [], {})]
+    found = next(filter(CHOICES.fullmatch, filled), "")
+    return found or ("A" if {"A", "B"} <= {*filled} else "")
+
+
+def _is_answerable(fields: dict) -> bool:
+    """Tell whether a record's question is answered: MuSiQue's, SQuAD 2's, also of the hub."""
+    answers = fields.get("answers")
+    none = isinstance(answers, dict) and "answer_start" in answers and not answers.get("text")
+    impossible = fields.get("is_impossible") is True or fields.get("unanswerable") is True
+    return not (none or impossible or fields.get("answerable") is False)
+
 
 # ---------------------------------------------------------------- files
 
@@ -612,8 +529,16 @@ def read(path: str | Path, pool: str | Path | None = None, n: int | None = None)
     """
     if is_function(path):
         return made_tasks(str(path), load_function(str(path), "--data")())[:n]
-    first, records, form = _opened(path)
-    numbered = None  # the pool that a document of indices refers to
+    if {".csv", ".tsv"} & {*Path(path).suffixes}:
+        raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
+    records = records_of(Path(path))
+    if (first := next(records, None)) is None:
+        raise UserError(f"{path} is empty: it holds no tasks.")
+    if not (form := form_of(first.fields)):
+        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
+        fields = ", ".join(first.fields)
+        raise first.error(f"no form is known with the fields {fields}. Known are {known}")
+    records, numbered = chain([first], records), None  # a pool that a document of indices refers to
     if form == "built":
         records, numbered = _built_parts(first, records)
     tasks: dict[str, Task] = {}
@@ -629,93 +554,55 @@ def read(path: str | Path, pool: str | Path | None = None, n: int | None = None)
             task.order = tuple(index.setdefault(passage, len(index)) for passage in document)
         else:
             numbered = _numbered_pool(record, pool) if numbered is None else numbered
-            task.pool = numbered
-            task.order = record.indices("passage numbers", document, len(numbered.texts))
+            try:
+                order = _indices("passage numbers", document, len(numbered.texts))
+            except ValueError as error:
+                raise record.error(str(error)) from error
+            task.pool, task.order = numbered, order
     shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
-    _say_left_out(path, first)
+    for what, count in first.left_out.items():
+        say(f"{path}: left out, {what}: {count:,}.")
     if not tasks:
         raise UserError(f"{path} holds no question that its document answers.")
     return list(tasks.values())
-
-
-def _opened(path: str | Path) -> tuple[Record, Iterator[Record], str]:
-    """Return the first record of a file, all of them, and their form, recognised by the first."""
-    records = records_of(Path(path))
-    first = next(records, None)
-    if first is None:
-        raise UserError(f"{path} is empty: it holds no tasks.")
-    if not (form := _known(first.fields)):
-        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
-        fields = ", ".join(first.fields)
-        raise first.error(f"no form is known with the fields {fields}. Known are {known}")
-    return first, chain([first], records), form
-
-
-def _known(fields: object) -> str:
-    """Return the form of a record, by its fields; "" if none is known."""
-    present = {*fields} if isinstance(fields, dict) else set()
-    forms = (name for name, (_, names) in FORMS.items() if {*names} <= present)
-    return next(forms, "own" if "question" in present and present & {*DOCUMENTS} else "")
 
 
 def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Task, Document]]:
     """Yield what is read of each record; questions that their document does not answer, which no
     answer would be right for, are counted instead."""
     for record in records:
-        if name := _choices(record):
+        if name := _choices(record.fields):
             raise record.error(f"'{name}' holds choices, and only open questions can be asked")
-        if _is_answerable(record):
-            task, document = FORMS[form][0](record)
-            yield record, task, document
-        else:
+        if not _is_answerable(record.fields):
             record.left_out["questions that their document does not answer"] += 1
-
-
-# choices, options, answer_choices; choice_A, option1, opa (MedMCQA's)
-CHOICES = re.compile(
-    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)"
-    r"(?:[_ ]?(?:[A-J]|\d\d?))?|op[a-j]",
-    re.I,
-)
-
-
-def _choices(r: Record) -> str:
-    """Return the name of a field that holds the choices of a question; "" of an open one."""
-    beside = (r.fields.get(name) for name in ("metadata", "extra_info", "info"))
-    for fields in (r.fields, *(each for each in beside if isinstance(each, dict))):
-        filled = [name for name, value in fields.items() if value not in (None, "", [], {})]
-        if found := [name for name in filled if CHOICES.fullmatch(name)]:
-            return found[0]
-        if {"A", "B"} <= {*filled}:
-            return "A"
-    return ""
-
-
-def _is_answerable(r: Record) -> bool:
-    """Tell whether a record's question is answered: MuSiQue's, SQuAD 2's, also of the hub."""
-    answers = r.fields.get("answers")
-    none = isinstance(answers, dict) and "answer_start" in answers and not answers.get("text")
-    impossible = r.fields.get("is_impossible") is True or r.fields.get("unanswerable") is True
-    return not (none or impossible or r.fields.get("answerable") is False)
-
-
-def _say_left_out(path: str | Path, record: Record) -> None:
-    for what, count in record.left_out.items():
-        say(f"{path}: left out, {what}: {count:,}.")
+            continue
+        try:
+            task, document = FORMS[form][0](record)
+        except UNFIT as error:
+            raise record.error(f"{_reason(error)} (form '{form}')") from error
+        yield record, task, document
 
 
 def _built_parts(first: Record, records: Iterator[Record]) -> tuple[list[Record], Pool]:
     """Separate a set of our own, after its first line, into the records of tasks and the pool."""
     _, *lines = records
-    n, m = first.get("passages", int), first.get("tasks", int)
-    if min(n, m) < 0 or len(lines) != n + m:
+    n, m, frame = (first.fields.get(k) for k in ("passages", "tasks", "frame"))
+    if type(n) is not int or type(m) is not int or min(n, m) < 0 or len(lines) != n + m:
         announced = f"{n} passages and {m} tasks are announced"
         raise first.error(f"{announced} and {len(lines)} lines follow; build the set again")
-    frame = first.fields.get("frame", "documents")
-    if frame not in [*FRAMES]:  # a list: the value may not be hashable
+    if frame not in [None, *FRAMES]:  # a list: the value may not be hashable
         raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
-    passage = _passage if frame == "documents" else lambda r: ("", r.text("text"))
-    return lines[n:], pool_of(map(passage, lines[:n]), frame)
+    passages = _passages(lines[:n], None if frame in (None, "documents") else "-")
+    return lines[n:], pool_of(passages, frame or "documents")
+
+
+def _passages(records: Iterable[Record], title: str | None = None) -> Iterator[Passage]:
+    """Yield the passages of records. title: of those that need none."""
+    for record in records:
+        try:
+            yield _passage(({} if title is None else {"title": title}) | record.fields)
+        except UNFIT as error:
+            raise record.error(_reason(error)) from error
 
 
 def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
@@ -727,16 +614,29 @@ def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
     return pool_of(sorted(zip(source.titles, source.texts, strict=True), key="\n".join))
 
 
+def pool_of(passages: Iterable[Passage], frame: str = "documents") -> Pool:
+    """Make a pool of passages; titles are dropped in frames without titles."""
+    passages = list(passages)
+    titles = [title for title, _ in passages] if frame == "documents" else []
+    return Pool(titles, [text for _, text in passages], frame)
+
+
+def distinct_passages(pools: Iterable[Pool]) -> list[Passage]:
+    """Return the different passages of all pools, sorted by title and text."""
+    pairs = (zip(pool.titles, pool.texts, strict=True) for pool in pools)
+    return sorted({passage for passages in pairs for passage in passages})
+
+
 def read_passages(path: str | Path) -> Pool:
     """Read further passages {title, text}, to lengthen documents with."""
-    return pool_of(map(_passage, records_of(Path(path))))
+    return pool_of(_passages(records_of(Path(path))))
 
 
 def read_texts(path: str | Path) -> list[str]:
     """Read running text: passages {text} (JSON), or a whole text file (UTF-8, or .gz of it)."""
     path = Path(path)
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
-        return [record.text("text") for record in records_of(path)]
+        return [text for _, text in _passages(records_of(path), "-")]
     try:
         text = _content(path).decode("utf-8-sig")
     except UnicodeDecodeError as error:

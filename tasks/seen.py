@@ -1,9 +1,4 @@
-"""Record which questions a policy was trained on, so that an evaluation can warn about them.
-
-Holds: `questions_of`, `add_trained_on` (while training), `pass_on` (to what is exported),
-`trained_on` (read it back). Leaves out: the warning itself (report/summary.py).
-Exercise it: `pytest tests/commands/test_commands.py -k trained_on`. Read next: suites/__init__.py.
-"""
+"""Which questions a policy was trained on, so that an evaluation can warn about them."""
 
 from __future__ import annotations
 
@@ -24,23 +19,19 @@ def trained_on(folder: str | Path, before: int | None = None) -> dict[str, tuple
     Empty if the folder has no such list, as for a model trained elsewhere. before: only earlier
     steps. An export keeps the digests alone (step 0, no id). UserError: the file is damaged.
     """
-    path = Path(folder, TRAINED_ON)
+    path, found = Path(folder, TRAINED_ON), {}
     try:
         with path.open(newline="", encoding="utf-8") as file:
-            rows = [
-                (row["digest"], int(row.get("step") or 0), row.get("id") or "")
-                for row in csv.DictReader(file)
-            ]
+            for row in csv.DictReader(file):
+                step = int(row.get("step") or 0)
+                if row["digest"] and (before is None or step < before):
+                    found[row["digest"]] = step, row.get("id") or ""
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError, KeyError, TypeError, csv.Error) as error:
         reason = first_line(error)
         raise UserError(f"{path} cannot be read as a list of questions ({reason}).") from error
-    return {
-        digest: (step, name)
-        for digest, step, name in rows
-        if digest and (before is None or step < before)
-    }
+    return found
 
 
 def questions_of(tasks: Iterable[Task]) -> list[tuple[str, str]]:

@@ -1,9 +1,4 @@
-"""Say in words what is asked and how it is measured, for readers who do not know the names.
-
-Holds: `in_words`, `title_of`, `METRICS`. Leaves out: what kinds there are (tasks/worlds.py,
-tasks/ruler.py, suites/ledger.py), grading (data.py). No torch.
-Exercise it: `pytest tests/tasks/test_words.py`. Read next: report/words.py.
-"""
+"""What is asked and how it is measured, in words for people who do not know the names."""
 
 from __future__ import annotations
 

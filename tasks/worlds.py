@@ -1,9 +1,5 @@
 """Generated English: documents of short facts, and questions about one fact or two linked ones.
 
-Holds: the vocabulary, `make_task`, `make_tasks`, the split of facts.
-Leaves out: training (dev/base.py, grpo.py), tasks from files (tasks/readers.py). No torch.
-Exercise it: `python cli.py data look world --kind two_hop`. Read next: embedded/tiny.py.
-
 A document is a sequence of four-token sentences, "Anna joined Boris. Clara reached Lima. ...": a
 person follows a person or comes to a place. The question is always "Where is X?".
 

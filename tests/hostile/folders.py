@@ -115,22 +115,6 @@ def weights(folder: Path) -> dict[str, Path]:
     return paths
 
 
-def cards(url: str) -> dict[str, tuple[str, str]]:
-    """A file's name and text: cards of data sets that name addresses."""
-    head = "configs:\n- config_name: default\n  data_files:\n  - split: train\n    path: "
-    escaped = url.replace(":", "\\x3a", 1)
-    paths = {
-        "address": f'"{url}/a.jsonl"',
-        "list": f'[a.jsonl, "{url}/a.jsonl"]',
-        "pattern": f'"{url}/*.jsonl"',
-        "packed": f'"zip://a.jsonl::{url}/a.zip"',
-        "escaped": f'"{escaped}/a.jsonl"',
-        "hub": '"hf://datasets/a/b/a.jsonl"',
-    }
-    found = {name: ("README.md", f"---\n{head}{path}\n---\n") for name, path in paths.items()}
-    return found | {"standalone": (".huggingface.yaml", f"{head}{paths['address']}\n")}
-
-
 def pipes(folder: Path) -> dict[str, Path]:
     """Model folders with a pipe, or a device, in the place of a file."""
     paths = {}

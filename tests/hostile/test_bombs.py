@@ -106,18 +106,6 @@ def test_data_that_repeats_itself_as_data_does_is_read(tmp_path):
     assert read_data(path) == bytes(FREE)
 
 
-def test_a_file_of_tasks_in_any_packing_is_refused_when_it_floods(tmp_path):
-    import pyarrow as pa
-
-    paths = {}
-    for ending, packing in (("zst", "zstd"), ("bz2", "bz2")):
-        paths[ending] = tmp_path / f"a.jsonl.{ending}"
-        with pa.output_stream(str(paths[ending]), compression=packing) as file:
-            for _ in range(256):
-                file.write(b" " * (1 << 20))
-    refused(tasks_of, paths, FLOOD, 2 << 30)
-
-
 def test_gzip_in_gzip_is_a_sentence(tmp_path):
     paths = written(tmp_path, {"a": bombs.within_gzip(2000), "b": bombs.within_gzip(2)}, ".txt.gz")
     refused(lambda path: contents(Path(path).read_bytes(), path), paths, "packed more than once")

@@ -3,8 +3,6 @@
 Each kind is met in a process of its own with limits of memory and processor time.
 """
 
-import http.server
-import threading
 from types import SimpleNamespace
 
 import folders
@@ -19,7 +17,6 @@ from config.errors import UserError
 from config.foreign import PART
 from models.embedder import embedder_of
 from models.load import load_model
-from tasks.hub import data_files
 from tokens.codec import Codec
 
 PIPE = "is a pipe or a device and no file"
@@ -68,29 +65,6 @@ def test_a_table_that_unpacks_to_a_flood_is_a_sentence(tmp_path):
 def test_weights_that_declare_more_than_they_hold_are_a_sentence(tmp_path):
     load = lambda path: load_model(path, "float32", "cpu")  # noqa: E731
     refused(load, folders.weights(tmp_path), "no valid safetensors file", HEAVY)
-
-
-def test_nothing_is_asked_for_because_a_folder_names_it(tmp_path):
-    asked = []
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            asked.append(self.path)
-            self.send_error(404)
-
-        do_HEAD = do_GET
-
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        for name, (file, text) in folders.cards(f"http://127.0.0.1:{server.server_port}").items():
-            folder = tmp_path / name
-            folder.mkdir()
-            (folder / "a.jsonl").write_text('{"question": "?", "answer": ".", "context": "."}\n')
-            (folder / file).write_text(text)
-            with pytest.raises(UserError, match="of which nothing is asked"):
-                data_files(f"hf:{folder}:train")
-        server.shutdown()
-    assert asked == []
 
 
 def test_a_pipe_in_a_model_folder_is_a_sentence_and_ends_ask_at_once(tmp_path):

@@ -19,9 +19,9 @@ from commands import taskfiles
 from config.errors import UserError
 from config.options import EvalConfig
 from data import NOT_FOUND, Pool, normalize_answer
-from tasks import passages
+from suites import passages
+from suites.passages import Passages, split_by_article
 from tasks.mentions import separate_words
-from tasks.passages import Shared, article_rule, make_tasks, split_by_article
 from tasks.readers import read, read_passages
 
 # Answers that stand in one paragraph; in all of an article, and in another spelling in one of the
@@ -54,9 +54,16 @@ def squad(path, n_articles: int = 10, n_paragraphs: int = 3):
 EXTRA = Pool([f"E{k}" for k in range(300)], [f"Extra text {k}z." for k in range(300)])
 
 
+def make_tasks(questions, n, n_items=None, extra=None, seed=0, lengths=(), **how):
+    """Make tasks of all questions, or of so many, by the suite's settings."""
+    asked = [task for task in questions if how.get("source_split", "") in ("", task.split)]
+    n_items = len(asked) if n_items is None else n_items
+    return passages.make_tasks(questions, n, n_items, extra, seed, lengths, Passages(**how))
+
+
 @pytest.fixture
 def questions(tmp_path):
-    return split_by_article(read(squad(tmp_path / "squad.json")), article_rule("4/5"))
+    return split_by_article(read(squad(tmp_path / "squad.json")), "4/5")
 
 
 def shown(task) -> list[tuple[str, str]]:
@@ -98,8 +105,8 @@ def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
 
 def test_training_documents_hold_nothing_of_the_test_articles(questions):
     other = Pool(["Article 4", "article_9", "Else"], ["A z.", "B z.", "C z."])
-    train = make_tasks(questions, 20, 40, extra=other, split="train")
-    test = make_tasks(questions, 20, extra=other, split="test")
+    train = make_tasks(questions, 20, 40, extra=other, source_split="train")
+    test = make_tasks(questions, 20, extra=other, source_split="test")
     titles = {title for task in train for title, _ in shown(task)}
     assert titles == {*(f"Article_{a}" for a in range(10) if a % 5 != 4), "Else"}
     assert {shown(task)[task.gold[0]][0] for task in test} == {"Article_4", "Article_9"}
@@ -119,15 +126,15 @@ def test_which_articles_are_test(questions):
             if task.split == "test"
         }
 
-    assert test_titles(questions, article_rule("0/5")) == {"Article_0", "Article_5"}
+    assert test_titles(questions, "0/5") == {"Article_0", "Article_5"}
     for wrong in ("5/5", "1/0", "x", "1", "hash:1/3", "-1/5"):
         with pytest.raises(UserError):
-            article_rule(wrong)
+            split_by_article(questions, wrong)
 
 
 def test_longer_documents_have_all_that_shorter_ones_have(questions):
     by_length = {
-        n: {task.id: task for task in make_tasks(questions, n, 12, EXTRA, 1, lengths=(4, 16, 64))}
+        n: {task.id: task for task in make_tasks(questions, n, 12, EXTRA, 1, (4, 16, 64))}
         for n in (4, 16, 64)
     }
     assert by_length[4].keys() == by_length[16].keys() == by_length[64].keys()
@@ -157,7 +164,7 @@ def test_what_has_not_one_paragraph_is_refused(tmp_path):
     for record in (paragraphs(1), OWN):
         path = lines(tmp_path / "other.jsonl", [record])
         with pytest.raises(UserError):
-            split_by_article(read(path), article_rule("4/5"))
+            split_by_article(read(path), "4/5")
 
 
 # ---- as a suite, and as files ----
@@ -211,11 +218,11 @@ def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields):
 @real
 @pytest.mark.parametrize("n", [1, 16, 64, 256])
 def test_xquad(n):
-    questions = split_by_article(read(SHARED / "xquad_en.json.gz"), article_rule("4/5"))
+    questions = split_by_article(read(SHARED / "xquad_en.json.gz"), "4/5")
     extra = read_passages(SHARED / "passages_extra.jsonl.gz") if n > 64 else None
     for split, n_articles in (("train", 39), ("test", 9)):
-        tasks = make_tasks(questions, n, 150, extra, split=split)
-        assert len({passages._article(t) for t in questions if t.split == split}) == n_articles
+        tasks = make_tasks(questions, n, 150, extra, source_split=split)
+        assert len({passages.article_of(t) for t in questions if t.split == split}) == n_articles
         for task in tasks:
             (place,) = task.gold
             for answer in task.answers:
@@ -236,7 +243,7 @@ def test_few_passages_have_shared_documents_and_what_is_passed_over_is_counted(t
 @pytest.mark.parametrize("together", [3, 2])
 def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
     """None is lost of a paragraph with more questions than may share a document."""
-    tasks = make_tasks(questions, 1, shared=Shared(together))
+    tasks = make_tasks(questions, 1, together=together)
     assert len({task.id for task in tasks}) == len(tasks) == len(questions) == 90
     assert sum(a.order != b.order for a, b in pairwise(tasks)) == 29
 
@@ -247,7 +254,7 @@ def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
 @pytest.mark.parametrize("together", [1, 3])
 @pytest.mark.parametrize("near", [True, False])
 def test_a_share_of_the_questions_has_no_answer_in_its_document(questions, near, together):
-    tasks = make_tasks(questions, 6, extra=EXTRA, shared=Shared(together, 0.4, near))
+    tasks = make_tasks(questions, 6, extra=EXTRA, together=together, absent=0.4, near=near)
     absent = [task for task in tasks if task.absent]
     assert 0.2 < len(absent) / len(tasks) < 0.6
     by_id = {task.id: task for task in questions}
@@ -266,7 +273,7 @@ def test_a_share_of_the_questions_has_no_answer_in_its_document(questions, near,
 
 def test_none_is_left_out_unless_it_is_asked_for_and_the_others_stay_as_they_were(questions):
     plain = make_tasks(questions, 6, extra=EXTRA)
-    some = {task.id: task for task in make_tasks(questions, 6, extra=EXTRA, shared=Shared(1, 0.4))}
+    some = {task.id: task for task in make_tasks(questions, 6, extra=EXTRA, together=1, absent=0.4)}
     assert not any(task.absent for task in plain)
     kept = [task for task in plain if not some[task.id].absent]
     assert kept and all(task.document == some[task.id].document for task in kept)
@@ -278,7 +285,7 @@ def test_paragraphs_without_titles_are_articles_of_their_own(tmp_path):
     for article in found["data"]:
         article["title"] = ""
     path.write_text(json.dumps(found))
-    split = split_by_article(read(path), article_rule("0/10"))
+    split = split_by_article(read(path), "0/10")
     assert Counter(task.split for task in split) == {"train": 81, "test": 9}
 
 
@@ -295,8 +302,8 @@ def test_where_no_title_tells_what_is_near_the_likest_passages_are(tmp_path):
     path = tmp_path / "squad.json"
     path.write_text(json.dumps({"version": "1.1", "data": [article]}))
     extra = Pool([""] * len(rest) + ["", ""], [*rest, texts["near"], texts["answer"]])
-    (near,) = make_tasks(read(path), 4, extra=extra, shared=Shared(1, 1.0))
-    (far,) = make_tasks(read(path), 4, extra=extra, shared=Shared(1, 1.0, near=False))
+    (near,) = make_tasks(read(path), 4, extra=extra, together=1, absent=1.0)
+    (far,) = make_tasks(read(path), 4, extra=extra, absent=1.0, near=False)
     assert texts["near"] in near.document and texts["near"] not in far.document
     for task in (near, far):
         assert texts["answer"] not in task.document and texts["right"] not in task.document

@@ -13,9 +13,9 @@ from wonderwords import is_profanity
 from config.errors import UserError
 from data import Pool, Task, grade
 from embedded import tiny
-from tasks import ruler
+from suites import ruler
+from suites.ruler import KINDS, NIAH, make_tasks, sentences
 from tasks.readers import read, read_passages
-from tasks.ruler import KINDS, NIAH, make_tasks, sentences
 from tasks.writers import write_built
 from tokens.codec import Characters, Codec
 

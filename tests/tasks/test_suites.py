@@ -17,8 +17,8 @@ from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
 from memagent import Finish
+from suites import ruler
 from suites.ruler import ESSAY
-from tasks import ruler
 from tokens.codec import Codec
 
 QUICK = EvalConfig(agents=("memagent",), temperatures=(0.0,), n=2, in_flight=8, transcripts=0)

@@ -1,7 +1,7 @@
 """Every kind of question that we make ourselves has words."""
 
-from suites import ledger
-from tasks import ruler, words, worlds
+from suites import ledger, ruler
+from tasks import words, worlds
 
 
 def test_every_kind_that_is_generated_has_words_of_its_own():
