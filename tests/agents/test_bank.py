@@ -307,6 +307,8 @@ def test_delta_is_the_quantile_of_all_pairs(how, tmp_path):
 
 def test_it_is_kept_and_opened_again_with_the_same_rows(tmp_path):
     made = filled([(0.9, 0.5), (0.8, 0.1)], tmp_path / "b.db")
+    pragmas = [made._value(f"PRAGMA {name}") for name in ("journal_mode", "synchronous")]
+    assert pragmas == ["wal", 2]  # also a machine that loses its power loses no whole batch
     made.feedback(made.retrieve("q").shown, 1.0)
     made.note("cursor", {"epoch": 2, "solved": ["t1"]})
     assert made.embedder.calls == 4  # each text once, and what identifies the embedder

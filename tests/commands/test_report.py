@@ -7,7 +7,7 @@ from test_page import Page, record, row
 from typer.testing import CliRunner
 
 import cli
-from agents import bank
+from agents.bank import Bank
 from commands.report import report
 from commands.stream import run_stream
 from config.errors import UserError
@@ -65,9 +65,9 @@ def stream(tmp_path_factory):
 def test_a_stream_has_the_same_page_from_outside_and_its_banks_are_opened_to_be_read(
     stream, monkeypatch
 ):
-    opened, connected = [], bank._connected
+    opened, connect = [], Bank._connect
     monkeypatch.setattr(
-        bank, "_connected", lambda path, *rest: opened.append(str(path)) or connected(path, *rest)
+        Bank, "_connect", lambda self, place: opened.append(place) or connect(self, place)
     )
     page, before = stream / "report.html", {p: p.read_bytes() for p in stream.glob("*.db*")}
     written = page.read_text()
