@@ -1,8 +1,8 @@
 """Servers of OpenAI's protocol: one client for the engine, the judge, the embedder.
 
 Holds: `Client`, `Terms`, `Failed`, `Completion`, `address`. Leaves out: what is asked, and of which
-server (engines/endpoint.py, engines/local.py, tasks/judge.py, models/embedder.py).
-Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: tasks/judge.py.
+server (engines/endpoint.py, engines/local.py, suites/hle.py, models/embedder.py).
+Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: suites/hle.py.
 
 The `openai` library sends the requests, in one event loop in a daemon thread. What it would take
 from the environment, and what it would not read of a server that bends the protocol, is ours.

@@ -140,7 +140,8 @@ def test_a_response_is_judged_and_the_right_answer_is_not_told():
 
 
 @pytest.mark.parametrize("response, sure", [
-    ("Answer: 7\nConfidence: 85%", 85), ("Confidence: 100%", 100), ("**Confidence**: 7.5 %.", 7.5), ("confidence 0", 0),
+    ("Answer: 7\nConfidence: 85%", 85), ("Confidence: 100%", 100),
+    ("**Confidence**: 7.5 %.", 7.5), ("confidence 0", 0),
     ("Confidence: 20%\nNo.\nConfidence: 30%", 30), ("I am certain.", None), ("", None),
     ("Confidence: 101%", None), ("Confidence: 1000%", None), ("Confidence: high, 3 of 4", None),
 ])  # fmt: skip
