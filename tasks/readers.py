@@ -12,6 +12,7 @@ from __future__ import annotations
 import io
 import math
 import re
+import reprlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -213,7 +214,7 @@ def _content(path: str | Path) -> bytes:
 
 # ---------------------------------------------------------------- fields
 
-UNFIT = (LookupError, TypeError, ValueError, AttributeError)
+UNFIT = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 """What a record raises whose fields are not those of its form."""
 
 
@@ -226,7 +227,7 @@ def _reason(error: Exception) -> str:
 def _text(name: str, value: object, blank: bool = False) -> str:
     """Return a text, as a rule one that is not blank. ValueError: it is none."""
     if not isinstance(value, str) or not (blank or value.strip()):
-        raise ValueError(f"'{name}' must be a text, not {clip(repr(value), 60)}")
+        raise ValueError(f"'{name}' must be a text, not {reprlib.repr(value)}")
     if re.search("[\ud800-\udfff]", value):
         raise ValueError(f"'{name}' holds half of a surrogate pair, which is no text")
     return value
@@ -234,7 +235,7 @@ def _text(name: str, value: object, blank: bool = False) -> str:
 
 def _list(name: str, value: object) -> list:
     if not isinstance(value, list):
-        raise ValueError(f"'{name}' must be a list, not {clip(repr(value), 60)}")
+        raise ValueError(f"'{name}' must be a list, not {reprlib.repr(value)}")
     return value
 
 

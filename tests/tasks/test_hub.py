@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -176,14 +175,6 @@ for place in sys.argv[1:]:
 """
 
 
-@contextmanager
-def environment(endpoint: str, home: Path):
-    """huggingface_hub reads the environment once, when imported."""
-    left_out = ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
-    names = {key: value for key, value in os.environ.items() if key not in left_out}
-    yield names | {"HF_ENDPOINT": endpoint, "HF_HOME": str(home), "PYTHONPATH": str(ROOT)}
-
-
 def test_a_split_is_streamed_at_one_commit(tmp_path):
     squad = [SQUAD | {"id": f"s{i}", "answers": {"text": ["Ada"], "answer_start": [0]}}
              for i in range(8)]  # fmt: skip
@@ -195,7 +186,12 @@ def test_a_split_is_streamed_at_one_commit(tmp_path):
     }
     (tmp_path / "x.parquet").unlink()
     served = Hub(files, COMMIT)
-    with serve(served) as endpoint, environment(endpoint, tmp_path) as names:
+    # huggingface_hub reads the environment once, when imported
+    left_out = ("HF_TOKEN", "HF_HUB_OFFLINE", "HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy")
+    names = {key: value for key, value in os.environ.items() if key not in left_out}
+    names |= {"HF_HOME": str(tmp_path), "PYTHONPATH": str(ROOT)}
+    with serve(served) as endpoint:
+        names["HF_ENDPOINT"] = endpoint
         words = [sys.executable, "-c", COMMAND, f"hf:{REPO}:train", "hf:someone/else:test"]
         done = subprocess.run(words, env=names, cwd=tmp_path, capture_output=True, text=True)
     read, missing = done.stdout.splitlines()

@@ -5,9 +5,9 @@ import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import pytest
+from test_readers import SHARED, real
 from wonderwords import is_profanity
 
 from config.errors import UserError
@@ -19,10 +19,7 @@ from tasks.readers import read, read_passages
 from tasks.writers import write_built
 from tokens.codec import Characters, Codec
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-real = pytest.mark.skipif(not SHARED.is_dir(), reason=f"the real data is not at {SHARED}")
-# Kinds whose evidence stands somewhere
-EVIDENT = [kind for kind in KINDS if kind not in ("cwe", "fwe")]
+EVIDENT = [kind for kind in KINDS if kind not in ("cwe", "fwe")]  # evidence stands somewhere
 
 
 def prose(seed: int, n: int) -> list[str]:
@@ -61,14 +58,11 @@ def codec(name: str) -> Codec:
         return Codec(tiny.make_tokenizer())
     if name == "characters":
         return Characters()
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer, tokenizer.decoder = (
-        pre_tokenizers.ByteLevel(add_prefix_space=False),
-        decoders.ByteLevel(),
-    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=2000, special_tokens=["<eos>"], initial_alphabet=alphabet, show_progress=False
@@ -99,78 +93,58 @@ def test_the_length_is_held_and_used(kind, name):
         check_length(task, codec(name))
         assert (task.kind, task.dataset, task.tokens) == (kind, "ruler", 4096)
     check_length(*made(kind, 1500, 1, name), codec(name), 0.7)
-
-
-# Every way a document is made
-@pytest.mark.parametrize("kind", ["niah_single_2", "niah_multikey_3", "vt", "cwe", "fwe", "qa_2"])
-def test_the_length_is_held_and_used_at_32768_tokens(kind):
-    (task,) = made(kind, 32768, 1)
-    check_length(task, codec("bpe"), 0.99)
-
-
-@pytest.mark.parametrize("kind", EVIDENT)
-def test_gold_passages_hold_the_answers_and_nothing_else_does(kind):
-    for task in made(kind):
-        texts, gold = passages(task), {*task.gold}
-        assert len(texts) > 20 or kind.startswith("qa")
-        for answer in task.answers:
-            assert answer not in task.question
-            holders = {k for k, text in enumerate(texts) if answer.lower() in text.lower()}
-            assert holders and holders <= gold
-        if kind in NIAH:
-            pairs = zip(task.answers, task.gold, strict=True)
-            assert all(answer in texts[k] for answer, k in pairs)
+    if kind in ("niah_single_2", "niah_multikey_3", "vt", "cwe", "fwe", "qa_2") and name == "bpe":
+        check_length(*made(kind, 32768, 1), codec("bpe"), 0.99)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_right_answers_are_right_and_others_are_worth_nothing(kind):
+def test_the_right_answers_stand_in_the_evidence_and_nothing_else_is_worth_anything(kind):
     def scored(task: Task, said: list[str]) -> float:
         return grade(f"\\boxed{{{', '.join(said)}}}", task.answers, "boxed", not qa).sub_em
 
     qa, tasks = kind.startswith("qa"), made(kind)
     for task, other in zip(tasks, tasks[1:] + tasks[:1], strict=True):
-        assert task.asks_for_all == (not qa)
+        texts, gold = passages(task), {*task.gold}
+        assert task.asks_for_all == (not qa) and (len(texts) > 20 or qa)
         assert scored(task, list(task.answers[-1:] if qa else task.answers)) == 1
         assert scored(task, []) == scored(task, ["I do not know"]) == 0
-        if kind not in ("cwe", "fwe"):  # whose ten words may come again
+        if kind in EVIDENT:  # the ten words of the others may come again
             assert scored(task, list(other.answers)) == 0
-        wrong = {text for k, text in enumerate(passages(task)) if k not in task.gold}
+            for answer in task.answers:
+                holders = {k for k, text in enumerate(texts) if answer.lower() in text.lower()}
+                assert answer not in task.question and holders and holders <= gold
+        if kind in NIAH:
+            pairs = zip(task.answers, task.gold, strict=True)
+            assert all(answer in texts[k] for answer, k in pairs)
+        wrong = {text for k, text in enumerate(texts) if k not in gold}
         assert scored(task, sorted(wrong - {*task.answers})) == 0  # all else of the document
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_same_seed_gives_the_same_file_and_comes_back(kind, tmp_path):
-    def anew(seed: int) -> list[Task]:
+def test_an_item_is_decided_by_its_seed_and_comes_back(kind, tmp_path):
+    def anew(seed: int, n: int = 3, tokens: int = 2000) -> list[Task]:
         given = HAYSTACK, QUESTIONS.get(kind, ()), FILLER
-        return make_tasks(kind, 2000, 3, codec("characters"), seed, *given)
+        return make_tasks(kind, tokens, n, codec("characters"), seed, *given)
 
-    tasks = anew(5)
+    def same(a: Task, b: Task, *names: str) -> bool:
+        return all(getattr(a, name) == getattr(b, name) for name in names)
+
+    tasks, longer, other = anew(5), anew(5, 5, 4000), anew(6)
+    assert anew(5) == tasks
     write_built(tmp_path / "a.jsonl", tasks, seed=5)
-    write_built(tmp_path / "b.jsonl", anew(5), seed=5)
-    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
     back = read(tmp_path / "a.jsonl")
     assert back == tasks and [task.tokens for task in back] == [2000] * 3
     assert [task.document for task in back] == [task.document for task in tasks]
     pool, used = tasks[0].pool, {k for task in tasks for k in task.order}
     assert all(task.pool is pool for task in tasks) and used == {*range(len(pool.texts))}
-    assert all(a.document != b.document for a, b in zip(tasks, anew(6), strict=True))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_items_do_not_depend_on_n_and_questions_not_on_the_length(kind):
-    few, many, longer = (
-        made(kind, tokens, n, "characters") for tokens, n in ((2000, 2), (2000, 5), (4000, 5))
-    )
-    for a, b in zip(few, many, strict=False):
-        for name in ("id", "question", "answers", "document", "gold"):
-            assert getattr(a, name) == getattr(b, name)
-    for a, b in zip(many, longer, strict=True):
-        assert (a.id, a.question, a.answers) == (b.id, b.question, b.answers)
-        assert len(a.document) < len(b.document)
-    assert len({task.id for task in many}) == len({task.answers for task in many}) == 5
-    if kind in EVIDENT:
-        shares = [[round(depth, 1) for depth in task.depths] for task in (*many, *longer)]
-        assert shares[:5] != shares[5:]  # drawn again
+    assert all(a.document != b.document for a, b in zip(tasks, other, strict=True))
+    for a, b, c in zip(tasks, anew(5, 5), longer, strict=False):
+        assert same(a, b, "id", "question", "answers", "document", "gold")
+        assert same(a, c, "id", "question", "answers") and len(a.document) < len(c.document)
+    assert len({task.id for task in longer}) == len({task.answers for task in longer}) == 5
+    if kind in EVIDENT:  # places are drawn again
+        shares = [[round(depth, 1) for depth in task.depths] for task in (*tasks, *longer[:3])]
+        assert shares[:3] != shares[3:]
 
 
 @pytest.mark.parametrize("kind", NIAH)
@@ -202,6 +176,9 @@ def test_needles(kind):
         rest = [t for t, match in zip(passages(task), found, strict=True) if not match]
         lines = HAYSTACK if setting.haystack == "essay" else [ruler.FILLER]
         assert rest == [lines[k % len(lines)] for k in range(len(rest))]
+    n_answers = {kind: len(made(kind)[0].answers) for kind in KINDS}
+    several = {"niah_multivalue": 4, "niah_multiquery": 4, "vt": 5, "cwe": 10, "fwe": 3}
+    assert n_answers == dict.fromkeys(KINDS, 1) | several
 
 
 def test_a_short_haystack_begins_again_and_what_it_holds_is_no_answer(monkeypatch):
@@ -229,35 +206,18 @@ def test_a_distractor_that_has_an_items_own_key_or_value_is_left_out(monkeypatch
         assert words.count(key) == words.count(task.answers[0] + ".") == 1
 
 
-def test_depths_lie_on_the_grid_and_all_over_it():
-    for kind, n in (
-        ("niah_single_1", 40),
-        ("niah_multikey_2", 40),
-        ("vt", 20),
-        ("niah_multivalue", 20),
-    ):
-        seen = Counter()
-        for task in made(kind, 2500, n, "characters"):
-            haystack = len(task.order) - len(task.gold)
-            for before, k in enumerate(sorted(task.gold)):
-                depths = [depth for depth in range(40) if haystack * depth // 39 == k - before]
-                assert depths
-                seen[depths[0]] += 1
-        assert (
-            min(seen) <= 2
-            and max(seen) >= 36
-            and len(seen) > 20
-            and seen.most_common(1)[0][1] < 0.2 * seen.total()
-        )
-
-
-def test_needles_of_each_task():
-    n_answers = {kind: len(made(kind)[0].answers) for kind in KINDS}
-    several = {"niah_multivalue": 4, "niah_multiquery": 4, "vt": 5, "cwe": 10, "fwe": 3}
-    assert n_answers == dict.fromkeys(KINDS, 1) | several
-    essays = [made(kind)[0] for kind in NIAH if NIAH[kind].haystack == "essay"]
-    placed = [sum(text not in HAYSTACK for text in passages(task)) for task in essays]
-    assert placed == [1, 1, 4, 4, 4]
+@pytest.mark.parametrize(
+    ("kind", "n"),
+    [("niah_single_1", 40), ("niah_multikey_2", 40), ("vt", 20), ("niah_multivalue", 20)],
+)
+def test_depths_lie_on_the_grid_and_all_over_it(kind, n):
+    seen = Counter()
+    for task in made(kind, 2500, n, "characters"):
+        haystack = len(task.order) - len(task.gold)
+        for before, k in enumerate(sorted(task.gold)):
+            seen[next(d for d in range(40) if haystack * d // 39 == k - before)] += 1
+    assert min(seen) <= 2 and max(seen) >= 36 and len(seen) > 20
+    assert seen.most_common(1)[0][1] < 0.2 * seen.total()
 
 
 def test_fit_comes_near_the_limit_whatever_the_pieces():
@@ -301,9 +261,8 @@ def test_cwe_counts():
             assert {word for word, n in counts.most_common(10)} == {*task.answers}
             assert {n for word, n in counts.items() if word in task.answers} == {repeats[0]}
             assert {n for word, n in counts.items() if word not in task.answers} == {repeats[1]}
-            assert {*counts} <= single
-            within = [word for word in counts for a in task.answers if a in word and a != word]
-            assert not within and min(map(len, task.answers)) > 3
+            assert {*counts} <= single and min(map(len, task.answers)) > 3
+            assert not any(a in word for word in counts for a in task.answers if a != word)
     # 300 entries do not fit in
     assert Counter(passages(made("cwe", 4096, 3, "embedded")[0])).most_common(1)[0][1] == 6
     item, _ = ruler._cwe(ruler.ItemKey("cwe", 0, 0, 4096))
@@ -326,35 +285,27 @@ def test_fwe_counts(tokens, n):
         assert noise[1] / ranks[1][1] == pytest.approx(9, abs=2)
 
 
-@pytest.mark.parametrize("kind", ["qa_1", "qa_2"])
-def test_qa_documents(kind):
+@pytest.mark.parametrize("kind", QUESTIONS)
+def test_qa_documents_hold_the_own_paragraphs_first_and_no_second_version(kind):
     by_id = {task.id: task for task in QUESTIONS[kind]}
-    tasks, other = (made(kind, 4096, 8, "characters", seed) for seed in (0, 1))
+    own = QUESTIONS[kind][0].pool
+    copies = [f"Copy {k}" for k in range(len(own.texts))]
+    titles = [*(title.upper() for title in own.titles), *copies, *FILLER.titles]
+    more = Pool(titles, [*["Other words."] * len(own.titles), *own.texts, *FILLER.texts])
+    tasks = make_tasks(kind, 5000, 12, codec("characters"), 0, questions=[*by_id.values()],
+                       extra=more)  # fmt: skip
     for task in tasks:
         source = by_id[task.id]
-        own = [source.pool.titles[k] for k in source.order]
-        titles = [task.pool.titles[k] for k in task.order]
-        assert [titles[k] for k in task.gold] == [own[k] for k in source.gold]
-        assert {*own} <= {*titles} and len({*titles}) == len(titles)  # all fit in here
-        assert (task.question, task.answers) == (source.question, source.answers)
-        assert "Document 1:\n" in task.document and task.n_documents == len(titles)
-    assert len({task.gold for task in tasks}) > 3
-    chosen = [[task.id for task in each] for each in (tasks, other)]
-    assert chosen[0] != chosen[1] and [*by_id][:8] not in chosen
-
-
-def test_qa_has_no_second_version_of_a_questions_paragraph():
-    own = QUESTIONS["qa_2"][0].pool
-    copies = [f"Copy {k}" for k in range(len(own.texts))]
-    titles = [*(title.upper() for title in own.titles), *copies, *FILLER.titles[:50]]
-    texts = [*["Other words."] * len(own.titles), *own.texts, *FILLER.texts[:50]]
-    given = {"questions": QUESTIONS["qa_2"], "extra": Pool(titles, texts)}
-    for task in make_tasks("qa_2", 5000, 12, codec("characters"), 0, **given):
-        first = 6 * int(task.id[1:])
-        mine = own.titles[first : first + 6], own.texts[first : first + 6]
+        mine = [(own.titles[k], own.texts[k]) for k in source.order]
         document = [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
-        akin = [(a, b) for a, b in document if a.title() in mine[0] or b in mine[1]]
-        assert sorted(akin) == sorted(zip(*mine, strict=True)) and len(document) > 50
+        akin = [(a, b) for a, b in document if (a.title(), b) in mine or b in dict(mine).values()]
+        assert {*akin} == {*mine} and len(document) == task.n_documents > 20
+        assert not {a for a, _ in document} & {title.upper() for title, _ in mine}
+        assert [document[k] for k in task.gold] == [mine[k] for k in source.gold]
+        assert (task.question, task.answers) == (source.question, source.answers)
+    assert len({task.gold for task in tasks}) > 3
+    orders = [[t.id for t in made(kind, 4096, 12, "bpe", seed)] for seed in (0, 1)]
+    assert orders[0] != orders[1] and [*by_id] not in orders
 
 
 def test_sentences():
@@ -363,27 +314,22 @@ def test_sentences():
         "It cost 3.5 francs. the end"
     )
     assert sentences([text, "", " One.\n"]) == [
-        "It rains.",
-        'He said "Stop!"',
-        "Then (quietly) he left.",
-        "7 came?",
-        '"Yes."',
-        "It cost 3.5 francs. the end",
-        "One.",
-    ]
+        "It rains.", 'He said "Stop!"', "Then (quietly) he left.", "7 came?", '"Yes."',
+        "It cost 3.5 francs. the end", "One.",
+    ]  # fmt: skip
 
 
 def test_settings_that_cannot_be_built_are_refused():
     c, qa = codec("bpe"), {"questions": QUESTIONS["qa_1"]}
     whole = {"haystack": HAYSTACK, "extra": FILLER}
-    for kind, tokens, n, given in (
-        *((kind, 150, 1, whole | {"questions": QUESTIONS.get(kind, ())}) for kind in KINDS),
-        ("qa_2", 4096, 1, {"questions": [Task("x", "Q?", ("A",), text="C")]}),
-        ("qa_2", 4096, 1, {"questions": made("vt")}),
-        ("qa_1", 9000, 1, qa),  # too few passages
+    for kind, tokens, given in (
+        *((kind, 150, whole | {"questions": QUESTIONS.get(kind, ())}) for kind in KINDS),
+        ("qa_2", 4096, {"questions": [Task("x", "Q?", ("A",), text="C")]}),
+        ("qa_2", 4096, {"questions": made("vt")}),
+        ("qa_1", 9000, qa),  # too few passages
     ):
         with pytest.raises(UserError):
-            make_tasks(kind, tokens, n, c, **given)
+            make_tasks(kind, tokens, 1, c, **given)
 
 
 def test_other_paragraphs_of_a_squad_article_come_first():
@@ -396,9 +342,6 @@ def test_other_paragraphs_of_a_squad_article_come_first():
         titles = [task.pool.titles[k] for k in task.order]
         assert titles.count("Bees") == n and len(titles) < 200
         assert task.evidence == "Document 1:\nBees\nBees, part 0."
-
-
-# ---- the real data beside the checkout ----
 
 
 @real
@@ -420,11 +363,3 @@ def test_real_questions(kind, file):
             assert any(answer in evidence[0] for answer in task.answers)
         else:
             assert all(titles.count(titles[k]) == 1 for k in task.gold)
-
-
-@real
-def test_real_haystack():
-    haystack = sentences(read_passages(SHARED / "passages_extra.jsonl.gz").texts)
-    assert len(haystack) > 40_000
-    for task in make_tasks("niah_multiquery", 16384, 1, codec("bpe"), haystack=haystack):
-        check_length(task, codec("bpe"))

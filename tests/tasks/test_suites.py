@@ -134,10 +134,10 @@ def test_agents_and_their_weights():
             eval.weights_of(replace(config, **changed))
 
 
-def test_one_command_makes_the_whole_table(tmp_path, monkeypatch, questions, filler):
-    agents = ("memagent", "memagent@untrained", "full", "bm25", "none", "oracle")
+def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
+    agents = ("memagent", "memagent@untrained", "none", "oracle")
     config = replace(QUICK, suite="ruler-hqa", data=(questions,), lengths=(12, 20), agents=agents)
-    config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", transcripts=1)
+    config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", n=1)
     suite = suites.from_config(config, {"filler": (filler,)})
     folder = eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
     summary = json.loads((folder / "summary.json").read_text())
@@ -146,27 +146,14 @@ def test_one_command_makes_the_whole_table(tmp_path, monkeypatch, questions, fil
         cell = {"agent": agent, "question": "made", "temperature": "0.0"}
         assert parts_of(summary, "length", **cell) == [12, 20]
     rows = read_rows(folder)
-    assert len(rows) == 24 and not any(row["error"] for row in rows)
-    read = {
-        agent: {r["document_tokens"] for r in rows if r["agent"] == agent and r["length"] == 20}
-        for agent in agents
-    }
-    assert read["none"] == {0} and max(read["oracle"]) < min(read["memagent"])
-    said = {(r["agent"], r["id"], r["length"]): r["prediction"] for r in rows}
-    assert all(
-        said["memagent@untrained", *of_task] == prediction
-        for (agent, *of_task), prediction in said.items()
-        if agent == "memagent"
-    )
+    assert len(rows) == 8 and not any(row["error"] for row in rows)
+    read = {(r["agent"], r["length"]): r["document_tokens"] for r in rows}
+    assert read["none", 20] == 0 and read["oracle", 20] < read["memagent", 20]
+    said = {(r["agent"], r["length"]): r["prediction"] for r in rows}
+    for length in (12, 20):
+        assert said["memagent@untrained", length] == said["memagent", length]
     assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
-    page = (folder / "report.html").read_text()
-    for part in ("Differences", "By depth", "What was lost where", "Cost of one question"):
-        assert part in page
-    assert (folder / "table.md").read_text().count("| made |") == 6
-    assert (folder / "table.csv").read_text().count("\n") == 13
-    monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
-    eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
-    assert len(read_rows(folder)) == 24
+    assert (folder / "table.md").read_text().count("| made |") == 4
 
 
 def read_rows(folder):
