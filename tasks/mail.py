@@ -12,7 +12,7 @@ from config.errors import UserError
 from tasks.forms import Contents, Piece, counted, damage, decoded, few, joined
 
 HEAD = re.compile(rb"(?:[!-9;-~]{1,80}+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++(?=\r?\n|\Z)")
-FROM = re.compile(rb"^From \S[^\n]{3,200}\n(?=[!-9;-~]{1,80}:)", re.M)
+FROM = re.compile(rb"^From \S[^\n]{0,100}?\d\d:\d\d[^\n]{0,100}\n(?=[!-9;-~]{1,80}:)", re.M)
 QUOTED = re.compile(rb"^>(?=>*From )", re.M)
 SHOWN = ("From", "To", "Cc", "Date", "Subject")
 

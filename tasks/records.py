@@ -36,7 +36,7 @@ def of_text(text: str, name: str) -> Contents:
     left_out = LeftOut()
     text = left_out.without(text)
     pieces, kind = [], "file"
-    if TIMES.search(text[:4096]):
+    if BEGINS.match(text):
         pieces = [(_subtitles(text), 0, "")]
     elif text.lstrip().startswith(("{", "[")):
         pieces, kind = _known_json(text, left_out)
@@ -113,7 +113,11 @@ def _known_json(text: str, left_out: LeftOut) -> tuple[list, str]:
             made = json.loads(text)
             chats = made if isinstance(made, list) else [made]
             return [
-                ("\n\n".join(_kept(chat, left_out)), number, " ".join(str(chat["title"]).split()))
+                (
+                    "\n\n".join(_kept(chat, left_out)),
+                    number,
+                    " ".join(str(chat["title"] or "").split()),
+                )
                 for number, chat in enumerate(chats, 1)
             ], "conversation"
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
@@ -200,6 +204,7 @@ def _seen(kinds: dict[str, Any], left_out: LeftOut) -> str:
 
 CLOCK = r"(?:(\d{1,3}):)?(\d\d):(\d\d)[.,]\d{3}"
 TIMES = re.compile(rf"^{CLOCK} *+--> *+{CLOCK}[^\n]*+$", re.M)
+BEGINS = re.compile(rf"\s*+(?:WEBVTT\b|(?:\d{{1,6}}[ \t]*+\n)?{CLOCK} *+--> *+{CLOCK})")
 TAG = re.compile(r"<[^<>\n]{0,200}>|\{\\[^{}\n]{0,200}\}")
 SPEAKER = re.compile(r"<v(?:\.[\w.]*+)? ([^<>\n]{1,200})>")
 EVERY_S = 60  # seconds, after which a time is written where a sentence begins

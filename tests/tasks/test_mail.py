@@ -106,7 +106,7 @@ def test_an_unknown_or_wrong_encoding_is_remarked_on():
 @pytest.mark.parametrize(
     "text",
     ["Title: A\nDate: 2024-05-03\n\nA page of a site.", "From: Rome\nTo: Bern\n\nA journey.",
-     "From here on\nall is text.", "Note: From Anna.\n\nText."],
+     "From here on\nAll: is text.", "Note: From Anna.\n\nText."],
 )  # fmt: skip
 def test_a_text_with_a_head_is_no_mail(text):
     assert read(text.encode()) == (text, "")

@@ -270,3 +270,8 @@ SRT = "1\n00:00:01,000 --> 00:00:02,000\nThe contract was\n\n2\n00:00:02,000 -->
 def test_of_subtitles_the_words_are_joined(text, shown):
     assert read(text) == (shown, "")
     assert read(text.replace("\n", "\r\n"))[0] == shown
+
+
+def test_a_text_about_subtitles_is_none():
+    text = "A cue has a time:\n\n1\n00:00:01,000 --> 00:00:02,000\nThe words\n"
+    assert read(text) == (text, "")
