@@ -37,6 +37,7 @@ GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
 RISE = 0.15  # of the height of a line, from which a digit is raised
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
+MOST_PIXELS = 1 << 24  # and points of it
 MOST_DRAWN = 50_000  # objects of a page that is drawn to see what can be seen of it
 CONTRAST = 12  # of 255 shades, by which letters differ from what they stand on
 UNKNOWN = "\ufffd"  # stands for a stretch of glyphs that no font says the letters of
@@ -44,6 +45,8 @@ SAMPLED = 4  # one glyph of so many is looked at first: few unknown words are sh
 CAPTION = 100  # letters, with fewer of which a picture of a page remains one
 EDGE = 3  # lines at the top and the bottom of a page that may be running heads
 BLANKS = re.compile(r"\S+")  # what nobody sees between two words is none
+WORD = re.compile("[^\\s\ufffe]+\ufffe?")  # its hyphen is where a line divides it
+DIGIT = re.compile(r"[-+\u2212]?\d")
 NUMBER = re.compile(r"\d{1,5}")
 EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
 PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
@@ -216,11 +219,12 @@ class Reader:
                 guessed = GUESSED
             words = Words(page, letters)
             self.unseen += words.leave_out_unseen()
-            runs = words.runs() if len(words.words) <= MOST_RUNS else []
-            gutters = _gutters(runs)
-            if runs and (fields or gutters):
-                lines = [*runs, *(_labelled(run, runs) for run in fields)]
-                return _ordered(lines, gutters), guessed
+            lines = words.lines() if len(words.words) <= MOST_RUNS else []
+            gutters = _gutters([words.run(line, whole=False) for line in lines])
+            if lines and (fields or gutters):
+                runs = [words.run(line) for line in lines]
+                runs += [_labelled(run, runs) for run in fields]
+                return _ordered(runs, gutters), guessed
             return "\n".join([words.text(words.words), *(run.text for run in fields)]), guessed
 
 
@@ -253,127 +257,178 @@ def _plain(text: str) -> str:
 # ---------------------------------------------------------------- words of a page
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Word:
     first: int  # of its letters, and the one behind its last
     end: int
-    box: Box  # as high as its line
+    tight: Box = ()  # around its first and last letter, as the file has it
+    box: Box = ()  # as high as its line, as the page is looked at
 
 
 class Words:
     """The words of a page in the order in which it draws them."""
 
     def __init__(self, page: pdfium.PdfPage, letters: pdfium.PdfTextPage):
-        self.page, self.letters = page, letters
-        self.turn = page.get_rotation()
-        codes = (raw.FPDFText_GetUnicode(letters, k) for k in range(letters.count_chars()))
-        self.letter = "".join(map(chr, codes)).replace("\2", "\ufffe")  # a divided word
-        self.words = [
-            Word(match.start(), match.end(), self.box(match.start(), match.end(), loose=True))
-            for match in re.finditer("[^\\s\ufffe]+\ufffe?", self.letter)
-        ]
+        self.page, self.letters, self.turn = page, letters, page.get_rotation()
+        self.letter = letters.get_text_range()
+        if len(self.letter) != letters.count_chars():  # one of them is two in UTF-16
+            n = range(letters.count_chars())
+            codes = "".join(chr(raw.FPDFText_GetUnicode(letters, k)) for k in n)
+            self.letter = codes.replace("\2", "\ufffe")  # a divided word
+        self.words = [Word(*match.span()) for match in WORD.finditer(self.letter)]
+        for word in self.words:
+            word.tight = self.box(word.first, word.end - 1)
+            _, low, _, top = self.letters.get_charbox(word.first, loose=True)
+            left, below, right, above = word.tight
+            if right - left < above - below and self.turn == 0 and word.end - word.first > 2:
+                low, top = below, above  # it stands upright
+            elif self.turn:
+                low, top = below, above
+            word.box = self.turned((left, min(low, below), right, max(top, above)))
 
-    def box(self, first: int, end: int, loose: bool = False) -> Box:
-        """Return the box around letters, as their page is looked at; loose: as high as the line."""
-        boxes = [self.letters.get_charbox(k, loose=loose) for k in {first, end - 1}]
-        left, low, right, top = (
-            choose(box[side] for box in boxes) for side, choose in enumerate((min, min, max, max))
-        )
-        turned = {0: (left, low, right, top), 90: (low, -right, top, -left),
-                  180: (-right, -top, -left, -low), 270: (-top, left, -low, right)}  # fmt: skip
-        return turned[self.turn] if loose else (left, low, right, top)
+    def box(self, first: int, last: int) -> Box:
+        """Return the box around letters of which the first and the last one are given."""
+        a, b = self.letters.get_charbox(first), self.letters.get_charbox(last)
+        return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
+
+    def turned(self, box: Box) -> Box:
+        """Return a box as its page is looked at."""
+        left, low, right, top = box
+        return {0: box, 90: (low, -right, top, -left), 180: (-right, -top, -left, -low),
+                270: (-top, left, -low, right)}[self.turn]  # fmt: skip
 
     def base(self, k: int) -> float:
         """Return the height of the line on which a letter stands."""
         x, y = ctypes.c_double(), ctypes.c_double()
         raw.FPDFText_GetCharOrigin(self.letters, k, x, y)
-        return {0: y, 90: x, 180: y, 270: x}[self.turn].value * (
-            -1 if self.turn in (90, 180) else 1
-        )
+        return self.turned((x.value, y.value, x.value, y.value))[1]
 
     def leave_out_unseen(self) -> int:
         """Leave out the words that nobody sees, and count them."""
-        objects = raw.FPDFPage_CountObjects(self.page)
         width, height = map(round, self.page.get_size())
-        if not self.words or objects > MOST_DRAWN or not 0 < width * height < 1 << 24:
+        drawn = (
+            raw.FPDFPage_CountObjects(self.page) < MOST_DRAWN and 0 < width * height < MOST_PIXELS
+        )
+        if not self.words or not drawn:
             return 0
         bitmap = self.page.render(grayscale=True)
-        shades, stride = bytes(bitmap.buffer), bitmap.stride
-        seen = [word for word in self.words if self.is_seen(word, shades, stride, width, height)]
+        picture = Picture(bytes(bitmap.buffer), bitmap.stride, bitmap.width, bitmap.height)
+        x, y, points = ctypes.c_int(), ctypes.c_int(), []
+        for a, b in ((0, 0), (1000, 0), (0, 1000)):
+            raw.FPDF_PageToDevice(self.page, 0, 0, 100 * width, 100 * height, 0, a, b, x, y)
+            points.append((x.value / 100, y.value / 100))
+        (x0, y0), (x1, y1), (x2, y2) = points
+        (ax, ay), (bx, by) = (
+            ((x1 - x0) / 1000, (y1 - y0) / 1000),
+            ((x2 - x0) / 1000, (y2 - y0) / 1000),
+        )
+        seen = []
+        for word in self.words:
+            left, low, right, top = word.tight
+            xs = sorted((x0 + ax * left + bx * low, x0 + ax * right + bx * top))
+            ys = sorted((y0 + ay * left + by * low, y0 + ay * right + by * top))
+            small = self.turn == 0 and word.box[3] - word.box[1] < 1
+            text = self.letter[word.first : word.end]
+            around = 0 if sum(map(str.isalnum, text)) > 1 else 2  # a full stop fills its box
+            shown = not small and picture.varies(xs[0] - around, ys[0] - around,
+                                                 xs[1] + around, ys[1] + around)  # fmt: skip
+            if shown or not self.is_hidden(word, small or shown is None):
+                seen.append(word)
         unseen, self.words = len(self.words) - len(seen), seen
         return unseen
 
-    def is_seen(self, word: Word, shades: bytes, stride: int, width: int, height: int) -> bool:
-        """Tell whether a word is larger than a point, on the page, and differs from what is there.
+    def is_hidden(self, word: Word, surely: bool) -> bool:
+        """Tell whether a word that the page's picture does not show is hidden on purpose.
 
-        The letters over a scan, which are there to be searched in, count as seen, and what a font
+        The letters over a scan, which are there to be searched in, are not, nor is what a font
         that is not in the file might draw elsewhere.
         """
-        left, low, right, top = self.box(word.first, word.end)
-        x, y, corners = ctypes.c_int(), ctypes.c_int(), []
-        for a, b in ((left, low), (right, top)):
-            raw.FPDF_PageToDevice(self.page, 0, 0, width, height, 0, a, b, x, y)
-            corners.append((x.value, y.value))
-        (x0, x1), (y0, y1) = map(sorted, zip(*corners, strict=True))
-        text = self.letter[word.first : word.end]
-        around = 0 if sum(map(str.isalnum, text)) > 1 else 2  # a full stop fills its box
-        x0, x1 = max(0, x0 - around), min(width, x1 + 1 + around)
-        rows = [shades[y * stride + x0 : y * stride + x1]
-                for y in range(max(0, y0 - around), min(height, y1 + 1 + around))]  # fmt: skip
-        on_page, is_small = [row for row in rows if row], word.box[3] - word.box[1] < 1
-        if on_page and not is_small and max(map(max, on_page)) - min(map(min, on_page)) > CONTRAST:
-            return True
         drawn = raw.FPDFText_GetTextObject(self.letters, word.first)
         if not drawn or raw.FPDFTextObj_GetTextRenderMode(drawn) == INVISIBLE:
-            return True
-        known = text.isascii() or raw.FPDFFont_GetIsEmbedded(raw.FPDFTextObj_GetFont(drawn)) == 1
-        return not (known or is_small or not on_page)
+            return False
+        embedded = raw.FPDFFont_GetIsEmbedded(raw.FPDFTextObj_GetFont(drawn)) == 1
+        return surely or embedded or self.letter[word.first : word.end].isascii()
 
-    def runs(self) -> list[Run]:
-        """Return the runs of the page."""
+    def lines(self) -> list[list[Word]]:
+        """Return words that are close to each other in a line, line by line."""
         lines: list[list[Word]] = []
+        right = low = top = 0.0
         for word in self.words:
-            (left, low, right, top) = lines[-1][-1].box if lines else (0, 0, 0, 0)
             box, high = word.box, top - low
-            if -high / 2 < box[0] - right < high and low < box[3] and box[1] < top:
+            if -high / 2 < box[0] - right < high and low < box[3] and box[1] < top and lines:
                 lines[-1].append(word)
             else:
                 lines.append([word])
-        found = []
-        for line in lines:
-            left, low, right, top = zip(*(word.box for word in line), strict=True)
-            text = " ".join(self.text(line).split())
-            found.append(Run(min(left), min(low), max(right), max(top), text))
-        return found
+            _, low, right, top = box
+        return lines
+
+    def run(self, line: Sequence[Word], whole: bool = True) -> Run:
+        """Return a line as a run, with its text or with its first letter alone."""
+        left, low, right, top = zip(*(word.box for word in line), strict=True)
+        text = " ".join(self.text(line).split()) if whole else self.letter[line[0].first]
+        return Run(min(left), min(low), max(right), max(top), text)
 
     def text(self, words: Sequence[Word]) -> str:
         """Return the text of words that follow each other; raised digits as in 10^5."""
-        out, base, high, end, right = "", 0.0, 0.0, 0, 0.0
+        pieces: list[str] = []
+        ground = before = None  # the last word that stands on the line, and the last one
         for word in words:
-            between = BLANKS.sub("", self.letter[end : word.first]) if out else ""
-            rise, gap = self.base(word.first) - base, word.box[0] - right
-            beside = bool(out) and abs(rise) < 0.7 * high and -0.3 * high < gap < high
-            if beside and "\n" in between:  # PDFium ends a line where letters are raised
-                between = " " * (gap > 0.2 * high or between.strip("\r\n") != "")
-            if not (beside and not between and abs(rise) > RISE * high):
-                left, low, right, top = word.box
-                sideways = word.end - word.first > 2 and right - left < top - low
-                base, high = self.base(word.first), 0.0 if sideways else top - low
-            out += between
-            above = False
-            for k in range(word.first, word.end):
-                letter = self.letter[k]
-                if letter.isdigit() or (
-                    letter in "-+\u2212" and self.letter[k + 1 : k + 2].isdigit()
-                ):
-                    up = high > 0 and self.base(k) - base > RISE * high and out[-1:].strip() != ""
-                    out += "^" * (up and not above)
-                    above = up
-                else:
-                    above = False
-                out += letter
-            end, right = word.end, word.box[2]
-        return _plain(out)
+            between = BLANKS.sub("", self.letter[before.end : word.first]) if before else ""
+            text = self.letter[word.first : word.end]
+            high = ground.box[3] - ground.box[1] if ground else 0.0
+            off_line = False
+            if before and between in ("", "\r\n", "\r\n "):  # PDFium ends a line where letters rise
+                rise, gap = (
+                    self.base(word.first) - self.base(ground.first),
+                    word.box[0] - before.box[2],
+                )
+                if abs(rise) < 0.7 * high and -0.3 * high < gap < high:
+                    off_line = gap <= 0.2 * high and abs(rise) > RISE * high
+                    between = " " if gap > 0.2 * high or between.endswith(" ") else ""
+            if not off_line:
+                ground, high = word, word.box[3] - word.box[1]
+            if DIGIT.search(text):
+                text = self.raised(word, self.base(ground.first) + RISE * high, bool(off_line))
+            pieces += [between, text]
+            before = word
+        return _plain("".join(pieces))
+
+    def raised(self, word: Word, above: float, follows: bool) -> str:
+        """Return a word with a mark before digits that stand above a height.
+
+        follows: whether something stands right before it.
+        """
+        out, up = "", False
+        for k in range(word.first, word.end):
+            number = DIGIT.match(self.letter, k)
+            was, up = up, bool(number) and self.base(k) > above and (follows or k > word.first)
+            out += "^" * (up and not was) + self.letter[k]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A page as it is drawn, a point a pixel, in shades of grey."""
+
+    shades: bytes
+    stride: int
+    width: int
+    height: int
+
+    def varies(self, left: float, top: float, right: float, low: float) -> bool | None:
+        """Tell whether there is anything to see in a box, which goes down; None if it is off."""
+        x0, x1 = max(0, int(left)), min(self.width, int(right) + 1)
+        y0, y1 = max(0, int(top)), min(self.height, int(low) + 1)
+        if x0 >= x1 or y0 >= y1:
+            return None
+        darkest, lightest = 255, 0
+        middle = (y0 + y1) // 2
+        for y in (middle, *range(y0, y1)):  # mostly the first one says it
+            row = self.shades[y * self.stride + x0 : y * self.stride + x1]
+            darkest, lightest = min(darkest, min(row)), max(lightest, max(row))
+            if lightest - darkest > CONTRAST:
+                return True
+        return False
 
 
 # ---------------------------------------------------------------- fields
