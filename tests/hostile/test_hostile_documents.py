@@ -207,7 +207,7 @@ def test_a_thousand_pages_are_within_the_limits_by_default(tmp_path):
     objects = {
         1: CATALOG,
         2: f"<< /Type /Pages /Count 1000 /Kids [{kids}] >>",
-        4: stream(f"BT /F1 9 Tf {lines} ET"),
+        4: stream(f"BT /F1 9 Tf 9 780 Td {lines} ET"),
         5: FONT,
     }
     (tmp_path / "a.pdf").write_bytes(made_pdf(objects | dict.fromkeys(range(10, 1010), PAGE)))
