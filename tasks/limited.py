@@ -19,7 +19,6 @@ import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from importlib import import_module
@@ -31,8 +30,7 @@ from pydantic import TypeAdapter
 from config.errors import UserError, clip, first_line
 
 MAIN = (
-    "import sys; parent, *sys.path = sys.argv[1:]; "
-    "from tasks.limited import work; work(int(parent))"
+    "import sys; parent, *sys.path = sys.argv[1:]; import tasks.limited as a; a.work(int(parent))"
 )
 LONGEST_S = 1e6  # that a timer of the system can be set to
 GRACE_S = 5.0  # for a process that has closed its end
@@ -65,7 +63,11 @@ class Readers:
         It does not block, and may be called from any thread: whoever asks for the job's `result`
         waits. name: what errors call the bytes.
         """
-        return Job(self, function, arguments, content, name)
+        n = None if content is None else len(content)
+        call = {"function": (function.__module__, function.__qualname__), "arguments": arguments}
+        limits = {"seconds": min(self.seconds, LONGEST_S), "mib": self.mib, "n": n}
+        line = json.dumps(call | limits).encode() + b"\n"
+        return Job(self, (line, content or b""), returned(function), name)
 
     def close(self) -> None:
         """End all children, those at work at once."""
@@ -78,11 +80,8 @@ class Readers:
 class Job:
     """One call of a function in a child."""
 
-    def __init__(
-        self, readers: Readers, function: Callable, arguments, content: bytes | None, name: str
-    ):
-        self.readers, self.function, self.name = readers, function, name
-        self.arguments, self.content = arguments, content
+    def __init__(self, readers: Readers, call: tuple[bytes, bytes], kind: TypeAdapter, name: str):
+        self.readers, self.call, self.kind, self.name = readers, call, kind, name
         self.cancelled = False
         self.child: Child | None = None
 
@@ -102,7 +101,8 @@ class Job:
             self.child = child
             pool.working.add(child)
         try:
-            kind, last, answer = child.ask(self)
+            # a value that is larger than all the child's memory is none that it has made
+            how, last, answer = child.ask(self.call, most=max(1 << 16, pool.mib << 20))
         finally:  # after Ctrl-C as well
             with pool.lock:
                 self.child = None
@@ -113,34 +113,23 @@ class Job:
                     child.kill()
         if pool.closed or self.cancelled:
             raise CancelledError
-        return self.said(kind, answer, child.process.returncode)
-
-    def said(self, kind: str, answer: bytes, code: int) -> object:
-        """Return the value of an answer, or raise what it says."""
-        limit = ""
-        if kind == "death" and code == -signal.SIGALRM:
-            limit, unit = f"{self.readers.seconds:g} s", "s"
-        elif kind == "memory":
-            limit, unit = f"{self.readers.mib:,} MiB of memory", "mib"
-        if limit:
-            raise OverLimit(
-                f"{self.name} takes more than {limit} to read: such documents are read with a "
-                f"higher --document-{unit}."
-            )
-        if kind == "death":
-            how = signal.Signals(-code).name if code < 0 else f"status {code}"
-            raise UserError(
-                f"{self.name} cannot be read: it ends the process that reads it ({how})."
-            )
+        if how == "time":
+            raise self.over(f"{pool.seconds:g} s", "s")
+        if how == "memory":
+            raise self.over(f"{pool.mib:,} MiB of memory", "mib")
         try:
-            if kind == "value":
-                return returned(self.function).validate_json(answer)
-            message, trace = TypeAdapter(tuple[str, str]).validate_json(answer)
+            if how == "value":
+                return self.kind.validate_json(answer)
+            message = TypeAdapter(str).validate_json(answer)
         except ValueError as error:
             raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
-        if kind == "error":
-            raise UserError(message)
-        raise UserError(f"{self.name} cannot be read ({clip(message, 200)}).") from Broken(trace)
+        raise UserError(message if how == "error" else f"{self.name} cannot be read{message}.")
+
+    def over(self, limit: str, unit: str) -> OverLimit:
+        return OverLimit(
+            f"{self.name} takes more than {limit} to read: such documents are read with a higher "
+            f"--document-{unit}."
+        )
 
     def cancel(self) -> None:
         """End the job, and the child that is at it at once; `result` raises CancelledError."""
@@ -148,10 +137,6 @@ class Job:
             self.cancelled = True
             if self.child:
                 self.child.kill()
-
-
-class Broken(Exception):
-    """An exception of the child, as its traceback."""
 
 
 class Child:
@@ -164,34 +149,29 @@ class Child:
         # its own, so that Ctrl-C reaches the parent alone
         self.process = subprocess.Popen(
             [sys.executable, "-I", "-c", MAIN, str(parent), *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,
-            pass_fds=(parent,),
-        )
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            process_group=0, pass_fds=(parent,),
+        )  # fmt: skip
         os.close(parent)
 
-    def ask(self, job: Job) -> tuple[str, bool, bytes]:
-        """Send a job; return what kind of answer comes, whether it is the last, and the answer."""
-        seconds, mib = min(job.readers.seconds, LONGEST_S), job.readers.mib
-        function = job.function.__module__, job.function.__qualname__
-        n = None if job.content is None else len(job.content)
-        call = {"function": function, "n": n, "arguments": job.arguments}
-        line = json.dumps(call | {"seconds": seconds, "mib": mib}).encode() + b"\n"
+    def ask(self, call: tuple[bytes, bytes], most: int) -> tuple[str, bool, bytes]:
+        """Send a call; return what kind of answer comes, whether it is the last, and the answer."""
         try:
-            self.process.stdin.write(line)
-            self.process.stdin.write(job.content or b"")
+            self.process.stdin.writelines(call)
             self.process.stdin.flush()
             head = json.loads(self.process.stdout.readline(1000))
-            # a value that is larger than all the child's memory is none that it has made
-            answer = self.process.stdout.read(min(head["n"], max(1 << 16, mib << 20)))
+            answer = self.process.stdout.read(min(head["n"], most))
             return head["kind"], head["last"], answer
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(GRACE_S)
             self.kill()
-            return "death", True, b""
+        code = self.process.returncode
+        if code == -signal.SIGALRM:
+            return "time", True, b""
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        said = f": it ends the process that reads it ({how})"
+        return "death", True, json.dumps(said).encode()
 
     def kill(self) -> None:
         """End the process and wait for its end, which is at once."""
@@ -248,10 +228,10 @@ def answered(function: Callable, arguments: list) -> tuple[str, bytes]:
     except MemoryError:
         return "memory", b""
     except UserError as error:
-        return "error", json.dumps([str(error), ""]).encode()
+        return "error", json.dumps(str(error)).encode()
     except Exception as error:
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return "broken", json.dumps([reason, traceback.format_exc()]).encode()
+        reason = clip(f"{type(error).__name__}: {first_line(error)}", 200)
+        return "broken", json.dumps(f" ({reason})").encode()
 
 
 def size() -> int:

@@ -35,6 +35,7 @@ INVISIBLE = 3  # how letters are drawn over a scan, to be searched in
 FULL = 0.6  # share of the widest line of a column that most of its lines have
 GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
+LINE_ENDS = ("", "\r\n", "\r\n ")  # PDFium ends a line where letters are raised
 RISE = 0.15  # of the height of a line, from which a digit is raised
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
 MOST_PIXELS = 1 << 24  # and points of it
@@ -219,7 +220,7 @@ class Reader:
                 guessed = GUESSED
             words = Words(page, letters)
             self.unseen += words.leave_out_unseen()
-            lines = words.lines() if len(words.words) <= MOST_RUNS else []
+            lines = [] if words.turned or len(words.words) > MOST_RUNS else words.lines()
             gutters = _gutters([words.run(line, whole=False) for line in lines])
             if lines and (fields or gutters):
                 runs = [words.run(line) for line in lines]
@@ -261,15 +262,17 @@ def _plain(text: str) -> str:
 class Word:
     first: int  # of its letters, and the one behind its last
     end: int
-    tight: Box = ()  # around its first and last letter, as the file has it
-    box: Box = ()  # as high as its line, as the page is looked at
+    tight: Box = ()  # around its first and last letter
+    box: Box = ()  # as high as its line
+    high: float = 0.0  # that height; 0 for what stands upright
 
 
 class Words:
     """The words of a page in the order in which it draws them."""
 
     def __init__(self, page: pdfium.PdfPage, letters: pdfium.PdfTextPage):
-        self.page, self.letters, self.turn = page, letters, page.get_rotation()
+        self.page, self.letters = page, letters
+        self.turned = page.get_rotation() != 0  # where the lines of its text may stand upright
         self.letter = letters.get_text_range()
         if len(self.letter) != letters.count_chars():  # one of them is two in UTF-16
             n = range(letters.count_chars())
@@ -277,31 +280,20 @@ class Words:
             self.letter = codes.replace("\2", "\ufffe")  # a divided word
         self.words = [Word(*match.span()) for match in WORD.finditer(self.letter)]
         for word in self.words:
-            word.tight = self.box(word.first, word.end - 1)
-            _, low, _, top = self.letters.get_charbox(word.first, loose=True)
-            left, below, right, above = word.tight
-            if right - left < above - below and self.turn == 0 and word.end - word.first > 2:
-                low, top = below, above  # it stands upright
-            elif self.turn:
-                low, top = below, above
-            word.box = self.turned((left, min(low, below), right, max(top, above)))
-
-    def box(self, first: int, last: int) -> Box:
-        """Return the box around letters of which the first and the last one are given."""
-        a, b = self.letters.get_charbox(first), self.letters.get_charbox(last)
-        return min(a[0], b[0]), min(a[1], b[1]), max(a[2], b[2]), max(a[3], b[3])
-
-    def turned(self, box: Box) -> Box:
-        """Return a box as its page is looked at."""
-        left, low, right, top = box
-        return {0: box, 90: (low, -right, top, -left), 180: (-right, -top, -left, -low),
-                270: (-top, left, -low, right)}[self.turn]  # fmt: skip
+            first, last = (letters.get_charbox(k) for k in (word.first, word.end - 1))
+            left, low, right, top = word.tight = (
+                *map(min, first[:2], last[:2]), *map(max, first[2:], last[2:]))  # fmt: skip
+            if right - left > top - low or word.end - word.first < 3:  # else it stands upright
+                _, below, _, above = letters.get_charbox(word.first, loose=True)
+                low, top = min(low, below), max(top, above)
+                word.high = top - low
+            word.box = left, low, right, top
 
     def base(self, k: int) -> float:
         """Return the height of the line on which a letter stands."""
         x, y = ctypes.c_double(), ctypes.c_double()
         raw.FPDFText_GetCharOrigin(self.letters, k, x, y)
-        return self.turned((x.value, y.value, x.value, y.value))[1]
+        return y.value
 
     def leave_out_unseen(self) -> int:
         """Leave out the words that nobody sees, and count them."""
@@ -327,7 +319,7 @@ class Words:
             left, low, right, top = word.tight
             xs = sorted((x0 + ax * left + bx * low, x0 + ax * right + bx * top))
             ys = sorted((y0 + ay * left + by * low, y0 + ay * right + by * top))
-            small = self.turn == 0 and word.box[3] - word.box[1] < 1
+            small = not self.turned and word.box[3] - word.box[1] < 1
             text = self.letter[word.first : word.end]
             around = 0 if sum(map(str.isalnum, text)) > 1 else 2  # a full stop fills its box
             shown = not small and picture.varies(xs[0] - around, ys[0] - around,
@@ -375,20 +367,16 @@ class Words:
         for word in words:
             between = BLANKS.sub("", self.letter[before.end : word.first]) if before else ""
             text = self.letter[word.first : word.end]
-            high = ground.box[3] - ground.box[1] if ground else 0.0
             off_line = False
-            if before and between in ("", "\r\n", "\r\n "):  # PDFium ends a line where letters rise
-                rise, gap = (
-                    self.base(word.first) - self.base(ground.first),
-                    word.box[0] - before.box[2],
-                )
+            if before and not self.turned and between in LINE_ENDS:
+                rise = self.base(word.first) - self.base(ground.first)
+                gap, high = word.box[0] - before.box[2], ground.high
                 if abs(rise) < 0.7 * high and -0.3 * high < gap < high:
                     off_line = gap <= 0.2 * high and abs(rise) > RISE * high
                     between = " " if gap > 0.2 * high or between.endswith(" ") else ""
-            if not off_line:
-                ground, high = word, word.box[3] - word.box[1]
-            if DIGIT.search(text):
-                text = self.raised(word, self.base(ground.first) + RISE * high, bool(off_line))
+            ground = ground if off_line else word
+            if DIGIT.search(text) and ground.high and not self.turned:
+                text = self.raised(word, self.base(ground.first) + RISE * ground.high, off_line)
             pieces += [between, text]
             before = word
         return _plain("".join(pieces))

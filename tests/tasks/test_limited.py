@@ -90,9 +90,8 @@ def test_values_and_errors_come_back_from_one_child(readers):
     assert found == contents(b"Anna.", "a.txt") and isinstance(found, Contents)
     with pytest.raises(UserError, match=r"a\.txt is empty"):
         pool.start(contents, "a.txt", content=b"").result()
-    with pytest.raises(UserError, match=r"^b\.txt cannot be read \(TypeError: .*\)\.$") as error:
+    with pytest.raises(UserError, match=r"^b\.txt cannot be read \(TypeError: .*\)\.$"):
         pool.start(wrong, name="b.txt").result()
-    assert "Traceback" in str(error.value.__cause__)
     pids.append(pool.start(pid).result())
     assert pids[0] == pids[1] != os.getpid()
 
