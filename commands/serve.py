@@ -52,7 +52,7 @@ from memagent import Agent, Finish, Turn
 from report.reading import begins
 from report.records import record_turn
 from rollout import Sampling
-from tasks import served
+from tasks import quotes, served
 from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken, unserved
 from tasks.limited import OverLimit, Readers
 from tasks.pages import Places
@@ -248,7 +248,7 @@ class Exchange:
             "completion_tokens_details": {"reasoning_tokens": self.n_thought},
         }
 
-    def metadata(self, found: tuple | None) -> dict[str, str]:
+    def metadata(self, found: list | None) -> dict[str, str]:
         """Say in which sections the words of the answer were found in the document; as in OpenAI's,
         all are strings."""
         document, agent = self.document, self.reading.agent
@@ -259,11 +259,9 @@ class Exchange:
             "question": self.source,
         }
         if found is not None:
-            ranges, phrase = found
-            stands = "as a phrase" if phrase else "its words near each other"
-            facts["answer_stands"] = stands if ranges else "not found in the document"
-            facts["sections"] = ", ".join(map(str, self._sections_with(ranges)))
-            facts["where"] = document.where(ranges) if ranges else ""
+            facts["answer_stands"] = "as a phrase" if found else "not found in the document"
+            facts["sections"] = ", ".join(map(str, self._sections_with(found)))
+            facts["where"] = document.where(found) if found else ""
         return {name: fact for name, fact in facts.items() if fact}
 
     def _sections_with(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
@@ -302,7 +300,7 @@ def app(service, agent: Agent, terms: Terms):
     config = terms.config
     memory, body_bytes = Memory(config.bodies_mib << 20), config.body_mib << 20
     lanes = [
-        (Readers(seconds, config.document_mib, CHILDREN), asyncio.Semaphore(CHILDREN))
+        (Readers(seconds, config.document_mib), asyncio.Semaphore(CHILDREN))
         for seconds in (min(SWIFT_S, config.document_s), config.document_s)
     ]
     created = int(time.time())
@@ -348,10 +346,11 @@ def app(service, agent: Agent, terms: Terms):
         """Read a body in a child: first where none takes long."""
         for readers, room in lanes:
             async with room:
-                job = readers.start(taken, body, terms.model, name="The request")
+                job = readers.start(taken, terms.model, content=body, name="The request")
                 held.callback(job.cancel)
                 try:
-                    return await run_in_threadpool(job.result)
+                    found = await run_in_threadpool(job.result)
+                    return found.opened()
                 except OverLimit as over:
                     error = Refused(str(over), code="too_large", status=413)
                 except futures.CancelledError:
@@ -446,7 +445,7 @@ def app(service, agent: Agent, terms: Terms):
         elif answer:  # beside the event loop, for which a thread would leave no time
             readers, room = lanes[-1]
             async with room:
-                job = readers.start(document.find, answer, name="The document")
+                job = readers.start(quotes.places, document.text, answer, name="The document")
                 with contextlib.suppress(UserError):  # past its limits nothing is said of it
                     found = await run_in_threadpool(job.result)
         metadata = await run_in_threadpool(exchange.metadata, found)

@@ -180,17 +180,34 @@ def unserved(name: str, model: str) -> Refused:
     return Refused(known, "model", "model_not_found", 404)
 
 
-def taken(body: bytes, model: str) -> tuple[ChatRequest, Inquiry]:
-    """Read a body to its end, files included; Refused as by `ChatRequest.parse` and
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a child process says of a body: the request and its inquiry, or what `Refused` holds."""
+
+    request: ChatRequest | None = None
+    inquiry: Inquiry | None = None
+    refused: tuple[str, str | None, str | None, int] | None = None
+
+    def opened(self) -> tuple[ChatRequest, Inquiry]:
+        if self.refused:
+            raise Refused(*self.refused)
+        return self.request, self.inquiry
+
+
+def taken(body: bytes, model: str) -> Taken:
+    """Read a body to its end, files included; refused as by `ChatRequest.parse` and
     `Inquiry.from_chat`.
 
     For a child process (tasks/limited.py): of the chat nothing comes back but the inquiry.
     """
-    request = ChatRequest.parse(body)
-    if request.model and request.model != model:
-        raise unserved(request.model, model)
-    inquiry = Inquiry.from_chat(request)
-    return request.model_copy(update={"messages": []}), inquiry
+    try:
+        request = ChatRequest.parse(body)
+        if request.model and request.model != model:
+            raise unserved(request.model, model)
+        inquiry = Inquiry.from_chat(request)
+    except Refused as error:
+        return Taken(refused=(str(error), error.param, error.code, error.status))
+    return Taken(request.model_copy(update={"messages": [Message(role="user")]}), inquiry)
 
 
 @dataclass(slots=True)

@@ -1,13 +1,7 @@
-"""Documents that people have: files of many forms, and folders, as one text.
+"""Files of many forms, and folders, as one text that knows its pages.
 
-Holds: `Document` (a text that knows its pages), `read`. Leaves out: the forms (tasks/forms.py),
-files of tasks (tasks/readers.py), sections and tokens (tokens/codec.py). No torch.
-Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: commands/ask.py.
-
-What a file is follows from its first bytes, so that standard input needs no name:
-
-    path -> bytes -> Contents -> [(text, number, name), ...] -> Document
-            -       contents     pages, chapters, or one       together
+path -> bytes -> Contents -> [(text, number, name), ...] -> Document
+        -       contents     pages, chapters, or one       together
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from config.files import is_file
 from config.options import AskConfig
 from data import NOT_FOUND
 from tasks import quotes
-from tasks.forms import SNIFFED, Contents, NotText, check_form, contents, few
+from tasks.forms import SNIFFED, Contents, check_form, contents, few
 from tasks.limited import Readers
 from tasks.quotes import Range
 
@@ -48,9 +42,9 @@ class Part:
 
     start: int  # character of the document
     file: str
-    kind: str  # page, chapter or file
+    kind: str  # page, chapter, message, conversation or file
     number: int = 0  # of the page or chapter, from 1 in each file
-    name: str = ""  # of the chapter
+    name: str = ""  # of the chapter, or what is printed on the page as its number
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +89,7 @@ class Document:
             named.append(" ".join(words))
         return "; ".join(named) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
 
-    def find(self, answer: str) -> tuple[list[Range], bool] | None:
+    def find(self, answer: str) -> list[Range] | None:
         """Return where the words of an answer stand (tasks/quotes.py); None where there is nothing
         to look for, as in the answer that nothing was found."""
         return None if answer == NOT_FOUND else quotes.places(self.text, answer)
@@ -117,17 +111,14 @@ class Document:
     def stands(self, answer: str, question: str) -> tuple[dict, str]:
         """Return whether an answer is found, None if there is nothing to look for; the sentence to
         quote, its page before those of other places, and where it is; then all of it in words."""
-        found = self.find(answer)
-        if not found or not found[0]:
-            nowhere = None if found is None else False
+        ranges = self.find(answer)
+        if not ranges:
+            nowhere = None if ranges is None else False
             return {"found": nowhere, "pages": [], "quote": "", "where": ""}, ""
-        ranges, phrase = found
-        starts = {part.start for part in self.parts}
-        quote = quotes.best_quote(self.text, ranges, question, starts)
+        quote = quotes.best_quote(self.text, ranges, question)
         where, elsewhere = self.where([quote.place]), self.where(quote.others)
         pages = dict.fromkeys([*self.pages([quote.place]), *self.pages(quote.others)])
-        words = "Found" if phrase else "Found in part, its rarest words near each other,"
-        words += f" {'on' if where.startswith('page') else 'in'} {where or 'the text'}"
+        words = f"Found {'on' if where.startswith('page') else 'in'} {where or 'the text'}"
         if not quote.shared:
             words += ", in a sentence that shares no word with the question"
         words += f": '{quote.text}'"
@@ -217,8 +208,6 @@ def _folder(folder: Path, readers: Readers) -> tuple[list[Named], list[str]]:
         try:
             file = _file(readers, path, name, regular=True)
             found.append((path, len(Path(name).parts), file))
-        except NotText:
-            left_out.append(name)
         except UserError as error:  # its sentence begins with the name
             left_out.append(str(error).rstrip("."))
     if not found:
@@ -283,4 +272,4 @@ def _file(readers: Readers, path: Path | None, name: str, regular: bool = False)
         raise UserError(f"{name} cannot be read: {error.strerror}.") from error
     if max(size, len(content)) > LARGEST:
         raise UserError(f"{name} has more than {LARGEST >> 20:,} MiB: such files are not read.")
-    return readers.start(contents, content, name, name=name).result()
+    return readers.start(contents, name, content=content, name=name).result()

@@ -1,8 +1,4 @@
-"""A docx as text: body, headers, footers, notes, comments, list numbers, tables a row a line.
-
-Holds: `of_docx`. Leaves out: pictures and charts, which a remark counts; pages, which the program
-that shows a document makes. Exercise it: `python cli.py ask letter.docx "question"`. Read next:
-tasks/forms.py.
+"""A docx as text: headers, footers, body, list numbers, tables a row a line, notes, comments.
 
 Elements and attributes are those of ECMA-376, without their namespaces: strict files have others.
 What a paragraph refers to stands beside it, so that a section has both: "[Note 1: ...]",
@@ -18,45 +14,41 @@ from collections.abc import Iterable, Iterator, Mapping
 from itertools import groupby
 from xml.etree import ElementTree
 
-from config.errors import UserError
-from tasks.forms import Contents, Members, contents, damage
+from tasks.forms import Contents, Members, counted, damage, target
 
 Element = ElementTree.Element
 Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
 
 WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struck out: {}]"}
-UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "sectPr",
-          "rt"}  # fmt: skip
+UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "sectPr"}  # fmt: skip
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-# letters of Wingdings and Symbol, by the number that a file gives
-SYMBOLS = {
-    "F0FE": "☒",
-    "F0FD": "☒",
-    "F078": "☒",
-    "F0A8": "☐",
-    "F06F": "☐",
-    "F0FC": "✓",
-    "F0B7": "•",
-}
-LEFT_OUT = {"blip": "picture", "imagedata": "picture", "OLEObject": "embedded file"}
-DRAWN = {"chart": "id", "relIds": "dm"}  # elements whose parts hold words, and what names those
-NOTES = {"footnoteReference": "footnotes", "endnoteReference": "endnotes"}
+BOXES = {"F0FE": "☒", "F0FD": "☒", "F078": "☒", "F0A8": "☐", "F06F": "☐", "F0FC": "✓", "F0B7": "•"}
+"""Letters of Wingdings and Symbol, by the number that a file gives."""
+LEFT_OUT = {"blip": "picture", "imagedata": "picture", "OLEObject": "embedded file",
+            "altChunk": "embedded file", "chart": "chart", "relIds": "diagram"}  # fmt: skip
+BESIDE = {"footnoteReference": "footnotes", "endnoteReference": "endnotes",
+          "commentReference": "comments"}  # fmt: skip
+
+
+def main_part(members: Members) -> str:
+    """Return the member that holds a Word document's text, as its package names it; "" if none."""
+    for each in ElementTree.fromstring(members.read("_rels/.rels")):
+        path = target("", value(each, "Target"))
+        if value(each, "Type").endswith("/officeDocument") and path in members.names:
+            if b"wordprocessingml" in members.read(path)[:8192]:
+                return path
+    return ""
 
 
 def of_docx(members: Members, main: str, name: str) -> Contents:
-    """Read a Word document; main: the member that holds its body, as its package names it.
-
-    UserError: it is damaged, or has no text.
-    """
+    """Read a Word document; main: the member that holds its body. UserError: it is damaged."""
     with damage(name, "docx file"):
         document = Docx(members, main)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(document.lines())).strip()
-    left_out = [f"{n:,} {what}{'s' * (n > 1)}" for what, n in document.left_out.items()]
-    if not text:
-        inside = f", but {', '.join(left_out)}: recognise it by OCR" if left_out else ""
-        raise UserError(f"{name} is empty: there is no text in it{inside}.")
-    remark = f"{name}: left out: {', '.join(left_out)}." if left_out else ""
-    return Contents("file", [(text, 0, "")], remark=remark)
+    left_out = counted(document.left_out)
+    return Contents(
+        "file", [(text, 0, "")], remark=f"{name}: left out: {left_out}." * bool(left_out)
+    )
 
 
 def kind(element: Element) -> str:
@@ -71,9 +63,7 @@ def value(element: Element | None, name: str = "val", default: str = "") -> str:
 
 def child(element: Element | None, *path: str) -> Element | None:
     """Return the first element at a path of names."""
-    for name in path:
-        element = None if element is None else element.find(f"{{*}}{name}")
-    return element
+    return None if element is None else element.find("/".join(f"{{*}}{name}" for name in path))
 
 
 def on(properties: Element | None, name: str) -> bool:
@@ -102,10 +92,9 @@ class Docx:
         self.targets: dict[str, str] = {}  # members by the ids under which the main part names them
         parts: dict[str, Element] = {}
         for each in self.xml(f"{folder}/_rels/{file}.rels".lstrip("/")):
-            path = posixpath.normpath(posixpath.join("/", folder, value(each, "Target")))[1:]
-            self.targets[value(each, "Id")] = path
+            path = self.targets[value(each, "Id")] = target(folder, value(each, "Target"))
             what = posixpath.basename(value(each, "Type"))
-            if what in ("styles", "numbering", "settings", "footnotes", "endnotes", "comments"):
+            if what in ("styles", "numbering", "settings", *BESIDE.values()):
                 parts[what] = self.xml(path)
         self.settings = parts.get("settings")
         styles = (each for each in parts.get("styles", ()) if kind(each) == "style")
@@ -113,7 +102,7 @@ class Docx:
         self.lists = Lists(parts.get("numbering", ()), self.styles)
         self.beside = {  # notes and comments that no paragraph has referred to so far
             (what, value(each, "id")): each
-            for what in ("footnotes", "endnotes", "comments")
+            for what in BESIDE.values()
             for each in parts.get(what, ())
         }
 
@@ -125,11 +114,10 @@ class Docx:
 
     def lines(self) -> Iterator[str]:
         body = child(self.xml(self.main), "body")
-        if body is None:
-            return
-        yield from self.margins(body, "header")
-        yield from self.blocks(body)
-        yield from self.margins(body, "footer")
+        if body is not None:
+            yield from self.margins(body, "header")
+            yield from self.blocks(body)
+            yield from self.margins(body, "footer")
 
     def margins(self, body: Element, which: str) -> Iterator[str]:
         """Yield the different headers or footers that pages show."""
@@ -147,28 +135,18 @@ class Docx:
     def blocks(self, parent: Element) -> Iterator[str]:
         """Yield the paragraphs and the rows of tables in an element, and empty lines between."""
         for element in parent:
-            match kind(element):
-                case "p":
-                    yield from self.paragraph(element)
-                case "tr":
-                    cells = (" ".join(self.blocks(cell)).split() for cell in cells_of(element))
-                    yield "\t".join(map(" ".join, cells))
-                case "altChunk":
-                    yield from self.chunk(self.targets.get(value(element, "id"), ""))
-                case "AlternateContent":
-                    yield from self.blocks(alternative(element))
-                case name if name not in UNSEEN:
-                    yield from self.blocks(element)
-                    yield from ("",) * (name == "tbl")
-
-    def chunk(self, path: str) -> Iterator[str]:
-        """Yield what a document sets in from a file of another form."""
-        try:
-            inside = contents(self.members.read(path), path)
-        except (KeyError, UserError):
-            self.left_out["embedded file"] += 1
-        else:
-            yield from (text for text, _, _ in inside.pieces)
+            name = kind(element)
+            self.left_out += Counter([LEFT_OUT[name]] if name in LEFT_OUT else ())
+            if name == "p":
+                yield from self.paragraph(element)
+            elif name == "tr":
+                cells = (" ".join(self.blocks(cell)).split() for cell in cells_of(element))
+                yield "\t".join(map(" ".join, cells))
+            elif name == "AlternateContent":
+                yield from self.blocks(alternative(element))
+            elif name not in UNSEEN:
+                yield from self.blocks(element)
+                yield from ("",) * (name == "tbl")
 
     def paragraph(self, element: Element) -> Iterator[str]:
         beside: list[str] = []
@@ -186,46 +164,35 @@ class Docx:
         for element in parent:
             name = kind(element)
             self.left_out += Counter([LEFT_OUT[name]] if name in LEFT_OUT else ())
-            if name in UNSEEN:
-                continue
             if name == "t":
                 yield how, element.text or ""
             elif name in SIGNS:
                 yield how, SIGNS[name]
             elif name == "sym":
-                letter = SYMBOLS.get(value(element, "char").upper(), "\ufffd")
+                letter = BOXES.get(value(element, "char").upper(), "\ufffd")
                 self.left_out["sign that a font alone knows"] += letter == "\ufffd"
                 yield how, letter
             elif name == "checkBox":
                 is_checked = child(element, "checked") is not None
                 yield how, "[x]" if on(element, "checked" if is_checked else "default") else "[ ]"
-            elif name in NOTES:
-                self.n_notes[name] += 1
-                title = f"{'End note' if name[0] == 'e' else 'Note'} {self.n_notes[name]}"
-                yield "", f"[{title}]"
-                beside += self.entry(NOTES[name], value(element, "id"), title)
-            elif name == "commentReference":
-                comment = self.beside.get(("comments", value(element, "id")))
-                title = f"Comment by {value(comment, 'author')}".removesuffix(" by ")
-                beside += self.entry("comments", value(element, "id"), title)
-            elif name in DRAWN:
-                drawn = self.xml(self.targets.get(value(element, DRAWN[name]), ""))
-                words = [e.text.strip() for e in drawn.iter() if kind(e) in ("t", "v") and e.text]
-                beside += [f"[{'Chart' if name == 'chart' else 'Diagram'}: {'; '.join(words)}]"]
-            elif name == "textpath":
-                beside.append(value(element, "string"))
+            elif name in BESIDE:
+                note, line = self.note(name, value(element, "id"))
+                yield "", note
+                beside += line
             elif name == "txbxContent":
                 beside += filter(None, self.blocks(element))
+            elif name == "textpath":
+                beside.append(value(element, "string"))
             elif name == "oMath":
                 yield "", formula(element)
             elif name == "AlternateContent":
                 yield from self.runs(alternative(element), beside, how)
-            elif name != "r":
+            elif name == "ruby":
+                yield from self.runs(child(element, "rubyBase"), beside, how)
+                yield how, f"({''.join(child(element, 'rt').itertext())})"
+            elif name != "r" and name not in UNSEEN:
                 yield from self.runs(element, beside, how)
-                if name == "ruby":
-                    reading = "".join(child(element, "rt").itertext())
-                    yield how, f"({reading})"
-            elif not self.has(element, "vanish"):
+            elif name == "r" and not self.has(element, "vanish"):
                 struck = self.has(element, "strike") or self.has(element, "dstrike")
                 where = "struck" if struck else value(child(element, "rPr", "vertAlign"))
                 yield from self.runs(element, beside, where if where in WRITTEN else "")
@@ -236,11 +203,16 @@ class Docx:
         ways = [child(run, "rPr"), *(child(e, "rPr") for e in based(self.styles, style))]
         return on(next((way for way in ways if child(way, name) is not None), None), name)
 
-    def entry(self, part: str, identity: str, title: str) -> list[str]:
-        """Return a note or a comment as a line, the first time that something refers to it."""
-        found = self.beside.pop((part, identity), ())
-        text = " ".join(" ".join(self.blocks(found)).split())
-        return [f"[{title}: {text}]"] if text else []
+    def note(self, name: str, identity: str) -> tuple[str, list[str]]:
+        """Return the mark of a note or comment, and its line the first time that it is named."""
+        found = self.beside.pop((BESIDE[name], identity), None)
+        text = " ".join(" ".join(self.blocks(found if found is not None else ())).split())
+        mark, title = "", f"Comment by {value(found, 'author')}".removesuffix(" by ")
+        if name != "commentReference":
+            self.n_notes[name] += 1
+            title = f"{'End note' if name[0] == 'e' else 'Note'} {self.n_notes[name]}"
+            mark = f"[{title}]"
+        return mark, [f"[{title}: {text}]"] if text else []
 
 
 def cells_of(row: Element) -> Iterator[Element]:
@@ -268,7 +240,7 @@ class Lists:
         self.styles = styles
         self.nodes = {value(e, "numId") or f"#{value(e, 'abstractNumId')}": e for e in numbering}
         self.counts: dict[tuple[str, int], int] = {}  # by abstract list and level
-        self.begun: set[tuple[str, int]] = set()  # numIds and levels with a start of their own
+        self.begun: set[tuple[str, str]] = set()  # numIds and levels with a start of their own
 
     def number(self, properties: Element | None) -> str:
         """Return what stands before a paragraph: "2.1 ", "• " or ""."""
@@ -284,26 +256,22 @@ class Lists:
                     if (number, level) not in self.begun:
                         self.counts[shared, int(level)] = int(start) - 1
                     self.begun.add((number, level))
-        if level not in levels:
-            return ""
-        return self.counted(shared, int(level), levels)
+        return self.counted(shared, int(level), levels) if level in levels else ""
 
     def counted(self, shared: str, level: int, levels: dict[str, Element]) -> str:
         """Count one paragraph of a level and return its number."""
-        forms = {}
         for k in range(level + 1):
-            each = levels.get(str(k))
-            start = int(value(child(each, "start"), default="1"))
+            start = int(value(child(levels.get(str(k)), "start"), default="1"))
             self.counts.setdefault((shared, k), start - (k == level))
-            forms[k] = value(child(each, "numFmt"), default="decimal")
         self.counts[shared, level] += 1
         for deeper in range(level + 1, 9):
             self.counts.pop((shared, deeper), None)
         text = value(child(levels[str(level)], "lvlText"))
-        if forms[level] == "bullet":
+        if value(child(levels[str(level)], "numFmt")) == "bullet":
             return "• " if text.strip() else ""
         legal = on(levels[str(level)], "isLgl")
-        for k, form in forms.items():
+        for k in range(level + 1):
+            form = value(child(levels.get(str(k)), "numFmt"), default="decimal")
             n = written(self.counts[shared, k], "decimal" if legal else form)
             text = text.replace(f"%{k + 1}", n)
         return f"{text} " if text.strip() else ""
@@ -350,9 +318,14 @@ def written(n: int, form: str) -> str:
 FORMS = {  # of an equation's elements, by their parts
     "f": "{num}/{den}", "sSup": "{e}^{sup}", "sSub": "{e}_{sub}", "sSubSup": "{e}_{sub}^{sup}",
     "sPre": "_{sub}^{sup}{e}", "rad": "√{deg}{e}", "limLow": "{e}_{lim}", "limUpp": "{e}^{lim}",
-    "noBar": "({num} over {den})",
     "nary": "{chr}_{sub}^{sup} {e}",
 }  # fmt: skip
+JOINED = {
+    "d": ("(", "|", ")"),
+    "m": ("[", "; ", "]"),
+    "eqArr": ("[", "; ", "]"),
+    "mr": ("", ", ", ""),
+}  # what stands around and between
 
 
 def formula(element: Element) -> str:
@@ -360,22 +333,14 @@ def formula(element: Element) -> str:
     name = kind(element)
     if name == "t":
         return element.text or ""
-    inside = [(kind(each), formula(each)) for each in element if kind(each) not in UNSEEN]
-    texts = [text for part, text in inside if part in ("e", "mr")]
-    properties = child(element, f"{name}Pr")
+    parts = [(kind(each), formula(each)) for each in element if kind(each) not in UNSEEN]
     if name in FORMS:
-        grouped = {part: text if text.isalnum() else f"({text})" for part, text in inside if text}
-        grouped["chr"] = value(child(properties, "chr"), default="∫")
-        flat = name == "f" and value(child(properties, "type")) == "noBar"
-        return FORMS["noBar" if flat else name].format_map(defaultdict(str, grouped))
-    if name == "d":
-        first, between, last = (
-            value(child(properties, f"{which}Chr"), default=usual)
-            for which, usual in (("beg", "("), ("sep", "|"), ("end", ")"))
-        )
-        return first + between.join(texts) + last
-    if name in ("m", "eqArr"):
-        return f"[{'; '.join(texts)}]"
-    if name == "mr":
-        return ", ".join(texts)
-    return "".join(text for _, text in inside)
+        grouped = {part: text if text.isalnum() else f"({text})" for part, text in parts if text}
+        grouped["chr"] = value(child(element, "naryPr", "chr"), default="∫")
+        flat = value(child(element, "fPr", "type")) == "noBar"
+        form = "({num} over {den})" if flat else FORMS[name]
+        return form.format_map(defaultdict(str, grouped))
+    first, between, last = JOINED.get(name, ("", "", ""))
+    first = value(child(element, "dPr", "begChr"), default=first)
+    last = value(child(element, "dPr", "endChr"), default=last)
+    return f"{first}{between.join(text for _, text in parts if text)}{last}"

@@ -1,12 +1,7 @@
-"""What a file's bytes say: text, Markdown, HTML, PDF, docx and epub become pieces of text.
+"""What a file's bytes say: files of any form become pieces of text.
 
-Holds: `contents`, encodings, gz and zip. Leaves out: the forms themselves (tasks/markup.py, pdf.py,
-docx.py, notebooks.py), paths, folders and the document made of all files (tasks/documents.py). No
-torch.
-Exercise it: `pytest tests/tasks/test_documents_damaged.py`. Read next: tasks/documents.py.
-
-Every file is foreign: what is unpacked is limited, libraries may raise anything, and each mistake
-is one sentence.
+Every file is foreign: its first bytes tell its form, what is unpacked is limited, libraries may
+raise anything, and each mistake is one sentence.
 """
 
 from __future__ import annotations
@@ -20,31 +15,27 @@ import unicodedata
 import zipfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import PurePath
 
 from config.errors import UserError, clip
-from tasks.notebooks import readable
 
 UNPACKED = 1 << 28
 """Most bytes of text that are unpacked from one file."""
 SNIFFED = 1 << 16  # bytes that tell whether the rest is worth loading
 DECLARED = 1 << 13  # bytes in which a file names its encoding
 
-Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapter
+Piece = tuple[str, int, str]  # text, number (0 = a whole file), name of a chapter or page
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
     """What a file says."""
 
-    kind: str  # page, chapter or file
-    pieces: Sequence[Piece]
+    kind: str  # page, chapter, message, conversation or file
+    pieces: list[Piece]
     title: str = ""
     remark: str = ""
-
-
-class NotText(UserError):
-    """A file of a kind that is never read: in a folder it is left out."""
 
 
 # ---------------------------------------------------------------- what a file is
@@ -52,68 +43,85 @@ class NotText(UserError):
 HTML = re.compile(  # atomic: a comment is not tried as part of another one
     r"\s*+(?:<\?xml[^>]*>)?+(?>\s|<!--.*?-->)*+<(?:!doctype html|html|head|body)\b", re.I | re.S
 )
-FIRST = {
-    b"\xd0\xcf\x11\xe0": "an old Word or Office file: save it as docx or PDF",
-    b"{\\rtf": "RTF: save it as docx or as text",
-}  # of formats that people take for text
+GZIP, ZIP, OLE, RTF, PDF = b"\x1f\x8b", b"PK\x03\x04", b"\xd0\xcf\x11\xe0", b"{\\rtf", b"%PDF-"
+NAMED = {".pdf": "PDF", ".docx": "docx", ".epub": "epub"}  # what a name promises
+IN_OLE = {  # the name of a stream -> what such a file is
+    "EncryptedPackage": "", "__properties_version1.0": "msg", "WordDocument": "doc",
+    "Workbook": "xls", "PowerPoint Document": "ppt",
+}  # fmt: skip
+IN_ZIP = {"xl/workbook.xml": "xlsx", "xl/workbook.bin": "xlsb", "ppt/presentation.xml": "pptx"}
 
 
 def contents(content: bytes, name: str) -> Contents:
     """Read the bytes of a file of any known form.
 
-    name: as it stands in errors; its ending decides nothing but HTML without a beginning. UserError
-    in one sentence, `NotText` for forms that are never read.
+    name: as it stands in errors; its ending decides where the first bytes do not. UserError in one
+    sentence.
     """
-    if content.startswith(b"\x1f\x8b"):
-        return contents(_unpacked(content, name), name.removesuffix(".gz"))
-    if content.startswith(b"PK\x03\x04"):
-        return _of_zip(content, name)
-    if _is_pdf(content):
+    if content.startswith(GZIP):
+        return contents(unpacked(content, name), name.removesuffix(".gz"))
+    form, found = read_form(content, name)
+    if not any(text.strip() for text, _, _ in found.pieces):
+        raise UserError(f"{name} is empty: there is no text in it. {found.remark}".strip())
+    suffix = PurePath(name).suffix.lower()
+    if NAMED.get(suffix, form) == form:
+        return found
+    return replace(found, remark=joined([f"{name} is named {suffix} and is {form}.", found.remark]))
+
+
+def read_form(content: bytes, name: str) -> tuple[str, Contents]:
+    """Return the name of a file's form, and what the file says."""
+    from tasks import mail, markup, records
+
+    if is_pdf(content):
         from tasks.pdf import of_pdf
 
-        return of_pdf(content, name)
-    check_form(content[:SNIFFED], name)
-    text, remark = decoded(content, name)
-    title = ""
-    if _is_html(text, name):
-        from tasks.markup import of_html
+        return "PDF", of_pdf(content, name)
+    if content.startswith(ZIP):
+        return of_zip(content, name)
+    if content.startswith((OLE, RTF)):
+        from tasks.office import of_office
 
+        streams = (kind for word, kind in IN_OLE.items() if word.encode("utf-16-le") in content)
+        kind = "rtf" if content.startswith(RTF) else next(streams, "doc")
+        if not kind:
+            raise UserError(f"{name} has a password: save it without.")
+        return kind, of_office(content, kind, name)
+    check_form(content[:SNIFFED], name)
+    if mail.is_mail(content, name):
+        return "mail", mail.of_mail(content, name)
+    text, remark = decoded(content, name)
+    if is_html(text, name):
         with damage(name, "HTML"):
-            title, text, more = of_html(text, name)
-    else:
-        text, more = readable(text, name)
-    remark = joined([remark, more])
-    if not text.strip():
-        raise UserError(f"{name} is empty: there is no text in it. {remark}".strip())
-    return Contents("file", [(text, 0, "")], title, remark)
+            title, text, more = markup.of_html(text, name)
+        return "HTML", Contents("file", [(text, 0, "")], title, joined([remark, more]))
+    found = records.of_text(text, name)
+    return "text", replace(found, remark=joined([remark, found.remark]))
 
 
 def joined(remarks: Sequence[str]) -> str:
     return " ".join(filter(None, remarks))
 
 
-def _is_pdf(content: bytes) -> bool:
+def is_pdf(content: bytes) -> bool:
     """Tell whether a file is a PDF: viewers allow junk before its mark, and texts name the mark."""
-    if b"%PDF-" in content[:1024] and not content.startswith(b"%PDF-"):
+    if PDF in content[:1024] and not content.startswith(PDF):
         try:
             content.decode()
         except UnicodeError:
             return True
-    return content.startswith(b"%PDF-")
+    return content.startswith(PDF)
 
 
-def _is_html(text: str, name: str) -> bool:
+def is_html(text: str, name: str) -> bool:
     return name.lower().endswith((".html", ".htm", ".xhtml")) or bool(HTML.match(text[:4096]))
 
 
 def check_form(head: bytes, name: str) -> None:
     """Refuse a file whose first bytes are those of no form that is read."""
-    for first, what in FIRST.items():
-        if head.startswith(first):
-            raise NotText(f"{name} is {what}.")
-    other = head.startswith((b"\x1f\x8b", b"PK\x03\x04", *MARKS)) or b"%PDF-" in head[:1024]
-    if b"\0" in head and not other and not _wide(head):
-        _check_text(head.decode("latin-1"), name)
+    other = head.startswith((GZIP, ZIP, OLE, RTF, *MARKS)) or PDF in head[:1024]
+    if b"\0" in head and not other and not wide(head):
+        check_text(head.decode("latin-1"), name)
 
 
 # ---------------------------------------------------------------- encodings
@@ -126,45 +134,59 @@ MARKUP = re.compile(
     r"<!--(?:[^-]|-(?!->))*+|"
     r"<(?:\?xml|meta)\b[^<>]*?\b(?:encoding|charset)\s*+=\s*+[\"']?\s*+([-\w.:]{1,50})", re.I
 )  # fmt: skip
-CODING = re.compile(r"coding[:=]\s*+([-\w.]{1,50})")  # of programs and their settings
+CODING = re.compile(r"[^\n]{0,200}?coding[:=]\s*+([-\w.]{1,50})")  # of programs, in the first line
 CONTROL = re.compile(r"[\x01-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f]")
 LONE = re.compile(r"(?<!\0)\0(?!\0|\Z)")
 
 
-def decoded(content: bytes, name: str, markup: bool = False) -> tuple[str, str]:
+def decoded(content: bytes, name: str, markup: bool = False, label: str = "") -> tuple[str, str]:
     """Decode a text, and say in a remark what was taken for granted or left out of it.
 
-    By its mark; UTF-16 without one where that alone fits; HTML and XML by what they declare, as
-    browsers understand it (encoding.spec.whatwg.org); else UTF-8. Nothing else is guessed: a wrong
-    guess would put wrong letters before the model in silence.
+    By its mark; UTF-16 without one where that alone fits; by what it declares (label: what is said
+    of it elsewhere), as browsers understand it (encoding.spec.whatwg.org); else UTF-8. Nothing else
+    is guessed: a wrong guess would put wrong letters before the model in silence.
     """
-    head, remark, label = content[:DECLARED].decode("latin-1"), "", ""
+    head, remark = content[:DECLARED].decode("latin-1"), ""
     encoding = next((each for mark, each in MARKS.items() if content.startswith(mark)), "")
-    if not encoding and b"\0" in content and (encoding := _wide(content[:SNIFFED])):
+    if not encoding and b"\0" in content and (encoding := wide(content[:SNIFFED])):
         remark = f"{name} has no mark of its encoding: it is read as {encoding.upper()}."
     elif not encoding:
-        markup = markup or _is_html(head, name) or head.startswith("<?xml")
-        found = (MARKUP if markup else CODING).finditer(head)
-        label = next((match[1] for match in found if match[1]), "")
-        encoding = _codec(label, name) if markup and label else "utf-8"
+        markup = markup or is_html(head, name) or head.startswith("<?xml")
+        found = MARKUP.finditer(head) if markup else filter(None, [CODING.match(head)])
+        label = label or next((match[1] for match in found if match[1]), "")
+        encoding = codec(label, name) if label else "utf-8"
     try:
         text = content.decode(encoding)
     except UnicodeError as error:
-        if encoding == "utf-8":
-            _check_text(content[:SNIFFED].decode("latin-1"), name)
-        written = "WINDOWS-1252" if label.lower() in ("", "utf-8", "utf8") else label
-        raise UserError(
-            f"{name} is no {encoding.upper()} text (byte {getattr(error, 'start', 0) + 1:,}): "
-            f"save it as UTF-8, for example by iconv -f {written} -t UTF-8."
-        ) from None
-    _check_text(text, name)
+        check_text(content[:SNIFFED].decode("latin-1"), name)
+        raise UserError(badly_encoded(content, name, label, error)) from None
+    check_text(text, name)
     if n := text.count("\0"):
         text = re.sub("\0+", "\n", text)
         remark += f" {name}: {n:,} NULs, as a power loss leaves them in a log, are left out."
     return text.replace("\r\n", "\n").replace("\r", "\n"), remark.strip()
 
 
-def _codec(label: str, name: str) -> str:
+def badly_encoded(content: bytes, name: str, label: str, error: UnicodeError) -> str:
+    """Say that a text is not in the encoding that it should be in, and what may help."""
+    where = f"byte {getattr(error, 'start', 0) + 1:,}"
+    if label:
+        return f"{name} says that it is written in {label}, and is not ({where}): save it as UTF-8."
+    bad, good = [], 0
+    for number, line in enumerate(content.splitlines(), 1):
+        try:
+            good += not line.isascii() and bool(line.decode())
+        except UnicodeError:
+            bad.append(number)
+    if good:
+        return f"{name} is UTF-8 but for lines such as line {bad[0]:,} ({len(bad):,} in all): mend those."
+    return (
+        f"{name} is no UTF-8 text ({where}), and which encoding it has is not said: save it as "
+        "UTF-8, for example by iconv -f ENCODING -t UTF-8 with the one that it was written in."
+    )
+
+
+def codec(label: str, name: str) -> str:
     """Return Python's name of the encoding that browsers take a label for."""
     import webencodings
 
@@ -180,7 +202,7 @@ def _codec(label: str, name: str) -> str:
     return wider.get(found.name, found.codec_info.name)
 
 
-def _wide(head: bytes) -> str:
+def wide(head: bytes) -> str:
     """Return the UTF-16 in which all of a beginning is text."""
     for encoding in ("utf-16-le", "utf-16-be"):
         with suppress(UnicodeError):
@@ -192,25 +214,25 @@ def _wide(head: bytes) -> str:
     return ""
 
 
-def _check_text(text: str, name: str) -> None:
+def check_text(text: str, name: str) -> None:
     """Refuse what has lone NULs, any other control characters beside NULs, or many of them."""
     sample = text[:SNIFFED]
     most = 0 if "\0" in sample else len(sample) // 20
     empty = "\0" in sample and not sample.strip("\0")
     if empty or LONE.search(sample) or len(CONTROL.findall(sample)) > most:
-        raise NotText(f"{name} is a binary file, not a text.")
+        raise UserError(f"{name} is a binary file, not a text.")
 
 
 # ---------------------------------------------------------------- what is packed
 
 
-def _unpacked(content: bytes, name: str) -> bytes:
+def unpacked(content: bytes, name: str) -> bytes:
     with damage(name, "gzip file"), gzip.open(io.BytesIO(content)) as file:
-        unpacked = file.read(UNPACKED + 1)
-    check_size(len(unpacked), name)
-    if unpacked[:2] == b"\x1f\x8b":
+        inside = file.read(UNPACKED + 1)
+    check_size(len(inside), name)
+    if inside.startswith(GZIP):
         raise UserError(f"{name} is packed more than once: unpack it, and give what is in it.")
-    return unpacked
+    return inside
 
 
 def check_size(n: int, name: str) -> None:
@@ -234,21 +256,33 @@ def damage(name: str, what: str) -> Iterator[None]:
         ) from error
 
 
-def _of_zip(content: bytes, name: str) -> Contents:
+def of_zip(content: bytes, name: str) -> tuple[str, Contents]:
+    """Read what is packed as a zip file: a docx, a book, another office file."""
+    from tasks import docx, markup
+    from tasks.office import of_office
+
     with damage(name, "zip file"), zipfile.ZipFile(io.BytesIO(content)) as archive:
         members = Members(archive, name)
-        if "_rels/.rels" in members.names and (main := main_part(members)):
-            from tasks.docx import of_docx
-
-            return of_docx(members, main, name)
+        if any(info.flag_bits & 1 for info in members.names.values()):
+            raise UserError(f"{name} has a password: save it without.")
+        if "_rels/.rels" in members.names and (main := docx.main_part(members)):
+            return "docx", docx.of_docx(members, main, name)
         if "META-INF/container.xml" in members.names:
-            from tasks.markup import of_epub
+            return "epub", markup.of_epub(members, name)
+        kind = next((kind for part, kind in IN_ZIP.items() if part in members.names), "")
+        if "mimetype" in members.names:
+            kind = ODF.get(members.read("mimetype").decode("latin-1").strip(), kind)
+        about = "META-INF/manifest.xml"
+        if about in members.names and b"encryption-data" in members.read(about):
+            raise UserError(f"{name} has a password: save it without.")
+        if kind:
+            check_size(sum(info.file_size for info in members.names.values()), name)
+            return kind, of_office(content, kind, name)
+    raise UserError(f"{name} is a zip file: unpack it, and give the folder.")
 
-            return of_epub(members, name)
-    raise NotText(
-        f"{name} is packed, and neither docx nor epub: save another office file as docx or PDF, "
-        f"unpack a zip file and name its folder."
-    )
+
+ODF = {f"application/vnd.oasis.opendocument.{long}": short for long, short in
+       (("text", "odt"), ("spreadsheet", "ods"), ("presentation", "odp"))}  # fmt: skip
 
 
 class Members:
@@ -270,19 +304,18 @@ class Members:
             return file.read(info.file_size)
 
 
-def main_part(members: Members) -> str:
-    """Return the member that holds a Word document's text, as its package names it; "" if none."""
-    from tasks.markup import parsed
-
-    relations, _ = decoded(members.read("_rels/.rels"), members.name, markup=True)
-    for each in parsed(relations).css('[type$="/officeDocument"][target]'):
-        target = posixpath.normpath(each.attributes["target"].replace("\\", "/")).lstrip("/")
-        if target in members.names and b"wordprocessingml" in members.read(target)[:8192]:
-            return target
-    return ""
+def target(folder: str, path: str) -> str:
+    """Return the member that a path within a member of a folder names."""
+    return posixpath.normpath(posixpath.join("/", folder, path.replace("\\", "/")))[1:]
 
 
 def few(names: Sequence[str], most: int = 6) -> str:
     """Name the first of what was left out, and how many more there are."""
     more = f" and {len(names) - most:,} more" if len(names) > most else ""
     return "; ".join(names[:most]) + more
+
+
+def counted(counts: dict[str, int]) -> str:
+    """Say how many of each were left out: "1 picture, 2 passages that are hidden"."""
+    pairs = ((n, *what.partition(" ")) for what, n in counts.items() if n)
+    return ", ".join(f"{n:,} {noun}{'s' * (n > 1)}{blank}{more}" for n, noun, blank, more in pairs)

@@ -1,9 +1,4 @@
-"""The words of a text in any script: the one way in which it is taken apart to be compared.
-
-Holds: `folded`, `words`, and the patterns of words. Leaves out: what single agents drop of them
-(agents/retrieval.py), where an answer stands (tasks/quotes.py). No torch.
-Exercise it: `pytest tests/tasks/test_lexicon.py`. Read next: tasks/quotes.py.
-"""
+"""The words of a text in any script: the one way in which it is taken apart to be compared."""
 
 from __future__ import annotations
 

@@ -1,49 +1,39 @@
-"""Foreign data is read in child processes, with limits of time and memory.
+"""What strangers wrote is read in a child process, which limits its own seconds and memory.
 
-Holds: `Readers`, `Job`, `OverLimit`. Leaves out: what is read (tasks/forms.py), who sets the limits
-(config/options.py). No torch, here and in the children.
-Exercise it: `pytest tests/tasks/test_limited.py`. Read next: tasks/documents.py.
+    parent ── a call as JSON, bytes ──> child     an interpreter of its own, begun when it is needed,
+           <── value or error as JSON ──          that reads one thing at a time, and many in turn
 
-    parent ── function, arguments ──> child     an interpreter of its own, begun when it is needed,
-           <── value or error ──────            that reads one thing at a time, and many in turn
-
-A child is killed when its time is over, when its job is cancelled and when its parent is gone. What
-comes back may have been made by a process that hostile data has taken over: it is plain data and
-classes of `DATA`, nothing else is unpickled.
+What comes back may have been made by a process that hostile data has taken over: it is JSON, and
+taken for what the function says that it returns, or refused.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import io
+import json
 import os
-import pickle
 import resource
 import select
 import signal
 import subprocess
 import sys
 import threading
-import traceback
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from importlib import import_module
-from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import get_type_hints
+
+from pydantic import TypeAdapter
 
 from config.errors import UserError, clip, first_line
 
-DATA = ("config.errors", "tasks.chat_requests", "tasks.conversations", "tasks.documents",
-        "tasks.forms", "tasks.limited")  # fmt: skip
-"""Modules whose classes may come back."""
 MAIN = (
-    "import sys; mib, parent, *sys.path = sys.argv[1:]; "
-    "from tasks.limited import work; work(int(mib), int(parent))"
+    "import sys; parent, *sys.path = sys.argv[1:]; import tasks.limited as a; a.work(int(parent))"
 )
-LONGEST_S = 1e6  # that the system can be asked to wait
+LONGEST_S = 1e6  # that a timer of the system can be set to
 GRACE_S = 5.0  # for a process that has closed its end
-TOO_LARGE = pickle.dumps(("memory", None, False))
 LINUX = sys.platform == "linux"
 
 
@@ -52,179 +42,136 @@ class OverLimit(UserError):
 
 
 class Readers:
-    """Child processes that read, at most so many at a time.
+    """Child processes that read.
 
     seconds: that one job may take, by the clock, from the moment at which a child has it. mib: of
     memory that it may take beyond what it is given; other systems than Linux do not hold a process
     to that, and the seconds alone remain.
     """
 
-    def __init__(self, seconds: float, mib: int, most: int = 1):
-        self.seconds, self.mib, self.most = seconds, mib, most
-        self._changed = threading.Condition()
-        self._idle: list[_Child] = []
-        self._working: set[_Child] = set()
-        self._closed = False
+    def __init__(self, seconds: float, mib: int):
+        self.seconds, self.mib = seconds, mib
+        self.lock, self.closed = threading.Lock(), False
+        self.idle: list[Child] = []
+        self.working: set[Child] = set()
 
-    def start(self, function: Callable, *arguments, name: str = "the document") -> Job:
-        """Return the job of calling a function of a module; name: what errors call its data.
+    def start(
+        self, function: Callable, *arguments, content: bytes | None = None, name: str = ""
+    ) -> Job:
+        """Return the job of calling a function of a module with bytes and what JSON can say.
 
         It does not block, and may be called from any thread: whoever asks for the job's `result`
-        waits.
+        waits. name: what errors call the bytes.
         """
-        return Job(self, function, arguments, name)
+        n = None if content is None else len(content)
+        call = {"function": (function.__module__, function.__qualname__), "arguments": arguments}
+        limits = {"seconds": min(self.seconds, LONGEST_S), "mib": self.mib, "n": n}
+        line = json.dumps(call | limits).encode() + b"\n"
+        return Job(self, (line, content or b""), returned(function), name)
 
     def close(self) -> None:
         """End all children, those at work at once."""
-        with self._changed:
-            self._closed = True
-            for child in (*self._idle, *self._working):
+        with self.lock:
+            self.closed = True
+            for child in (*self.idle, *self.working):
                 child.kill()
-            self._idle.clear()
-            self._changed.notify_all()
-
-    def _take(self, job: Job) -> _Child:
-        with self._changed:
-            self._changed.wait_for(
-                lambda: self._closed or job.cancelled or len(self._working) < self.most
-            )
-            if self._closed or job.cancelled:
-                raise CancelledError
-            child = self._idle.pop() if self._idle else _Child(self.mib)
-            if child.process.poll() is not None:  # the system took it, for its memory
-                child = _Child(self.mib)
-            self._working.add(child)
-            job.child = child
-            return child
-
-    def _give_back(self, job: Job, child: _Child, goes_on: bool) -> None:
-        with self._changed:
-            job.child = None
-            self._working.discard(child)
-            if goes_on and not self._closed and child.process.returncode is None:
-                self._idle.append(child)
-            else:
-                child.kill()
-            self._changed.notify_all()
 
 
 class Job:
     """One call of a function in a child."""
 
-    def __init__(self, readers: Readers, function: Callable, arguments: tuple, name: str):
-        self.readers, self.name = readers, name
-        self.call = function, arguments
+    def __init__(self, readers: Readers, call: tuple[bytes, bytes], kind: TypeAdapter, name: str):
+        self.readers, self.call, self.kind, self.name = readers, call, kind, name
         self.cancelled = False
-        self.child: _Child | None = None
+        self.child: Child | None = None
 
     def result(self) -> object:
         """Wait for the value.
 
-        Raises what the function raises, if that is an exception of `DATA`; `OverLimit`; a UserError
-        for every other exception and for a child that dies; CancelledError.
+        Raises the UserError that the function raises; `OverLimit`; a UserError for every other
+        exception and for a child that dies; CancelledError.
         """
-        child = self.readers._take(self)
-        goes_on = False
+        pool, last = self.readers, True
+        with pool.lock:
+            if pool.closed or self.cancelled:
+                raise CancelledError
+            child = pool.idle.pop() if pool.idle else Child()
+            if child.process.poll() is not None:  # the system took it, for its memory
+                child = Child()
+            self.child = child
+            pool.working.add(child)
         try:
-            child.load(getattr(self.call[0], "__module__", None) or "builtins")
-            child.send(*self.call)
-            if child.values.poll(min(self.readers.seconds, LONGEST_S)):
-                # a value that is larger than all the child's memory is none that it has made
-                answer = child.values.recv_bytes(max(1 << 16, self.readers.mib << 20))
-                kind, value, goes_on = _Plain(io.BytesIO(answer)).load()
-            else:
-                kind, value = "time", None
-        except (EOFError, OSError):
-            raise self._ended(child) from None
-        except Exception as error:  # of the unpickler
-            raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
+            # a value that is larger than all the child's memory is none that it has made
+            how, last, answer = child.ask(self.call, most=max(1 << 16, pool.mib << 20))
         finally:  # after Ctrl-C as well
-            self.readers._give_back(self, child, goes_on is True)
-        if kind == "value":
-            return value
-        if kind == "time":
-            raise self._over(f"{self.readers.seconds:g} s", "s")
-        if kind == "memory":
-            raise self._over(f"{self.readers.mib:,} MiB of memory", "mib")
-        if kind == "error" and isinstance(value, Exception):
-            raise value
-        reason, _, trace = str(value).partition("\n")
-        raise UserError(f"{self.name} cannot be read ({clip(reason, 200)}).") from Broken(trace)
+            with pool.lock:
+                self.child = None
+                pool.working.discard(child)
+                if last is False and not (pool.closed or self.cancelled):
+                    pool.idle.append(child)
+                else:
+                    child.kill()
+        if pool.closed or self.cancelled:
+            raise CancelledError
+        if how == "time":
+            raise self.over(f"{pool.seconds:g} s", "s")
+        if how == "memory":
+            raise self.over(f"{pool.mib:,} MiB of memory", "mib")
+        try:
+            if how == "value":
+                return self.kind.validate_json(answer)
+            message = TypeAdapter(str).validate_json(answer)
+        except ValueError as error:
+            raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
+        raise UserError(message if how == "error" else f"{self.name} cannot be read{message}.")
 
-    def cancel(self) -> None:
-        """End the job, and the child that is at it at once; `result` raises CancelledError."""
-        with self.readers._changed:
-            self.cancelled = True
-            if self.child:
-                self.child.kill()
-            self.readers._changed.notify_all()
-
-    def _ended(self, child: _Child) -> Exception:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.process.wait(GRACE_S)
-        child.kill()
-        if self.cancelled or self.readers._closed:
-            return CancelledError()
-        code = child.process.returncode
-        how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return UserError(f"{self.name} cannot be read: it ends the process that reads it ({how}).")
-
-    def _over(self, limit: str, unit: str) -> OverLimit:
+    def over(self, limit: str, unit: str) -> OverLimit:
         return OverLimit(
             f"{self.name} takes more than {limit} to read: such documents are read with a higher "
             f"--document-{unit}."
         )
 
+    def cancel(self) -> None:
+        """End the job, and the child that is at it at once; `result` raises CancelledError."""
+        with self.readers.lock:
+            self.cancelled = True
+            if self.child:
+                self.child.kill()
 
-class Broken(Exception):
-    """An exception of the child that does not travel, as its traceback."""
 
+class Child:
+    """A process that does jobs."""
 
-class _Child:
-    def __init__(self, mib: int):
+    def __init__(self):
         parent, alive = os.pipe()
-        self.alive = Connection(alive, readable=False)  # closed with this object
+        self.alive = os.fdopen(alive, "wb")  # closed with this object
         # isolated, so that no file of the working directory is taken for a module; in a group of
         # its own, so that Ctrl-C reaches the parent alone
-        command = [sys.executable, "-I", "-c", MAIN, str(mib), str(parent), *sys.path]
+        self.process = subprocess.Popen(
+            [sys.executable, "-I", "-c", MAIN, str(parent), *sys.path],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            process_group=0, pass_fds=(parent,),
+        )  # fmt: skip
+        os.close(parent)
+
+    def ask(self, call: tuple[bytes, bytes], most: int) -> tuple[str, bool, bytes]:
+        """Send a call; return what kind of answer comes, whether it is the last, and the answer."""
         try:
-            self.process = subprocess.Popen(
-                command,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
-                bufsize=0,
-                process_group=0,
-                pass_fds=(parent,),
-            )
-        except OSError as error:
-            why = error.strerror
-            raise UserError(
-                f"No process can be begun in which documents are read: {why}."
-            ) from None
-        finally:
-            os.close(parent)
-        self.jobs = Connection(os.dup(self.process.stdin.fileno()), readable=False)
-        self.values = Connection(os.dup(self.process.stdout.fileno()), writable=False)
-        self.process.stdin.close()
-        self.process.stdout.close()
-        self.loaded: set[str] = set()
-
-    def load(self, module: str) -> None:
-        """Let the child begin and import a module, which is no document's time."""
-        if module not in self.loaded:
-            self.send(_load, (module,))
-            self.values.recv_bytes()
-            self.loaded.add(module)
-
-    def send(self, function: Callable, arguments: tuple) -> None:
-        """Send a call; bytes, which may be many, without a copy."""
-        large: list[pickle.PickleBuffer] = []
-        plain = [pickle.PickleBuffer(a) if isinstance(a, bytes) else a for a in arguments]
-        call = pickle.dumps((function, plain), 5, buffer_callback=large.append)
-        self.jobs.send_bytes(pickle.dumps((len(large), call)))
-        for content in large:
-            self.jobs.send_bytes(content.raw())
+            self.process.stdin.writelines(call)
+            self.process.stdin.flush()
+            head = json.loads(self.process.stdout.readline(1000))
+            answer = self.process.stdout.read(min(head["n"], most))
+            return head["kind"], head["last"], answer
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(GRACE_S)
+            self.kill()
+        code = self.process.returncode
+        if code == -signal.SIGALRM:
+            return "time", True, b""
+        how = signal.Signals(-code).name if code < 0 else f"status {code}"
+        said = f": it ends the process that reads it ({how})"
+        return "death", True, json.dumps(said).encode()
 
     def kill(self) -> None:
         """End the process and wait for its end, which is at once."""
@@ -232,78 +179,69 @@ class _Child:
         self.process.wait()
 
 
-class _Plain(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> type:
-        found = getattr(import_module(module), name, None) if module in DATA else None
-        if not isinstance(found, type) or found.__module__ != module:
-            raise pickle.UnpicklingError(f"{module}.{name} is no data")
-        return found
+def returned(function: Callable) -> TypeAdapter:
+    """Return what takes JSON for the type that a function returns, and makes it."""
+    return TypeAdapter(get_type_hints(function)["return"])
 
 
 # ---------------------------------------------------------------- in the child
 
 
-def work(mib: int, parent: int) -> None:
+def work(parent: int) -> None:
     """Do jobs from standard input, until it ends; parent: the pipe that it holds open."""
-    _end_with(parent)
-    jobs, values = Connection(os.dup(0), writable=False), Connection(os.dup(1), readable=False)
+    end_with(parent)
+    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    begun = _size()
-    with contextlib.suppress(EOFError):
-        while True:
-            n, call = pickle.loads(jobs.recv_bytes())
-            large = [jobs.recv_bytes() for _ in range(n)]
-            with _limits(mib):
-                # one that has grown is not used again, so that it does not grow on
-                answer = _answer(call, large, lambda: _size() - begun < mib << 18)
-            values.send_bytes(answer)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends a process, also amid a long call
+    begun = 0
+    while line := jobs.readline():
+        call = json.loads(line)
+        module, name = call["function"]
+        function = getattr(import_module(module), name)
+        begun = begun or size()  # what it imports is no growth
+        given = [] if call["n"] is None else [jobs.read(call["n"])]
+        before = resource.getrlimit(resource.RLIMIT_AS)
+        if LINUX:
+            limits = min(size() + (call["mib"] << 20), 1 << 62), *before
+            least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+            resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+        signal.setitimer(signal.ITIMER_REAL, call["seconds"])
+        kind, answer = answered(function, [*given, *call["arguments"]])
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        resource.setrlimit(resource.RLIMIT_AS, before)
+        given.clear()
+        # one that has grown is not used again, so that it does not grow on
+        last = kind == "memory" or size() - begun > call["mib"] << 18
+        head = {"kind": kind, "last": last, "n": len(answer)}
+        answers.write(json.dumps(head).encode() + b"\n" + answer)
+        answers.flush()
 
 
-def _answer(call: bytes, large: list[bytes], goes_on: Callable[[], bool]) -> bytes:
-    """Do a job; return what kind of answer there is, the answer, and whether another job may come,
-    pickled."""
+def answered(function: Callable, arguments: list) -> tuple[str, bytes]:
+    """Call a function; return what kind of answer there is, and the answer as JSON."""
     try:
-        function, arguments = pickle.loads(call, buffers=large)
-        large.clear()
-        value = function(*arguments)
-        return pickle.dumps(("value", value, goes_on()), 5)
+        value = returned(function).dump_python(function(*arguments), mode="json")
+        return "value", json.dumps(value).encode()
     except MemoryError:
-        return TOO_LARGE
+        return "memory", b""
+    except UserError as error:
+        return "error", json.dumps(str(error)).encode()
     except Exception as error:
-        if type(error).__module__ in DATA:
-            return pickle.dumps(("error", error, goes_on()), 5)
-        reason = f"{type(error).__name__}: {first_line(error)}"
-        return pickle.dumps(("broken", f"{reason}\n{traceback.format_exc()}", goes_on()), 5)
+        reason = clip(f"{type(error).__name__}: {first_line(error)}", 200)
+        return "broken", json.dumps(f" ({reason})").encode()
 
 
-def _load(module: str) -> None:
-    import_module(module)
-
-
-def _size() -> int:
+def size() -> int:
     """Return the bytes of address space that this process has, 0 where the system does not say."""
     if not LINUX:
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 
 
-@contextlib.contextmanager
-def _limits(mib: int):
-    """Limit this process to so much memory beyond what it has, whatever limit it has already."""
-    before = resource.getrlimit(resource.RLIMIT_AS)
-    if LINUX:
-        limits = (min(_size() + (mib << 20), 1 << 62), *before)
-        least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-        resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
-    yield
-    if LINUX:
-        resource.setrlimit(resource.RLIMIT_AS, before)
-
-
-def _end_with(parent: int) -> None:
+def end_with(parent: int) -> None:
     """End this process when the other end of a pipe is closed, also amid a call that takes long.
 
     Nothing is written into it: SIGIO, which ends a process, can only mean that it was closed. Of

@@ -1,10 +1,7 @@
-"""HTML and books made of it (epub) as the text that a person sees.
+"""HTML and books made of it (epub) as the text that a person sees; nothing is fetched.
 
-Holds: `of_html`, `of_epub`, `parsed`. Leaves out: what scripts, style sheets beyond simple
-selectors and pictures show; nothing is fetched. No torch.
-Exercise it: `pytest tests/tasks/test_html.py`. Read next: tasks/forms.py.
-
-Lexbor parses as browsers do (the HTML standard), and one loop walks its tree, however deep.
+Lexbor parses as browsers do (the HTML standard), and one loop walks its tree, however deep. Left
+out: what scripts, style sheets beyond simple selectors and pictures show.
 """
 
 from __future__ import annotations
@@ -21,7 +18,7 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
 from tasks.docx import written
-from tasks.forms import Contents, Members, Piece, check_size, decoded, few, joined
+from tasks.forms import Contents, Members, Piece, check_size, counted, decoded, few, joined, target
 
 LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
 UNSEEN = frozenset(
@@ -30,9 +27,9 @@ UNSEEN = frozenset(
 )
 COUNTED = {
     "nav": "navigation",
-    **dict.fromkeys(("canvas", "image", "img"), "pictures without words"),
-    **dict.fromkeys(("iframe", "frame", "object", "embed"), "frames and objects"),
-    **dict.fromkeys(("audio", "video"), "recordings"),
+    **dict.fromkeys(("canvas", "image", "img"), "picture without words"),
+    **dict.fromkeys(("iframe", "frame", "object", "embed"), "frame"),
+    **dict.fromkeys(("audio", "video"), "recording"),
 }
 KEPT = frozenset(("pre", "textarea", "xmp", "listing", "plaintext"))  # with their blanks and lines
 STRUCK = ("[struck out: ", "]")
@@ -92,8 +89,8 @@ def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
 
 
 def _remark(name: str, left_out: Counter[str]) -> str:
-    counts = ", ".join(f"{what} ({n:,})" for what, n in left_out.items() if n)
-    return f"{name}: left out are {counts}." if counts else ""
+    left = counted(left_out)
+    return f"{name}: left out: {left}." if left else ""
 
 
 # ---------------------------------------------------------------- styles
@@ -185,7 +182,7 @@ class _Page:
             return []
         look = _look(tag, given, self.rules)
         if _is_hidden(tag, given, look):
-            self.left_out["hidden passages"] += bool(node.text(strip=True))
+            self.left_out["passage that is hidden"] += bool(node.text(strip=True))
             return []
         if tag in COUNTED and not (tag == "img" and given.get("alt")):
             self.left_out[COUNTED[tag]] += 1
@@ -285,11 +282,9 @@ def _package(members: Members) -> tuple[str, list[str]]:
     book = _tree(members, package)[0]
     titles = [each.text() for each in book.css("*") if each.tag in ("title", "dc:title")]
     files = {each.attributes["id"]: each.attributes["href"] for each in book.css("[id][href]")}
-    spine = []
-    for each in book.css("[idref]"):
-        item = each.attributes["idref"]
-        path = unquote((files.get(item) or item or "").partition("#")[0])
-        spine.append(posixpath.normpath(posixpath.join(posixpath.dirname(package), path)))
+    items = [each.attributes["idref"] for each in book.css("[idref]")]
+    paths = [unquote((files.get(item) or item or "").partition("#")[0]) for item in items]
+    spine = [target(posixpath.dirname(package), path) for path in paths]
     return " ".join(titles[0].split()) if titles else "", spine
 
 

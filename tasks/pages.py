@@ -1,9 +1,4 @@
-"""From tokens to pages: where the sections of a document stand in its text.
-
-Holds: `Places`. Leaves out: pages as such (tasks/documents.py), sections (tokens/codec.py). No
-torch.
-Exercise it: `python cli.py ask report.pdf "question"`. Read next: commands/ask.py.
-"""
+"""Where the sections of a document, which are made of tokens, stand in its text."""
 
 from __future__ import annotations
 

@@ -1,13 +1,11 @@
 """A PDF as text: pages as a viewer counts them, filled fields, comments, and what cannot be read.
 
-Holds: `of_pdf`. Leaves out: other forms (tasks/forms.py), text in pictures of pages (ocrmypdf).
-Exercise it: `python cli.py ask report.pdf "question"`. Read next: tasks/documents.py.
-
 PDFium, Chrome's library, reads text in the order in which a page draws it. That order is left alone
 but on two kinds of page: with form fields, whose values are drawn apart from their labels, and with
 columns that are drawn line by line across all of them. There it follows from where things stand:
 
-    run    a stretch of text within a line, with its box
+    word   letters without a blank between them, with their box
+    run    words close to each other in a line
     band   runs between two that go across the columns: column by column, each from top to bottom
 """
 
@@ -15,7 +13,8 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
@@ -28,26 +27,33 @@ from pypdfium2 import raw
 from config.errors import UserError
 from tasks.forms import Contents, Piece, check_size, damage, few
 
-PASSWORD = 4  # PDFium's error code
 SIGNATURE = raw.FPDF_FORMFIELD_SIGNATURE
+PASSWORD = 4  # PDFium's error code
 UNSAID = (raw.FPDF_ANNOT_LINK, raw.FPDF_ANNOT_POPUP, raw.FPDF_ANNOT_WIDGET)  # have no words
 HIDDEN = 1 << 1 | 1 << 5  # flags of an annotation that no screen shows
-FULL = 0.6  # share of the text's width from which a run goes across the columns
+INVISIBLE = 3  # how letters are drawn over a scan, to be searched in
+FULL = 0.6  # share of the widest line of a column that most of its lines have
 GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
-RAISED = 0.4  # of the height of a line, tails of letters included, from which a number is raised
-SMALL = 0.75  # times the height of a line: what is raised and not so high is no part of it
-NUMBER = re.compile(r"[-\u2212+]?\d{1,3}")
+LINE_ENDS = ("", "\r\n", "\r\n ")  # PDFium ends a line where letters are raised
+RISE = 0.15  # of the height of a line, from which a digit is raised
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
+MOST_PIXELS = 1 << 24  # and points of it
+MOST_DRAWN = 50_000  # objects of a page that is drawn to see what can be seen of it
+CONTRAST = 12  # of 255 shades, by which letters differ from what they stand on
 UNKNOWN = "\ufffd"  # stands for a stretch of glyphs that no font says the letters of
 SAMPLED = 4  # one glyph of so many is looked at first: few unknown words are shorter
 CAPTION = 100  # letters, with fewer of which a picture of a page remains one
+EDGE = 3  # lines at the top and the bottom of a page that may be running heads
+BLANKS = re.compile(r"\S+")  # what nobody sees between two words is none
+WORD = re.compile("[^\\s\ufffe]+\ufffe?")  # its hyphen is where a line divides it
+DIGIT = re.compile(r"[-+\u2212]?\d")
+NUMBER = re.compile(r"\d{1,5}")
 EMPTY = "no text (empty, or a picture: recognise it by ocrmypdf)"
 PICTURE = "a picture with little text beside it (recognise it by ocrmypdf)"
 GARBLED = "letters that the file does not name (recognise them by ocrmypdf --force-ocr)"
 GUESSED = "letters that the file does not name, read as they seem (if wrong: ocrmypdf --force-ocr)"
 DAMAGED = "damage, and cannot be read"
-
 
 Box = tuple[float, float, float, float]  # left, bottom, right, top, in points from below
 
@@ -78,14 +84,18 @@ def of_pdf(content: bytes, name: str) -> Contents:
         except pdfium.PdfiumError as error:
             if error.err_code == PASSWORD:
                 raise UserError(
-                    f"{name} is encrypted: save it without its password, for example by printing "
-                    "it to a new PDF."
+                    f"{name} has a password: save it without, for example by printing it to a new "
+                    "PDF."
                 ) from None
-            raise
+            raise UserError(f"{name} is damaged or no PDF: no page is found in it.") from None
         with document:
             document.init_forms()
+            if document.get_formtype() == raw.FORMTYPE_XFA_FULL and len(document) == 1:
+                raise UserError(
+                    f"{name} is a form that only Adobe Reader shows: print it there to a new PDF."
+                )
             reader = Reader(document, name)
-            pages = list(reader.pages())
+            pages = reader.pages()
             title = document.get_metadata_value("Title")
     if not any(text for text, _, _ in pages):
         raise UserError(f"{name} holds no text that can be read: {reader.lacks()}.")
@@ -100,6 +110,7 @@ class Reader:
     def __init__(self, document: pdfium.PdfDocument, name: str):
         self.document, self.name = document, name
         self.lacking: dict[str, list[int]] = {}  # what is the matter -> pages
+        self.unseen, self.heads = 0, ""
         n = raw.FPDFDoc_GetAttachmentCount(document)
         self.attached = [document.get_attachment(k).get_name() for k in range(n)]
 
@@ -109,12 +120,15 @@ class Reader:
             f"pages {_ranges(k)} have {what}" if k[1:] else f"page {k[0]:,} has {what}"
             for what, k in self.lacking.items()
         ]
+        if self.unseen:
+            parts.append(f"left out: {self.unseen:,} words that nobody sees (small, hidden, ...)")
+        parts += [self.heads] if self.heads else []
         parts += [f"attached and not read: {few(self.attached)}"] if self.attached else []
         return "; ".join(parts)
 
-    def pages(self) -> Iterator[Piece]:
-        """Yield the text of every page, with what is written on it."""
-        length = 0
+    def pages(self) -> list[Piece]:
+        """Return the text of every page, with what is written on it."""
+        texts, length = [], 0
         for number in range(1, len(self.document) + 1):
             try:
                 text, why = self.page(number - 1)
@@ -126,16 +140,22 @@ class Reader:
                 self.lacking.setdefault(why, []).append(number)
             length += len(text)
             check_size(length, self.name)
-            yield text, number, ""
+            texts.append(text)
+        labels = [self.document.get_page_label(k) for k in range(len(texts))]
+        printed = [label * (label != str(n)) for n, label in enumerate(labels, 1)]
+        texts, self.heads = without_heads(texts)
+        return [
+            (text, n, label) for n, (text, label) in enumerate(zip(texts, printed, strict=True), 1)
+        ]
 
     def page(self, index: int) -> tuple[str, str]:
         """Return the text of a page, and what of it cannot be read ("" = nothing)."""
         with closing(self.document[index]) as page:
             fields, comments, stamped = self.annotations(page)
-            text, why = ("", "") if stamped else page_text(page, fields)
+            text, why = ("", "") if stamped else self.text(page, fields)
         if stamped:  # what was made text of the page is there when it is loaded again
             with closing(self.document[index]) as page:
-                text, why = page_text(page, fields)
+                text, why = self.text(page, fields)
         readable = text.strip(f"{UNKNOWN}\n ")
         text = "\n".join(filter(None, [readable and text, *comments])).strip()
         why = why or EMPTY * (not text)
@@ -186,27 +206,27 @@ class Reader:
             raw.FPDFPage_Flatten(page, raw.FLAT_NORMALDISPLAY)
         return fields, comments, bool(drawn)
 
-
-def page_text(page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, str]:
-    """Return the text of a page with its fields, and what of it cannot be read ("" = nothing)."""
-    with closing(page.get_textpage()) as letters:
-        n, guessed = letters.count_chars(), ""
-        if any(_lacks(letters, k) for k in range(0, n, SAMPLED)):  # each takes longer than all else
-            lacking = [k for k in range(n) if _lacks(letters, k)]
-            if any(map(_is_number, (raw.FPDFText_GetUnicode(letters, k) for k in lacking))):
-                return _plain(
-                    "\n".join([*(run.text for run in fields), _known(letters, n)])
-                ), GARBLED
-            guessed = GUESSED
-        boxes = [letters.get_rect(k) for k in range(letters.count_rects())]
-        raised = dict(_raised(letters, boxes))
-        gutters = _gutters(boxes) if len(boxes) <= MOST_RUNS else []
-        if len(boxes) <= MOST_RUNS and (fields or gutters):
-            runs = _runs(letters, boxes, raised)
-            return _ordered([*runs, *(_labelled(run, runs) for run in fields)], gutters), guessed
-        pieces = [letters.get_text_range(a, b - a) for a, b in pairwise([0, *raised.values(), n])]
-        text = "^".join([*(piece.rstrip() for piece in pieces[:-1]), pieces[-1]])
-        return "\n".join([_plain(text), *(run.text for run in fields)]), guessed
+    def text(self, page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, str]:
+        """Return the text of a page with its fields, and what of it cannot be read ("" = nothing)."""
+        with closing(page.get_textpage()) as letters:
+            n, guessed = letters.count_chars(), ""
+            if any(
+                _lacks(letters, k) for k in range(0, n, SAMPLED)
+            ):  # each takes longer than all else
+                lacking = [k for k in range(n) if _lacks(letters, k)]
+                if any(map(_is_number, (raw.FPDFText_GetUnicode(letters, k) for k in lacking))):
+                    known = _plain(_known(letters, n))
+                    return "\n".join([*(run.text for run in fields), known]), GARBLED
+                guessed = GUESSED
+            words = Words(page, letters)
+            self.unseen += words.leave_out_unseen()
+            lines = [] if words.turned or len(words.words) > MOST_RUNS else words.lines()
+            gutters = _gutters([words.run(line, whole=False) for line in lines])
+            if lines and (fields or gutters):
+                runs = [words.run(line) for line in lines]
+                runs += [_labelled(run, runs) for run in fields]
+                return _ordered(runs, gutters), guessed
+            return "\n".join([words.text(words.words), *(run.text for run in fields)]), guessed
 
 
 def _lacks(letters: pdfium.PdfTextPage, k: int) -> bool:
@@ -229,57 +249,183 @@ def _known(letters: pdfium.PdfTextPage, n: int) -> str:
     return "".join(pieces)
 
 
-def _runs(letters: pdfium.PdfTextPage, boxes: Sequence[Box], raised: Container[int]) -> list[Run]:
-    """Return the runs of a page with their letters.
-
-    Boxes stand in the order of the letters, and may overlap.
-    """
-    n, starts = letters.count_chars(), [0]
-    for at in range(n):
-        left, low, right, top = letters.get_charbox(at)
-        here, *following = boxes[len(starts) - 1 : len(starts) + 1]
-        x, y = (left + right) / 2, (low + top) / 2
-        if following and not _holds(here, x, y) and _holds(following[0], x, y):
-            starts.append(at)
-    starts += [n] * (len(boxes) + 1 - len(starts))
-    texts = [letters.get_text_range(a, b - a) for a, b in pairwise(starts)]
-    runs = []
-    for box, first, end in _joined(boxes):
-        text = ""
-        for k in range(first, end):
-            text = f"{text.rstrip()}^{texts[k]}" if k in raised else text + texts[k]
-        runs.append(Run(*box, " ".join(_plain(text).split())))
-    return runs
+def _plain(text: str) -> str:
+    """Return PDFium's text with a hyphen where it has divided a word."""
+    text = text.replace("\r\n", "\n").replace("\ufffe", "-\n").replace("\0", "")
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
 
 
-def _holds(box: Box, x: float, y: float) -> bool:
-    return box[0] <= x <= box[2] and box[1] <= y <= box[3]
+# ---------------------------------------------------------------- words of a page
 
 
-def _raised(letters: pdfium.PdfTextPage, boxes: Sequence[Box]) -> Iterator[tuple[int, int]]:
-    """Yield the raised numbers, as in 10^5: the number of the run, and of its first letter."""
-    for k, ((_, low, right, top), box) in enumerate(pairwise(boxes), 1):
-        tall, left, bottom = top - low, box[0], box[1]
-        near = -1 <= left - right < tall / 4 and low + RAISED * tall < bottom < top
-        if near and box[3] - bottom < SMALL * tall:
-            if NUMBER.fullmatch(letters.get_text_bounded(*box).strip()):
-                at = raw.FPDFText_GetCharIndexAtPos(
-                    letters, left + 0.5, (bottom + box[3]) / 2, 2, 2
-                )
-                if at > 0:
-                    yield k, at
+@dataclass(slots=True)
+class Word:
+    first: int  # of its letters, and the one behind its last
+    end: int
+    tight: Box = ()  # around its first and last letter
+    box: Box = ()  # as high as its line
+    high: float = 0.0  # that height; 0 for what stands upright
+
+
+class Words:
+    """The words of a page in the order in which it draws them."""
+
+    def __init__(self, page: pdfium.PdfPage, letters: pdfium.PdfTextPage):
+        self.page, self.letters = page, letters
+        self.turned = page.get_rotation() != 0  # where the lines of its text may stand upright
+        self.letter = letters.get_text_range()
+        if len(self.letter) != letters.count_chars():  # one of them is two in UTF-16
+            n = range(letters.count_chars())
+            codes = "".join(chr(raw.FPDFText_GetUnicode(letters, k)) for k in n)
+            self.letter = codes.replace("\2", "\ufffe")  # a divided word
+        self.words = [Word(*match.span()) for match in WORD.finditer(self.letter)]
+        for word in self.words:
+            first, last = (letters.get_charbox(k) for k in (word.first, word.end - 1))
+            left, low, right, top = word.tight = (
+                *map(min, first[:2], last[:2]), *map(max, first[2:], last[2:]))  # fmt: skip
+            if right - left > top - low or word.end - word.first < 3:  # else it stands upright
+                _, below, _, above = letters.get_charbox(word.first, loose=True)
+                low, top = min(low, below), max(top, above)
+                word.high = top - low
+            word.box = left, low, right, top
+
+    def base(self, k: int) -> float:
+        """Return the height of the line on which a letter stands."""
+        x, y = ctypes.c_double(), ctypes.c_double()
+        raw.FPDFText_GetCharOrigin(self.letters, k, x, y)
+        return y.value
+
+    def leave_out_unseen(self) -> int:
+        """Leave out the words that nobody sees, and count them."""
+        width, height = map(round, self.page.get_size())
+        drawn = (
+            raw.FPDFPage_CountObjects(self.page) < MOST_DRAWN and 0 < width * height < MOST_PIXELS
+        )
+        if not self.words or not drawn:
+            return 0
+        bitmap = self.page.render(grayscale=True)
+        picture = Picture(bytes(bitmap.buffer), bitmap.stride, bitmap.width, bitmap.height)
+        x, y, points = ctypes.c_int(), ctypes.c_int(), []
+        for a, b in ((0, 0), (1000, 0), (0, 1000)):
+            raw.FPDF_PageToDevice(self.page, 0, 0, 100 * width, 100 * height, 0, a, b, x, y)
+            points.append((x.value / 100, y.value / 100))
+        (x0, y0), (x1, y1), (x2, y2) = points
+        (ax, ay), (bx, by) = (
+            ((x1 - x0) / 1000, (y1 - y0) / 1000),
+            ((x2 - x0) / 1000, (y2 - y0) / 1000),
+        )
+        seen = []
+        for word in self.words:
+            left, low, right, top = word.tight
+            xs = sorted((x0 + ax * left + bx * low, x0 + ax * right + bx * top))
+            ys = sorted((y0 + ay * left + by * low, y0 + ay * right + by * top))
+            small = not self.turned and word.box[3] - word.box[1] < 1
+            text = self.letter[word.first : word.end]
+            around = 0 if sum(map(str.isalnum, text)) > 1 else 2  # a full stop fills its box
+            shown = not small and picture.varies(xs[0] - around, ys[0] - around,
+                                                 xs[1] + around, ys[1] + around)  # fmt: skip
+            if shown or not self.is_hidden(word, small or shown is None):
+                seen.append(word)
+        unseen, self.words = len(self.words) - len(seen), seen
+        return unseen
+
+    def is_hidden(self, word: Word, surely: bool) -> bool:
+        """Tell whether a word that the page's picture does not show is hidden on purpose.
+
+        The letters over a scan, which are there to be searched in, are not, nor is what a font
+        that is not in the file might draw elsewhere.
+        """
+        drawn = raw.FPDFText_GetTextObject(self.letters, word.first)
+        if not drawn or raw.FPDFTextObj_GetTextRenderMode(drawn) == INVISIBLE:
+            return False
+        embedded = raw.FPDFFont_GetIsEmbedded(raw.FPDFTextObj_GetFont(drawn)) == 1
+        return surely or embedded or self.letter[word.first : word.end].isascii()
+
+    def lines(self) -> list[list[Word]]:
+        """Return words that are close to each other in a line, line by line."""
+        lines: list[list[Word]] = []
+        right = low = top = 0.0
+        for word in self.words:
+            box, high = word.box, top - low
+            if -high / 2 < box[0] - right < high and low < box[3] and box[1] < top and lines:
+                lines[-1].append(word)
+            else:
+                lines.append([word])
+            _, low, right, top = box
+        return lines
+
+    def run(self, line: Sequence[Word], whole: bool = True) -> Run:
+        """Return a line as a run, with its text or with its first letter alone."""
+        left, low, right, top = zip(*(word.box for word in line), strict=True)
+        text = " ".join(self.text(line).split()) if whole else self.letter[line[0].first]
+        return Run(min(left), min(low), max(right), max(top), text)
+
+    def text(self, words: Sequence[Word]) -> str:
+        """Return the text of words that follow each other; raised digits as in 10^5."""
+        pieces: list[str] = []
+        ground = before = None  # the last word that stands on the line, and the last one
+        for word in words:
+            between = BLANKS.sub("", self.letter[before.end : word.first]) if before else ""
+            text = self.letter[word.first : word.end]
+            off_line = False
+            if before and not self.turned and between in LINE_ENDS:
+                rise = self.base(word.first) - self.base(ground.first)
+                gap, high = word.box[0] - before.box[2], ground.high
+                if abs(rise) < 0.7 * high and -0.3 * high < gap < high:
+                    off_line = gap <= 0.2 * high and abs(rise) > RISE * high
+                    between = " " if gap > 0.2 * high or between.endswith(" ") else ""
+            ground = ground if off_line else word
+            if DIGIT.search(text) and ground.high and not self.turned:
+                text = self.raised(word, self.base(ground.first) + RISE * ground.high, off_line)
+            pieces += [between, text]
+            before = word
+        return _plain("".join(pieces))
+
+    def raised(self, word: Word, above: float, follows: bool) -> str:
+        """Return a word with a mark before digits that stand above a height.
+
+        follows: whether something stands right before it.
+        """
+        out, up = "", False
+        for k in range(word.first, word.end):
+            number = DIGIT.match(self.letter, k)
+            was, up = up, bool(number) and self.base(k) > above and (follows or k > word.first)
+            out += "^" * (up and not was) + self.letter[k]
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class Picture:
+    """A page as it is drawn, a point a pixel, in shades of grey."""
+
+    shades: bytes
+    stride: int
+    width: int
+    height: int
+
+    def varies(self, left: float, top: float, right: float, low: float) -> bool | None:
+        """Tell whether there is anything to see in a box, which goes down; None if it is off."""
+        x0, x1 = max(0, int(left)), min(self.width, int(right) + 1)
+        y0, y1 = max(0, int(top)), min(self.height, int(low) + 1)
+        if x0 >= x1 or y0 >= y1:
+            return None
+        darkest, lightest = 255, 0
+        middle = (y0 + y1) // 2
+        for y in (middle, *range(y0, y1)):  # mostly the first one says it
+            row = self.shades[y * self.stride + x0 : y * self.stride + x1]
+            darkest, lightest = min(darkest, min(row)), max(lightest, max(row))
+            if lightest - darkest > CONTRAST:
+                return True
+        return False
+
+
+# ---------------------------------------------------------------- fields
 
 
 def _labelled(run: Run, others: Sequence[Run]) -> Run:
     """Return a field with its name where no text stands beside it."""
     beside = any(other.bottom < run.middle < other.top for other in others)
     return run if beside else replace(run, text=f"{run.name}: {run.text}")
-
-
-def _plain(text: str) -> str:
-    """Return PDFium's text with a hyphen where it has divided a word."""
-    text = text.replace("\r\n", "\n").replace("\ufffe", "-\n").replace("\0", "")
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").strip()
 
 
 def _value(form: pdfium.PdfFormEnv, annotation: raw.FPDF_ANNOTATION) -> str:
@@ -318,47 +464,83 @@ def _ranges(numbers: Sequence[int]) -> str:
     return shown.replace(";", ",")
 
 
+# ---------------------------------------------------------------- what repeats on pages
+
+
+def without_heads(pages: Sequence[str]) -> tuple[list[str], str]:
+    """Return pages without the lines that repeat at the top or the bottom of most of them, but for
+    the first page's head, and a remark on these. A number in them may count the pages.
+
+    >>> without_heads(["Report\\nOne\\n7", "Report\\nTwo\\n8"])
+    (['Report\\nOne', 'Two'], "left out: 3 lines that repeat on pages ('Report', '7')")
+    """
+    lines = [page.split("\n") for page in pages]
+    most = max(2, (sum(map(bool, pages)) + 1) // 2)
+    found: list[str] = []
+    for side in (0, -1):
+        heads: list[list[str]] = [[] for _ in pages]
+        for _ in range(EDGE + 1):
+            keys = {k: _keys(here[side], k) for k, here in enumerate(lines) if here[1:]}
+            times = Counter(key for of_line in keys.values() for key in of_line)
+            for k, of_line in keys.items():
+                if max(times[key] for key in of_line) >= most and (k or side):
+                    heads[k].append(lines[k].pop(side))
+        for k, head in enumerate(heads):
+            if len(head) > EDGE:  # all of the page repeats: it is no head
+                lines[k][:0], lines[k][len(lines[k]) :] = (
+                    (head, ()) if side == 0 else ((), head[::-1])
+                )
+            else:
+                found += head
+    shown = ", ".join(f"'{line.strip()}'" for line in [*dict.fromkeys(found)][:3])
+    remark = f"left out: {len(found):,} lines that repeat on pages ({shown})" if found else ""
+    return ["\n".join(here).strip() for here in lines], remark
+
+
+def _keys(line: str, page: int) -> set[str]:
+    """Return a line as it stands, and with each of its numbers as counted from the page's."""
+    numbers = (
+        f"{line[: match.start()]}\0{int(match[0]) - page}{line[match.end() :]}"
+        for match in NUMBER.finditer(line[:200])
+    )
+    return {line, *numbers} - {""}
+
+
 # ---------------------------------------------------------------- where things stand
 
 
-def _gutters(boxes: Sequence[Box]) -> list[float]:
+def _gutters(runs: Sequence[Run]) -> list[float]:
     """Return the middles of the gaps between columns of text that is drawn across all of them; []
     where there is one column, or text that is drawn column by column, or a table.
 
-    What stands in columns of text fills them: the cells of a table are shorter.
+    A title or the number of a page may stand across a gap that most lines respect. What stands in
+    columns of text fills them: the cells of a table are shorter.
     """
-    lines = [box for box, _, _ in _joined(boxes)]
-    if len(lines) < 6:
-        return []
-    first, last = min(b[0] for b in lines), max(b[2] for b in lines)
-    within = [b for b in lines if b[2] - b[0] < FULL * (last - first)]
-    gaps, reached = [], first
-    for left, right in sorted((b[0], b[2]) for b in within):
-        if left - reached >= GUTTER and reached > first:
-            gaps.append((reached + left) / 2)
-        reached = max(reached, right)
-    columns = [sum(b[0] > gap for gap in gaps) for b in within]
-    for column in range(len(gaps) + 1):
-        widths = [b[2] - b[0] for b, k in zip(within, columns, strict=True) if k == column]
-        if len(widths) < 3 or median(widths) < FULL * max(widths) or max(widths) < 60:
+    gaps = [
+        (first.right, second.left)
+        for first, second in pairwise(runs)
+        if second.left - first.right >= GUTTER and first.bottom < second.middle < first.top
+    ]
+    gutters: list[float] = []
+    middles = {round((left + right) / 2): None for left, right in gaps}
+    found = sorted((-sum(left < x < right for left, right in gaps), x) for x in middles)
+    for n, x in found:
+        across = sum(run.left < x < run.right for run in runs)
+        near = any(abs(x - other) < 4 * GUTTER for other in gutters)
+        if -n >= max(2, 2 * across) and -n * 2 >= -found[0][0] and not near:
+            gutters.append(x)
+    within = [run for run in runs if not any(run.left < x < run.right for x in gutters)]
+    columns = [
+        [run for run in within if sum(run.left > x for x in gutters) == column]
+        for column in range(len(gutters) + 1)
+    ]
+    goes_on = any(run.text[0].islower() for column in columns for run in column[1:])
+    for of_column in columns:
+        widths = [run.right - run.left for run in of_column]
+        fills = median(widths) >= FULL * max(widths) and max(widths) >= 60 if widths else False
+        if not fills or len(widths) < (2 if goes_on else 6):
             return []
-    changes = sum(a != b for a, b in pairwise(columns))
-    return gaps if 2 * changes > len(columns) else []
-
-
-def _joined(boxes: Sequence[Box]) -> list[tuple[Box, int, int]]:
-    """Join boxes that follow each other closely in one line, as words in bold and kerned letters
-    do; return each with the number of its first box, and that behind its last one."""
-    lines: list[tuple[Box, int, int]] = []
-    for k, box in enumerate(boxes):
-        (left, low, right, top), first, _ = lines[-1] if lines else ((0, 0, 0, 0), 0, 0)
-        near = -(top - low) / 2 < box[0] - right < top - low and low < box[3] and box[1] < top
-        if lines and near:
-            union = left, min(low, box[1]), max(right, box[2]), max(top, box[3])
-            lines[-1] = union, first, k + 1
-        else:
-            lines.append((box, k, k + 1))
-    return lines
+    return sorted(gutters)
 
 
 def _ordered(runs: Sequence[Run], gutters: Sequence[float]) -> str:

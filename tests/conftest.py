@@ -286,8 +286,9 @@ def read_here(monkeypatch):
     child, which takes half a second to begin."""
     from tasks.limited import Readers
 
-    def start(readers, function, *arguments, name=""):
-        return SimpleNamespace(result=lambda: function(*arguments), cancel=lambda: None)
+    def start(readers, function, *arguments, content=None, name=""):
+        given = arguments if content is None else (content, *arguments)
+        return SimpleNamespace(result=lambda: function(*given), cancel=lambda: None)
 
     monkeypatch.setattr(Readers, "start", start)
 

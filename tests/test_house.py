@@ -177,10 +177,7 @@ EXPLAINED = {
     ),
     "suites/bcb.py": ("compile exec", "in the sandbox"),
     "tasks/hub.py": ("load_dataset_builder", "lists a split's files, which are read as tables"),
-    "tasks/limited.py": (
-        "Unpickler import_module loads",
-        "the child reads what its parent has pickled, the parent plain data alone; " + NAMED,
-    ),
+    "tasks/limited.py": ("import_module", "the child, of what its parent names; " + NAMED),
     "tokens/chat_templates.py": ("loads", SENT),
 }
 

@@ -11,8 +11,10 @@ import time
 import zipfile
 import zlib
 from collections.abc import Callable
+from importlib import import_module
 
 from tasks.documents import Document, Part
+from tasks.forms import Contents, contents
 
 WORD = "http://schemas.openxmlformats.org"
 KIND = "application/vnd.openxmlformats"
@@ -428,6 +430,18 @@ FILES: dict[str, Callable[[int], bytes]] = {
     "notebook outputs": text('{"png": "a"},', '{}]}]}',
         '{"nbformat": 4, "cells": [{"cell_type": "code", "outputs": ['),
     "notebook deep": text("[", "", '{"nbformat": 4, "cells": '),
+    "json chats": text('{"a": {"parent": "a"}},', '{}]', '[{"mapping": '),
+    "json branches": lambda n: json.dumps([{"title": "", "current_node": "0", "mapping": {
+        str(k): {"parent": str(k + 1), "message": None} for k in range(n // 40)}}]).encode(),
+    "text subtitles": text("00:01.000 --> 00:02.000\n", "Anna", "WEBVTT\n\n"),
+    "text cues": text("<v a>", "Anna", "WEBVTT\n\n00:01.000 --> 00:02.000\n"),
+    "mail headers": text("A: b\n", "\nAnna", "From: a\nDate: b\n"),
+    "mail folded": text(" a\n", "\nAnna", "From: a\nDate: b\n"),
+    "mail words": text("=?utf-8?q?a?= ", "\n\nAnna", "From: a\nDate: b\nSubject: "),
+    "mail parts": text("--b\n\nAnna\n", "", 'From: a\nDate: b\nContent-Type: multipart/mixed; '
+        'boundary="b"\n\n'),
+    "mail deep": text('Content-Type: message/rfc822\n\n', "Anna", "From: a\nDate: b\n"),
+    "mail mbox": text("From a 10:00\nA: b\n\n", "Anna", ""),
     "json lines": text('{"text": "x", "from": "y", "date": 1}\n'),
 }  # fmt: skip
 
@@ -437,23 +451,36 @@ FILES: dict[str, Callable[[int], bytes]] = {
 MOST_S = 5  # of a processor, for what takes a tenth: in n squared steps it would be fifteen or more
 
 
-def bounded(function: Callable, *arguments: object) -> object:
-    """Call a function, and end the process when it takes more of a processor than it may."""
+def limit_processor() -> None:
+    """End this process when what comes takes more of a processor than it may."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     resource.setrlimit(resource.RLIMIT_CPU, (int(time.process_time()) + MOST_S, hard))
-    return function(*arguments)
 
 
-def passes(function: Callable[[str], object], units: tuple[str, ...], n: int) -> int:
-    """Call a function with many of each unit, and with what fits nothing around them."""
+def bounded(content: bytes, name: str) -> Contents:
+    limit_processor()
+    return contents(content, name)
+
+
+def passes(name: str, once: bool, units: list[str], n: int) -> int:
+    """Try a pattern, or call a function, on many of each unit and with what fits nothing around
+    them; once: at the beginning alone."""
+    module, _, what = name.rpartition(".")
+    found = getattr(import_module(module), what)
     for unit in units:
         many = unit * (n // len(unit))
         for made in (many + "\0", "-" + many + "("):
-            bounded(function, made)
+            limit_processor()
+            if callable(found):
+                found(made)
+            else:
+                text = made.encode() if isinstance(found.pattern, bytes) else made
+                found.match(text) if once else [*found.finditer(text)]
     return len(units)
 
 
 def places(written: str, answer: str) -> int:
     """Return how many places of an answer are found in a text."""
-    found = bounded(Document(written, (Part(0, "a.txt", "file"),), "").find, answer)
-    return len(found[0]) if found else 0
+    limit_processor()
+    found = Document(written, (Part(0, "a.txt", "file"),), "").find(answer)
+    return len(found or ())

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.chat_requests import taken
+from tasks.chat_requests import Taken, taken
 
 ASK = {"role": "user", "content": "Where is Anna?"}
 
@@ -122,7 +122,7 @@ WIRES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def sleepy(body: bytes, model: str) -> None:
+def sleepy(body: bytes, model: str) -> Taken:
     """Stand for a body that takes for ever, and write down which process it keeps busy."""
     if path := json.loads(body).get("sleeps"):
         Path(path).write_text(str(os.getpid()))

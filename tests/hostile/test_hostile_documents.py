@@ -6,7 +6,7 @@ fail when these are over, and do not hang.
 
 import ast
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,15 +16,13 @@ from documents import pdf as made_pdf
 from typer.testing import CliRunner
 
 import cli
-import data
-from config import errors
 from config.errors import UserError
-from tasks import conversations, documents, forms, lexicon, markup, notebooks, quotes
+from tasks import conversations, documents, forms, lexicon, mail, markup, pdf, quotes, records
 from tasks.documents import read
 from tasks.forms import Contents, contents
 from tasks.limited import LINUX, OverLimit, Readers
 
-READING = (forms, markup, documents, lexicon, notebooks, quotes)
+READING = (forms, markup, documents, lexicon, mail, pdf, quotes, records)
 N = 100_000  # characters, of which n squared steps take 15 s or more
 
 
@@ -46,57 +44,34 @@ UNITS = (
     "<a/", "<meta charset ", "coding=", "display ", "display:a;", "\\usepackage[a",
 )  # fmt: skip
 """Of these many stand in a row, and behind them what fits nothing."""
-PASSES: dict[str, Callable[[str], object]] = {
-    "forms.HTML": forms.HTML.match,
-    "forms.MARKUP": forms.MARKUP.findall,
-    "forms.CODING": forms.CODING.findall,
-    "forms.CONTROL": forms.CONTROL.findall,
-    "forms.LONE": forms.LONE.findall,
-    "markup.EMPTY": markup.EMPTY.findall,
-    "markup.COMMENT": markup.COMMENT.findall,
-    "markup.SIMPLE": markup.SIMPLE.fullmatch,
-    "notebooks.DATA": notebooks.DATA.findall,
-    "notebooks.BASE64": notebooks.BASE64.findall,
-    "notebooks.COLOURS": notebooks.COLOURS.findall,
-    "notebooks.ESCAPES": notebooks.ESCAPES.findall,
-    "notebooks.ESCAPED": notebooks.ESCAPED.findall,
-    **{
-        f"{module.__name__}.{name}": getattr(module, name).findall
-        for module, names in (
-            (lexicon, "_SCRIPTS _DROPPED _ODD BREAK _BROKEN _ASCII _PLAIN _WORD SCRIPT"),
-            (quotes, "GROUPED APART WHOLE WITHIN END"),
-        )
-        for name in names.split()
-    },
-    "conversations.CONTROL": conversations.CONTROL.search,
-    "errors.clean": errors.clean,
-    "data.normalize_answer": data.normalize_answer,
+PATTERNS = {
+    forms: "HTML MARKUP CODING CONTROL LONE",
+    markup: "EMPTY COMMENT SIMPLE",
+    mail: "HEAD FROM QUOTED",
+    pdf: "BLANKS WORD DIGIT NUMBER",
+    records: "DATA BASE64 COLOURS ESCAPES ESCAPED OBJECT TIMES BEGINS TAG SPEAKER",
+    lexicon: "_SCRIPTS _DROPPED _ODD BREAK _BROKEN _ASCII _PLAIN _WORD SCRIPT",
+    quotes: "APART WHOLE WITHIN END SHORT",
+    conversations: "CONTROL",
 }
+FUNCTIONS = ("config.errors.clean", "data.normalize_answer")
+ONCE = {"HTML", "SIMPLE", "CODING", "HEAD", "OBJECT", "BEGINS"}  # are tried at a beginning alone
+PASSES = [
+    f"{module.__name__}.{name}" for module, names in PATTERNS.items() for name in names.split()
+]
 # patterns that are written where they are used: `contents` goes through them
 IN_PLACE = {
     "forms": {"\0+"},
     "markup": {r"\n{3,}", r"\s+", "-?[0-9]{1,9}"},
     "documents": {r"(\d+)"},  # of a file's name
-    "notebooks": {r"<[^\n]*>"},  # the whole of a text
-    "lexicon": set(),
-    "quotes": {  # of a number, and of at most 200 characters around an answer
-        "[\u2019\xa0\u2007\u2009\u202f ]",
-        r"\d{1,2}/\d{1,2}",
-        r"\d+",
-        r"\D",
-        "[\u2212\u2013]",
-        "[^-\u2212\\d]",
-        r"[^\W_]*$",
-        r"[^\W\d_][,;\u2010-]?$",
-        r"\S{0,20}\s*",
-        r"\s*\S{0,20}$",
-    },
+    "quotes": {"[{ ]", r"\S{0,20}\s*", r"\s*\S{0,20}$"},  # of a number, and around an answer
 }
 
 
-@pytest.mark.parametrize("name", PASSES)
+@pytest.mark.parametrize("name", [*PASSES, *FUNCTIONS])
 def test_every_regular_expression_takes_one_pass(readers, name):
-    assert readers.start(passes, PASSES[name], UNITS, N, name=name).result() == len(UNITS)
+    once = name.rpartition(".")[2] in ONCE
+    assert readers.start(passes, name, once, UNITS, N, name=name).result() == len(UNITS)
 
 
 def patterns_in(values: list | tuple) -> Iterator[re.Pattern]:
@@ -109,7 +84,7 @@ def patterns_in(values: list | tuple) -> Iterator[re.Pattern]:
 
 def test_there_is_no_other_regular_expression():
     """A new one over documents has to be put into the list above."""
-    listed = {each.__self__ for each in PASSES.values() if hasattr(each, "__self__")}
+    listed = {getattr(module, name) for module, names in PATTERNS.items() for name in names.split()}
     for module in READING:
         assert {*patterns_in([*vars(module).values()])} <= listed, module.__name__
         tree = ast.parse(Path(module.__file__).read_text(encoding="utf-8"))
@@ -124,12 +99,9 @@ def test_there_is_no_other_regular_expression():
             and node.func.attr in names
         ]
         written = {arg.value for arg in calls if isinstance(arg, ast.Constant)}
-        assert written == IN_PLACE[module.__name__.rpartition(".")[2]]
+        assert written == IN_PLACE.get(module.__name__.rpartition(".")[2], set())
         others = [ast.unparse(arg) for arg in calls if not isinstance(arg, ast.Constant)]
-        assert set(others) <= {
-            "re.escape(sought)",
-            "pattern",
-        }  # words as they are: no choice, no repetition
+        assert all(other.startswith("re.escape(") for other in others)  # words as they are
 
 
 @pytest.mark.parametrize(
@@ -144,10 +116,8 @@ def test_there_is_no_other_regular_expression():
         ("a" + "\u0301\u0316" * (N // 2), "anna left"),
         ("a" + "\uff9e\u0301" * (N // 2), "anna left"),
         ("日本" * (N // 8), "日本" * 999 + "x"),
-        ("anna left for lima " * (N // 40), "lima two eight nine anna"),
     ],
-    ids=["word", "words", "found", "hyphens", "soft", "lines", "accents", "marks", "unspaced",
-         "near"],
+    ids=["word", "words", "found", "hyphens", "soft", "lines", "accents", "marks", "unspaced"],
 )  # fmt: skip
 def test_an_answer_is_looked_for_in_one_pass(readers, text, answer):
     assert readers.start(places, text, answer).result() >= 0
@@ -173,7 +143,7 @@ ONE_PASS = [
 def test_files_are_read_in_one_pass(readers, name):
     made = FILES[name](N)
     try:
-        assert readers.start(bounded, contents, made, f"x.{name.split()[0]}").result().pieces
+        assert readers.start(bounded, f"x.{name.split()[0]}", content=made).result().pieces
     except OverLimit:
         raise
     except UserError as error:
@@ -184,7 +154,7 @@ def test_files_are_read_in_one_pass(readers, name):
 def test_headings_come_from_the_tree_in_one_pass(readers, unit):
     chapter = "<html>" + unit * (N // len(unit)) + "Anna</h1>"
     book = epub(chapter + "</h1><p>Anna")
-    found = readers.start(bounded, contents, book, "x.epub").result()
+    found = readers.start(bounded, "x.epub", content=book).result()
     assert all(len(name) <= 200 for _, _, name in found.pieces)
 
 
@@ -237,7 +207,7 @@ def test_a_thousand_pages_are_within_the_limits_by_default(tmp_path):
     objects = {
         1: CATALOG,
         2: f"<< /Type /Pages /Count 1000 /Kids [{kids}] >>",
-        4: stream(f"BT /F1 9 Tf {lines} ET"),
+        4: stream(f"BT /F1 9 Tf 9 780 Td {lines} ET"),
         5: FONT,
     }
     (tmp_path / "a.pdf").write_bytes(made_pdf(objects | dict.fromkeys(range(10, 1010), PAGE)))
@@ -253,7 +223,9 @@ def test_every_file_is_a_text_or_one_sentence():
             if name not in SLOW:
                 kind = name.split()[0]
                 try:
-                    each = pool.start(contents, FILES[name](500), f"x.{kind}", name=name).result()
+                    each = pool.start(
+                        contents, f"x.{kind}", content=FILES[name](500), name=name
+                    ).result()
                     assert isinstance(each, Contents)
                 except UserError as error:
                     assert str(error).startswith((f"x.{kind} ", f"x.{kind},", name)), name

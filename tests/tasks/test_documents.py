@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from config.errors import UserError
 from tasks import forms
 from tasks.documents import Document, Part, natural, read
-from tasks.forms import NotText, contents
+from tasks.forms import contents
 from tasks.pages import Places
 from tokens.codec import Characters
 
@@ -327,7 +327,7 @@ def test_a_folder_with_nothing_to_read_is_one_sentence(tmp_path):
     (tmp_path / "x.bin").write_bytes(b"\0\1")
     with pytest.raises(UserError, match=r"x\.bin"):
         read([tmp_path])
-    with pytest.raises(NotText):  # a file that is named is an error
+    with pytest.raises(UserError):  # a file that is named is an error
         read([tmp_path / "x.bin"])
     names = ["c10", "c9", "b/2", "b/10", "C1"]
     assert sorted(names, key=natural) == ["b/2", "b/10", "C1", "c9", "c10"]

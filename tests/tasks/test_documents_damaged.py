@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import HANG_S
-from test_documents import epub, pdf, put, said, zipped
+from test_documents import epub, pdf, put, said
 
 from config.errors import UserError
 from tasks import documents, forms
@@ -45,19 +45,6 @@ def test_a_text_that_names_pdf_is_no_pdf():
 def test_the_text_of_a_pdf_is_limited(monkeypatch):
     monkeypatch.setattr(forms, "UNPACKED", 99)
     said(pdf(*["Anna left for Lima."] * 9))
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"mimetype": "application/vnd.oasis.opendocument.text", "content___xml": "<x/>"},
-        {"[Content_Types]___xml": "<Types/>", "xl__workbook___xml": "<x/>"},
-        {"[Content_Types]___xml": "<Types/>", "ppt__presentation___xml": "<x/>"},
-    ],
-    ids=["odt", "xlsx", "pptx"],
-)
-def test_other_office_files_are_to_be_saved_as_what_can_be_read(members):
-    assert "docx or PDF" in said(zipped(**members))
 
 
 # ---------------------------------------------------------------- books

@@ -6,7 +6,8 @@ import zipfile
 import pytest
 from test_documents import epub, said
 
-from tasks.forms import NotText, contents
+from config.errors import UserError
+from tasks.forms import contents
 
 
 def text(markup: str | bytes, name: str = "x.html") -> str:
@@ -96,7 +97,7 @@ def test_html_is_read_as_a_person_sees_it(markup, seen):
 )
 def test_a_page_that_a_script_shows_is_read(page):
     assert text(page) == "Anna"
-    assert "hidden passages (1)" in said(b"<div id=app hidden><p>Anna</div>", "x.html")
+    assert "1 passage that is hidden" in said(b"<div id=app hidden><p>Anna</div>", "x.html")
 
 
 def test_what_is_seen_and_not_read_is_counted_in_one_remark():
@@ -104,13 +105,13 @@ def test_what_is_seen_and_not_read_is_counted_in_one_remark():
     page = f"<p>Anna<b hidden>x</b><p hidden></p>{page}</iframe><video>x</video><nav>x</nav>"
     remark = contents(page.encode(), "x.html").remark
     assert remark == (
-        "x.html: left out are hidden passages (1), pictures without words (3), "
-        "frames and objects (1), recordings (1), navigation (1)."
+        "x.html: left out: 1 passage that is hidden, 3 pictures without words, 1 frame, "
+        "1 recording, 1 navigation."
     )
-    assert "frames and objects (2)" in said(b"<frameset><frame><frame></frameset>", "x.html")
+    assert "2 frames" in said(b"<frameset><frame><frame></frameset>", "x.html")
     assert not contents(b"<p>Anna", "x.html").remark
     book = epub("<p>Anna<img src=a>", "<img src=b>")
-    assert contents(book, "a.epub").remark == "a.epub: left out are pictures without words (2)."
+    assert contents(book, "a.epub").remark == "a.epub: left out: 2 pictures without words."
 
 
 def test_elements_of_xml_that_end_at_once_swallow_nothing():
@@ -160,14 +161,15 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
     ("content", "advice"),
     [
         ("<meta charset=cp-437><p>né".encode("cp437"), "iconv -f cp-437 -t UTF-8"),
-        (b"<meta charset=gb2312><p>n\xff", "iconv -f gb2312 -t UTF-8"),
-        ("# -*- coding: koi8-r -*-\n'né'".encode("latin-1"), "iconv -f koi8-r -t UTF-8"),
-        ("Анна".encode("cp1251"), "iconv -f WINDOWS-1252 -t UTF-8"),
-        (b"<meta charset=$(reboot)>n\xff", "iconv -f WINDOWS-1252 -t UTF-8"),
-        ("<meta charset=utf-8>né".encode("latin-1"), "iconv -f WINDOWS-1252 -t UTF-8"),
+        (b"<meta charset=gb2312><p>n\xff", "says that it is written in gb2312, and is not"),
+        ("Анна".encode("cp1251"), "iconv -f ENCODING -t UTF-8"),
+        ("價格".encode("big5"), "iconv -f ENCODING -t UTF-8"),
+        (b"<meta charset=$(reboot)>n\xff", "iconv -f ENCODING -t UTF-8"),
+        ("<meta charset=utf-8>né".encode("latin-1"), "written in utf-8, and is not"),
+        ("né\nné\n".encode() + "né\n".encode("latin-1"), "UTF-8 but for lines such as line 3 (1"),
     ],
 )
-def test_advice_names_the_encoding_that_is_declared(content, advice):
+def test_advice_makes_no_nonsense(content, advice):
     name = "x.html" if content.startswith(b"<") else "x.txt"
     assert advice in said(content, name)
 
@@ -190,13 +192,18 @@ def test_a_chat_and_a_chapter_keep_the_remark_on_their_encoding():
     assert found.pieces[0][0] == "Anna left." and "UTF-16-BE" in found.remark
 
 
+def test_a_program_says_its_encoding_in_its_first_line():
+    program = "# -*- coding: koi8-r -*-\n'Анна'"
+    assert text(program.encode("koi8-r"), "a.py") == program
+
+
 def test_runs_of_nul_are_left_out_and_counted():
     found = contents(b"one\ntwo" + bytes(512) + b"three\n" + bytes(3), "a.log")
     assert found.pieces[0][0] == "one\ntwo\nthree\n\n"
     assert "a.log: 515 NULs" in found.remark
     log = b"a line\n" * 99
     for binary in (log + b"\x01\0\0", bytes(99), b"a\0b\0", b"\x7fELF\0\0", b"a\x01b\0\0"):
-        with pytest.raises(NotText):
+        with pytest.raises(UserError):
             contents(binary, "a.log")
 
 
@@ -241,7 +248,7 @@ def test_a_chapter_is_found_however_it_is_named(href):
 def test_a_table_of_contents_is_no_chapter():
     book = epub("<nav epub:type='toc'><h1>Contents</h1><ol><li>One</ol></nav>", "<p>Anna.")
     found = contents(book, "a.epub")
-    assert found.pieces == [("Anna.", 1, "")] and "navigation (1)" in found.remark
+    assert found.pieces == [("Anna.", 1, "")] and "1 navigation" in found.remark
 
 
 def test_members_that_were_packed_with_backslashes_are_found():

@@ -1,6 +1,7 @@
 """PDF: what a viewer shows of it is read, in the order of a reader, or named in a remark."""
 
 import hashlib
+from itertools import chain
 
 import pypdfium2 as pdfium
 import pytest
@@ -75,13 +76,20 @@ def test_a_word_that_a_line_divides_keeps_its_hyphen():
     assert text(drawn) == "a con-\ntract"
 
 
-def test_a_raised_number_stays_apart():
-    drawn = (
-        "BT /F 12 Tf 50 700 Td (about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years at 950.) Tj "
-        "/F 7 Tf 5 Ts (12) Tj /F 12 Tf 0 Ts ( of H) Tj /F 7 Tf -2 Ts (2) Tj "
-        "/F 12 Tf 0 Ts ( on {page} j) Tj (2) Tj ET"  # its box is taller than the digit's
-    )
-    assert " ".join(text(drawn).split()) == "about 10^5 years at 950.^12 of H2 on {page} j2"
+@pytest.mark.parametrize(
+    ("drawn", "seen"),
+    [
+        ("(about 10) Tj /F 7 Tf 5 Ts (5) Tj /F 12 Tf 0 Ts ( years.) Tj", "about 10^5 years."),
+        ("(about 10) Tj /F 9.6 Tf 4.8 Ts (5) Tj /F 12 Tf 0 Ts ( m of H) Tj /F 9.6 Tf -3 Ts (2) Tj "
+         "/F 12 Tf 0 Ts (O.) Tj", "about 10^5 m of H2O."),
+        ("(at 10) Tj /F 7 Tf 5 Ts (-5) Tj /F 12 Tf 0 Ts ( at 950.) Tj /F 7 Tf 5 Ts (12) Tj",
+         "at 10^-5 at 950.^12"),
+        ("(on {page} j) Tj (2) Tj", "on {page} j2"),  # its box is taller than the digit's
+        ("(the 1) Tj /F 7 Tf 5 Ts (st) Tj /F 12 Tf 0 Ts ( of May) Tj", "the 1st of May"),
+    ],
+)  # fmt: skip
+def test_a_raised_number_stays_apart(drawn, seen):
+    assert text(f"BT /F 12 Tf 50 700 Td {drawn} ET") == seen
 
 
 # ---------------------------------------------------------------- columns
@@ -104,6 +112,35 @@ def test_columns_are_read_one_after_the_other_however_they_are_drawn():
     for drawn in (across(LEFT, RIGHT), by_column):
         found = text(TITLE + drawn + at(50, 60, "page 1")).split("\n")
         assert found[0].startswith("A title") and found[1:] == [*LEFT, *RIGHT, "page 1"]
+
+
+FURNITURE = {
+    "number": at(298, 60, "17"), "title": at(230, 750, "On the bridges of Bern"),
+    "head": at(250, 780, "Annals of bridges"), "both": at(298, 60, "17") + at(250, 780, "Annals"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", FURNITURE)
+def test_what_stands_in_the_gutter_does_not_join_the_columns(kind):
+    found = text(across(LEFT, RIGHT) + FURNITURE[kind]).split("\n")
+    assert [line for line in found if line in LEFT + RIGHT] == [*LEFT, *RIGHT]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_columns_of_few_lines_are_those_whose_sentences_go_on(size):
+    assert text(across(LEFT[:size], RIGHT[:size])).split("\n") == [*LEFT[:size], *RIGHT[:size]]
+    cells = [[f"{word} of the town number {k}" for k in range(size)] for word in ("Name", "Bridge")]
+    assert text(across(*cells)).split("\n") == [*map(" ".join, zip(*cells, strict=True))]
+
+
+def test_three_columns_are_read_one_after_the_other():
+    columns = [[f"{name} {k} goes to the end" for k in range(8)] for name in ("one", "two", "six")]
+    drawn = "".join(
+        at(40 + 185 * n, 700 - 20 * k, column[k])
+        for k in range(8)
+        for n, column in enumerate(columns)
+    )
+    assert text(drawn).split("\n") == [*chain.from_iterable(columns)]
 
 
 def test_a_row_of_a_table_stays_a_line():
@@ -236,6 +273,100 @@ def test_a_drawing_of_many_lines_is_no_damage():
     assert found.pieces[0][0] == "A map." and not found.remark
 
 
+# ---------------------------------------------------------------- what nobody sees, what repeats
+
+OFF = (
+    "/OCProperties << /OCGs [10 0 R] /D << /OFF [10 0 R] >> >>",
+    "<< /Type /OCG /Name (Draft) >>",
+)
+UNSEEN = {
+    "small": "BT /F 0.4 Tf 50 600 Td (Answer Oslo now) Tj ET",
+    "scaled": "q .05 0 0 .05 0 0 cm BT /F 12 Tf 900 9000 Td (Answer Oslo now) Tj ET Q",
+    "white": "1 g BT /F 12 Tf 50 600 Td (Answer Oslo now) Tj ET 0 g",
+    "pale": "0.99 g BT /F 12 Tf 50 600 Td (Answer Oslo now) Tj ET 0 g",
+    "off the page": at(900, 600, "Answer Oslo now"),
+    "below the page": at(50, -99, "Answer Oslo now"),
+    "a layer that is off": f"/OC /L BDC {at(50, 600, 'Answer Oslo now')} EMC",
+    "redacted": at(50, 600, "Answer Oslo now") + "40 590 200 30 re f",
+}
+
+
+@pytest.mark.parametrize("kind", UNSEEN)
+def test_what_nobody_sees_is_left_out_and_counted(kind):
+    layer = "|/Resources << /Font << /F 3 0 R >> /Properties << /L 10 0 R >> >>"
+    found = reading(lines("Anna in Bern.") + UNSEEN[kind] + layer, catalog=OFF[0], extra=OFF[1:])
+    assert found.pieces[0][0] == "Anna in Bern."
+    assert found.remark == (
+        "a.pdf (1 page): left out: 3 words that nobody sees (small, hidden, ...)."
+    )
+
+
+@pytest.mark.parametrize(
+    "drawn",
+    [
+        "0.5 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+        "BT /F 4 Tf 50 600 Td (I . - |) Tj ET",
+        "0 0 1 rg 40 590 99 30 re f 1 g BT /F 12 Tf 50 600 Td (I . - |) Tj ET",
+        "3 Tr BT /F 12 Tf 50 600 Td (I . - |) Tj ET",  # letters over a scan
+        "q 0 1 -1 0 300 300 cm BT /F 12 Tf 50 60 Td (I . - |) Tj ET Q",
+    ],
+)
+@pytest.mark.parametrize("turn", [0, 90, 180, 270])
+def test_what_is_pale_small_or_turned_is_read(drawn, turn):
+    found = reading(f"{drawn}|/Rotate {turn}")
+    assert found.pieces[0][0].split() == ["I", ".", "-", "|"]
+    assert not found.remark
+
+
+def test_heads_and_numbers_that_repeat_are_left_out_and_counted():
+    heads = [lines("Report 2024", top=780), "", lines("Report 2024", top=780)] * 2
+    pages = [
+        head + lines(f"it goes {word}", f"and {word}") + at(300, 30, f"- {k} -")
+        for k, (head, word) in enumerate(
+            zip(heads, "one two six ten odd low".split(), strict=True), 7
+        )
+    ]
+    found = reading(*pages)
+    assert [page.split("\n")[-2:] for page, _, _ in found.pieces] == [
+        [f"it goes {word}", f"and {word}"] for word in "one two six ten odd low".split()
+    ]
+    assert sum("Report 2024" in page for page, _, _ in found.pieces) == 1  # on the first page
+    assert (
+        "left out: 9 lines that repeat on pages ('Report 2024', '- 7 -', '- 8 -')" in found.remark
+    )
+
+
+@pytest.mark.parametrize(
+    "pages",
+    [
+        [["Total 12", "a"], ["Total 19", "b"], ["Total 31", "c"]],  # numbers of no page
+        [["Same.", "Same too.", "And this.", "And that.", "And on."]] * 3,
+        [["Anna."]] * 3,
+        [["One", "two"], ["Six", "ten"], ["One", "odd"], ["Low", "top"], ["May", "jun"]],
+    ],
+)
+def test_what_does_not_run_on_stays(pages):
+    found = reading(*(lines(*page) for page in pages))
+    assert [page.split("\n") for page, _, _ in found.pieces] == pages and not found.remark
+
+
+def test_the_number_that_is_printed_stands_beside_that_of_the_page():
+    labels = "/PageLabels << /Nums [0 << /S /r >> 2 << /S /D >>] >>"
+    found = reading(*map(lines, ("One.", "Two.", "Three.")), catalog=labels)
+    assert [(number, name) for _, number, name in found.pieces] == [(1, "i"), (2, "ii"), (3, "1")]
+    assert reading(lines("One.")).pieces[0][2] == ""
+
+
+def test_what_is_no_document_is_one_sentence():
+    form = "/AcroForm << /Fields [] /XFA 10 0 R /NeedsRendering true >> /NeedsRendering true"
+    for made, why in (
+        (pdf(lines("Please wait..."), catalog=form, extra=(stream("<xdp/>"),)), "Adobe Reader"),
+        (pdf(), "no page is found"),
+    ):
+        with pytest.raises(UserError, match=rf"^a\.pdf is .*{why}"):
+            contents(made, "a.pdf")
+
+
 # ---------------------------------------------------------------- encryption
 
 PADDING = bytes.fromhex("28BF4E5E4E758A4164004E56FFFA01082E2E00B6D0683E802F0CA9FE6453697A")
@@ -273,7 +404,7 @@ def encrypted(password: bytes) -> bytes:
 def test_a_password_is_asked_for_only_where_there_is_one():
     found = contents(encrypted(b""), "a.pdf")
     assert found.pieces[0][0] == "Anna reached Lima."
-    with pytest.raises(UserError, match=r"a\.pdf is encrypted: save it without its password"):
+    with pytest.raises(UserError, match=r"a\.pdf has a password"):
         contents(encrypted(b"secret"), "a.pdf")
 
 

@@ -18,17 +18,15 @@ def pages(*texts: str) -> Document:
 
 def test_an_answer_stands_where_its_words_do():
     document = pages("Anna left for the Old Bridge.", "Boris met Ida.", "An old\nbridge, he said.")
-    ranges, phrase = document.find("the old bridge")
-    assert phrase and document.where(ranges) == "pages 1, 3"
+    ranges = document.find("the old bridge")
+    assert document.where(ranges) == "pages 1, 3"
     assert [document.text[a:b].split() for a, b in ranges] == [["Old", "Bridge"], ["old", "bridge"]]
-    ranges, phrase = document.find("Ida was met by Boris")
-    assert not phrase and document.where(ranges) == "page 2"
-    assert document.find("Karin in Kyoto") == ([], False)  # no word, or one alone, is no place
-    assert document.find("Karin left Kyoto for Rome") == ([], False)
+    for other in ("Ida was met by Boris", "Karin in Kyoto", "Boris left"):
+        assert document.find(other) == []
     for nothing in ("Yes.", "the", "...", "", "No", "None", "Unknown.", "Not mentioned"):
         assert document.find(nothing) is None
     many = pages(*["Lima.", "Rome."] * 12)
-    assert many.where(many.find("Lima")[0]) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
+    assert many.where(many.find("Lima")) == "pages 1, 3, 5, 7, 9, 11, 13, 15 and 4 more"
 
 
 @given(
@@ -42,8 +40,8 @@ def test_every_place_of_a_phrase_is_found(words, data):
     wanted = " ".join(f"<{word}>" for word in answer if word != "the")
     plain = " ".join(f"<{word}>" for word in words if word != "the")
     found = document.find(" ".join(answer))
-    assert (len(found[0]) if found else None) == (plain.count(wanted) if wanted else None)
-    for a, b in found[0] if found else ():
+    assert (len(found) if found is not None else None) == (plain.count(wanted) if wanted else None)
+    for a, b in found or ():
         inside = [w for w in document.text[a:b].split() if w != "the"]
         assert inside == [w for w in answer if w != "the"]
 
@@ -69,8 +67,8 @@ def test_every_place_of_a_phrase_is_found(words, data):
 )
 def test_an_answer_is_found_however_its_words_are_written(text, answer):
     document = pages("Nothing – né – here.", text, "Nor here.")
-    ranges, phrase = document.find(answer)
-    assert phrase and document.where(ranges) == "page 2"
+    ranges = document.find(answer)
+    assert document.where(ranges) == "page 2"
     ((start, end),) = ranges
     assert end - start < len(answer) + 5
 
@@ -78,44 +76,35 @@ def test_an_answer_is_found_however_its_words_are_written(text, answer):
 def test_words_within_words_are_no_place():
     document = pages("A party of 12 in the 1990s.", "1 2 and 3-\n5 men")
     for answer in ("art", "35", "199"):
-        assert document.find(answer) == ([], False)
-    assert document.where(document.find("12")[0]) == "page 1"
-    korean = pages("회사는 부산에 있다", "강남구 서울의 회사")
-    assert korean.find("회사는 어제 강남구 부산에") == ([(1, 14)], False)
+        assert document.find(answer) == []
+    assert document.where(document.find("12")) == "page 1"
     both = pages("Lindström", "Lind-\nström")
-    assert both.where(both.find("Lindström")[0]) == "pages 1-2"
+    assert both.where(both.find("Lindström")) == "pages 1-2"
 
 
 NUMBERS = {  # answer -> where it stands, and where it does not
     "105": (
-        "105 | 105% | 105 % | $105 | CHF 105 | CHF105 | 105kg | (105) | 105, | 105. | 105.00 | "
-        "１０５ | ١٠٥ | 104-105 | 105/2024 | 105th",
+        "105 | 105% | 105 % | $105 | CHF 105 | CHF105 | 105kg | (105) | 105, | 105. | １０５ | ١٠٥ | "
+        "104-105 | 105/2024 | 105th",
         "1050 | 10^5 | 10⁵ | 105.7 | 105,7 | 1,050 | 1'050 | 0.105 | .105 | -105 | −105 | x105 | "
-        "105² | m^105 | 105½ | 1 105 francs | 2105 | 10 5",
+        "105² | m^105 | 105½ | 2105 | 10 5",
     ),
-    "1,200": ("1200 | 1,200 | 1 200 | 1'200 | 1’200 | 1\u00a0200 | 1\u202f200 | 1.200 | 1,200.00 | "
-              "1.200,00 francs",
-              "200 | 12,00 | 1,200.5 | 11,200 | 1,200,000 | 1.2"),
-    "200": ("200 | in 2019 200 men", "1,200 | 1 200 men | 200,000"),
-    "2.5": ("2.5 | 2,5 | 2½ | 2.50", "2.5.1 | 2,500 | 12.5 | 25"),
+    "1,200": ("1,200 | 1,200 men", "200 | 12,00 | 1,200.5 | 11,200 | 1,200,000 | 1.2"),
+    "200": ("200 | in 2019 200 men", "1,200 | 200,000 | 1'200 | 1\u202f200"),
+    "2.5": ("2.5 | (2.5)", "2.5.1 | 2,500 | 12.5 | 25"),
     "1.2.3": ("v1.2.3 | 1.2.3", "1.2.4"),
-    "50 percent": ("50% | 50 percent", "5.0% | 500 percent"),
-    "950": ("CHF 950 | 950.00", "CHF 950.12"),
     "5": ("5 | 5. | No. 5 | 5, 6", "5.5 | 2,005 | 10^5 | m² 0,5 | ½"),
     "10^5": ("10^5 | 10⁵ | $10^{5}$", "105 | 10 5 | 10^50"),
-    "2024": ("12.05.2024 | 5/12/2024 | 2024-05-12", "20,24"),
+    "-5": ("-5 | at −5 degrees", "5 | 10-5 | 1-5"),
     "3 May 2024": ("on 3 May 2024", "on 3 May 2025 | on 13 May 2024"),
-    "It cost 105 francs in Bern": (
-        "Francs: in Bern it cost 105.", "Francs: in Bern it cost 1050. | Bern: it cost francs."
-    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("answer", NUMBERS)
 def test_a_number_is_found_as_that_number_alone(answer):
     there, not_there = ([*map(str.strip, texts.split("|"))] for texts in NUMBERS[answer])
-    assert [text for text in there if not places(f"There: {text}", answer)[0]] == []
-    assert [text for text in not_there if places(f"There: {text} or so", answer)[0]] == []
+    assert [text for text in there if not places(f"There: {text}", answer)] == []
+    assert [text for text in not_there if places(f"There: {text} or so", answer)] == []
 
 
 # ---------------------------------------------------------------- the sentence
@@ -136,9 +125,6 @@ QUOTES = [  # text, answer, question, what is said of it
      "Found in the text: 'Lima | 300'"),
     ("Lima 300\nRome 400\nOslo 500", "400", "What about Rome?", "Found in the text: 'Rome 400'"),
     ("Heading\n\nIt was\nin Lima. No", "Lima", "Where?", "Found in the text: 'It was in Lima.'"),
-    ("Karin was signed off by Anna. Boris", "Anna signed Karin off", "Who?",
-     "Found in part, its rarest words near each other, in the text: "
-     "'Karin was signed off by Anna.'"),
 ]  # fmt: skip
 
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tasks.forms import contents
-from tasks.notebooks import readable
+from tasks.records import of_text
 
 BYTES = random.Random(0).randbytes(60_000)
 PICTURE = base64.b64encode(BYTES).decode()
@@ -202,8 +202,8 @@ def test_of_each_output_what_a_person_sees(data, shown, remark):
 
 @pytest.mark.parametrize(
     "damage",
-    [{"cells": 3}, {"cells": [3]}, {"cells": [{"source": "Anna"}]}, {"nbformat": "four"},
-     {"cells": [cell("code", 3)]}, {"cells": [cell("code", "Anna", outputs=3)]}, {"cells": []}],
+    [{"cells": 3}, {"cells": [3]}, {"cells": [{"source": "Anna"}]}, {"cells": 3},
+     {"cells": [cell("code", "Anna", outputs=3)]}, {"cells": []}],
 )  # fmt: skip
 def test_a_damaged_notebook_is_read_as_json(damage):
     text = notebook(cell("markdown", "Anna"), **damage)
@@ -214,4 +214,64 @@ def test_a_damaged_notebook_is_read_as_json(damage):
 def test_a_notebook_cut_anywhere_is_text_without_loss():
     text = notebook(cell("code", "Anna", outputs=[shows({"image/png": URL})]))
     for end in range(1, 200):
-        assert readable(text[:-end], "x")[0].startswith('{"metadata"')
+        assert of_text(text[:-end], "x").pieces[0][0].startswith('{"metadata"')
+
+
+# ---------------------------------------------------------------- chats and subtitles
+
+
+def node(parent: str | None, role: str = "", *parts: object, **more: object) -> dict:
+    message = {"author": {"role": role}, "content": {"parts": [*parts]}, **more} if role else None
+    return {"parent": parent, "message": message}
+
+
+TREE = {
+    "r": node(None),
+    "s": node("r", "system", "Be kind."),
+    "q0": node("s", "user", "(dropped) Who?"),
+    "q": node("s", "user", "Who signed?", {"asset_pointer": "file"}),
+    "h": node("q", "tool", "hidden", metadata={"is_visually_hidden_from_conversation": True}),
+    "a": node("h", "assistant", "Anna Lindt."),
+}
+
+
+def test_of_chatgpts_export_the_branch_that_was_kept_is_read():
+    chat = {"title": "Bridge", "create_time": 1714723200.0, "current_node": "a", "mapping": TREE}
+    found = contents(json.dumps([chat, chat]).encode(), "conversations.json")
+    said = "2024-05-03\n\nUser: Who signed?\n[picture]\n\nAssistant: Anna Lindt."
+    assert found.kind == "conversation"
+    assert found.pieces == [(said, 1, "Bridge"), (said, 2, "Bridge")]
+    assert found.remark == "conversations.json: left out: 2 abandoned messages."
+    for broken in ({"current_node": "x"}, {"mapping": []}, {"mapping": {"a": 3}}):
+        text, remark = read(json.dumps([chat | broken]))
+        assert json.loads(text) == [chat | broken] and remark == ""
+    loop = TREE | {"r": node("a")}
+    assert read(json.dumps(chat | {"mapping": loop}))[0] == said
+
+
+SRT = "1\n00:00:01,000 --> 00:00:02,000\nThe contract was\n\n2\n00:00:02,000 --> 00:00:04,500\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (f"{SRT}signed by <i>Anna</i>\n{{\\an8}}Lindt.\n\n3\n00:02:05,000 --> 00:02:06,000\nIn Bern.\n",
+         "[0:00:01] The contract was signed by Anna Lindt.\n[0:02:05] In Bern."),
+        (f"{SRT}signed by Anna\n\n3\n00:02:05,000 --> 00:02:06,000\nLindt in Bern.\n",
+         "[0:00:01] The contract was signed by Anna Lindt in Bern."),
+        ("WEBVTT\n\nNOTE no\n\nid\n00:01.000 --> 00:02.000 align:start\n<v Anna>A &amp; B\n\n"
+         "00:02.000 --> 00:03.000\n<v Anna>go.\n\n00:03.000 --> 00:04.000\n<v.loud Bo>No.",
+         "[0:00:01] Anna: A & B go.\nBo: No."),
+        # a line that scrolls is shown twice
+        ("WEBVTT\n\n00:01.000 --> 00:02.000\nin<00:01.500><c> the</c>\n\n"
+         "00:02.000 --> 00:03.000\nin the\ntown\n", "[0:00:01] in the town"),
+    ],
+)  # fmt: skip
+def test_of_subtitles_the_words_are_joined(text, shown):
+    assert read(text) == (shown, "")
+    assert read(text.replace("\n", "\r\n"))[0] == shown
+
+
+def test_a_text_about_subtitles_is_none():
+    text = "A cue has a time:\n\n1\n00:00:01,000 --> 00:00:02,000\nThe words\n"
+    assert read(text) == (text, "")
