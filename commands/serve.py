@@ -351,7 +351,8 @@ def app(service, agent: Agent, terms: Terms):
                 job = readers.start(taken, body, terms.model, name="The request")
                 held.callback(job.cancel)
                 try:
-                    return await run_in_threadpool(job.result)
+                    found = await run_in_threadpool(job.result)
+                    return found.opened()
                 except OverLimit as over:
                     error = Refused(str(over), code="too_large", status=413)
                 except futures.CancelledError:

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.chat_requests import taken
+from tasks.chat_requests import Taken, taken
 
-ASK = {"role": "user", "content": "Where is Anna?"}
+TEXT, ASK = ({"role": "user", "content": text} for text in ("Anna joined Boris.", "Where is Anna?"))
 
 
 def chat(*messages, model: str = "m", **fields) -> bytes:
     """A body with a question behind some messages."""
-    return json.dumps({"model": model, "messages": [*messages, ASK]} | fields).encode()
+    return json.dumps({"model": model, "messages": [*(messages or [TEXT]), ASK]} | fields).encode()
 
 
 def attached(content: bytes, name: str = "a.txt") -> dict:
@@ -122,7 +122,7 @@ WIRES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def sleepy(body: bytes, model: str) -> None:
+def sleepy(body: bytes, model: str) -> Taken:
     """Stand for a body that takes for ever, and write down which process it keeps busy."""
     if path := json.loads(body).get("sleeps"):
         Path(path).write_text(str(os.getpid()))

@@ -107,11 +107,11 @@ def readers():
 @pytest.mark.parametrize("name", faults.BODIES)
 def test_a_hostile_body_is_refused_within_its_memory(name, readers):
     job = readers.start(taken, faults.BODIES[name](), "m", name="The request")
-    if name in ("escapes", "a file name of paths"):  # nothing wrong
-        assert job.result()[1].question == "Where is Anna?"
+    if name in ("escapes", "a file name of paths", "a million fields"):  # nothing wrong
+        assert job.result().opened()[1].question == "Where is Anna?"
         return
     with pytest.raises(Refused) as caught:
-        job.result()
+        job.result().opened()
     assert len(str(caught.value)) < 500 and str(caught.value).endswith(".")
 
 
