@@ -1,8 +1,7 @@
 """Any OpenAI-compatible server as an engine: `vllm serve` and others, one or several replicas.
 
-Holds: `EndpointEngine`, for evaluation and `ask`. Leaves out: training (a server has weights of its
-own), streaming, the requests themselves (tasks/served.py).
-Exercise it: `pytest tests/engines/test_endpoint.py`. Read next: eval.py.
+A server's weights are its own: an endpoint answers evaluations and `ask`, and is never trained
+from. How a request gets there is a matter of tasks/served.py.
 """
 
 from __future__ import annotations
@@ -25,16 +24,15 @@ READY_S = 30.0
 """How long a server that does not answer yet is tried again when an engine is opened."""
 
 
-def _windows(reply: object) -> dict[str, int]:
+def read_windows(reply: object) -> dict[str, int]:
     """Read a list of models, in any form that servers have: name -> window, 0 = not told."""
     while isinstance(reply, dict):
         reply = reply.get("data") or reply.get("models")
     windows = {}
     for card in reply if isinstance(reply, list) else ():
         card = card if isinstance(card, dict) else {"id": card}
-        name, window = card.get("id") or card.get("name"), card.get("max_model_len")
-        if isinstance(name, str):
-            windows[name] = max(0, window) if type(window) is int else 0
+        if isinstance(name := card.get("id") or card.get("name"), str):
+            windows[name] = whole(card.get("max_model_len"), 0)
     return windows
 
 
@@ -48,7 +46,7 @@ def worded(answer: Completion, codec: Codec) -> Text:
     return Text(text, ids)
 
 
-def _plain(name: str) -> str:
+def plain_name(name: str) -> str:
     return name.removeprefix("models/").removesuffix(":latest")
 
 
@@ -78,8 +76,6 @@ class EndpointEngine(Engine):
         chat: bool = False,
         terms: Terms = Terms(),
     ):
-        if concurrency < 1:
-            raise UserError("An endpoint needs concurrency >= 1.")
         self.codec, self.model, self.window, self.chat = codec, model, window, chat
         self.client = Client([urls] if isinstance(urls, str) else urls, terms)
         self._keys, self._closed, self._room = 0, False, asyncio.Semaphore(concurrency)
@@ -100,9 +96,10 @@ class EndpointEngine(Engine):
         """Ask a replica for its models, settle the model's name, and respect its window."""
         served, why = {}, f"{url} lists no models"
         try:
-            served = self.client.wait(self.client.ask("/models", None, _windows, READY_S, replica))
+            asking = self.client.ask("/models", None, read_windows, READY_S, replica)
+            served = self.client.wait(asking)
         except Failed as failure:
-            if not failure.status or failure.status in (401, 403):
+            if failure.status in (0, 401, 403):
                 raise UserError(f"The endpoint cannot be used: {failure}.") from None
             why = str(failure)
         names = clip(clean(", ".join(served)), 300)
@@ -112,7 +109,7 @@ class EndpointEngine(Engine):
         if not served:
             return self.client.remark(f"{why}; the first request shows if it has {self.model}.")
         self.model = self.model or names
-        alike = [name for name in served if _plain(name) == _plain(self.model)]
+        alike = [name for name in served if plain_name(name) == plain_name(self.model)]
         if not alike:
             raise UserError(f"{url} does not serve the model {self.model!r}; it serves {names}.")
         self.model = self.model if self.model in served else alike[0]
@@ -132,12 +129,12 @@ class EndpointEngine(Engine):
         if refused:
             future.set_result(refused)
         else:
-            future = self.client.submit(self._sent(self._body(prompt, ids, sampling, seed)))
+            future = self.client.submit(self._answer(self._body(prompt, ids, sampling, seed)))
         self._jobs[key] = prompt, ids, future
         future.add_done_callback(lambda _: self._finished.put(key))
         return key
 
-    async def _sent(self, body: dict) -> Completion:
+    async def _answer(self, body: dict) -> Completion:
         path = "/chat/completions" if self.chat else "/completions"
         async with self._room:
             return await self.client.ask(path, body, Completion.of)
@@ -189,36 +186,26 @@ class EndpointEngine(Engine):
         return done
 
     def _turn(self, prompt: Prompt, ids: list[int], future: Future) -> Turn:
-        failure = future.exception()
-        if failure and not isinstance(failure, Failed):
-            raise failure  # a bug of ours
-        answer = None if failure else future.result()
-        if isinstance(answer, Turn):
-            return answer
-        if answer and not self.chat and answer.choice.get("prompt_token_ids") not in (None, ids):
-            failure = Failed("the server read another prompt than the one that was sent")
-        if failure:
+        """Return the turn of an answer, its end-of-sequence id included, or of a failure."""
+        try:
+            answer = future.result()
+            if isinstance(answer, Turn):  # it was not sent
+                return answer
+            if not self.chat and answer.choice.get("prompt_token_ids") not in (None, ids):
+                raise Failed("the server read another prompt than the one that was sent")
+        except Failed as failure:
             finish = Finish.FULL if failure.full else Finish.ERROR
             return Turn(prompt, ids, [], [], finish, self.codec.response([]), str(failure))
-        return self._answered(prompt, ids, answer)
-
-    def _answered(self, prompt: Prompt, ids: list[int], answer: Completion) -> Turn:
-        """Return the turn of an answer: its ids, the end-of-sequence id included, and its text."""
-        usage, finish = answer.usage, answer.reason
-        if finish not in ("stop", "length"):
-            full = whole(usage.get("completion_tokens"), 0) >= prompt.max_tokens
-            finish = "length" if full else "stop"
-            self.client.remark(f"A turn ended for the reason {answer.reason!r}: taken as {finish}.")
-        out = answer.choice.get("token_ids")
+        out, usage = answer.choice.get("token_ids"), answer.usage
         if out is not None and not self.chat:
             response = self.codec.response(out)
         else:
             response, end = worded(answer, self.codec), self.codec.end_id
-            out = [*response.ids, *([end] if finish == "stop" and end is not None else ())]
-        turn = Turn(prompt, ids, out, [], Finish(finish), response)
+            ended = answer.reason == "stop" and end is not None
+            out = [*response.ids, *([end] if ended else ())]
+        turn = Turn(prompt, ids, out, [], Finish(answer.reason), response)
         details = usage.get("prompt_tokens_details")
-        cached = details.get("cached_tokens") if isinstance(details, dict) else 0
-        turn.reused_tokens = whole(cached, 0)
+        turn.reused_tokens = whole(isinstance(details, dict) and details.get("cached_tokens"), 0)
         self.reused_tokens += turn.reused_tokens
         self.prefilled_tokens += whole(usage.get("prompt_tokens"), len(ids)) - turn.reused_tokens
         self.generated_tokens += whole(usage.get("completion_tokens"), len(out))

@@ -1,12 +1,8 @@
 """What clients of an OpenAI-compatible server send: a chat, as a document and a question about it.
 
-Holds: `taken`, `ChatRequest` (the body of /v1/chat/completions), `Inquiry`, `Refused`. Leaves out:
-HTTP (commands/serve.py), forms of files (tasks/forms.py). No torch.
-Exercise it: `pytest tests/tasks/test_chat_requests.py`. Read next: commands/serve.py.
-
-    system, user, assistant ..        the document: everything before the last question
-    user    [file, text, text]        files and all but the last text belong to it as well
-                          └─────────  the question
+system, user, assistant ..        the document: everything before the last question
+user    [file, text, text]        files and all but the last text belong to it as well
+                      └─────────  the question
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from config.errors import UserError, clean, clip
-from tasks.documents import Document, Part, together
+from tasks.documents import Document, together
 from tasks.forms import Contents, contents
 
 LONGEST_QUESTION, SHORT = 2000, 300
@@ -33,13 +29,9 @@ BREAK = r"\n\s*\n|\n(?=</?\w|```)"
 ASKS = re.compile(r"\?(?!\w)|[？؟]")
 LAST, FIRST = "the last paragraph", "the first paragraph"
 CHAT = "the conversation"  # what messages are part of, beside files by name
-MOST = 100_000
-"""Most messages, and most parts of one."""
+MOST, MOST_STOPS = 100_000, 64
+"""Most messages, and most parts of one; most strings at which an answer ends."""
 ASKING = ("system", "developer", "user")  # roles of messages that may hold the question
-MOST_STOPS = 64
-MOST_VALUES = 10 * MOST
-"""Most values of a body: what is none of them takes memory too, 300 bytes each."""
-STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)  # also one that does not end
 
 
 class Refused(Exception):
@@ -88,8 +80,8 @@ class StreamOptions(_Model):
 
 
 UNSUPPORTED = (
-    "n", "tools", "functions", "response_format", "modalities", "logprobs", "top_logprobs",
-    "presence_penalty", "frequency_penalty", "logit_bias",
+    "tools", "functions", "response_format", "modalities", "logprobs", "top_logprobs",
+    "presence_penalty", "frequency_penalty", "logit_bias", "n",
 )  # fmt: skip
 """Fields that would change the answer: they may hold nothing but `USUAL`, or what is 0 or empty."""
 USUAL = {"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}
@@ -97,7 +89,9 @@ Tokens = Annotated[int, Field(ge=1, le=10**6)]
 
 
 class ChatRequest(_Model):
-    """The body of a request; fields that change nothing here are taken and not heeded."""
+    """What of a request is heeded; other fields change nothing here, or are refused."""
+
+    model_config = ConfigDict(extra="allow")
 
     messages: Annotated[list[Message], Field(fail_fast=True, min_length=1, max_length=MOST)]
     model: str | None = Field(None, max_length=500)
@@ -108,42 +102,26 @@ class ChatRequest(_Model):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-(2**63), lt=2**63)
-    n: int | None = Field(None, ge=1)
     stop: str | Annotated[list[str], Field(fail_fast=True, max_length=MOST_STOPS)] | None = None
-    response_format: dict | None = None
-    logprobs: bool | None = None
-    top_logprobs: int | None = None
-    tools: list | None = None
-    tool_choice: object = None
-    functions: list | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict | None = None
-    modalities: list | None = None
 
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
         """Read a body; Refused, with the field, for whatever is no request that is answered."""
-        body = body.removeprefix(codecs.BOM_UTF8)
-        if len(body) > MOST_VALUES:  # by less than two bytes a value there is none
-            bare = STRING.sub(b"", body)
-            if sum(map(bare.count, (b",", b"[", b"{"))) > MOST_VALUES:
-                raise Refused(f"The body has more than {MOST_VALUES:,} values.")
         try:
-            request = cls.model_validate_json(body)
+            request = cls.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(at) for at in first["loc"] if at not in ("str", "list"))
             what = clip(f"{where}: {first['msg']}" if where else first["msg"], 300)
             raise Refused(f"{what}.", where or None) from None
-        except RecursionError:
-            raise Refused("The body is nested too deep.") from None
+        others = request.model_extra
+        if others.get("tool_choice") == "none":
+            others.pop("tools", None)
         for name in UNSUPPORTED:
-            value = getattr(request, name)
-            idle = name == "tools" and request.tool_choice == "none"
-            if value and value != USUAL.get(name) and not idle:
+            if others.get(name) not in (None, 0, [], {}, USUAL.get(name)):
                 why = "one answer is given, a text without log-probs, by the model alone"
                 raise Refused(f"{name} is not supported: {why}.", name, "unsupported_parameter")
+        others.clear()
         return request
 
     def cut(self, answer: str) -> str:
@@ -169,15 +147,8 @@ class Inquiry:
         if (role := messages[-1].role) != "user":
             raise Refused(f"The last message is the {role}'s: it must be a question.", at)
         pieces = [_pieces(message, f"messages.{i}") for i, message in enumerate(messages)]
-        asking = pieces[-2] if messages[1:] and messages[-2].role in ASKING else []
-        question, source = _question(asking, pieces[-1], at)
+        question, source = _question(messages, pieces, at)
         return cls(_document(messages, pieces), question, source)
-
-
-def unserved(name: str, model: str) -> Refused:
-    """Return what is said of a model that a client names and a server does not have."""
-    known = f"The model {clip(name, 100)!r} is not served: {model} is (serve --called names it)."
-    return Refused(known, "model", "model_not_found", 404)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +163,12 @@ class Taken:
         if self.refused:
             raise Refused(*self.refused)
         return self.request, self.inquiry
+
+
+def unserved(name: str, model: str) -> Refused:
+    """Return what is said of a model that a client names and a server does not have."""
+    known = f"The model {clip(name, 100)!r} is not served: {model} is (serve --called names it)."
+    return Refused(known, "model", "model_not_found", 404)
 
 
 def taken(body: bytes, model: str) -> Taken:
@@ -259,54 +236,51 @@ def _decoded(data: str) -> bytes:
         raise UserError("file_data is not in base64.") from None
 
 
-def _question(asking: Sequence[Piece], last: Sequence[Piece], at: str) -> tuple[str, str]:
-    """Take the question out of the pieces; return it, and where it stood if that was chosen.
-
-    asking, last: of the message before, if that may hold it, and of the last message.
-    """
-    texts = [piece for piece in last if piece.text.strip()]
+def _question(messages: Sequence[Message], pieces: list[list[Piece]], at: str) -> tuple[str, str]:
+    """Take the question out of the pieces; return it, and where it stood if that was chosen."""
+    texts = [piece for piece in pieces[-1] if piece.text.strip()]
     if not texts:
         raise Refused("The last message holds no question.", at)
     first, final = texts[0], texts[-1]
-    if len(question := final.text.strip()) <= LONGEST_QUESTION:
-        final.text = ""
-        return question, ""
-    places = [
-        (LAST, final, _paragraph(final.text, -1)),
-        (FIRST, first, _paragraph(first.text, 0)),
-        *(("the message before", p, p.text.strip()) for p in asking if ASKS.search(p.text)),
-    ]
-    where, piece, question = max(places, key=_likeliness)  # of those alike the first
-    if not _likeliness((where, piece, question)):
-        raise Refused(
-            f"The last message has {len(final.text):,} characters and no short paragraph at either "
-            "end: put the question into a paragraph, a part or a message of its own.",
-            at,
-        )
-    text = piece.text.strip()
-    rest = text.removesuffix(question) if where == LAST else text.removeprefix(question)
-    piece.text = rest.strip()
-    return question, where
+    others = [p for m, own in zip(messages, pieces, strict=True) for p in own
+              if p is not final and (p.file or p.text.strip()) and m.role not in ASKING[:2]]  # fmt: skip
+    question, source = final.text.strip(), ""
+    if len(question) > LONGEST_QUESTION or (not others and _paragraph(question, -1) != question):
+        asking = pieces[-2] if messages[1:] and messages[-2].role in ASKING else []
+        places = [
+            (LAST, final, _paragraph(final.text, -1)),
+            (FIRST, first, _paragraph(first.text, 0)),
+            *(("the message before", p, p.text.strip()) for p in asking if ASKS.search(p.text)),
+        ]
+        places = [place for place in places if _may_ask(place[-1])]
+        if not places:
+            raise Refused(
+                f"The last message has {len(final.text):,} characters and no short paragraph at "
+                "either end: put the question into a paragraph, a part or a message of its own.",
+                at,
+            )
+        asked = [p for p in places if ASKS.search(p[-1]) or (p[0] == FIRST and p[-1][-1] in ":：")]
+        short = [place for place in places if len(place[-1]) <= SHORT]
+        source, final, question = (asked or short or places)[0]
+    text = final.text.strip()
+    rest = text.removeprefix(question) if source == FIRST else text.removesuffix(question)
+    final.text = rest.strip()
+    if not any(piece.file or piece.text.strip() for own in pieces for piece in own):
+        raise Refused("There is no text to read: send the text before the question.", at)
+    return question, source
 
 
-def _likeliness(place: tuple[str, Piece, str]) -> int:
-    """Return how likely a place holds the question: 0 where it is too long, or but a mark."""
-    where, _, words = place
-    if len(words) > LONGEST_QUESTION or not re.search(r"\w", re.sub("<[^>]*>", "", words)):
-        return 0
-    if ASKS.search(words) or (where == FIRST and words.endswith((":", "："))):
-        return 3
-    return 2 if len(words) <= SHORT else 1
+def _may_ask(words: str) -> bool:
+    """Tell whether words are short enough for a question, and more than a mark."""
+    return len(words) <= LONGEST_QUESTION and bool(re.search(r"\w", re.sub("<[^>]*>", "", words)))
 
 
 def _paragraph(text: str, at: int) -> str:
     """Return a text's first (at = 0) or last (-1) paragraph, where there is none its line."""
-    text = text.strip()
-    if len(text) > LONGEST_QUESTION:  # no more is looked at: what is longer is no question
-        text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
-        parts = re.split(BREAK, text)
-        text = (parts if len(parts) > 1 else text.split("\n"))[at]
-    return text.strip()
+    text = text.strip()  # of which no more is looked at: what is longer is no question
+    text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
+    parts = re.split(BREAK, text)
+    return (parts if len(parts) > 1 else text.split("\n"))[at].strip()
 
 
 def _document(messages: Sequence[Message], pieces: Sequence[Sequence[Piece]]) -> Document:
@@ -314,18 +288,13 @@ def _document(messages: Sequence[Message], pieces: Sequence[Sequence[Piece]]) ->
     its speaker where there are several."""
     speakers = any(message.role not in ASKING for message in messages)
     found: list[tuple[Path, int, Contents]] = []
-    texts: list | None = None  # of messages without a file between them
     for number, message in enumerate(messages, 1):
         for piece in pieces[number - 1]:
             if piece.file:
                 found.append((Path(piece.name), 1, piece.file))
-                texts = None
             elif piece.text.strip():
-                if texts is None:
-                    texts = []
-                    found.append((Path(CHAT), 1, Contents("message", texts)))
+                if not found or found[-1][0] != Path(CHAT):  # texts without a file between them
+                    found.append((Path(CHAT), 1, Contents("message", [])))
                 who = f"{message.role.capitalize()}: " if speakers else ""
-                texts.append((f"{who}{piece.text}", number, ""))
-    if not found:
-        return Document("", (Part(0, CHAT, "message", 1),), CHAT)
+                found[-1][2].pieces.append((f"{who}{piece.text}", number, ""))
     return together(found, [content.remark for _, _, content in found if content.remark])

@@ -544,8 +544,8 @@ def test_an_ollama_is_asked_in_sections_that_fit_its_window(monkeypatch, server)
 
 
 def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypatch, server):
-    monkeypatch.setattr(served, "BACKOFF_S", (0.02, 0.1))
-    monkeypatch.setattr(commands_ask, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(served, "count_retries", lambda patience_s: 2)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     text(900)
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
     asking = ("a.txt", "Where?", "--agent", "memagent", "--name")

@@ -11,12 +11,12 @@ from pathlib import Path
 
 from tasks.chat_requests import Taken, taken
 
-ASK = {"role": "user", "content": "Where is Anna?"}
+TEXT, ASK = ({"role": "user", "content": text} for text in ("Anna joined Boris.", "Where is Anna?"))
 
 
 def chat(*messages, model: str = "m", **fields) -> bytes:
     """A body with a question behind some messages."""
-    return json.dumps({"model": model, "messages": [*messages, ASK]} | fields).encode()
+    return json.dumps({"model": model, "messages": [*(messages or [TEXT]), ASK]} | fields).encode()
 
 
 def attached(content: bytes, name: str = "a.txt") -> dict:

@@ -327,7 +327,8 @@ def serving(answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 3 else 1e6)
+    monkeypatch.setattr(served, "count_retries", lambda patience_s: 2)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = Server()
     with serving(server.answer) as server.url:

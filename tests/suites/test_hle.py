@@ -245,7 +245,8 @@ def serving(answer):
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(served, "_wait_s", lambda failure, tries: 0.0 if tries < 3 else 1e6)
+    monkeypatch.setattr(served, "count_retries", lambda patience_s: 2)
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     server = Server()
     with serving(server.answer) as server.url:
@@ -312,7 +313,7 @@ def test_the_key_is_sent_and_never_told(server, monkeypatch):
     told = []
     for reply, reason in [
         ((401, f"The key {SECRET} is\n wrong".encode()), r"HTTP 401: The key \*\*\* is wrong \("),
-        ((200, f'{{"error": "{SECRET}"}}'.encode()), r"the reply is an error: \*\*\*"),
+        ((200, f'{{"error": "{SECRET}"}}'.encode()), r"protocol: \*\*\*"),
     ]:
         server.replies = [reply]
         with pytest.raises(UserError, match=reason) as refused:

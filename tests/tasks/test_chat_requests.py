@@ -1,4 +1,4 @@
-"""A chat as a document and a question."""
+"""A chat as a document and a question: tables of (messages, document, question, source)."""
 
 import base64
 import json
@@ -35,75 +35,70 @@ def refusal(*messages, **fields) -> Refused:
     return caught.value
 
 
-def test_all_before_the_last_message_is_the_document():
-    chat = asked(said("Anna joined Boris."), said("Boris toured Oslo."), said(" Where is Anna? "))
-    assert chat.question == "Where is Anna?"
-    assert chat.document.text == "Anna joined Boris.\n\nBoris toured Oslo."
-    start = chat.document.text.index("Oslo")
-    assert chat.document.where([(start, start + 4)]) == "message 2"
+ANNA, WHERE, TELL = "Anna joined Boris. Boris toured Oslo.", "Where is Anna?", "Tell me of Anna."
+LONG, LINES = f"{ANNA}\n\n" * 60, f"{ANNA}\n" * 60
+LAST, FIRST = "the last paragraph", "the first paragraph"
+WRITTEN = [{"type": "output_text", "text": "In Oslo."}, {"type": "refusal", "refusal": "No."}]
+CHATS = [  # messages, the document, the question, where it stood if that was chosen
+    ([said(ANNA), said("Hm."), said(f" {WHERE} ")], f"{ANNA}\n\nHm.", WHERE, ""),
+    ([said("Be brief.", "system"), said("Hi."), said("Ho.", "assistant"), said(WHERE)],
+     "System: Be brief.\n\nUser: Hi.\n\nAssistant: Ho.", WHERE, ""),
+    ([said(ANNA, "system"), said(WHERE)], ANNA, WHERE, ""),
+    ([said(WRITTEN, "assistant"), said("x", "function"), said(None, "tool"), said(WHERE)],
+     "Assistant: In Oslo.\n\nAssistant: No.\n\nFunction: x", WHERE, ""),
+    ([said("Read.", "developer"), said([text("This:"), file(ANNA.encode()), text(WHERE)])],
+     f"Read.\n\nThis:\n\n{ANNA}", WHERE, ""),
+    ([said([text(WHERE), file(ANNA.encode(), head="")])], ANNA, WHERE, ""),
+    # a text and its question in one short message
+    ([said(f"{ANNA}\n\n{WHERE}")], ANNA, WHERE, LAST),
+    ([said(f"{WHERE}\n\n{ANNA}")], ANNA, WHERE, FIRST),
+    ([said(f"{ANNA}\n{WHERE}")], ANNA, WHERE, LAST),
+    ([said(f"<context>\n{ANNA}\n</context>\n\nQuestion: {WHERE}")],
+     f"<context>\n{ANNA}\n</context>", f"Question: {WHERE}", LAST),
+    ([said("Be brief.", "system"), said(f"{ANNA}\n\n{WHERE}")],
+     f"Be brief.\n\n{ANNA}", WHERE, LAST),
+    ([said(ANNA), said(f"{WHERE}\n\nBriefly.")], ANNA, f"{WHERE}\n\nBriefly.", ""),
+    ([said([text(ANNA), text(f"{WHERE}\n\nBriefly.")])], ANNA, f"{WHERE}\n\nBriefly.", ""),
+    # a long message
+    ([said(f"{LONG}\n\n{WHERE}\n")], LONG.strip(), WHERE, LAST),
+    ([said(f"{WHERE}\r\n\r\n{LONG}")], LONG.strip(), WHERE, FIRST),
+    ([said(f"{WHERE}\n{LINES}")], LINES.strip(), WHERE, FIRST),
+    ([said(f"{LINES}{WHERE} Now.")], LINES.strip(), f"{WHERE} Now.", LAST),
+    ([said(f"{TELL}\n<d>\n{LINES}</d>")], f"<d>\n{LINES}</d>", TELL, FIRST),
+    ([said(f"{TELL}\n```\n{LINES}```")], f"```\n{LINES}```", TELL, FIRST),
+    ([said(f"<d>\n{LONG}</d>\n\n{TELL}")], f"<d>\n{LONG}</d>", TELL, LAST),
+    ([said(f"Sum up:\n\n{LONG}")], LONG.strip(), "Sum up:", FIRST),
+    ([said(f"安娜在哪里？\n\n{LONG}")], LONG.strip(), "安娜在哪里？", FIRST),
+    ([said([text(WHERE), text(LONG)])], LONG, WHERE, FIRST),
+    ([said([text(LONG), text(f"{LONG}{WHERE}")])], f"{LONG}\n\n{LONG.strip()}", WHERE, LAST),
+    ([said(WHERE, "system"), said(LONG)], LONG, WHERE, "the message before"),
+    ([said(f"{TELL}\n\n{'a ' * 1100}\n\n{'b ' * 500}")],
+     f"{'a ' * 1100}\n\n{'b ' * 500}".strip(), TELL, FIRST),
+    ([said(f"Who?\n\n{LONG}{WHERE}")], f"Who?\n\n{LONG}".strip(), WHERE, LAST),
+    ([said(f"Report\n\n{LONG}{TELL}")], f"Report\n\n{LONG}".strip(), TELL, LAST),
+]  # fmt: skip
 
 
-def test_a_message_says_who_speaks_where_several_do():
-    chat = asked(
-        said("Be brief.", "system"), said("Hi."), said("Hello.", "assistant"), said("Who am I?")
-    )
-    assert chat.document.text == "System: Be brief.\n\nUser: Hi.\n\nAssistant: Hello."
-    assert asked(said("Be brief.", "system"), said("Q?")).document.text == "Be brief."
-    assert asked(said(None, "assistant"), said("Q?")).document.text == ""
-    written = [{"type": "output_text", "text": "In Oslo."}, {"type": "refusal", "refusal": "No."}]
-    chat = asked(said(written, "assistant"), said("x", "function"), said("Q?"))
-    assert chat.document.text == "Assistant: In Oslo.\n\nAssistant: No.\n\nFunction: x"
-
-
-def test_files_and_all_but_the_last_text_belong_to_the_document():
-    parts = [text("About this:"), file(b"Anna joined Boris."), text("Where is Anna?")]
-    chat = asked(said("Read it.", "developer"), said(parts))
-    assert chat.question == "Where is Anna?"
-    assert chat.document.text == "Read it.\n\nAbout this:\n\nAnna joined Boris."
-    start = chat.document.text.index("joined")
-    assert chat.document.where([(start, start + 6)]) == "notes.txt"
-    # a file may also stand behind the question
-    again = asked(said([text("Where is Anna?"), file(b"Anna joined Boris.", head="")]))
-    assert (again.document.text, again.question) == ("Anna joined Boris.", "Where is Anna?")
-    chat = asked(said([file(pdf("Anna joined Boris.", "Boris toured Oslo."), "a.pdf"), text("?")]))
-    start = chat.document.text.index("Oslo")
-    assert chat.document.where([(start, start + 4)]) == "page 2"
-
-
-LONG = "Anna joined Boris. Boris toured Oslo.\n\n" * 60
-LINES = "Anna joined Boris. Boris toured Oslo.\n" * 60
-WHERE, TELL = "Where is Anna?", "Tell me where Anna is."
-LAST = "the last paragraph"
-
-
-@pytest.mark.parametrize(
-    ("messages", "question", "source"),
-    [
-        ([said(WHERE)], WHERE, ""),
-        ([said(f"{LONG}\n\n{WHERE}\n")], WHERE, "the last paragraph"),
-        ([said(f"{WHERE}\n\n{LONG}")], WHERE, "the first paragraph"),
-        ([said(f"{WHERE}\r\n\r\n{LONG}")], WHERE, "the first paragraph"),
-        ([said(f"{WHERE}\n{LINES}")], WHERE, "the first paragraph"),
-        ([said(f"{LINES}{WHERE} Briefly.")], f"{WHERE} Briefly.", "the last paragraph"),
-        ([said(f"{TELL}\n<document>\n{LINES}</document>")], TELL, "the first paragraph"),
-        ([said(f"{TELL}\n```\n{LINES}```")], TELL, "the first paragraph"),
-        ([said(f"<d>\n{LONG}</d>\n\n{TELL}")], TELL, LAST),
-        ([said(f"Summarise:\n\n{LONG}")], "Summarise:", "the first paragraph"),
-        ([said(f"安娜在哪里？\n\n{LONG}")], "安娜在哪里？", "the first paragraph"),
-        ([said([text(WHERE), text(LONG)])], WHERE, "the first paragraph"),
-        ([said([text(LONG), text(f"{LONG}{WHERE}")])], WHERE, "the last paragraph"),
-        ([said(WHERE, "system"), said(LONG)], WHERE, "the message before"),
-        ([said(f"{TELL}\n\n{'a ' * 1100}\n\n{'b ' * 500}")], TELL, "the first paragraph"),
-        ([said(f"Who?\n\n{LONG}{WHERE}")], WHERE, LAST),
-        ([said(f"Report\n\n{LONG}{TELL}")], TELL, LAST),
-    ],
-)  # fmt: skip
-def test_the_question_of_a_long_message_is_found_first_or_last(messages, question, source):
+@pytest.mark.parametrize(("messages", "document", "question", "source"), CHATS)
+def test_a_chat_is_taken_apart(messages, document, question, source):
     chat = asked(*messages)
-    assert (chat.question, chat.source) == (question, source)
-    assert question not in chat.document.text
-    sent = "".join(str(message["content"]) for message in messages)
-    assert chat.document.text.count("Oslo") == sent.count("Oslo")  # nothing of it is lost
+    assert (chat.question, chat.source, chat.document.text) == (question, source, document)
+
+
+def test_a_document_knows_its_messages_files_and_pages():
+    pages = file(pdf("Anna joined Boris.", "Boris toured Oslo."), "a.pdf")
+    for messages, word, place in (
+        (
+            [said("Anna joined Boris."), said("Boris toured Oslo."), said(WHERE)],
+            "Oslo",
+            "message 2",
+        ),
+        ([said([text("About this:"), file(ANNA.encode()), text(WHERE)])], "joined", "notes.txt"),
+        ([said([pages, text("?")])], "Oslo", "page 2"),
+    ):
+        document = asked(*messages).document
+        start = document.text.index(word)
+        assert document.where([(start, start + len(word))]) == place
 
 
 REST = f"Report of {WHERE}\n\n  - {LONG}\n\n\t{TELL} Now.\n```\ncode\n```"
@@ -117,8 +112,12 @@ def test_the_rest_of_a_long_message_is_kept_as_it_is(message):
     assert (chat.question, chat.document.text) == (WHERE, REST)
 
 
-def test_a_long_message_without_a_short_paragraph_is_refused():
-    assert "no short paragraph" in str(refusal(said("Anna joined Boris. " * 200)))
+@pytest.mark.parametrize(("message", "word"), [
+    ("Anna joined Boris. " * 200, "paragraph"), ("Hello!", "text"), (WHERE, "text"),
+    (f"{'a' * 2500}\n\n</d>", "paragraph"),
+])  # fmt: skip
+def test_a_message_without_a_question_or_without_a_text_is_refused(message, word):
+    assert word in str(refusal(said(message))) and asked(said(ANNA), said(WHERE))
 
 
 DATA = "Grüße aus Oslo? ÿþ. " * 9
@@ -181,7 +180,7 @@ def test_what_is_no_chat_is_refused_with_its_place(messages, param):
         {"model": 5}, {"stream": "yes"}, {"temperature": "warm"}, {"temperature": -1},
         {"temperature": float("nan")}, {"temperature": 1e400}, {"top_p": 0}, {"seed": 10**40},
         {"seed": 1.5}, {"max_tokens": 0}, {"max_tokens": 10**9}, {"max_completion_tokens": True},
-        {"n": 2}, {"n": 0}, {"logprobs": True}, {"top_logprobs": 2}, {"tools": [{}]},
+        {"n": 2}, {"logprobs": True}, {"top_logprobs": 2}, {"tools": [{}]},
         {"tools": [{}], "tool_choice": "auto"}, {"functions": [{}]}, {"stop": 5},
         {"response_format": {"type": "json_object"}}, {"stream_options": 1},
         {"presence_penalty": 0.5}, {"frequency_penalty": -1}, {"logit_bias": {"5": 1}},
@@ -201,7 +200,7 @@ def test_fields_that_are_no_good_are_refused_by_name(fields):
     {"model": None}, {"model": ""},
 ])  # fmt: skip
 def test_fields_that_change_nothing_are_taken(fields):
-    body = json.dumps({"messages": [said("Q?")]} | fields).encode()
+    body = json.dumps({"messages": [said(ANNA), said("Q?")]} | fields).encode()
     for mark in (b"", b"\xef\xbb\xbf"):
         assert taken(mark + body, "m").opened()[1].question == "Q?"
 
