@@ -117,13 +117,15 @@ def gone(pid: int) -> bool:
 
 
 def test_a_tree_is_read_by_the_names_of_its_folders(tmp_path):
-    folder = tree(tmp_path, b={}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
+    two = "(receptacleAtLocation Desk_bar_1 l) (receptacleAtLocation Bed_bar_1 l)"
+    folder = tree(tmp_path, b={"pddl_problem": two}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
                   d={"solvable": False}, e={"solvable": None}, f_Sliced={})  # fmt: skip
     games, left_out = read(folder)
     assert [(game.id, game.kind) for game in games] == [
         ("a/trial", "look_at_obj_in_light"), ("b/trial", "pick_and_place_simple"),
     ]  # fmt: skip
-    assert left_out == 4 and games[1].content == "016d3f611cb25cd4"  # of all versions
+    assert left_out == 4 and games[0].content == "016d3f611cb25cd4"  # of all versions
+    assert "you see a bed 1, and a desk 1.\n" in games[1].intent
     assert games[0].intent == (
         "You are in the middle of a room. Looking quickly around you, you see a desk 1.\n"
         "Your task is to: put a mug on desk."

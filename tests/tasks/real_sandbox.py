@@ -299,6 +299,13 @@ def test_a_system_is_root_with_users_of_its_own_and_keeps_what_is_done():
     assert not one.is_alive
 
 
+def test_a_script_beyond_its_time_does_not_go_on():
+    with closing(System()) as system:
+        assert system.run("sleep 3600 & sleep 3600; echo on", 1).code is None
+        assert system.run("pgrep sleep", HANG_S).code == 1
+        assert system.run("kill -9 $$", HANG_S).code == 137  # which no clock has done
+
+
 def test_programs_that_a_model_has_replaced_run_with_no_right_of_ours():
     with closing(System()) as system:
         assert system.run(escapes.REPLACE_PROGRAMS, HANG_S).output == "replaced\n"

@@ -128,6 +128,12 @@ def test_a_program_is_ended_at_its_limit():
     assert (ran.output, ran.code) == ("first\n", None) and ran.seconds >= 1
 
 
+def test_a_program_begins_with_a_keyring_of_its_own(monkeypatch):
+    """What the kernel looks up in the caller's is answered by no filter."""
+    monkeypatch.setattr(sandbox, "run", lambda argv, *_, **__: argv)
+    assert tuple(sandbox.confine(["true"], 1)[: len(sandbox.JOIN)]) == sandbox.JOIN
+
+
 @pytest.mark.parametrize(
     ("response", "blocks"),
     [
