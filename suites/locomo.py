@@ -15,11 +15,9 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated
-
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, TypeAdapter
 
 from config.errors import UserError
+from config.foreign import from_json
 from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
@@ -58,152 +56,103 @@ def turn_ids(texts: str | list[str]) -> tuple[str, ...]:
     return tuple(f"D{int(session)}:{int(turn)}" for session, turn in found)
 
 
-def _one_id(text: str) -> str:
-    if len(found := turn_ids(text)) != 1:
-        raise ValueError("must be one id such as D1:3")
-    return found[0]
-
-
-def _when(text: str) -> str:
-    day_of(text)
-    return text
-
-
-Text = Annotated[str, StringConstraints(min_length=1, pattern=r"\S")]
-Ids = Annotated[str | list[str], AfterValidator(turn_ids)]
-When = Annotated[str, AfterValidator(_when)]
-
-
-class _Part(BaseModel):
-    """An object of the file; fields that are not asked for are passed over."""
-
-    model_config = ConfigDict(strict=True)
-
-
-class _Turn(_Part):
-    dia_id: Annotated[str, AfterValidator(_one_id)]
-    speaker: Text
-    text: Text
-    blip_caption: str = ""
-
-    def utterance(self) -> Utterance:
-        picture = f" (shares a picture: {self.blip_caption})" if self.blip_caption else ""
-        return Utterance(self.dia_id, self.speaker, self.text + picture)
-
-
-class _Question(_Part):
-    question: Text
-    category: int = Field(ge=1, le=5)
-    answer: Text | int | None = None
-    adversarial_answer: Text | int | None = None
-    evidence: Ids = ()
-
-    def probe(self, name: str) -> Probe:
-        """Return the question. One of category 5 abstains, and its adversarial answer is the
-        distractor: two of the 446 have an answer, which is not graded."""
-        abstains = self.category == 5
-        wanted = "adversarial_answer" if abstains else "answer"
-        if (answer := getattr(self, wanted)) is None:
-            raise ValueError(f"the field '{wanted}' of {name} is missing")
-        return Probe(
-            id=name,
-            question=self.question,
-            answers=(NOT_MENTIONED if abstains else str(answer),),
-            category=self.category,
-            evidence=self.evidence,
-            abstains=abstains,
-            kind=CATEGORIES[self.category],
-            distractor=str(answer) if abstains else "",
-        )
-
-
-class _Talk(_Part):
-    """The sessions, whose fields are numbered; dates without a session are passed over."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, list[_Turn] | When]
-
-    speaker_a: Text
-    speaker_b: Text
-
-    def sessions(self) -> tuple[Session, ...]:
-        fields = self.__pydantic_extra__
-        numbers = sorted(int(k[8:]) for k in fields if re.fullmatch(r"session_\d+", k))
-        if not numbers:
-            raise ValueError("'conversation' has no field session_1, session_2, ...")
-        found = []
-        for number in numbers:
-            when, turns = fields.get(f"session_{number}_date_time"), fields[f"session_{number}"]
-            if not isinstance(when, str) or not isinstance(turns, list):
-                raise ValueError(f"session_{number} is no list of turns with a date")
-            turns = tuple(turn.utterance() for turn in turns)
-            found.append(Session(number, day_of(when), when, turns))
-        return tuple(found)
-
-
-class _Events(_Part):
-    """What happened to each speaker, and the session's date once more."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
-    __pydantic_extra__: dict[str, list[str]]
-
-    date: str = ""
-
-
-class _Sample(_Part):
-    sample_id: Text
-    conversation: _Talk
-    observation: dict[str, dict[str, list[tuple[Text, Ids]]]]
-    session_summary: dict[str, str]
-    event_summary: dict[str, _Events]
-    qa: list[_Question] = Field(min_length=1)
-
-    def conversation_of(self) -> Conversation:
-        sessions = self.conversation.sessions()
-        memories: dict[str, list[Memory]] = {"observations": [], "summaries": [], "events": []}
-        for s in sessions:
-            whole = (f"S{s.number}",)
-            told = self.observation.get(f"session_{s.number}_observation", {})
-            for speaker, facts in told.items():
-                memories["observations"] += [
-                    Memory(fact, speaker, s.date, s.number, ids) for fact, ids in facts
-                ]
-            if summary := self.session_summary.get(f"session_{s.number}_summary"):
-                memories["summaries"].append(Memory(summary, None, s.date, s.number, whole))
-            events = self.event_summary.get(f"events_session_{s.number}", _Events())
-            memories["events"] += [
-                Memory(event, speaker, s.date, s.number, whole)
-                for speaker, told in events.__pydantic_extra__.items()
-                for event in told
-                if event  # one of the published 669 is blank
-            ]
-        return Conversation(
-            self.sample_id,
-            (self.conversation.speaker_a, self.conversation.speaker_b),
-            sessions,
-            tuple(q.probe(f"{self.sample_id}-q{n}") for n, q in enumerate(self.qa, 1)),
-            {"empty": (), "sessions": turns_as_memories(sessions)}
-            | {start: tuple(entries) for start, entries in memories.items()},
-        )
-
-
-SAMPLES = TypeAdapter(list[_Sample])
+def _text(value: object, name: str) -> str:
+    """Return a text or, as some answers are, a whole number. ValueError: it is neither."""
+    if type(value) is int:
+        return str(value)
+    if not (isinstance(value, str) and value.strip()):
+        raise ValueError(f"'{name}' must be a text")
+    value.encode()  # no half of a surrogate pair
+    return value
 
 
 def load_locomo(path: Path) -> list[Conversation]:
     """Read LoCoMo's published file, .json or .json.gz.
 
-    A caption of a picture becomes part of the turn's text. Evidence is every D<number>:<number> of
-    the field, whatever stands around it; ids that no turn has are kept, for the official recall
-    counts them. UserError: the file is not as published.
+    A caption of a picture becomes part of the turn's text. Dates without a session are passed over.
+    Evidence is every D<number>:<number> of the field, whatever stands around it; ids that no turn
+    has are kept, for the official recall counts them. UserError: the file is not as published.
     """
+    place, found = str(path), {}
     try:
-        found = [sample.conversation_of() for sample in SAMPLES.validate_json(read_file(path))]
-    except ValueError as error:
-        raise UserError(f"{path}: {fault_of(error)}.") from None
-    if not found or len({c.id for c in found}) < len(found):
-        raise UserError(f"{path} must hold conversations, each with a 'sample_id' of its own.")
-    return found
+        for n, sample in enumerate(from_json(read_file(path)), 1):
+            place = f"{path}, item {n}"
+            conversation = _conversation(sample)
+            found[conversation.id] = conversation
+        if not found or len(found) < n:
+            raise ValueError("each must have a 'sample_id' of its own")
+    except KeyError as error:
+        raise UserError(f"{place}: the field {error} is missing.") from None
+    except (AttributeError, TypeError, ValueError) as error:
+        raise UserError(f"{place} is not as published: {fault_of(error)}.") from None
+    return [*found.values()]
+
+
+def _conversation(sample: dict) -> Conversation:
+    name, talk = _text(sample["sample_id"], "sample_id"), sample["conversation"]
+    keys = (re.fullmatch(r"session_(\d+)", key) for key in talk)
+    sessions, observations, summaries, events = [], [], [], []
+    for n in sorted(int(key[1]) for key in keys if key):
+        when = talk[f"session_{n}_date_time"]
+        day, whole = day_of(when), (f"S{n}",)
+        sessions.append(Session(n, day, when, tuple(map(_utterance, talk[f"session_{n}"]))))
+        for who, facts in sample["observation"].get(f"session_{n}_observation", {}).items():
+            observations += [
+                Memory(_text(fact, "observation"), who, day, n, turn_ids(ids))
+                for fact, ids in facts
+            ]
+        if summary := sample["session_summary"].get(f"session_{n}_summary"):
+            summaries.append(Memory(_text(summary, "session_summary"), None, day, n, whole))
+        told = sample["event_summary"].get(f"events_session_{n}", {})
+        for who in [who for who in told if who != "date"]:  # the session's own, once more
+            events += [
+                Memory(_text(event, "event_summary"), who, day, n, whole)
+                for event in told[who]
+                if event != ""  # one of the published 669
+            ]
+    memories = {
+        "empty": (),
+        "sessions": turns_as_memories(tuple(sessions)),
+        "observations": tuple(observations),
+        "summaries": tuple(summaries),
+        "events": tuple(events),
+    }
+    probes = tuple(_probe(asked, f"{name}-q{n}") for n, asked in enumerate(sample["qa"], 1))
+    if not sessions or not probes:
+        raise ValueError("'conversation' has no field session_1, or 'qa' no question")
+    speakers = _text(talk["speaker_a"], "speaker_a"), _text(talk["speaker_b"], "speaker_b")
+    return Conversation(name, speakers, tuple(sessions), probes, memories)
+
+
+def _utterance(turn: dict) -> Utterance:
+    if len(names := turn_ids(turn["dia_id"])) != 1:
+        raise ValueError("'dia_id' must be one id such as D1:3")
+    caption = turn.get("blip_caption")
+    picture = f" (shares a picture: {_text(caption, 'blip_caption')})" if caption else ""
+    return Utterance(
+        names[0], _text(turn["speaker"], "speaker"), _text(turn["text"], "text") + picture
+    )
+
+
+def _probe(asked: dict, name: str) -> Probe:
+    """Return a question. One of category 5 abstains, and its adversarial answer is the distractor:
+    two of the 446 have an answer, which is not graded."""
+    category = asked["category"]
+    if type(category) is not int or category not in CATEGORIES:
+        raise ValueError(f"'category' of {name} must be 1 to 5")
+    abstains = category == 5
+    wanted = "adversarial_answer" if abstains else "answer"
+    answer = _text(asked[wanted], wanted)
+    return Probe(
+        id=name,
+        question=_text(asked["question"], "question"),
+        answers=(NOT_MENTIONED if abstains else answer,),
+        category=category,
+        evidence=turn_ids(asked.get("evidence") or ()),
+        abstains=abstains,
+        kind=CATEGORIES[category],
+        distractor=answer if abstains else "",
+    )
 
 
 # ---------------------------------------------------------------- splits
