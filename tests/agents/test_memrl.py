@@ -102,6 +102,7 @@ def test_a_task_is_worked_on_until_it_is_done_and_leaves_a_script():
     assert (notes.success, notes.reward, notes.steps, notes.failure) == (True, 1.0, 2, "")
     assert act.prompt.after is trajectory.turns[0] and act.prompt.text == "You said perhaps."
     assert act.trained and not lesson.trained and world.open == 0
+    assert "Steps:" in lesson.prompt.text
     assert notes.kind == "script" and notes.experience == (
         "Task: task 1\nScript: do it well\nAction: perhaps\nResult: You said perhaps.\n"
         "Action: yes\nResult: You said yes."
@@ -113,11 +114,11 @@ def test_a_task_is_worked_on_until_it_is_done_and_leaves_a_script():
     ("perhaps", "steps", 3), ("no", "", 1), ("crash", "crashed", 1),
 ])  # fmt: skip
 def test_what_is_not_solved_leaves_a_reflection(said, failure, steps):
-    reader = agent()
-    notes = reader.tried(tried(reader, answering(said), Counting().task(0)))
+    reader, engine = agent(), answering(said)
+    notes = reader.tried(tried(reader, engine, Counting().task(0)))
     assert (notes.success, notes.failure, notes.steps) == (False, failure, steps)
     assert (notes.reward, notes.kind) == (-1.0, "reflection")
-    assert "Reflection: " in notes.experience
+    assert "Reflection: " in notes.experience and "Reflection:" in engine.prompts[-1].text
 
 
 @pytest.mark.parametrize("most", [2, 0])
