@@ -215,6 +215,8 @@ def test_under_compat_seed4_evidence_is_chosen_and_not_moved(tmp_path):
     assert [(t.id, t.gold, t.document) for t in chosen] == [
         (t.id, t.gold, t.document) for t in right
     ]
+    with pytest.raises(UserError):
+        make_tasks(source, 60, len(right) + 1, EXTRA, compat_seed4=True, evidence=RULES["code"])
 
 
 # ---- the real data beside the checkout ----

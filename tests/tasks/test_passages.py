@@ -223,6 +223,15 @@ def test_few_passages_have_shared_documents_and_what_is_passed_over_is_counted(t
     assert "Passed over among 4: 60 of 90 questions" in said
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_in_a_shared_document_one_passage_answers_each_question(questions, seed):
+    tasks = make_tasks(questions, 6, extra=EXTRA, seed=seed, together=12)
+    assert len(tasks) > 40 and len({(*task.order,) for task in tasks}) < len(tasks) / 3
+    for task in tasks:
+        held = [normalize_answer(task.answers[0]) in normalize_answer(x) for _, x in shown(task)]
+        assert held.count(True) == 1 and held[task.gold[0]], task.id
+
+
 @pytest.mark.parametrize("together", [3, 2])
 def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
     """None is lost of a paragraph with more questions than may share a document."""
