@@ -19,7 +19,6 @@ from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
 from config.terminal import say
 from data import Task
-from tasks import hub
 
 if TYPE_CHECKING:
     from tasks.environments import Environment
@@ -237,6 +236,8 @@ def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
 
 def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
     """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
+    from tasks import hub
+
     return hub.pinned(suite, say)
 
 

@@ -139,7 +139,8 @@ def test_whatever_is_imported_is_required():
     for path in MODULES:
         for top in imported(path) - own - sys.stdlib_module_names:
             packages = {name.lower().replace("_", "-") for name in known.get(top, [top])}
-            assert packages & required, (path.name, top)
+            optional = (path.name, top) == ("office.py", "kreuzberg")  # refused where it lacks
+            assert optional or packages & required, (path.name, top)
 
 
 def test_rewards_of_turns_that_do_not_fit_the_turns_are_an_error(codec, policy):

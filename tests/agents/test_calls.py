@@ -138,7 +138,8 @@ def test_a_call_that_is_cut_is_noticed_wherever_it_ends(form):
     ("{end}", ["unreadable"]), ("{make} {end} {make}", [MAKE, "unreadable", MAKE]),
     ("{end}{end} <think></think>{end}", ["unreadable"] * 2),
     ("<tool_call><tool_call>{make}", ["cut", "cut", MAKE]), ("<tool_call><tool_call>", ["cut"] * 2),
-    ("<tool_call>[{bare}]</tool_call>", ["unreadable"]), ("<tool_call>[]</tool_call>", ["unreadable"]),
+    ("<tool_call>[{bare}]</tool_call>", ["unreadable"]),
+    ("<tool_call>[]</tool_call>", ["unreadable"]),
 ])  # fmt: skip
 def test_marks_without_the_other_and_lists(response, found):
     made = HERMES.write(*MAKE)

@@ -447,7 +447,7 @@ def test_the_memory_after_a_turn_is_what_is_stored_after_it(codec):
     (done,) = play(codec, agent, TASK, lambda p: keeper.demonstrate(rng, p, 0.5))
     edits = [turn for turn in done.turns if not turn.prompt.frozen]
     records = [*map(record_turn, edits)]
-    lines = agent.files(records)["store.jsonl"].splitlines()
+    lines = memupdate.files_of(agent, records)["store.jsonl"].splitlines()
     stored = [*Store.from_lines(lines, "the record").snapshot().entries]
     after = [agent.memory_after(record) for record in records]
     for made, following in itertools.pairwise([*zip(after, edits, strict=True)]):

@@ -299,7 +299,7 @@ def test_a_run_goes_on_with_the_content_of_what_it_read_wherever_that_lies(model
 
 @pytest.mark.parametrize("source, where", [
     ("world", None), ("ledger", None), ("hf:org/name@0123:train", None), ("D/x.jsonl", "D/x.jsonl"),
-    ("hf:D/set:train", "D/set"), ("locomo:D/x.jsonl#random/train", "D/x.jsonl"),
+    ("locomo:D/x.jsonl#random/train", "D/x.jsonl"),
     ("D/x.py:made", "D/x.py"),
 ])  # fmt: skip
 def test_which_file_a_source_is_and_that_generated_ones_have_none(tmp_path, source, where):

@@ -118,8 +118,10 @@ def gone(pid: int) -> bool:
 
 def test_a_tree_is_read_by_the_names_of_its_folders(tmp_path):
     two = "(receptacleAtLocation Desk_bar_1 l) (receptacleAtLocation Bed_bar_1 l)"
-    folder = tree(tmp_path, b={"pddl_problem": two}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
-                  d={"solvable": False}, e={"solvable": None}, f_Sliced={})  # fmt: skip
+    folder = tree(
+        tmp_path, b={"pddl_problem": two}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
+        d={"solvable": False}, e={"solvable": None}, f_Sliced={},
+    )  # fmt: skip
     games, left_out = read(folder)
     assert [(game.id, game.kind) for game in games] == [
         ("a/trial", "look_at_obj_in_light"), ("b/trial", "pick_and_place_simple"),

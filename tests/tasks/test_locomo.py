@@ -1,4 +1,4 @@
-"""LoCoMo: a made file with all of its dirt, bad files, the published counts, the official metric."""
+"""LoCoMo: a made file with all its dirt, bad files, the published counts, the official metric."""
 
 import copy
 import gzip
