@@ -283,7 +283,7 @@ def _task(
     if isinstance(document, str) or not document:
         _text("context", document)
     for title, text in document if isinstance(document[0], tuple) else ():
-        _text("title", title), _text("text", text)
+        _text("title", title), _text("text", text, blank=True)  # HotpotQA has empty paragraphs
     accepted = tuple(_text("answers", answer) for answer in _accepted(answers))
     if not accepted:
         raise ValueError("'answers' is empty")
@@ -447,7 +447,7 @@ def _squad(r: Record) -> tuple[Task, Document]:
     """Read SQuAD, a question and the one paragraph that answers it: {question, title, context,
     answers: [{text}] or {text: [..]}}."""
     answers = [*dict.fromkeys(_text("answers", x) for x in _accepted(r.fields["answers"]))]
-    document = [(r.fields["title"], r.fields["context"])]
+    document = [(r.fields["title"], _text("context", r.fields["context"]))]
     return _task(r, r.fields["question"], answers, document, [0], kind="squad", dataset="squad")
 
 

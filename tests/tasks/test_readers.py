@@ -211,6 +211,8 @@ def labels(id: str, kind: str = "", dataset: str = "", **more) -> dict:
         # evidence that is no part of the document
         ("h.jsonl", HUB | {"supporting_facts": {"title": ["B", "gone"]}},
          labels("h1", "bridge", "hotpotqa", gold=(), document=TWO)),
+        ("h.json", hotpot(1) | {"context": [["Empty", []], ["Land 1", ["A.", ""]]]},
+         labels("q1", "bridge", "hotpotqa", gold=(), level="hard", n_documents=2)),
         # HotpotQA's sentences bring their own blanks, 2WikiMultiHopQA's do not
         ("2wiki/dev.jsonl", FLASHRAG, labels("dev_0", "inference", "2wikimultihopqa", gold=(1, 0),
                                              answers=("Ada", "A. L."), document=TWO)),
@@ -379,6 +381,7 @@ def test_broken_line_is_named(tmp_path, k, bad):
     *((hotpot(1), {"context": bad}, "context") for bad in ([["T", "text"]], [["T"]], [7], [])),
     (hotpot(1), {"context": [[None, ["text"]]]}, "title"),
     (hotpot(1), {"supporting_facts": [1]}, "supporting_facts"),
+    (SQUAD, {"context": " "}, "context"), (SQUAD, {"title": ""}, "title"),
     (MUSIQUE, {"question_decomposition": [{"paragraph_support_idx": 3}]}, "paragraph_support_idx"),
     *((paragraphs(1), {"hops": bad}, "hops") for bad in ([10], [-1], [True], "1")),
     (paragraphs(1), {"paragraphs": [{"title": "T", "text": " "}]}, "text"),
