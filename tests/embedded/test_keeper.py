@@ -21,7 +21,7 @@ def test_a_call_is_six_or_eight_tokens_and_an_id_is_one():
     names = codec.tokenizer.convert_ids_to_tokens(ids)
     assert names[:4] == ["[", "m12", "]", "2024-01-09"] and len(names) == 8
     # what is decoded is a call that the tools can read
-    calls = keeper.agent().on(codec).format.parse(str(codec.decode(codec.encode(update))))[2]
+    calls = keeper.agent().on(codec).format.parse(str(codec.decode(codec.encode(update))))
     assert calls[0].arguments["content"].strip() == "Anna reached Lima."
     assert calls[0].arguments["memory_id"] == "m32"
 
