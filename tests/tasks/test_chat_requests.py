@@ -97,6 +97,7 @@ def test_a_document_knows_its_messages_files_and_pages():
         ([said([pages, text("?")])], "Oslo", "page 2"),
     ):
         document = asked(*messages).document
+        assert ("2 files" in document.title) == (place == "notes.txt")
         start = document.text.index(word)
         assert document.where([(start, start + len(word))]) == place
 
@@ -164,7 +165,10 @@ def test_a_file_comes_in_any_base64_and_in_either_form(data, nested):
                 file(b"\x1f\x8bxx"),
                 file(b""),
                 file(b"\xff", head="data:text/plain;charset=utf-8;base64,"),
-                *({"type": "file", "file": {"file_data": data}} for data in ("%%%", "A", "ü", "=")),
+                *(
+                    {"type": "file", "file": {"file_data": data}}
+                    for data in ("%%%", "A", "ü", "=", "QW5?uYQ==")
+                ),
             )
         ),
         ([said([{"type": "input_file", "file_url": "http://a/b"}])], "messages.0.content.0"),
@@ -202,7 +206,8 @@ def test_fields_that_are_no_good_are_refused_by_name(fields):
 def test_fields_that_change_nothing_are_taken(fields):
     body = json.dumps({"messages": [said(ANNA), said("Q?")]} | fields).encode()
     for mark in (b"", b"\xef\xbb\xbf"):
-        assert taken(mark + body, "m").opened()[1].question == "Q?"
+        request, inquiry = taken(mark + body, "m").opened()
+        assert inquiry.question == "Q?" and not request.model_extra
 
 
 @pytest.mark.parametrize(
