@@ -20,7 +20,7 @@ Element = ElementTree.Element
 Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
 
 WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struck out: {}]"}
-UNSEEN = {"del", "moveFrom", "instrText", "pPr", "rPr", "tblPr", "trPr", "tcPr", "sdtPr", "sectPr"}  # fmt: skip
+UNSEEN = set("del moveFrom instrText pPr rPr tblPr trPr tcPr sdtPr sectPr".split())
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 BOXES = {"F0FE": "☒", "F0FD": "☒", "F078": "☒", "F0A8": "☐", "F06F": "☐", "F0FC": "✓", "F0B7": "•"}
 """Letters of Wingdings and Symbol, by the number that a file gives."""

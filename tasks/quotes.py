@@ -106,8 +106,8 @@ CLOSING = "\"'\u201d\u2019\u00bb)\\]\u300d\u300f\uff09"
 END = re.compile(rf"[.!?\u2026]{{1,9}}+[{CLOSING}]{{0,9}}+(?=\s|$)|[{STOPS}]++[{CLOSING}]*+|\n\s*+")
 SHORT = re.compile(  # words behind which a full stop ends no sentence
     r"(?:^|[\W_])(?:\d{1,2}|[^\W\d_]|abs|art|approx|bd|bzw|ca|cf|chap|co|corp|dept|dr|ed|etc|figs?|"
-    r"fr|gen|hr|inc|jr|kap|ltd|max|min|mio|mrs?|ms|mt|nos?|nr|pp|prof|rev|sec|sgt|sr|st|str|usw|vgl|"
-    r"vol|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov|dec|dez)$", re.I
+    r"fr|gen|hr|inc|jr|kap|ltd|max|min|mio|mrs?|ms|mt|nos?|nr|pp|prof|rev|sec|sgt|sr|st|str|usw|"
+    r"vgl|vol|vs|jan|feb|mar|apr|jun|jul|aug|sept?|oct|okt|nov|dec|dez)$", re.I
 )  # fmt: skip
 FULL_LINE = 40  # columns from which a line goes on in the next one
 
