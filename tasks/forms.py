@@ -179,8 +179,8 @@ def badly_encoded(content: bytes, name: str, label: str, error: UnicodeError) ->
         except UnicodeError:
             bad.append(number)
     if good:
-        lines = f"lines such as line {bad[0]:,} ({len(bad):,} in all)"
-        return f"{name} is UTF-8 but for {lines}: mend those."
+        where = f"line {bad[0]:,} ({len(bad):,} in all)"
+        return f"{name} is UTF-8 but for lines such as {where}: mend those."
     return (
         f"{name} is no UTF-8 text ({where}), and which encoding it has is not said: save it as "
         "UTF-8, for example by iconv -f ENCODING -t UTF-8 with the one that it was written in."

@@ -1,7 +1,7 @@
 """What strangers wrote is read in a child process, which limits its own seconds and memory.
 
-    parent ── a call as JSON, bytes ──> child     an interpreter of its own, begun when needed,
-           <── value or error as JSON ──          that reads one thing at a time, and many in turn
+    parent ── a call as JSON, bytes ──> child   an interpreter of its own, begun when it is needed,
+           <── value or error as JSON ──        that reads one thing at a time, and many in turn
 
 What comes back may have been made by a process that hostile data has taken over: it is JSON, and
 taken for what the function says that it returns, or refused.

@@ -1,4 +1,4 @@
-"""Mails (eml, mbox) and pages saved whole (mhtml): the words, and what is attached."""
+"""Mails (eml, mbox) and pages saved with their pictures (mhtml): words, and what is attached."""
 
 from __future__ import annotations
 

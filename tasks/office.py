@@ -27,8 +27,8 @@ TABLES = ("xlsx", "xlsb", "xls", "ods")
 
 
 def of_office(content: bytes, kind: str, name: str) -> Contents:
-    """Read a file of a kind of `MIME`, sheets as tables of Markdown. UserError: without the
-    library, or damaged."""
+    """Read a file of a kind of `MIME`, sheets as tables of Markdown. UserError: the library is not
+    there, or the file is damaged."""
     try:
         from kreuzberg import ExtractionConfig, extract_bytes_sync
     except ImportError:

@@ -207,7 +207,7 @@ class Reader:
         return fields, comments, bool(drawn)
 
     def text(self, page: pdfium.PdfPage, fields: Sequence[Run]) -> tuple[str, str]:
-        """Return the text of a page with its fields, and what of it cannot be read or ""."""
+        """Return the text of a page with its fields, and what of it cannot be read, or ""."""
         with closing(page.get_textpage()) as letters:
             n, guessed = letters.count_chars(), ""
             if any(

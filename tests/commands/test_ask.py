@@ -200,8 +200,6 @@ def test_what_nothing_was_noted_of_is_not_found_and_no_model_guesses(monkeypatch
     ("Lima", ["answer: Lima", "Found in the text: 'Anna reached Lima.'"]),
     ("Kyoto", ["answer: Kyoto (not found in the document)"]),
     ("yes", ["answer: yes"]),
-    ("Lima was reached",
-     ["answer: Lima was reached (not found in the document)"]),
 ])  # fmt: skip
 def test_where_the_words_of_an_answer_stand(monkeypatch, codec, answer, lines):
     text()

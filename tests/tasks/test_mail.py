@@ -45,6 +45,11 @@ def test_headers_and_the_text_are_decoded(made, text):
     assert read(bytes(made).replace(b"\n", b"\r\n")) == (text, "")
 
 
+def test_a_mail_is_a_file_with_its_subject_as_title():
+    found = contents(bytes(mail("The words.", Subject="Brücke")), "a.eml")
+    assert (found.kind, found.title, found.pieces[0][1]) == ("file", "Brücke", 0)
+
+
 def test_what_is_attached_is_named_and_a_mail_in_a_mail_is_read():
     made = mail("See the plan.")
     made.add_attachment(b"%PDF-", maintype="application", subtype="pdf", filename="Plän.pdf")
@@ -76,7 +81,7 @@ def test_an_mbox_is_its_mails():
         b"From a@x Fri May  3 10:00:00 2024\n" + bytes(made) + b"\n" for made in mails
     )
     found = contents(content, "a.mbox")
-    assert found.kind == "message"
+    assert found.kind == "message" and found.title == ""
     assert [(number, name) for _, number, name in found.pieces] == [(1, "First"), (2, "Second")]
     assert found.pieces[1][0].endswith("\n\nTwo.\nFrom here on.")
 
