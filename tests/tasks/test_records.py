@@ -255,8 +255,8 @@ SRT = "1\n00:00:01,000 --> 00:00:02,000\nThe contract was\n\n2\n00:00:02,000 -->
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        (f"{SRT}signed by <i>Anna</i>\n{{\\an8}}Lindt.\n\n3\n00:02:05,000 --> 00:02:06,000\nIn Bern.",
-         "[0:00:01] The contract was signed by Anna Lindt.\n[0:02:05] In Bern."),
+        (f"{SRT}signed by <i>Anna</i>\n{{\\an8}}Lindt.\n\n3\n00:02:05,000 --> 00:02:06,000\nIn it.",
+         "[0:00:01] The contract was signed by Anna Lindt.\n[0:02:05] In it."),
         (f"{SRT}signed by Anna\n\n3\n00:02:05,000 --> 00:02:06,000\nLindt in Bern.\n",
          "[0:00:01] The contract was signed by Anna Lindt in Bern."),
         ("WEBVTT\n\nNOTE no\n\nid\n00:01.000 --> 00:02.000 align:start\n<v Anna>A &amp; B\n\n"
