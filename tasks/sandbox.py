@@ -395,7 +395,7 @@ def make_system(say: Callable[[str], None] = print) -> Path:
                 ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={INCLUDE}",
                  '--customize-hook=echo box > "$1/etc/hostname"',
                  '--customize-hook=echo 127.0.0.1 localhost box > "$1/etc/hosts"',
-                 '--customize-hook=rm -rf "$1/etc/resolv.conf" "$1"/dev/*', SUITE, str(new)],
+                 SUITE, str(new)],
                 3600,
             )  # fmt: skip
             if ran.code:
@@ -404,6 +404,9 @@ def make_system(say: Callable[[str], None] = print) -> Path:
                 errors = [line for line in lines if line.startswith("E:")] or lines[-3:]
                 reason = clip(" ".join(errors).strip(" ."), 300)
                 raise UserError(f"The Debian tree cannot be made ({reason}).")
+            (new / "etc/resolv.conf").unlink(missing_ok=True)
+            shutil.rmtree(new / "dev")  # its nodes are this machine's, and mounted until the end
+            (new / "dev").mkdir()
             _shift(new)
             new.rename(tree)
     except Timeout:
