@@ -405,7 +405,8 @@ def make_system(say: Callable[[str], None] = print) -> Path:
                 reason = clip(" ".join(errors).strip(" ."), 300)
                 raise UserError(f"The Debian tree cannot be made ({reason}).")
             (new / "etc/resolv.conf").unlink(missing_ok=True)
-            shutil.rmtree(new / "dev")  # its nodes are this machine's, and mounted until the end
+            # its nodes are this machine's, and mounted until mmdebstrap ends
+            shutil.rmtree(new / "dev", ignore_errors=True)
             (new / "dev").mkdir()
             _shift(new)
             new.rename(tree)
