@@ -37,6 +37,7 @@ GUTTER = 8.0  # points between two columns, at least
 GAP = 3.0  # times the height of a line: what stands so far below all else is no column's
 LINE_ENDS = ("", "\r\n", "\r\n ")  # PDFium ends a line where letters are raised
 RISE = 0.15  # of the height of a line, from which a digit is raised
+SMALL = 0.75  # points that letters are high whose font has about one
 MOST_RUNS = 5_000  # of a page that is put in order; one with more is a drawing
 MOST_PIXELS = 1 << 24  # and points of it
 MOST_DRAWN = 50_000  # objects of a page that is drawn to see what can be seen of it
@@ -272,6 +273,7 @@ class Words:
 
     def __init__(self, page: pdfium.PdfPage, letters: pdfium.PdfTextPage):
         self.page, self.letters = page, letters
+        self.sides = [ctypes.c_double() for _ in range(4)]
         self.turned = page.get_rotation() != 0  # where the lines of its text may stand upright
         self.letter = letters.get_text_range()
         if len(self.letter) != letters.count_chars():  # one of them is two in UTF-16
@@ -279,15 +281,24 @@ class Words:
             codes = "".join(chr(raw.FPDFText_GetUnicode(letters, k)) for k in n)
             self.letter = codes.replace("\2", "\ufffe")  # a divided word
         self.words = [Word(*match.span()) for match in WORD.finditer(self.letter)]
+        below, above, end = 0.0, 0.0, 0  # of the line, which ends at the first word in another one
         for word in self.words:
-            first, last = (letters.get_charbox(k) for k in (word.first, word.end - 1))
-            left, low, right, top = word.tight = (
-                *map(min, first[:2], last[:2]), *map(max, first[2:], last[2:]))  # fmt: skip
+            a, b = self.box(word.first), self.box(word.end - 1)
+            left, right = min(a[0], b[0]), max(a[2], b[2])
+            low, top = min(a[1], b[1]), max(a[3], b[3])
+            word.tight = left, low, right, top
             if right - left > top - low or word.end - word.first < 3:  # else it stands upright
-                _, below, _, above = letters.get_charbox(word.first, loose=True)
+                if not end or "\n" in self.letter[end : word.first]:
+                    _, below, _, above = letters.get_charbox(word.first, loose=True)
                 low, top = min(low, below), max(top, above)
                 word.high = top - low
-            word.box = left, low, right, top
+            word.box, end = (left, low, right, top), word.end
+
+    def box(self, k: int) -> Box:
+        """Return the box around a letter."""
+        raw.FPDFText_GetCharBox(self.letters.raw, k, *self.sides)
+        left, right, low, top = self.sides
+        return left.value, low.value, right.value, top.value
 
     def base(self, k: int) -> float:
         """Return the height of the line on which a letter stands."""
@@ -319,9 +330,10 @@ class Words:
             left, low, right, top = word.tight
             xs = sorted((x0 + ax * left + bx * low, x0 + ax * right + bx * top))
             ys = sorted((y0 + ay * left + by * low, y0 + ay * right + by * top))
-            small = not self.turned and word.box[3] - word.box[1] < 1
             text = self.letter[word.first : word.end]
-            around = 0 if sum(map(str.isalnum, text)) > 1 else 2  # a full stop fills its box
+            wordy = sum(map(str.isalnum, text)) > 1
+            small = wordy and not self.turned and top - low < SMALL
+            around = 0 if wordy else 2  # a full stop fills its box
             shown = not small and picture.varies(xs[0] - around, ys[0] - around,
                                                  xs[1] + around, ys[1] + around)  # fmt: skip
             if shown or not self.is_hidden(word, small or shown is None):
