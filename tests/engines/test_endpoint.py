@@ -238,7 +238,8 @@ def packed(raw):
 
 
 def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
-    server = serve(delay_s=0.01)
+    server, five = serve(delay_s=0.01), threading.Barrier(5)
+    server.on_request = lambda number: number <= 5 and five.wait(HANG_S)
     engine = serve.engine(server, concurrency=5)
     turns = check(engine)
     assert server.most == 5  # as many as allowed, and no more
