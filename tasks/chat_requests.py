@@ -242,8 +242,13 @@ def _question(messages: Sequence[Message], pieces: list[list[Piece]], at: str) -
     if not texts:
         raise Refused("The last message holds no question.", at)
     first, final = texts[0], texts[-1]
-    others = [p for m, own in zip(messages, pieces, strict=True) for p in own
-              if p is not final and (p.file or p.text.strip()) and m.role not in ASKING[:2]]  # fmt: skip
+    others = [
+        piece
+        for message, own in zip(messages, pieces, strict=True)
+        for piece in own
+        if message.role not in ("system", "developer") and piece is not final
+        if piece.file or piece.text.strip()
+    ]
     question, source = final.text.strip(), ""
     if len(question) > LONGEST_QUESTION or (not others and _paragraph(question, -1) != question):
         asking = pieces[-2] if messages[1:] and messages[-2].role in ASKING else []
