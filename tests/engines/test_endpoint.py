@@ -238,7 +238,8 @@ def packed(raw):
 
 
 def test_a_rollout_has_the_tokens_that_the_server_read_and_wrote(codec, serve):
-    server = serve(delay_s=0.01)
+    server, five = serve(delay_s=0.01), threading.Barrier(5)
+    server.on_request = lambda number: number <= 5 and five.wait(HANG_S)
     engine = serve.engine(server, concurrency=5)
     turns = check(engine)
     assert server.most == 5  # as many as allowed, and no more
@@ -389,7 +390,9 @@ def test_a_failure_that_no_retry_mends_is_a_value(serve, monkeypatch, fault, fin
     assert turn.finish == finish and says in turn.error
     assert turn.response_ids == [] and turn.response == ""
     assert "\n" not in turn.error and len(turn.error) < 500 and not turn.error.endswith(".")
-    assert len(server.bodies) == (tries or 3) and ("3 tries" in turn.error) == (not tries)
+    assert ("3 tries" in turn.error) == (not tries)
+    # of a slow machine a try may be over before its request has come
+    assert len(server.bodies) == (tries or 3) or fault == "hang"
     server.always = ""
     assert fault == "hang" or not one(engine).error  # the engine goes on
 
