@@ -297,6 +297,13 @@ def test_frozen_questions_are_answered_greedily_and_known_answers_are_not_asked_
     assert len(asked) == len(REFINED.probes)  # nothing was changed: one answer to each probe
 
 
+def test_another_codec_begins_without_the_answers_of_the_first(codec):
+    agent = refiner()
+    for each in (codec, Codec(keeper.make_tokenizer())):
+        (done,) = play(each, agent, REFINED, lambda p: "")
+        assert len(noted(done, "probe")) == len(REFINED.probes)
+
+
 # ---------------------------------------------------------------- rewards
 
 

@@ -42,6 +42,9 @@ def test_a_ledger_asks_for_the_last_place_of_each_tracked_person_and_keeps_the_s
             places = told(episode, person)
             assert probe.answers == (places[-1],)
             assert {worlds.split_of(person, place) for place in places} == {split}
+            told_so = [m.text for m in episode.memories if m.text.startswith(f"{person} ")]
+            for one, next_one in itertools.pairwise(told_so):  # another place, or the same again
+                assert one == next_one or one.split()[-1] != next_one.split()[-1]
             moved += len({*places}) > 1
             again += len({*places}) < len(places)
         chatter = {m.text.split()[0] for m in episode.memories if " met " in m.text}
@@ -76,7 +79,7 @@ def test_an_evaluation_asks_one_question_of_each_ledger():
     assert len({t.id for t in tasks}) == len({t.document_digest for t in tasks}) == 5
     for task in tasks:
         assert task.score(task.answers[0]) == 1 and task.score("nowhere") == task.score(None) == 0
-        assert not task.probes and task.question and "test" in task.id
+        assert not task.probes and task.question and "test" in task.id and task.beside("x") == {}
 
 
 # ---------------------------------------------------------------- conversations
