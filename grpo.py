@@ -1,14 +1,10 @@
-"""GRPO over the turns of a memory agent: a LightningModule whose training step is the algorithm.
+"""GRPO over the turns of a memory agent. Read from top to bottom this file is the algorithm.
 
-    tasks  --sample_groups-->  groups  --training_rows-->  rows  --update-->  new weights
-            rollout, rewards            advantages                policy_loss, optimizer step
+    tasks --sample, reward--> groups --advantages--> rows --loss--> gradient --step--> new weights
 
-Holds: `advantages`, `advantages_of`, `training_rows`, `token_weights`, `policy_loss`, `GRPO`.
-Leaves out: settings (config/options.py), sampling (rollout.py, engines/), log-probs of rows
-(models/logprobs.py), checks of the sampler (engines/checks.py), runs (commands/train.py).
-Exercise it: `python cli.py train --help`. Read next: eval.py.
-
-Shapes: G trajectories in a group, R response tokens in a batch of rows. A row is one turn.
+A new advantage is `advantages` or `advantages_of`, a new loss `policy_loss`; both are functions of
+numbers. G is the number of trajectories in a group, R that of response tokens in a batch of rows. A
+row is one turn, ready for training.
 """
 
 from __future__ import annotations
@@ -37,6 +33,29 @@ from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe
 from rollout import Engine, Sampling, rollout
 from tokens.trie import Cost
 
+# ---------------------------------------------------------------- sample, reward
+
+
+def sample_groups(
+    engine: Engine,
+    agent: Agent,
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    seed: int,
+    config: GRPOConfig,
+) -> list[Group]:
+    """Sample G trajectories of each task, and reward them."""
+    groups = {task.id: Group(task, []) for task in tasks}
+    jobs = ((task, g) for task in tasks for g in range(config.group_size))
+    for trajectory in rollout(engine, agent, jobs, sampling, seed, config.in_flight):
+        grade(agent, trajectory, config.outcome)
+        group = groups[trajectory.task.id]
+        (group.left_out if trajectory.reward is None else group.trajectories).append(trajectory)
+    for group in groups.values():  # trajectories come in the order in which they finish
+        group.trajectories.sort(key=lambda t: t.sample)
+    return list(groups.values())
+
+
 # ---------------------------------------------------------------- advantages
 
 
@@ -60,6 +79,12 @@ def advantages(rewards: Sequence[float], normalisation: str = "mean") -> list[fl
     return [c / (std + 1e-6) for c in centred]
 
 
+def outcome_advantages(group: Group, config: GRPOConfig) -> list[float]:
+    """Return the advantages of a group's trajectories: 0 for one that is left alone in it."""
+    rewards = [t.reward for t in group.trajectories]
+    return advantages(rewards, config.normalisation) if group.signal else [0.0] * len(rewards)
+
+
 def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     """Return the advantages of a group's turns, [trajectories][turns].
 
@@ -67,8 +92,8 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     of its own (arXiv 2509.23040, eq. 8 and 9), it has alpha times that plus 1 - alpha times its
     own: their sum against the group's turns at the same place (`memagent.place_of`), 0 if alone.
     """
-    outcome, out = _outcome(group, config), []
-    for a, trajectory in zip(outcome, group.trajectories, strict=True):
+    out = []
+    for a, trajectory in zip(outcome_advantages(group, config), group.trajectories, strict=True):
         shares = sum(turn.trained for turn in trajectory.turns) if config.credit == "split" else 1
         out.append([a / max(1, shares)] * len(trajectory.turns))
     at_place: dict[int, list[tuple[int, int]]] = {}  # indices in `out` of its turns
@@ -86,10 +111,7 @@ def advantages_of(group: Group, config: GRPOConfig) -> list[list[float]]:
     return out
 
 
-def _outcome(group: Group, config: GRPOConfig) -> list[float]:
-    """Return the advantages of a group's trajectories: 0 for one that is left alone in it."""
-    rewards = [t.reward for t in group.trajectories]
-    return advantages(rewards, config.normalisation) if group.signal else [0.0] * len(rewards)
+# ---------------------------------------------------------------- rows
 
 
 def training_rows(
@@ -102,8 +124,7 @@ def training_rows(
     """
     rows = []
     for index, group in zip(ranks.snake_order(rank, world), groups, strict=False):
-        outcome = _outcome(group, config)
-        of_turns = advantages_of(group, config)
+        outcome, of_turns = outcome_advantages(group, config), advantages_of(group, config)
         if config.without_signal == "skip" and not (group.signal or any(map(any, of_turns))):
             continue
         # The rare outcome of a group, such as its only success, has an advantage above the mean.
@@ -144,32 +165,35 @@ def _rows_of(
 # ---------------------------------------------------------------- the loss
 
 
-def token_weights(rows: Sequence[Row], config: GRPOConfig, final_tokens: int = 1) -> list[float]:
+def token_weights(rows: Sequence[Row], config: GRPOConfig) -> list[float]:
     """Return the weight in the loss of every token of each row, [rows] (a collective).
 
     This normalises the loss once, over the rows of an update on all ranks, so the gradient depends
     neither on batches nor on ranks. A row that stands for several (`turns_per_trajectory`) counts
-    as that many. final_tokens: the constant length of aggregation = constant.
+    as that many.
     """
-    counts = {
-        "tokens": sum(r.weight * len(r.response_ids) for r in rows),
-        "turns": sum(r.weight for r in rows),
-        "trajectories": len({r.trajectory for r in rows}),
-    }
-    n = ranks.all_reduce_sum(counts)
+    n = ranks.all_reduce_sum(
+        {
+            "tokens": sum(r.weight * len(r.response_ids) for r in rows),
+            "turns": sum(r.weight for r in rows),
+            "trajectories": len({r.trajectory for r in rows}),
+        }
+    )
     turns_of: dict[int, float] = {}  # trajectory -> its turns; a trajectory is on one rank
     for r in rows:
         turns_of[r.trajectory] = turns_of.get(r.trajectory, 0.0) + r.weight
     per_token = {
         "token_mean": lambda r: 1 / n["tokens"],
-        "row_mean": lambda r: 1 / (len(r.response_ids) * n["trajectories"]),
         "turn_mean": lambda r: 1 / (len(r.response_ids) * n["turns"]),
         "trajectory_mean": lambda r: (
             1 / (len(r.response_ids) * turns_of[r.trajectory] * n["trajectories"])
         ),
-        "constant": lambda r: 1 / (final_tokens * n["turns"]),
     }[config.aggregation]
     return [r.weight * per_token(r) for r in rows]
+
+
+IMPORTANCE_CAP = 2.0
+"""Ratio trainer / sampler up to which a token counts as sampled by the trainer's policy."""
 
 
 def policy_loss(
@@ -180,20 +204,19 @@ def policy_loss(
     weight: torch.Tensor,
     config: GRPOConfig,
     reference: torch.Tensor | None = None,
-    turn: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Return the loss, a scalar, and its statistics; every input is [R].
 
         ratio      = exp(logp - old)
         surrogate  = min(ratio A, clip(ratio) A), for A < 0 at least dual_clip A (arXiv 1912.09729)
-        importance = min(exp(old - sampler), cap), detached; masks: `_importance`
+        importance = min(exp(old - sampler), cap), detached; 1 with importance = none
         loss       = -sum(weight surrogate importance) + kl sum(weight k3)
         k3         = exp(d) - d - 1 with d = reference - logp, at most 10 (upstream's clamp)
 
     logp, old, sampler, reference: log-probs under the policy, the same before the rollout's first
-    update, the sampler, the policy before training. turn: each token's turn, for mask_turn only.
-    Statistics: weighted sums of ratio, clipped and kl; plain sums of mismatch_kl (k3 estimate of
-    KL(sampler, trainer)) and apart (|old - sampler|); the largest |old - sampler| as mismatch.
+    update, the sampler, the policy before training. Statistics: weighted sums of ratio, clipped and
+    kl; plain sums of mismatch_kl (k3 estimate of KL(sampler, trainer)) and apart (|old - sampler|);
+    the largest |old - sampler| as mismatch.
     """
     ratio = (logp - old).exp()
     clipped_ratio = ratio.clamp(1 - config.clip_low, 1 + config.clip_high)
@@ -203,7 +226,8 @@ def policy_loss(
         bounded = torch.maximum(surrogate, config.dual_clip * advantage)
         surrogate = torch.where(advantage < 0, bounded, surrogate)
     apart = (old - sampler).detach()
-    surrogate = _importance(surrogate, apart, turn, config)
+    if config.importance == "truncate":
+        surrogate = surrogate * apart.exp().clamp_max(IMPORTANCE_CAP)
     loss = -(weight * surrogate).sum()
     stats = {
         "ratio": (weight * ratio).sum().detach(),
@@ -220,31 +244,7 @@ def policy_loss(
     return loss, stats
 
 
-IMPORTANCE_CAP = 2.0
-"""Ratio trainer / sampler up to which a token counts as sampled by the trainer's policy."""
-
-
-def _importance(
-    surrogate: torch.Tensor, apart: torch.Tensor, turn: torch.Tensor | None, config: GRPOConfig
-) -> torch.Tensor:
-    """Correct the surrogate [R] for a sampler that is not quite the trainer; apart: old - sampler.
-
-    truncate: times the ratio trainer / sampler, at most the cap; mask: times the ratio, 0 past the
-    cap; mask_turn: 0 for turns whose mean log-ratio is past the cap's logarithm; none: unchanged.
-    """
-    ratio = apart.exp()
-    if config.importance == "truncate":
-        return surrogate * ratio.clamp_max(IMPORTANCE_CAP)
-    if config.importance == "mask":
-        return surrogate * ratio * (ratio <= IMPORTANCE_CAP)
-    if config.importance == "mask_turn":
-        sizes = turn.bincount()
-        sums = torch.zeros(len(sizes), device=apart.device).index_add_(0, turn, apart.float())
-        return surrogate * ((sums / sizes).abs() <= math.log(IMPORTANCE_CAP))[turn]
-    return surrogate
-
-
-# ---------------------------------------------------------------- the module
+# ---------------------------------------------------------------- the step
 
 
 def rate_of(config: TrainConfig, step: int) -> float:
@@ -297,20 +297,20 @@ class GRPO(SamplerChecks, lightning.LightningModule):
     def training_step(self, batch, batch_idx: int) -> None:
         """Sample groups, turn them into rows, update: the whole algorithm."""
         config, step, clock = self.config, self.done_steps, Clock()
+        seed = seed_of(config.seed, step)
         if batch_idx == 0:
             self.prove_before()
-        counts_before = self.engine.counts()
+        before = self.engine.counts()
         clock.start("rollout", "switch")  # switch: wake the engine with new weights, then stop it
         with self.engine.awake(self.model):
             clock.stop("switch")
             self.memory.look(self.device)
-            self.groups = self.sample_groups(self.tasks.batch(step, self.level, self.n_tasks), step)
+            self.groups = self.sample(self.tasks.batch(step, self.level, self.n_tasks), seed)
             clock.start("switch")
             self.memory.look(self.device)
         clock.stop("switch")
-        seed = seed_of(config.seed, step)
         rows = training_rows(self.groups, config, seed, ranks.rank(), ranks.world())
-        self.start_metrics(rows, counts_before)
+        self.describe_rollout(rows, before)
         self.prove_after(batch_idx)
         clock.stop("rollout")  # after the first all-reduce, which waits for the slowest rank
         clock.start("update")
@@ -323,37 +323,17 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         clock.stop("update")
         self.add_times(clock.seconds)
 
-    def sample_groups(self, tasks: list[Task], step: int) -> list[Group]:
-        """Sample and reward G trajectories of each task of this rank's share."""
-        config = self.config
+    def sample(self, tasks: list[Task], seed: int) -> list[Group]:
+        """Sample and reward groups of this rank's share of a step's tasks."""
         if len({task.id for task in tasks}) < len(tasks):
             raise UserError("Two tasks of one step have the same id; ids must be unique.")
-        tasks = ranks.share(tasks)
-        groups = {task.id: Group(task, []) for task in tasks}
-        jobs = ((task, g) for task in tasks for g in range(config.group_size))
-        sampling, seed = Sampling(self.temperature, config.top_p), seed_of(config.seed, step)
-        done = rollout(self.engine, self.agent, jobs, sampling, seed, config.in_flight)
-        for trajectory in done:  # in the order in which they finish
-            grade(self.agent, trajectory, config.outcome)
-            group = groups[trajectory.task.id]
-            (group.left_out if trajectory.reward is None else group.trajectories).append(trajectory)
-        for group in groups.values():
-            group.trajectories.sort(key=lambda t: t.sample)
-        self.check_rollout(list(groups.values()))
-        self.update_agent(list(groups.values()))
-        return list(groups.values())
-
-    def update_agent(self, groups: list[Group]) -> None:
-        """Let an agent that defines `after_group` learn from all ranks' groups, in order."""
-        if type(self.agent).after_group is Agent.after_group:
-            return
-        shares = ranks.all_gather_object(groups)
-        orders = (ranks.snake_order(rank, len(shares)) for rank in range(len(shares)))
-        numbered = chain.from_iterable(map(zip, orders, shares))  # (index in the step, group)
-        for _, group in sorted(numbered, key=itemgetter(0)):
-            self.agent.after_group(group)
-
-    # ---- the update
+        sampling = Sampling(self.temperature, self.config.top_p)
+        groups = sample_groups(
+            self.engine, self.agent, ranks.share(tasks), sampling, seed, self.config
+        )
+        self.check_rollout(groups)
+        self.update_agent(groups)
+        return groups
 
     def update(self, rows: list[Row]) -> None:
         """Take one or several optimizer steps on this rank's rows of a rollout (a collective)."""
@@ -385,19 +365,6 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         metrics["share_saved"] = 1 - metrics["computed_tokens"] / all_tokens
         self.metrics |= metrics
 
-    def parts_of(self, rows: list[Row]) -> list[list[Row]]:
-        """Cut rows into one part per update: whole trajectories, in order, on all ranks alike.
-
-        Of each part every rank gets about as much to compute, whoever sampled it.
-        """
-        ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
-        n = self.config.updates_per_rollout
-        if self.config.rows_per_update:
-            n = max(1, int(ranks.all_reduce_sum(len(rows))) // self.config.rows_per_update)
-        n = min(n, len(ids))
-        part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
-        return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
-
     def gradient(self, rows: list[Row], old: list[list[float]] | None) -> dict[str, float]:
         """Add the gradient of one update's loss to the parameters', one trie at a time.
 
@@ -406,8 +373,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         the numbers of tokens (tokens, computed_tokens) and their weight.
         """
         config, model = self.config, inner(self.model)
-        longest = max(self.agent.limits().written, self.agent.config.final_tokens)
-        weights = token_weights(rows, config, longest)
+        weights = token_weights(rows, config)
         reference = self.reference_logprobs(rows) if config.kl else None
         names = ("loss", "ratio", "clipped", "mismatch_kl", "kl", "apart", "computed_tokens")
         sums = dict.fromkeys(names, 0.0)
@@ -425,7 +391,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             ref = batch.flat(reference) if reference else None
             weight = batch.per_token(weights)
             loss, stats = policy_loss(
-                logp, old_logp, batch.sampler, batch.advantage, weight, config, ref, batch.row
+                logp, old_logp, batch.sampler, batch.advantage, weight, config, ref
             )
             self.manual_backward(loss * ranks.world())  # sharding averages gradients over ranks
             self.memory.look(self.device)
@@ -446,17 +412,48 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         optimizer.zero_grad()
         return norm
 
-    # ---- log-probs
+    def next_level(self) -> None:
+        """Go on to longer tasks once the present ones are learnt."""
+        self.level_steps += 1
+        # the mean over a level's first five steps, an exponential moving average from there on
+        if math.isfinite(reward := self.metrics["reward"]):  # of a step with any
+            self.running += (reward - self.running) / min(self.level_steps, 5)
+        learnt = self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps
+        if learnt and self.level < self.tasks.levels:
+            self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
-    @property
-    def cost(self) -> Cost | None:
-        """Cost by which tries are cut; None on a GPU, where sharing everything is best."""
-        return Cost.from_model(inner(self.model)) if self.device.type == "cpu" else None
+    def validate(self) -> dict[str, float]:
+        """Return the mean reward (score) of greedy answers to all ranks' n validation tasks."""
+        sampling, config = Sampling(0.0), self.config
+        with self.engine.awake(self.model):
+            jobs = ((task, 0) for task in ranks.share(self.validation))
+            done = rollout(self.engine, self.agent, jobs, sampling, config.seed, config.in_flight)
+            rewards = [reward_of(self.agent, trajectory, config.outcome) for trajectory in done]
+        rewards = [reward for reward in rewards if reward is not None]
+        n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(rewards)})
+        self.validated = {"score": n["score"] / n["n"] if n["n"] else math.nan, "n": int(n["n"])}
+        return self.validated
+
+    # ---------------------------------------------------------------- beneath: passes and ranks
+
+    def parts_of(self, rows: list[Row]) -> list[list[Row]]:
+        """Cut rows into one part per update: whole trajectories, in order, on all ranks alike.
+
+        Of each part every rank gets about as much to compute, whoever sampled it.
+        """
+        ids = sorted(set().union(*ranks.all_gather_object({r.trajectory for r in rows})))
+        n = self.config.updates_per_rollout
+        if self.config.rows_per_update:
+            n = max(1, int(ranks.all_reduce_sum(len(rows))) // self.config.rows_per_update)
+        n = min(n, len(ids))
+        part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
+        return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
         """Yield rows packed into tries, one per pass through the model (a collective)."""
-        filler = self.agent.codec.end_id or 0
-        return passes(rows, self.config.micro_tokens, self.cost, filler)
+        # On a GPU sharing everything is best; a CPU cuts tries by what sharing costs.
+        cost = Cost.from_model(inner(self.model)) if self.device.type == "cpu" else None
+        return passes(rows, self.config.micro_tokens, cost, self.agent.codec.end_id or 0)
 
     @torch.no_grad()
     def row_logprobs(self, rows: list[Row], model) -> list[list[float]]:
@@ -476,43 +473,36 @@ class GRPO(SamplerChecks, lightning.LightningModule):
                 return self.row_logprobs(rows, inner(self.model))
         return self.row_logprobs(rows, self.reference[0])
 
-    # ---- metrics and validation
+    def update_agent(self, groups: list[Group]) -> None:
+        """Let an agent that defines `after_group` learn from all ranks' groups, in order."""
+        if type(self.agent).after_group is Agent.after_group:
+            return
+        shares = ranks.all_gather_object(groups)
+        orders = (ranks.snake_order(rank, len(shares)) for rank in range(len(shares)))
+        numbered = chain.from_iterable(map(zip, orders, shares))  # (index in the step, group)
+        for _, group in sorted(numbered, key=itemgetter(0)):
+            self.agent.after_group(group)
 
-    def start_metrics(self, rows: list[Row], counts_before: dict[str, int]) -> None:
-        """Start the metrics of a step with its rollout; counts_before: the engine's, before it."""
-        counts = {name: n - counts_before[name] for name, n in self.engine.counts().items()} | {
+    def describe_rollout(self, rows: Sequence[Row], before: dict[str, int]) -> None:
+        """Start the metrics of a step with its rollout; before: what the engine had counted."""
+        counts = {name: n - before[name] for name, n in self.engine.counts().items()} | {
             "trained_rows": len(rows),
             "turn_tokens": sum(map(len, rows)),
             "trained_tokens": sum(len(r.response_ids) for r in rows),
         }
         rate = rate_of(self.config, self.done_steps)
         self.metrics = {"step": self.done_steps, "level": self.level, "lr": rate}
-        self.metrics |= describe(self.groups, counts)
-        self.metrics |= describe_turns(self.groups, self.agent)
+        self.metrics |= describe(self.groups, counts) | describe_turns(self.groups, self.agent)
 
     def add_times(self, seconds: dict[str, float]) -> None:
         """Complete the metrics of a step with its seconds and rates."""
         self.metrics |= times_of(self.metrics, seconds, inner(self.model), self.memory)
 
-    def validate(self) -> dict[str, float]:
-        """Return the mean reward (score) of greedy answers to all ranks' n validation tasks."""
-        sampling, config = Sampling(0.0), self.config
-        with self.engine.awake(self.model):
-            jobs = ((task, 0) for task in ranks.share(self.validation))
-            done = rollout(self.engine, self.agent, jobs, sampling, config.seed, config.in_flight)
-            rewards = [reward_of(self.agent, trajectory, config.outcome) for trajectory in done]
-        rewards = [reward for reward in rewards if reward is not None]
-        n = ranks.all_reduce_sum({"score": sum(rewards), "n": len(rewards)})
-        self.validated = {"score": n["score"] / n["n"] if n["n"] else math.nan, "n": int(n["n"])}
-        return self.validated
-
-    def at_level(self, values: Sequence):
-        """Return the value for the tasks' present length; the last one holds from there on."""
-        return values[min(self.level, len(values) - 1)]
-
     @property
     def n_tasks(self) -> int:
-        return self.at_level(self.config.tasks_per_step)
+        """The tasks of a step at their present length; the last number holds from there on."""
+        sizes = self.config.tasks_per_step
+        return sizes[min(self.level, len(sizes) - 1)]
 
     def temperature_at(self, level: int) -> float:
         return self.config.temperature[min(level, len(self.config.temperature) - 1)]
@@ -530,16 +520,6 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             f"reward {m['reward']:.3f}  turns {m['turns']:>5.1f}  memory {memory:>5.1f} tokens  "
             f"{m['groups_without_signal']:.0%} of the groups without a signal"
         )
-
-    def next_level(self) -> None:
-        """Go on to longer tasks once the present ones are learnt."""
-        self.level_steps += 1
-        # the mean over a level's first five steps, an exponential moving average from there on
-        if math.isfinite(reward := self.metrics["reward"]):  # of a step with any
-            self.running += (reward - self.running) / min(self.level_steps, 5)
-        learnt = self.running >= self.config.grow_at and self.level_steps >= self.config.grow_steps
-        if learnt and self.level < self.tasks.levels:
-            self.level, self.level_steps, self.running = self.level + 1, 0, 0.0
 
     def configure_optimizers(self):
         return optimizer_of([p for p in self.model.parameters() if p.requires_grad], self.config)

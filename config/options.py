@@ -176,14 +176,10 @@ class GRPOConfig(TrainConfig):
     normalisation: Literal["mean", "std"] = "std"
     """advantages within a group: mean = rewards minus their mean; std = also divided by their
     unbiased standard deviation + 1e-6"""
-    aggregation: Literal["token_mean", "row_mean", "turn_mean", "trajectory_mean", "constant"] = (
-        "token_mean"
-    )
+    aggregation: Literal["token_mean", "turn_mean", "trajectory_mean"] = "token_mean"
     """average of the token losses: token_mean = over all tokens of an optimizer step on all
-    ranks; row_mean = over readings, of the sum over turns of their token means; turn_mean =
-    over turns, of their token means; trajectory_mean = over readings, of the mean over turns of
-    their token means; constant = sum over tokens / (turns x longest response allowed). Groups left
-    out by without_signal do not count"""
+    ranks; turn_mean = over turns, of their token means; trajectory_mean = over readings, of the
+    mean over turns of their token means. Groups left out by without_signal do not count"""
     alpha: Annotated[float, SHARE] = 0.8
     """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
     alpha; 1 = outcome alone"""
@@ -195,10 +191,9 @@ class GRPOConfig(TrainConfig):
     """c: for negative advantages A the loss is at most -c * A; 0 = off"""
     kl: Annotated[float, NOT_NEGATIVE] = 0.0
     """weight of KL(policy, reference) in the loss, by the k3 estimate; 0 = no reference model"""
-    importance: Literal["truncate", "mask", "mask_turn", "none"] = "truncate"
+    importance: Literal["truncate", "none"] = "truncate"
     """correction of the mismatch between sampler and trainer: truncate = weight each token by
-    min(trainer/sampler, 2); mask = the same, but 0 above 2; mask_turn = drop turns whose geometric
-    mean ratio leaves 1/2 ... 2; none = no correction"""
+    min(trainer/sampler, 2); none = no correction"""
     max_mismatch: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
     the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.

@@ -1,10 +1,5 @@
 """Text that remembers its tokens, and the codec between the two.
 
-Holds: `Text` (a str with its token ids), `Sections` of a document, `Codec` (a tokenizer with its
-chat template), `Characters` (for a model whose tokenizer is not known).
-Leaves out: prompts (memagent.py), models (models/load.py). No torch.
-Exercise it: `pytest tests/tokens/test_codec.py`. Read next: data.py.
-
 Tokens in, tokens out: a section is a slice of the document's ids, and a memory is the ids that were
 sampled. Both travel through the agents as ordinary strings. When they come back inside a prompt,
 their own ids are used, so nothing is encoded twice.
@@ -33,6 +28,7 @@ from config.realmodels import check_model
 from tokens.blanks import with_letters, without_blanks
 from tokens.chat_templates import check_tokenizer, rendered
 from tokens.responses import (
+    CHANNELS,
     CLOSE,
     OPEN,
     Thoughts,
@@ -210,6 +206,11 @@ class Codec:
             # documents are longer than a window, and no model is given them whole: no warning
             tokenizer.deprecation_warnings[TOO_LONG] = True
             check_tokenizer(tokenizer, path)
+            if {*CHANNELS} <= tokenizer.get_vocab().keys():
+                raise UserError(
+                    f"{path} writes its responses in channels, as gpt-oss does, which are not read "
+                    "here: ask it by --endpoint, whose server reads them."
+                )
             return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
     def _frame(
@@ -380,12 +381,10 @@ class Codec:
         rest = response.rpartition(CLOSE)[2]
         if OPEN in rest:
             return self.text(rest.partition(OPEN)[0])  # thoughts that never ended
-        thought = CLOSE in response
-        if not thought and self._special.isdisjoint(response.ids):
+        if rest == response and self._special.isdisjoint(response.ids):
             return response
-        spans = self._thoughts.spans(response.ids) if thought else [(0, 0, CLOSE)]
-        ends = [stop for _, stop, mark in spans if mark == CLOSE]
-        after = [i for i in response.ids[ends[-1] :] if i not in self._special] if ends else []
+        end = self._thoughts.last_end(response.ids)
+        after = [i for i in response.ids[end:] if i not in self._special]
         found = self.decode(after)
         return found if found.strip() == rest.strip() else self.text(rest)
 

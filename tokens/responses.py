@@ -1,9 +1,5 @@
 """What a model's responses are made of: where they end, which part is thought, what never occurs.
 
-Holds: `Thoughts`, `end_of_turn`, `configured_ends`, `never_sampled`. Leaves out: the codec that
-uses them (tokens/codec.py). No torch.
-Exercise it: `pytest tests/tokens/test_responses.py`. Read next: tokens/codec.py.
-
 Models mark their thoughts in many ways, often by special tokens, which decoding drops. Here every
 way becomes one: a response is shown with its thoughts between <think> and </think>, which graders,
 memories and records know alone.
@@ -12,7 +8,7 @@ memories and records know alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tokens.chat_templates import rendered
@@ -41,12 +37,8 @@ PAIRS = (
 )  # fmt: skip
 """How models mark thoughts. The first pair is known of every model."""
 
-# gpt-oss writes messages, each in a channel; what is not in the channel `final` is thought
-START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"
-HEADER = re.compile(
-    r"(?:<\|end\|>)?(?:<\|start\|>assistant)?<\|channel\|>\s*+(\w*+)[^<]*+"
-    r"(?:<\|constrain\|>[^<]*+)?+(?:<\|message\|>|$)"
-)
+CHANNELS = ("<|channel|>", "<|message|>")
+"""Marks of gpt-oss, whose responses are messages in channels: those are not read here."""
 
 
 class Thoughts:
@@ -66,67 +58,41 @@ class Thoughts:
         self.pairs = [
             pair for pair in PAIRS[1:] if all(mark in known or mark in template for mark in pair)
         ]
-        self._any, self._decode = vocabulary is None, decode
+        self._any = vocabulary is None
         self._mark_of = {
             known[mark]: (OPEN, CLOSE)[k]
             for pair in (PAIRS[0], *self.pairs)
             for k, mark in enumerate(pair)
             if mark in known
         }
-        harmony = (START, CHANNEL, MESSAGE, END)
-        self.channels = {mark: known[mark] for mark in harmony if {*harmony} <= known.keys()}
         # ids of which decoding would not give the mark
         self._hidden = {i for i, mark in self._mark_of.items() if decode([i]).strip() != mark}
-        self._hidden.update(self.channels.values())
 
     @property
     def ids(self) -> set[int]:
         """The ids of all marks."""
-        return {*self._mark_of, *self.channels.values()}
+        return {*self._mark_of}
 
-    def spans(self, ids: Sequence[int]) -> Iterator[tuple[int, int, str]]:
-        """Yield (start, stop, OPEN or CLOSE) of every mark among ids.
-
-        The header of a message in a channel is one mark, from `<|start|>` to `<|message|>`.
-        """
-        stop = 0
-        begins = {self.channels[mark] for mark in (START, CHANNEL) if self.channels}
-        for start, i in enumerate(ids):
-            if start < stop:
-                continue
-            if i in self._mark_of:
-                yield start, start + 1, self._mark_of[i]
-            elif i in begins:
-                header = [*ids[start:]]
-                if self.channels[MESSAGE] in header:
-                    header = header[: header.index(self.channels[MESSAGE]) + 1]
-                stop = start + len(header)
-                name = header
-                if self.channels[CHANNEL] in header:
-                    name = header[header.index(self.channels[CHANNEL]) + 1 :]
-                final = header[-1] == self.channels[MESSAGE] and len(name) > 1
-                final = final and self._decode(name).strip().startswith("final")
-                yield start, stop, CLOSE if final else OPEN
+    def last_end(self, ids: Sequence[int]) -> int:
+        """Return the place behind the last mark that ends thoughts, 0 where none does."""
+        return max((k for k, i in enumerate(ids, 1) if self._mark_of.get(i) == CLOSE), default=0)
 
     def decode(self, ids: list[int], decode: Callable[[list[int]], str]) -> str:
         """Decode ids to a text with its thoughts between <think> and </think>."""
         text, at = "", 0
-        for start, stop, mark in () if self._hidden.isdisjoint(ids) else self.spans(ids):
-            text += decode(ids[at:start]) + mark
-            at = stop
+        for k, i in () if self._hidden.isdisjoint(ids) else enumerate(ids):
+            if i in self._mark_of:
+                text += decode(ids[at:k]) + self._mark_of[i]
+                at = k + 1
         return self.shown(text + decode(ids[at:]))
 
     def shown(self, text: str) -> str:
         """Return a text with its thoughts between <think> and </think>, however they are marked."""
-        pairs, channels = self.pairs, bool(self.channels)
+        pairs = self.pairs
         if self._any:
-            begun = text.lstrip()
-            pairs = [pair for pair in PAIRS[1:] if begun.startswith(pair[0])]
-            channels = HEADER.match(begun) is not None
+            pairs = [pair for pair in PAIRS[1:] if text.lstrip().startswith(pair[0])]
         for opening, closing in pairs:
             text = text.replace(opening, OPEN).replace(closing, CLOSE)
-        if channels:
-            text = HEADER.sub(lambda m: CLOSE if m[1] == "final" else OPEN, text)
         return text
 
     def are_unknown(self, template: str) -> bool:

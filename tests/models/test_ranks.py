@@ -50,16 +50,16 @@ CONFIG = GRPOConfig(
 )
 CASES = {
     "full": (CONFIG, {}),
-    "tied": (replace(CONFIG, aggregation="row_mean"), {"tie_word_embeddings": True}),
+    "tied": (replace(CONFIG, aggregation="turn_mean"), {"tie_word_embeddings": True}),
     "several updates": (
         replace(CONFIG, updates_per_rollout=3, recompute=True, aggregation="turn_mean"),
         {},
     ),
     "lora": (replace(CONFIG, lora_rank=4, recompute=True), {}),
     "quantised": (replace(CONFIG, lora_rank=4, quantise=True), {}),
-    "turns left out": (replace(CONFIG, turns_per_trajectory=1, aggregation="constant"), {}),
+    "turns left out": (replace(CONFIG, turns_per_trajectory=1), {}),
     "a vocabulary in chunks": (CONFIG, {"vocab_size": 40_000}),
-    "a rank without signal": (replace(CONFIG, aggregation="row_mean", group_size=12), {}),
+    "a rank without signal": (replace(CONFIG, aggregation="turn_mean", group_size=12), {}),
     "turns of an update": (
         replace(CONFIG, rows_per_update=12, aggregation="turn_mean", without_signal="keep"),
         {},

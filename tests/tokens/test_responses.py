@@ -23,7 +23,6 @@ CHATML = (
     "{% for c in m.tool_calls %}[CALL]{{ c.function.name }}{% endfor %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-HARMONY = ["<|return|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>"]
 
 
 def byte_tokenizer(specials, template=USER, eos="", plain=(), **more):
@@ -44,16 +43,11 @@ def byte_tokenizer(specials, template=USER, eos="", plain=(), **more):
 THOUGHT, ANSWER = "Maybe \\boxed{Rome}?", "\\boxed{Oslo}"
 
 
-FINAL = "<|end|><|start|>assistant<|channel|>final<|message|>"
-CALLED = "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary to=f"
-CHANNELS = [("<|channel|>analysis<|message|>", FINAL), (f"{CALLED}<|message|>", FINAL)]
 KINDS = ("special", "plain", "spelled", "begun by the template")
 
 
 def codec_of(kind, opening, closing):
     """A codec of a model that marks thoughts so, and how it begins and ends one."""
-    if kind == "channels":
-        return Codec(byte_tokenizer(HARMONY)), opening, closing
     if kind == "plain":
         return Codec(byte_tokenizer(["</s>"], plain=(opening, closing))), opening, closing
     if kind == "spelled":  # a template names them, and the tokenizer has no tokens for them
@@ -74,7 +68,6 @@ def response_of(codec, text):
     [
         *(("special", pair) for pair in PAIRS),
         *((KINDS[1 + k % 3], pair) for k, pair in enumerate(PAIRS)),
-        *(("channels", pair) for pair in CHANNELS),
     ],
     ids=lambda x: x if isinstance(x, str) else x[0][:24],
 )
@@ -93,20 +86,12 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
     if opening:
         alone = response_of(codec, ANSWER + end)
         assert codec.after_thinking(alone) == alone == ANSWER
-    if kind == "channels":  # a header that is cut short is no answer
-        for n in range(len("<|channel|>"), len(opening)):
-            short = response_of(codec, opening[:n])
-            assert codec.after_thinking(short).strip() == strip_thinking(short).strip() == ""
 
 
-def test_an_answer_in_its_channel_without_a_thought():
-    codec = Codec(byte_tokenizer(HARMONY))
-    response = response_of(codec, f"<|channel|>final<|message|>{ANSWER}<|return|>")
-    assert codec.after_thinking(response) == strip_thinking(response) == ANSWER
-    # its messages end with <|end|>, the last with <|return|>: only that ends a response
-    codec = Codec(byte_tokenizer(HARMONY, USER + "{% if not add_generation_prompt %}<|end|>"
-                                 "{% endif %}"))  # fmt: skip
-    assert codec.eos_ids == {codec.tokenizer.eos_token_id}
+def test_a_model_that_writes_channels_is_refused(tmp_path):
+    byte_tokenizer(["<|return|>", "<|channel|>", "<|message|>"]).save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="in channels, as gpt-oss"):
+        Codec.load(tmp_path)
 
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
@@ -116,8 +101,6 @@ def test_a_server_marks_thoughts_in_text(opening, closing):
         assert shown == f"<think>{THOUGHT}</think>{ANSWER}"
         assert strip_thinking(codec.shown(f" {opening}{THOUGHT}")).strip() == ""
         assert codec.shown(ANSWER) == ANSWER
-    said = f"<|channel|>analysis<|message|>{THOUGHT}<|end|><|start|>assistant<|channel|>final"
-    assert strip_thinking(Characters().shown(f"{said}<|message|>{ANSWER}")) == ANSWER
     assert Characters().shown("The tag <reasoning> opens a thought.").startswith("The tag <reas")
 
 
@@ -128,7 +111,6 @@ def test_a_model_with_marks_that_are_not_known_is_named():
         Codec(byte_tokenizer(["</s>"], USER)),
         Codec(byte_tokenizer(["</s>"], USER + speaks + "{# </think> #}")),
         Codec(byte_tokenizer(["</s>", "[THINK]", "[/THINK]"], USER + speaks)),
-        Codec(byte_tokenizer(HARMONY, USER + speaks)),
     ):
         assert not codec.unknown_marks
 
@@ -246,9 +228,6 @@ def test_no_special_token_enters_a_memory():
     codec = Codec(tokenizer)
     response = response_of(codec, "[CALL]Anna<|im_start|> met<|im_end|>")
     assert response == "Anna met" and response.ids == codec.encode("Anna met")
-    harmony = Codec(byte_tokenizer(HARMONY))
-    response = response_of(harmony, "<|message|>Anna<|end|>")
-    assert harmony.after_thinking(response).ids == harmony.encode("Anna")
 
 
 # ---------------------------------------------------------------- letters among the special tokens
