@@ -72,7 +72,7 @@ def train(
     agent: dict = {},
 ):
     """Train a policy with GRPO; results go to RUNS/NAME."""
-    from models.setup import check_rate
+    from models.policy import check_rate
 
     run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
     name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
@@ -111,7 +111,7 @@ def sft(
     agent: dict = {},
 ):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
-    from models.setup import check_rate
+    from models.policy import check_rate
 
     run, sft, agent = _merged(config, run=run, sft=sft, agent=agent)
     if resume:

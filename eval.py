@@ -32,8 +32,8 @@ from config.terminal import bar, say
 from data import Task
 from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
 from memagent import Agent, Prompt, Trajectory, Turn
-from models.packaged import located
-from models.setup import Setup, settled
+from models.dtypes import settle_dtype
+from models.policy import Policy
 from report.evaluation import (
     begin_evaluation,
     dtype_before,
@@ -276,7 +276,7 @@ class _Evaluation:
 
     def __init__(self, config: EvalConfig, agents: Mapping[str, Agent], suite: suites.Suite):
         folder = run_path(config.runs, config.name)
-        config = settled(config, dtype_before(folder))
+        config = settle_dtype(config, dtype_before(folder))
         self.config, self.agents, self.suite = config, agents, suite
         self.groups = weights_of(config)
         self.samplings = [Sampling(t, config.top_p) for t in config.temperatures]
@@ -285,9 +285,9 @@ class _Evaluation:
         if config.endpoint and not config.model and suite.unit == "tokens" and suite.lengths:
             lengths = f"The lengths of {suite.label} are tokens of the model that is asked"
             raise UserError(f"{lengths}: say by --model whose tokenizer the server has.")
-        setup = located(Setup.of_evaluation(config, [*agents.values()]))
-        self.in_flight = most_in_flight(config, setup)
-        scope = suites.scope_of(suite, config.data, config, setup.codec)
+        policy = Policy.of_evaluation(config, [*agents.values()])
+        self.in_flight = most_in_flight(config, policy)
+        scope = suites.scope_of(suite, config.data, config, policy.codec)
         self.columns = suites.columns(suite, scope)
         # not of generated English: its splits share no fact, and all questions have the same words
         self.overlaps = {

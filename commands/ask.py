@@ -41,7 +41,7 @@ from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer
 from engines.open import open_reader
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
-from models.setup import settled
+from models.dtypes import settle_dtype
 from report.reading import begins
 from report.records import record, record_turn
 from report.summary import write_text
@@ -102,7 +102,7 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
         tell=lambda words: first.say(words, "yellow"),
     )
     first.say(f"Opening {first.by} ...")
-    first.config = settled(first.config)
+    first.config = settle_dtype(first.config)
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
     keep = first.config.cache_tokens if further else 0  # sections, for the next question
     # a reading that is told to nobody is another program's: its threads are its own

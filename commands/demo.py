@@ -145,10 +145,9 @@ class Questions:
 @lru_cache(maxsize=2)
 def _engine(model: str):
     from engines.open import fingerprint, open_engine
-    from models.packaged import located
-    from models.setup import Setup
+    from models.policy import Policy
 
-    return open_engine(located(Setup(model, "cpu", "float32"))), fingerprint(model)
+    return open_engine(Policy(model)), fingerprint(model)
 
 
 @dataclass(frozen=True, slots=True)

@@ -124,13 +124,13 @@ def engines() -> Iterator[Finding]:
 def numbers() -> Iterator[Finding]:
     """Check whether the processor computes in bfloat16 by itself, and faster than in float32, and
     whether bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
+    from models.dtypes import bfloat16_instructions, choose_by_time, product_seconds
     from models.load import import_bitsandbytes
     from models.plan import SIZES
-    from models.setup import bfloat16_instructions, faster, product_seconds
 
     if found := bfloat16_instructions():
         sizes = SIZES["smollm2"].hidden, SIZES["smollm2"].intermediate
-        dtype, why = faster(sizes, *product_seconds(*sizes))
+        dtype, why = choose_by_time(sizes, *product_seconds(*sizes))
         state, advice = (
             "limit" if dtype == "float32" else "ok",
             f"--dtype auto takes {dtype}, {why}",

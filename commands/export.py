@@ -34,14 +34,12 @@ from models.checkpoints import (
 )
 from models.load import (
     inner,
-    load_policy,
     merge_adapters,
     share_kept,
     start_weights,
     stored_dtype,
 )
-from models.packaged import located
-from models.setup import Setup
+from models.policy import Policy
 from tasks import seen
 from tokens.codec import Codec
 
@@ -151,16 +149,16 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     trained_dtype = read_state(checkpoint)["dtype"]
     base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
     device = "" if config.quantise else "cpu"
-    setup = located(Setup.of_training(replace(run, dtype=base_dtype), config, agent))
-    model = load_policy(setup, config, device)
-    target = stored_dtype(setup.folder, run.trust_remote_code) if dtype == "auto" else dtype
+    policy = Policy.of_training(replace(run, dtype=base_dtype), config, agent)
+    model = policy.load_trainable(config, device)
+    target = stored_dtype(policy.folder, run.trust_remote_code) if dtype == "auto" else dtype
     # mixed: what was sampled from, and validated, were these weights in bfloat16; those of 4 bits
     # are no numbers of bfloat16, so that rounding takes no change away
     rounds = target == "bfloat16" and trained_dtype != "mixed" and not config.quantise
     start = start_weights(model) if rounds else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_checkpoint(checkpoint, model, base=base_digests(run, setup.folder, config.lora_rank))
+        load_checkpoint(checkpoint, model, base=base_digests(run, policy.folder, config.lora_rank))
     if config.lora_rank:
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)
@@ -177,7 +175,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
             say(f"In bfloat16 it has {of_it}; `export --dtype float32` writes all.", "yellow")
     del start
     _save(model.to(getattr(torch, target)), folder)
-    codec = Codec.load(setup.folder, trust_remote_code=run.trust_remote_code)
+    codec = Codec.load(policy.folder, trust_remote_code=run.trust_remote_code)
     codec.tokenizer.save_pretrained(folder)
     # max_sections is a cap of training; the exported policy reads whole documents by default
     reading = find.of_model(run.model or EMBEDDED)  # of other agents, such as a window

@@ -35,7 +35,7 @@ from models.plan import (
     smallest,
     step_seconds,
 )
-from models.setup import LR, mode_of
+from models.policy import LR, mode_of
 
 # lines of the table, of a plan p: those shown of plans that do not fit, too, and the others
 MEMORY = {

@@ -42,7 +42,7 @@ from data import seed_of
 from engines.open import give_embedder, open_reader
 from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Prompt, Trajectory, Turn
-from models.setup import settled
+from models.dtypes import settle_dtype
 from report.rows import lines_in
 from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
@@ -120,10 +120,10 @@ def _of_one_dtype(config: StreamConfig, folder: Path) -> StreamConfig:
     version began stays so, and is none of its fingerprint."""
     path = folder / "config.yaml"
     if not path.exists():
-        return settled(config)
+        return settle_dtype(config)
     stored = files.read_yaml(path).get("stream")  # all else of it is checked by `_check_folder`
     before = stored.get("dtype", "auto") if isinstance(stored, dict) else "auto"
-    return config if before == "auto" else settled(config, str(before))
+    return config if before == "auto" else settle_dtype(config, str(before))
 
 
 MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}

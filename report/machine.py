@@ -22,7 +22,7 @@ from pathlib import Path
 import psutil
 
 from config.foreign import from_json
-from models.setup import taken
+from models.dtypes import taken
 from report.summary import write_text
 
 NAME, AUTO = "machine.json", "with --dtype auto"

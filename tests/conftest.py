@@ -272,11 +272,11 @@ def tried_here():
 @pytest.fixture(scope="session", autouse=True)
 def no_clock_chooses_a_dtype():
     """Take products in bfloat16 for twice as fast as in float32. Gives what times them."""
-    from models import setup
+    from models import dtypes
 
     with pytest.MonkeyPatch.context() as patch:
-        real = setup.product_seconds
-        patch.setattr(setup, "product_seconds", lambda hidden, between: (2.0, 1.0))
+        real = dtypes.product_seconds
+        patch.setattr(dtypes, "product_seconds", lambda hidden, between: (2.0, 1.0))
         yield real
 
 

@@ -120,8 +120,8 @@ rows = st.lists(
         lambda prompt, response, advantage, off, weight, k: Row(
             prompt, response, [off - 2.0] * len(response), advantage, weight, k
         ),
-        few, few, st.floats(-1, 1, width=16), st.floats(-3, 0, width=16), st.sampled_from([1.0, 2.5]),
-        st.integers(0, 3),
+        few, few, st.floats(-1, 1, width=16), st.floats(-3, 0, width=16),
+        st.sampled_from([1.0, 2.5]), st.integers(0, 3),
     ),
     min_size=1, max_size=8,
 )  # fmt: skip
@@ -250,7 +250,8 @@ def group_of(rewards, n_turns=3, of_turns=None):
     task, group = Task("t", "?", ("a",), "text"), Group(Task("t", "?", ("a",), "text"), [])
     for k, reward in enumerate(rewards):
         turns = [
-            Turn(Prompt((), 9, final=i == n_turns), [i], [k + 2, i], [0.0] * 2, Finish.STOP, Text("", []))
+            Turn(Prompt((), 9, final=i == n_turns), [i], [k + 2, i], [0.0] * 2, Finish.STOP,
+                 Text("", []))
             for i in range(n_turns + 1)
         ]  # fmt: skip
         trajectory = Trajectory(task, turns, k, reward)

@@ -29,8 +29,7 @@ from engines.open import open_engine
 from memagent import ask
 from models.embedder import embedder_of
 from models.load import load_model
-from models.packaged import located
-from models.setup import Setup
+from models.policy import Policy
 from rollout import Sampling, follow
 
 TOURS = {"Anna": "Oslo", "Boris": "Paris", "Clara": "Rome", "David": "Lima"}
@@ -147,7 +146,7 @@ def test_loads_of_policies_and_embedders_wait_for_each_other(monkeypatch, codec,
         lambda: load_model("policy"),
         lambda: load_model("policy", "bfloat16"),
         lambda: embedder_of("hf:embedder#pooling=mean"),
-        lambda: open_engine(located(Setup(EMBEDDED, "cpu", "float32"))),
+        lambda: open_engine(Policy(EMBEDDED)),
     ]
     queue, inside, most = Queue(len(jobs)), [], []
     for kind in (AutoModel, AutoModelForCausalLM):
@@ -193,9 +192,9 @@ def ids_of(engine, name: str) -> list[list[int]]:
 def test_engines_of_one_model_share_its_weights_and_not_its_passes():
     """In the midst of each pass of the one the other does one of its own, while the type is another
     one, as it is while a third model is loaded."""
-    setup = located(Setup(EMBEDDED, "cpu", "float32"))
-    expected = {name: ids_of(open_engine(setup), name) for name in TOURS}
-    one, other = open_engine(setup), open_engine(setup)
+    policy = Policy(EMBEDDED)
+    expected = {name: ids_of(open_engine(policy), name) for name in TOURS}
+    one, other = open_engine(policy), open_engine(policy)
     for a, b in zip(one.model.parameters(), other.model.parameters(), strict=True):
         assert a is b
     found, left = {}, iter([*TOURS][1:])
@@ -213,12 +212,12 @@ def test_engines_of_one_model_share_its_weights_and_not_its_passes():
 
 def test_a_model_that_was_trained_meanwhile_is_loaded_anew():
     shutil.copytree(EMBEDDED, "model")
-    setup = located(Setup("model", "cpu", "float32"))
-    old = open_engine(setup)
-    assert next(old.model.parameters()) is next(open_engine(setup).model.parameters())
+    policy = Policy("model")
+    old = open_engine(policy)
+    assert next(old.model.parameters()) is next(open_engine(policy).model.parameters())
     model = load_model("model")
     model.model.norm.weight.data += 1
     model.save_pretrained("model")
-    new = open_engine(setup)
+    new = open_engine(policy)
     assert torch.equal(new.model.model.norm.weight, model.model.norm.weight)
     assert not torch.equal(old.model.model.norm.weight, model.model.norm.weight)

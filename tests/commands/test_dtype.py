@@ -17,8 +17,8 @@ from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig, StreamConfig
 from embedded import tiny
 from memagent import ask
-from models import setup
-from models.setup import auto_dtype, faster
+from models import dtypes
+from models.dtypes import auto_dtype, choose_by_time
 from report.machine import AUTO, NAME, note_machine
 
 FAST, SLOW = (2.0, 1.0), (1.0, 1.9)  # seconds in float32, and in bfloat16
@@ -30,12 +30,12 @@ def processor(monkeypatch, tmp_path, codec):
     """One with instructions for bfloat16, and a model `m` that is stored in it. Gives a function
     that says how long products take."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: ["avx512_bf16"])
-    monkeypatch.setattr(setup, "taken", {})
-    monkeypatch.setattr("report.machine.taken", setup.taken)
+    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: ["avx512_bf16"])
+    monkeypatch.setattr(dtypes, "taken", {})
+    monkeypatch.setattr("report.machine.taken", dtypes.taken)
     random_policy(codec).to(torch.bfloat16).save_pretrained("m")
     codec.tokenizer.save_pretrained("m")
-    return lambda times: monkeypatch.setattr(setup, "product_seconds", lambda *_: times)
+    return lambda times: monkeypatch.setattr(dtypes, "product_seconds", lambda *_: times)
 
 
 # ---------------------------------------------------------------- the choice
@@ -46,7 +46,7 @@ def processor(monkeypatch, tmp_path, codec):
     (1.0, 1.0, "float32", "1.0"), (1.0, 1.9, "float32", "0.5"),
 ])  # fmt: skip
 def test_bfloat16_is_taken_where_it_is_a_third_faster(float32_s, bfloat16_s, dtype, times):
-    found, why = faster((576, 1536), float32_s, bfloat16_s)
+    found, why = choose_by_time((576, 1536), float32_s, bfloat16_s)
     assert found == dtype and f"576 x 1,536 is {times} times" in why
 
 
@@ -62,7 +62,7 @@ def test_products_of_the_models_own_sizes_are_timed_where_that_decides(
     monkeypatch, config, sizes, key
 ):
     timed = []
-    monkeypatch.setattr(setup, "product_seconds", lambda *sizes: timed.append(sizes) or FAST)
+    monkeypatch.setattr(dtypes, "product_seconds", lambda *sizes: timed.append(sizes) or FAST)
     Path("config.json").write_text(json.dumps(config | {key: "bfloat16"}))
     assert auto_dtype(".", "cpu") == "bfloat16" and timed == [sizes]
     assert auto_dtype(".", "cpu", GRPOConfig(lora_rank=4)) == "bfloat16" and len(timed) == 2
@@ -72,9 +72,9 @@ def test_products_of_the_models_own_sizes_are_timed_where_that_decides(
     assert auto_dtype(".", "cuda", GRPOConfig()) == "mixed"
     assert auto_dtype("org/name", "cpu") == "float32"  # on the hub: nothing is fetched to see
     assert auto_dtype(EMBEDDED, "cpu") == "float32"
-    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: [])
+    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: [])
     assert auto_dtype(".", "cpu") == auto_dtype("smollm2", "cpu") == "float32" and len(timed) == 2
-    monkeypatch.setattr(setup, "bfloat16_instructions", lambda: ["amx_bf16"])
+    monkeypatch.setattr(dtypes, "bfloat16_instructions", lambda: ["amx_bf16"])
     assert auto_dtype("smollm2", "cpu") == "bfloat16" and timed[2:] == [(576, 1536)]
 
 
@@ -89,7 +89,7 @@ def test_the_shortest_of_several_times_counts_and_the_tenth_of_a_second_ends(
     for size, expected in ((1e-3, (1e-3, 1e-3)), (2e-3, (4 * 2e-3, 6 * 2e-3))):
         clock = accumulate(chain([0], (size * x for x in chain(*steps)), cycle([1.0])))
         fake = SimpleNamespace(perf_counter=lambda clock=clock: next(clock))
-        monkeypatch.setattr(setup, "time", fake)
+        monkeypatch.setattr(dtypes, "time", fake)
         assert measure(16, 32) == pytest.approx(expected)
 
 
@@ -130,7 +130,7 @@ def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtyp
     folder = evaluated(1)
     why = json.loads((folder / NAME).read_text())[AUTO]
     assert why.startswith(f"m in {dtype}, since a product of 32 x 48 is")
-    setup.taken.clear()  # as another process begins
+    dtypes.taken.clear()  # as another process begins
     processor(then)
     assert evaluated(2) == folder and stored(folder, "eval") == dtype
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]

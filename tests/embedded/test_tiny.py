@@ -14,8 +14,7 @@ from engines.open import fingerprint
 from memagent import NO_MEMORY
 from models import plan
 from models.load import load_model
-from models.packaged import located
-from models.setup import Setup
+from models.policy import Policy
 from tasks import worlds
 from tokens.codec import Codec
 
@@ -39,8 +38,8 @@ def test_tiny_is_the_embedded_policy_wherever_a_model_is_named(monkeypatch):
     machine.check_hub(TINY)
     assert find.starting_point({"model": TINY}) == find.model_or_default(TINY) == TINY
     assert find.of_model(TINY) == find.of_model(EMBEDDED)
-    setup = located(Setup(TINY, "cpu", "float32"))
-    assert setup.folder == setup.base_folder == EMBEDDED
+    policy = Policy(TINY)
+    assert policy.folder == policy.base_folder == EMBEDDED
     assert plan.geometry(TINY) == plan.geometry("") and fingerprint(TINY) == fingerprint("")
     assert titled(TINY) == titled("") == "the embedded policy"
 

@@ -12,9 +12,9 @@ from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
 from engines.open import _share_of_card, engine_fingerprint, most_in_flight, open_reader
-from models import setup
-from models.packaged import located
+from models.dtypes import check_device
 from models.plan import GRAPHS_GIB
+from models.policy import Policy
 from rollout import Sampling, rollout
 from tasks.worlds import make_task
 from tokens.codec import Characters
@@ -61,13 +61,13 @@ def test_ask_computes_in_the_type_and_bits_that_are_said(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     asked = "ask notes.txt Where --model tiny --agent memagent --name a".split()
-    seen, load = [], setup.Setup.of_evaluation
+    seen, load = [], Policy.of_evaluation
 
     def kept(*args, **kwargs):
         seen.append(load(*args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(setup.Setup, "of_evaluation", kept)
+    monkeypatch.setattr(Policy, "of_evaluation", kept)
     done = CliRunner().invoke(cli.app, [*asked, "--dtype", "bfloat16", "--quantise"])
     assert done.exit_code == 0, done.output
     assert {(s.dtype, s.quantise) for s in seen} == {("bfloat16", True)}
@@ -104,16 +104,16 @@ def test_a_device_that_is_not_there_is_one_sentence(command, tmp_path, monkeypat
 
 def test_where_torch_has_mps_it_is_passed_through(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    setup.check_device("mps")
+    check_device("mps")
     for config in (EvalConfig, AskConfig, StreamConfig, RunConfig):
         assert config(device="mps").device == "mps"
-    found = setup.Setup.of_evaluation(EvalConfig(device="mps"), [AGENT])
+    found = Policy.of_evaluation(EvalConfig(device="mps"), [AGENT])
     assert (found.device, found.dtype, found.on_gpu) == ("mps", "float32", False)
 
 
 def test_on_a_cpu_few_trajectories_are_in_flight_and_rows_come_before_the_end(tmp_path):
     def most(model="", device="cpu", **settings):
-        made = located(setup.Setup(model or EMBEDDED, device, "float32"))
+        made = Policy(model or EMBEDDED, device)
         return most_in_flight(EvalConfig(model=model, **settings), made)
 
     assert most() == 64 and most("Qwen/Qwen3-0.6B") == 16
@@ -130,7 +130,7 @@ def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
         raise UserError("The sizes are not known.")
 
     monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
-    small = located(setup.Setup.of_evaluation(EvalConfig(), [AGENT]))
+    small = Policy.of_evaluation(EvalConfig(), [AGENT])
     shares = [_share_of_card(small, kv_gib) for kv_gib in (0, 4)]
     assert shares == pytest.approx([0.9, (4 + GRAPHS_GIB) / 80], abs=1e-3)
     assert _share_of_card(small, 100.0) == pytest.approx(0.9)  # never more than without

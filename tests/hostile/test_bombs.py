@@ -25,9 +25,10 @@ from config.files import NESTED, SETTINGS, read_yaml
 from config.foreign import FREE, from_json, read_data
 from config.options import EMBEDDED, EvalConfig
 from config.realmodels import adapter_config
+from models.dtypes import auto_dtype
 from models.load import load_model
 from models.plan import geometry
-from models.setup import auto_dtype, stored_as
+from models.policy import stored_as
 from report.evaluation import evaluation_folder
 from report.folder import settings_of
 from report.records import read_records, step_records

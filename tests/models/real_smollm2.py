@@ -22,9 +22,9 @@ from config.realmodels import PACKAGED, base_of
 from data import Task
 from engines.hf import TransformersEngine
 from models import packaged
+from models.dtypes import bfloat16_instructions
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
-from models.setup import bfloat16_instructions
 from rollout import Sampling, rollout
 from tasks import worlds, writers
 from tokens.codec import Codec

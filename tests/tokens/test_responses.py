@@ -11,8 +11,7 @@ from config.errors import UserError
 from data import grade, strip_thinking
 from engines.hf import TransformersEngine
 from memagent import Finish, Prompt
-from models.packaged import located
-from models.setup import Setup
+from models.policy import Policy
 from rollout import Sampling
 from tokens.codec import Characters, Codec
 from tokens.responses import PAIRS
@@ -120,7 +119,7 @@ def test_a_command_says_so_once_at_its_start(tmp_path, capfd):
     for template, said in ((USER, 0), (speaks, 1)):
         byte_tokenizer(["</s>"], template).save_pretrained(tmp_path)
         (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-        located(Setup(tmp_path, "cpu", "float32")).codec()
+        Policy(tmp_path).codec()
         assert capfd.readouterr().err.count("its chat template speaks of thoughts") == said
 
 

