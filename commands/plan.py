@@ -19,7 +19,6 @@ from config.terminal import console, next_step, say
 from engines.open import lost_base
 from memagent import Agent
 from models.plan import (
-    CARD_GIB,
     CARD_OF_SIZE,
     CARDS,
     DECODE,
@@ -75,8 +74,8 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
                 f"Unknown card {card!r}: {meant} {', '.join(CARDS)}; or give --gpu-gib."
             )
         card = short[found[1]]
-        return gpu_gib or float(found[2] or CARD_GIB[card]), card
-    large_enough = (name for name in CARD_OF_SIZE if CARD_GIB[name] >= (gpu_gib or 80))
+        return gpu_gib or float(found[2] or CARDS[card][2]), card
+    large_enough = (name for name in CARD_OF_SIZE if CARDS[name][2] >= (gpu_gib or 80))
     return gpu_gib or 80.0, next(large_enough, CARD_OF_SIZE[-1])
 
 
@@ -161,7 +160,8 @@ def show(
             does = does if parts else f"does not fit {where} and {does}"
         parts.append(f"{IN_WORDS[mode]} {does}")
     said = "; ".join(parts)
-    say(f"{said[0].upper()}{said[1:]}.")
+    factor = " Hours are good to a factor of two." * bool(seconds)
+    say(f"{said[0].upper()}{said[1:]}.{factor}")
     if not seconds:
         say("A smaller --model, more --devices or sections of fewer --chunk-tokens may fit.")
         return

@@ -1,12 +1,6 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
-Holds: `Geometry`, `dense` and the sizes of common models, `plan` (memory of each phase, what the
-sampler does during the update), `checkpoint_gb`, `turns_in_cache`, `step_seconds`,
-`longest_section`, `smallest`. Leaves out: printing (commands/plan.py), the training itself
-(commands/train.py).
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
-Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --gpu-gib 24`. Read next: commands/train.py.
-
 The formulas stand together in docs/engines.md. What is experience rather than arithmetic (a
 kernel's share of a card's peak, room for CUDA graphs and fragmentation) is a named constant here.
 """
@@ -35,16 +29,21 @@ MODES = ("qlora", "lora", "full")
 MIN_TURNS = 4  # in flight; with fewer, decoding reads the weights for hardly anything
 SIZES_GIB = (24, 48, 80, 141)  # of common cards
 
-# card -> (dense bfloat16 TFLOP/s, memory TB/s), by the makers' data sheets
+# card -> (dense bfloat16 TFLOP/s that are summed in float32, memory TB/s, GiB), by the makers' data
+# sheets; an A100 of 40 GiB has 1.6 TB/s
 CARDS = {
-    "H200": (989, 4.8), "H100": (989, 3.35), "A100": (312, 2.0), "L40S": (362, 0.86),
-    "RTX 4090": (165, 1.0), "L4": (121, 0.3), "A10": (125, 0.6),
+    "B200": (2250, 8.0, 180), "MI300X": (1307, 5.3, 192), "H200": (989, 4.8, 141),
+    "H100": (989, 3.35, 80), "A100": (312, 2.0, 80), "L40S": (362, 0.86, 48),
+    "RTX 5090": (210, 1.79, 32), "RTX 4090": (165, 1.0, 24), "RTX 3090": (71, 0.94, 24),
+    "L4": (121, 0.3, 24), "A10": (125, 0.6, 24), "RTX 5080": (113, 0.96, 16),
+    "RTX 4080": (97, 0.72, 16), "RTX 4060 Ti": (44, 0.29, 16), "RTX 5070": (62, 0.67, 12),
+    "RTX 3060": (25, 0.36, 12),
 }  # fmt: skip
-CARD_GIB = {"H200": 141, "H100": 80, "A100": 80, "L40S": 48, "RTX 4090": 24, "L4": 24, "A10": 24}
 # the card assumed for a memory size without a name, in the order of SIZES_GIB
 CARD_OF_SIZE = ("RTX 4090", "L40S", "H100", "H200")
 # shares reached of a card's peak FLOP/s; that of the update was measured (bench/results/h100.json:
-# .138 by 4 FLOP a weight and token, of which recomputation makes 6)
+# .138 by 4 FLOP a weight and token, of which recomputation makes 6; the lm_head's time was in it,
+# which is counted apart here, so an estimate is some per cent long)
 PREFILL, UPDATE = 0.5, 0.21
 DECODE = 0.6  # share reached of its peak memory bandwidth
 
@@ -356,7 +355,7 @@ def step_seconds(
         raise UserError("A plan needs documents of at least one section.")
     window = agent.turn_tokens()
     shown, answered = agent.limits().shown, agent.limits().written
-    flops, bandwidth = (x * 1e12 for x in CARDS[card])
+    flops, bandwidth = (x * 1e12 for x in CARDS[card][:2])
     groups = max(grpo.tasks_per_step) / devices
     # of a section of a group: first in its prompts, it is computed once for all members
     section, members = agent.config.chunk_tokens, grpo.group_size
@@ -372,5 +371,7 @@ def step_seconds(
     # passes forward: the recomputed layers, log-probs before several updates, the reference's
     forward = 1 + bool(grpo.updates_per_rollout > 1 or grpo.rows_per_update) + bool(grpo.kl)
     factor = (6 if p.mode == "full" else 4) + 2 * forward
-    update_s = (prompts + written) * factor * g.passed / (flops * UPDATE)
+    # of the tokens that are learnt the lm_head computes log-probs
+    passed = (prompts + written) * g.passed + written * g.vocab * g.hidden
+    update_s = passed * factor / (flops * UPDATE)
     return rollout_s, update_s

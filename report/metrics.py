@@ -207,6 +207,6 @@ def on_gpu(model, computed_tokens: float, update_s: float, memory: PeakMemory) -
     # FLOPs: 2 forward, 2 for the gradient of the input, 2 for that of the weight unless frozen
     per_token = sum((6 if p.requires_grad else 4) * p.numel() for p in layers)
     name = torch.cuda.get_device_name(model.device)
-    peak = next((tflops * 1e12 for card, (tflops, _) in CARDS.items() if card in name), math.nan)
+    peak = next((tflops * 1e12 for card, (tflops, *_) in CARDS.items() if card in name), math.nan)
     mfu = computed_tokens * per_token / update_s / peak / ranks.world()
     return {"mfu": mfu, "peak_gib": memory.gib(model.device)}

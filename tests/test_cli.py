@@ -304,8 +304,8 @@ def test_plan_explains_itself_with_a_column_a_mode():
 
 PLANS = {  # words of `plan` -> of its sentence, and what the command that it ends in trains
     "--model Qwen/Qwen3-4B --card 4090": (
-        "LoRA fits one RTX 4090 of 24 GiB: about 100.0 h for 100 steps of 8 x 16 readings of 15 "
-        "sections of 2,048 tokens; QLoRA fits, too (74.7 h); full fine-tuning wants 80 GiB.",
+        "LoRA fits one RTX 4090 of 24 GiB: about 101.3 h for 100 steps of 8 x 16 readings of 15 "
+        "sections of 2,048 tokens; QLoRA fits, too (76.1 h); full fine-tuning wants 80 GiB.",
         {"lora_rank": 32, "recompute": True, "data": "FILE", "lr": 2e-5},
     ),
     "--model Qwen/Qwen3-0.6B": (

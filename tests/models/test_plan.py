@@ -9,7 +9,6 @@ from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig
 from memagent import MemAgent
 from models.plan import (
-    CARD_GIB,
     CARD_OF_SIZE,
     CARDS,
     CONTEXT_GIB,
@@ -216,15 +215,16 @@ def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode)
 
 def test_seconds_and_memory_are_those_of_the_same_card():
     """Seconds of an H100 beside the memory of a 4090 would be of no card at all."""
-    assert CARDS.keys() == CARD_GIB.keys()
-    assert tuple(CARD_GIB[card] for card in CARD_OF_SIZE) == SIZES_GIB
+    assert tuple(CARDS[card][2] for card in CARD_OF_SIZE) == SIZES_GIB
     assert card_of() == (80, "H100")
     assert card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
     written = {"4090": (24, "RTX 4090"), "rtx4090": (24, "RTX 4090"), "h100": (80, "H100"),
                "a100-80": (80, "A100"), "A100 40GB": (40, "A100"), "l40s": (48, "L40S"),
-               "NVIDIA A100-SXM4-80GB": (80, "A100"), "a10": (24, "A10")}  # fmt: skip
+               "NVIDIA A100-SXM4-80GB": (80, "A100"), "a10": (24, "A10"),
+               "3060": (12, "RTX 3060"), "NVIDIA GeForce RTX 4060 Ti": (16, "RTX 4060 Ti"),
+               "mi300x": (192, "MI300X")}  # fmt: skip
     assert {card: card_of(None, card) for card in written} == written
-    for wrong, near in {"3090": "RTX 4090", "L40": "L40S", "H10": "H100", "a1000": "A100"}.items():
+    for wrong, near in {"4070": "RTX 5070", "L40": "L40S", "H10": "H100", "a1000": "A100"}.items():
         with pytest.raises(UserError, match=f"did you mean {near}"):
             card_of(None, wrong)
     cards = {16: "RTX 4090", 24: "RTX 4090", 25: "L40S", 48: "L40S", 80: "H100", 141: "H200"}
