@@ -332,6 +332,9 @@ def _folder(name: str, runs: str) -> Path:
 
 # what every process needs is imported by the one that they are forked from
 PRELOADED = (
+    "lightning.pytorch",
+    "torch.distributed.checkpoint",
+    "torch.utils.tensorboard",
     "engines.hf",
     "engines.open",
     "transformers.models.auto.modeling_auto",
@@ -342,11 +345,9 @@ PRELOADED = (
 
 def _pool() -> ProcessPoolExecutor:
     """Return processes that train and ask, each with one thread; none starts before its work."""
-    from models import ranks
-
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([*ranks.PRELOADED, *PRELOADED])
+    context.set_forkserver_preload([*PRELOADED])
     # a terminal sends Ctrl-C to all of them, and this process alone heeds it
     handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
     forkserver.ensure_running()

@@ -1,11 +1,5 @@
 """Ranks: the processes that train one policy together, their collectives, and how they are started.
 
-Holds: `world`, `rank`, `share`, `all_reduce_sum`, `all_reduce_max`, `all_gather_object`, `barrier`;
-`shard` and `full_tensor` (FSDP2); `launch`, `is_launched`, `launched_world`, `is_first`,
-`process_group`. Leaves out: the algorithm (grpo.py), Lightning's part in it (commands/train.py).
-Exercise it: `python cli.py train --devices 2 --device cpu --steps 3 --name two`.
-Read next: grpo.py.
-
 Without a process group there is one rank and every collective returns its own input, so a caller
 never asks how many ranks there are before it sums.
 """
@@ -16,7 +10,6 @@ import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import traceback
 import types
 from collections.abc import Callable, Iterator, Sequence
@@ -34,10 +27,6 @@ from config.errors import UserError
 from models.load import inner
 
 T = TypeVar("T")
-
-# what every rank of a training imports before it can begin: three seconds of computing
-PRELOADED = ("lightning.pytorch", "torch.distributed.checkpoint", "torch.utils.tensorboard",
-             "transformers.modeling_utils")  # fmt: skip
 
 GRACE_S = 10.0  # that the other ranks have to fail, or to end, once one has failed
 CAUSES = UserError, ChildProcessError  # of failures: nothing else has led to them
@@ -200,10 +189,9 @@ def launch(function: Callable, n: int, *args):
 
     Function, arguments and result are pickled. If one process fails, all are ended. A UserError of
     any of them is raised here, once; another failure is a RuntimeError, of a process that was
-    killed a ChildProcessError. Without a GPU the processes are forked from one that has imported
-    what they need, and that stays for the next call.
+    killed a ChildProcessError.
     """
-    context = multiprocessing.get_context(_start_method())
+    context = torch.multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     # by it the ranks find one another, as those do that torchrun starts
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     processes, results = [], []
@@ -277,17 +265,6 @@ def _tell_ranks() -> None:
             os.kill(rank.pid, stops.TOLD)
 
 
-def _start_method() -> str:
-    """Return how the ranks' processes are started, and what they are forked from imports.
-
-    CUDA does not survive a fork, and libraries may ask for GPUs while they are imported.
-    """
-    if torch.cuda.is_available() or "forkserver" not in multiprocessing.get_all_start_methods():
-        return "spawn"
-    multiprocessing.set_forkserver_preload(list(PRELOADED))
-    return "forkserver"
-
-
 def _run_rank(
     end: Connection, rank: int, n: int, port: int, stoppable: bool, function: Callable, *args
 ) -> None:
@@ -298,8 +275,8 @@ def _run_rank(
     os.environ |= {"GROUP_RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": str(port)}
     os.environ |= {"TORCHELASTIC_RUN_ID": "memagent", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
-    ending = signal.SIGTERM if stoppable else signal.SIGINT
-    threading.Thread(target=_end_with_parent, args=(ending,), daemon=True).start()
+    # the system ends this process when the one that called `launch` has ended, in whatever way
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM if stoppable else signal.SIGINT)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
@@ -316,15 +293,6 @@ def _run_rank(
     except Exception:
         result = RuntimeError(traceback.format_exc())
     end.send_bytes(pickle.dumps(result))
-
-
-def _end_with_parent(ending: int) -> None:
-    """End this process when the one that called `launch` has ended, in whatever way.
-
-    torch asks the system for that, but the parent that the system knows may be the one forked from.
-    """
-    multiprocessing.parent_process().join()
-    os.kill(os.getpid(), ending)
 
 
 @contextmanager

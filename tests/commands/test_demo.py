@@ -13,7 +13,7 @@ import multiprocessing, time
 from pathlib import Path
 
 from commands import demo
-from models import ranks
+
 
 class Part:
     def __init__(self, fails):
@@ -30,7 +30,7 @@ class Part:
         raise KeyError("a part has failed")
 
 if __name__ == "__main__":
-    demo.PRELOADED = ranks.PRELOADED = ()
+    demo.PRELOADED = ()
     demo.os.cpu_count = lambda: 2
     try:
         demo._work(demo.Plan("", "", [], [Part(fails=False), Part(fails=True)]))

@@ -397,7 +397,6 @@ def sleep(folder):
 
 
 if __name__ == "__main__":
-    ranks.PRELOADED = ["torch"]  # the rest would only take time
     ranks.launch(sleep, 2, sys.argv[1])
 """
 
@@ -414,12 +413,6 @@ def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path):
     process.kill()
     process.wait()
     assert_none_is_left(process.pid)
-
-
-def test_where_there_is_a_gpu_nothing_is_forked(monkeypatch):
-    assert ranks._start_method() == "forkserver"
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert ranks._start_method() == "spawn"
 
 
 def wrong_on_the_second():
