@@ -1,9 +1,5 @@
 """Rollout: the protocol of an engine, and the loop that drives many agents through one side by
 side.
-
-Holds: `Sampling`, `Engine`, `rollout`, `follow`. Leaves out: agents (memagent.py), engines
-(engines/), losses (grpo.py). No torch.
-Exercise it: `pytest tests/test_rollout.py`. Read next: grpo.py.
 """
 
 from __future__ import annotations

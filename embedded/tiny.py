@@ -1,8 +1,4 @@
-"""The embedded default: how it reads, and its tokenizer.
-
-Holds: `agent`, `make_tokenizer`. Leaves out: how it was trained (dev/base.py).
-Exercise it: `python cli.py demo`. Read next: tasks/worlds.py.
-"""
+"""The embedded default: how it reads, and its tokenizer."""
 
 from __future__ import annotations
 

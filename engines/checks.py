@@ -1,9 +1,5 @@
 """Checks of a training: the sampler has the trainer's weights, and samples from them.
 
-Holds: `SamplerChecks`, a part of `grpo.GRPO`. Leaves out: the statistics (models/proof.py), the
-algorithm (grpo.py).
-Exercise it: `pytest tests/models/test_proof.py`. Read next: grpo.py.
-
     before the first step    prove_before     disturbed weights reach the sampler
     after steps 1, 2, 4, ..  prove_after      the sampler has left the weights it began with
     in every step            check_rollout    something was sampled and given a reward

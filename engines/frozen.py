@@ -1,9 +1,5 @@
 """Turns by the policy as it was before training, beside those of the one that is trained.
 
-Holds: `WithFrozen`. Leaves out: which prompts are `frozen` (the agents), engines, which of them
-answers (engines/open.py).
-Exercise it: `pytest tests/engines/test_frozen.py`. Read next: engines/vllm_colocated.py.
-
 Two engines stand behind one interface. The second one is the trained model without its adapters, or
 a copy of it. Where adapters are trained vLLM needs none of this: a request without the adapter is
 answered by the base weights.

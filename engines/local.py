@@ -1,9 +1,4 @@
-"""Find who answers when it is not said: a server that is named or running, else our reader.
-
-Holds: `Answerer`, `answerer`. Leaves out: opening it (engines/open.py), downloads
-(models/).
-Exercise it: `python cli.py ask FILE "question"`. Read next: engines/endpoint.py.
-"""
+"""Find who answers when it is not said: a server that is named or running, else our reader."""
 
 from __future__ import annotations
 

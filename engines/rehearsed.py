@@ -1,9 +1,5 @@
 """An engine without a model that plays the bandit by a rule: its skill depends on what it is shown.
 
-Holds: `RehearsedEngine`, `RULE`. Leaves out: any model.
-Exercise it: `python cli.py stream --suite bandit --engine rehearsed`. Read next:
-commands/stream.py.
-
 For comparing ways of remembering in seconds. How well a policy solves a task here is a rule that is
 printed with every table, no measurement of any model. Its chance is the seed of each turn, so that
 the same stream gives the same rows.

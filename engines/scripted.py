@@ -1,8 +1,4 @@
-"""An engine for tests: it answers with a function.
-
-Holds: `ScriptedEngine`. Leaves out: any model.
-Exercise it: `pytest tests/test_rollout.py`. Read next: engines/hf.py.
-"""
+"""An engine for tests: it answers with a function."""
 
 from __future__ import annotations
 

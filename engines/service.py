@@ -1,9 +1,5 @@
 """Readings that begin and end at any time, on one engine: what a server needs.
 
-Holds: `Service`, `Job`, and what happens to one: `Begun`, a `Turn`, `Ended`. Leaves out: HTTP
-(commands/serve.py), readings that are all known beforehand (rollout.py).
-Exercise it: `pytest tests/engines/test_service.py`. Read next: commands/serve.py.
-
     any thread      submit, cancel ──> inbox ─┐
     the service's   ..  take the inbox, step the engine, send turns to agents, tell who asked  ..
     two others      a long document ──> its sections ──> inbox

@@ -1,9 +1,5 @@
 """vLLM in the trainer's own process: it samples, sleeps while the trainer updates, and wakes again.
 
-Holds: `ColocatedEngine`. Leaves out: the protocol of an engine (rollout.py), how much memory each
-phase takes (models/plan.py).
-Exercise it: `make test-vllm`. Read next: grpo.py.
-
 One engine of tensor parallelism 1 a rank. The phases of a step are one context manager:
 
     with engine.awake(policy):    wake the weights, load the policy's over them,

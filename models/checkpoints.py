@@ -1,10 +1,5 @@
 """Checkpoints of a run: written by all ranks, read by any number of them.
 
-Holds: `save_checkpoint`, `load_checkpoint`, `read_state`, `base_digests`, `checkpoints`, `newest`,
-`best_step`, and the table of validations. Leaves out: when they are written (report/runlog.py), how
-shards are read (models/shards.py).
-Exercise it: `python cli.py train --name NAME --resume`. Read next: commands/export.py.
-
 A checkpoint is a folder `checkpoints/step-N`:
 
     .metadata, __RANK_0.distcp   trained weights and optimizer state (torch.distributed.checkpoint)

@@ -1,9 +1,5 @@
 """The GGUF file of the packaged SmolLM2 as a model folder: bfloat16 weights and tokenizer.
 
-Holds: `convert`. Leaves out: where the file comes from and where the folder lies
-(models/packaged.py). No torch until something is converted.
-Exercise it: `pytest tests/models/test_convert.py`. Read next: models/packaged.py.
-
 transformers reads the weights of the file rightly and the rest only in part. Mended here: the
 end-of-sequence token (the end that it sets is the beginning), the padding token, control tokens
 that it leaves to be cut into pieces, and the rule by which text is cut into words.

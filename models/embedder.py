@@ -1,9 +1,5 @@
 """Embedders: what turns texts into vectors, of a folder, of a server, or by hashing for tests.
 
-Holds: `embedder_of`, `fetch_embedder` and the folder that it makes. Leaves out: what is searched
-with them (agents/search.py has the protocol). torch and transformers are loaded by `hf:` alone.
-Exercise it: `pytest tests/models/test_embedder.py`. Read next: models/packaged.py.
-
 A text without an embedding is an error, never a row of zeros; so are weights that a folder lacks,
 which transformers would make up at random.
 """

@@ -1,9 +1,5 @@
 """What each rank computes of an update: about as much as any other, in as many passes.
 
-Holds: `stretches`, `new_tokens`, `levelled`, `passes`. Leaves out: packing (models/logprobs.py),
-collectives (models/ranks.py).
-Exercise it: `pytest tests/models/test_loads.py`. Read next: grpo.py.
-
 Every rank waits for the slowest one in each pass. What is sampled is dealt by tasks, but of these
 only some have a signal, and rows are trained on where most of their neighbours are.
 """

@@ -1,9 +1,5 @@
 """Log-probs of many turns through one prefix tree.
 
-Holds: `Row`, `TokenBatch`, `pack`, `logprobs`, `policy_logprobs`, `differences`, `logits_of`,
-`mask_head`.
-Leaves out: the loss (grpo.py). Exercise it: `pytest tests/test_grpo.py`. Read next: grpo.py.
-
 Turns of a group share long prefixes. Packed into a trie, a prefix goes through the model once:
 
     turn 0   section memory-0 response-0         section -+- memory-0 response-0

@@ -1,9 +1,5 @@
 """Proof that the sampler has the trainer's weights, by comparing their log-probs.
 
-Holds: `Agreement`, `agreement`, `WeightMatch`, `match_weights`, `WeightSnapshot`.
-Leaves out: when the proof is due and what follows from it (grpo.py).
-Exercise it: `pytest tests/models/test_proof.py`. Read next: grpo.py.
-
 Two engines never agree exactly in 16 bits: on SmolLM2 the right weights give a mean |log-prob
 difference| of .04 to .05, and one update moves log-probs by far less. So a distance alone exposes
 garbage, but not a sampler that kept the old weights. That takes the log-probs under the old weights

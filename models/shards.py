@@ -1,8 +1,5 @@
 """Read the shards of torch.distributed.checkpoint, any of which a stranger may have written.
 
-Holds: `Reader`, `Loading`, `Comparing`. Leaves out: what is saved (models/checkpoints.py).
-Exercise it: `pytest tests/models/test_checkpoints.py`. Read next: models/checkpoints.py.
-
 torch unpickles the metadata of a checkpoint, and each value that is no tensor, in a way that runs
 what a pickle says. Here metadata may name the classes of `NAMED` alone, and such values are read as
 tensors are: by torch's own unpickler of weights.

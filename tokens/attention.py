@@ -1,10 +1,5 @@
 """Attention of the token trie: a packed row goes through a model of transformers, exactly.
 
-Holds: `forward` (a packed row through a model, with an attention of our own), `TrieAttention`,
-`hidden_states`, `sdpa`, `dense_mask`, `block_mask`. Leaves out: the tree (tokens/trie.py), which
-tokens are trained and with what weight (grpo.py), the key/value cache (engines/hf.py).
-Exercise it: `pytest tests/tokens/test_trie.py`. Read next: engines/hf.py.
-
 The layers of the model see a row of T tokens without padding; only attention knows the tree. Every
 token attends to its ancestors and to itself (the layout and `end` are drawn in tokens/trie.py):
 

@@ -1,9 +1,4 @@
-"""Tokenizers that take texts as they are: with no blank before each, all letters as letters.
-
-Holds: `without_blanks`, `with_letters`. Leaves out: where a prompt has that blank all the same
-(tokens/codec.py). No torch.
-Exercise it: `pytest tests/tokens/test_pieces.py`. Read next: tokens/codec.py.
-"""
+"""Tokenizers that take texts as they are: with no blank before each, all letters as letters."""
 
 from __future__ import annotations
 

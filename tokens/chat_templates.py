@@ -1,10 +1,6 @@
 """Chat templates and tokenizers of strangers: each is tried in a child process that can neither
 last nor grow.
 
-Holds: `rendered`, `check_tokenizer`. Leaves out: what is read out of the text (tokens/codec.py,
-tokens/responses.py, agents/calls.py).
-Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: tokens/codec.py.
-
 transformers renders them in Jinja's sandbox, which keeps them from files and attributes, not from
 nested loops, `'x' * 10**9` or `10**10**10`. One operator can take all memory, also where a template
 is compiled, and what is taken depends on the messages: so the system counts, each time.

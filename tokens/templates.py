@@ -1,8 +1,4 @@
-"""Templates of prompts: constant pieces, which may hold special tokens, and slots for texts.
-
-Holds: `Wording` (a prompt of ours), `split_template`, `read_template` (a user's own). Leaves out:
-who fills them (memagent.py). Exercise it: `pytest tests/test_memagent.py`. Read next: memagent.py.
-"""
+"""Templates of prompts: constant pieces, which may hold special tokens, and slots for texts."""
 
 from __future__ import annotations
 

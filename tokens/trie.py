@@ -1,10 +1,5 @@
 """The prefix tree of a batch: token sequences in one row, so that no prefix is computed twice.
 
-Holds: `Segment`, `Trie`, `build_trie`, `split_into_tries` (trees of a token budget), `Cost`,
-`Bucket`, `make_buckets`. Leaves out: the attention of that tree (tokens/attention.py), which tokens
-are trained and with what weight (grpo.py).
-Exercise it: `pytest tests/tokens/test_trie.py`. Read next: tokens/attention.py.
-
 A segment is a run of tokens without a branch. Segments are laid out depth first, and a token's
 position in the model is its depth in the tree:
 
