@@ -32,6 +32,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic.json_schema import GenerateJsonSchema
+from pydantic_core import PydanticCustomError
 
 from agents.search import Search
 from agents.store import KINDS, Entry, Op, Snapshot, Store
@@ -39,10 +40,13 @@ from config.errors import clean, clip
 from data import seed_of
 from tasks.conversations import ENTRY_ID, check_day, check_text
 
-MALFORMED = ("unknown_tool", "bad_arguments", "unreadable", "cut", "too_many")
+MALFORMED = (
+    *("unknown_tool", "bad_arguments", "missing", "too_long", "empty"),
+    *("unreadable", "cut", "too_many"),
+)
 """Codes of a call's form, which depends on nothing that is stored: it names no tool, its arguments
 do not fit, it is no call (agents/calls.py), or it is one past the agent's limits."""
-CODES = (*MALFORMED, "unknown_id", "duplicate", "full", "refused")
+CODES = (*MALFORMED, "unknown_id", "deleted_id", "duplicate", "one_part", "full", "refused")
 """Why an operation failed: the codes of its record; "full" enlarges a store over a hard budget."""
 
 MOST = 1000
@@ -113,8 +117,10 @@ class Arguments(BaseModel):
     def _check(self, names: Sequence[str], what: str, needed: bool) -> None:
         """Raise unless the arguments that something needs are given, or the others are not."""
         for name in names:
-            if needed != (getattr(self, name) is not None):
-                raise ValueError(f"{name}: {'required' if needed else 'not taken'} by {what}")
+            if needed and getattr(self, name) is None:
+                raise PydanticCustomError("missing", f"{name}: required by {what}")
+            if not needed and getattr(self, name) is not None:
+                raise ValueError(f"{name}: not taken by {what}")
 
 
 # ---------------------------------------------------------------- the tools
@@ -294,7 +300,7 @@ class SplitMemory(Arguments):
         old = _live(snapshot, self.memory_id, "memory_id")
         texts = self.parts or self._cut(old.text, snapshot)
         if len(texts) < 2:
-            raise _Refused("refused", "split_criteria: there is only one part")
+            raise _Refused("one_part", "split_criteria: there is only one part")
         if len({*map(_key, texts)}) < len(texts):
             raise _Refused("duplicate", "two parts are the same")
         for text in texts:
@@ -375,10 +381,12 @@ def _new_speakers(sentences: Sequence[str], snapshot: Snapshot) -> list[int]:
 
 
 def _live(snapshot: Snapshot, id: str, field: str) -> Entry:
-    if id not in snapshot:
-        what = "already deleted" if snapshot.get(id) else "unknown"
-        raise _Refused("unknown_id", f"{field}: {id} is {what}")
-    return snapshot.get(id)
+    entry = snapshot.get(id)
+    if entry is None:
+        raise _Refused("unknown_id", f"{field}: {id} is unknown")
+    if entry.deleted:
+        raise _Refused("deleted_id", f"{field}: {id} is already deleted")
+    return entry
 
 
 def _delete(entry: Entry) -> Entry:
@@ -460,6 +468,10 @@ def refuse(
     return store.record(tool, kept, f"Error: {message}.", code=code, session=scope.session)
 
 
+# pydantic's name for a fault -> our code; all others are bad arguments
+CODE_OF = {"missing": "missing", "string_too_long": "too_long", "string_too_short": "empty"}
+
+
 def _check(name: str, arguments: object) -> Arguments:
     """Return the arguments of a tool; raise _Refused with the first fault of their form."""
     if not isinstance(arguments, dict):
@@ -474,7 +486,8 @@ def _check(name: str, arguments: object) -> Arguments:
     where = _quote(field) + "".join(f"[{k}]" for k in inside)
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason[:1].lower() + reason[1:]
-    raise _Refused("bad_arguments", f"{where}: {reason}" if where else reason)
+    code = CODE_OF.get(first["type"], "bad_arguments")
+    raise _Refused(code, f"{where}: {reason}" if where else reason)
 
 
 def _quote(text: str) -> str:
