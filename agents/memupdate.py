@@ -87,8 +87,7 @@ class MemUpdateConfig(ReadConfig):
     """most tokens of one tool's reply"""
     max_ops: Annotated[int, COUNT] = 30
     """most operations, errors and searches included, on one piece of text: a session, or a part of
-    one longer than chunk_tokens (refine: in the episode); further calls of the turn that reaches
-    it get an error each, and the next piece is read, with as many again"""
+    one longer than chunk_tokens (refine: in the episode); further calls get an error each"""
     max_turns: Annotated[int, COUNT] = 30
     """most turns on one piece of text (refine: in the episode); the calls of the last one are
     executed"""
@@ -96,16 +95,14 @@ class MemUpdateConfig(ReadConfig):
     """calls of one turn that are executed; further ones get an error each"""
     max_invalid: Annotated[int, COUNT] = 3
     """malformed turns in a row that end the episode: turns that call tools, but with no call that
-    can be read, names a tool and has arguments that fit it; a call that the store refuses, such as
-    a duplicate, is well-formed"""
+    can be read, names a tool and has arguments that fit it"""
     without: tuple[Literal[REMOVABLE], ...] = ()
     """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
     search: Literal["bm25", "dense"] = "bm25"
     """how entries are found; dense needs an embedder"""
     embedder: str = ""
     """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
-    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
-    tokens are the most that are read of a text, and query stands last and before every query"""
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -123,11 +120,6 @@ class MemUpdateConfig(ReadConfig):
     """weight of the share of calls that were valid; without a call it is 0"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """build: weight of 1 - tokens of the store / tokens of the source"""
-
-    def __post_init__(self):
-        ReadConfig.__post_init__(self)
-        if self.search != "bm25" and not self.embedder:
-            raise UserError(f"search {self.search} compares meanings: name an embedder.")
 
 
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
@@ -333,12 +325,12 @@ class MemUpdate(Agent):
 
     def _begin(self, task: Task) -> Editing:
         c, store = self.config, Store(self.start(task))
-        source = self.source_tokens(task, store.snapshot().entries)
-        in_tokens = c.budget != "none" and not c.budget_entries
-        budget = self.budget_tokens(source) if in_tokens else None
-        if self.edits and in_tokens and budget < LEAST_ENTRY:
-            reason = f"A budget of {budget} tokens holds no entry"
-            raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
+        source, budget = self.source_tokens(task, store.snapshot().entries), None
+        if c.budget != "none" and not c.budget_entries:
+            budget = self.budget_tokens(source)
+            if self.edits and budget < LEAST_ENTRY:
+                reason = f"A budget of {budget} tokens holds no entry"
+                raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
         hard = c.budget == "hard"
         scope = Scope(
             search=self.search,
@@ -637,9 +629,9 @@ class MemUpdate(Agent):
             Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
             for op in notes.get("ops", ())
         ]
-        if notes.get("parts"):
-            parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
-            lines.append(Line("worth", parts))
+        if worth := notes.get("parts"):
+            shown = ", ".join(f"{name} {value:.3f}" for name, value in worth.items())
+            lines.append(Line("worth", shown))
         if notes.get("stop"):
             lines.append(Line("stops", notes["stop"].replace("_", " ")))
         return lines
