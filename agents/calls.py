@@ -175,8 +175,8 @@ class Format:
         lines = "\n".join(json.dumps(one["function"], ensure_ascii=False) for one in schemas)
         return (
             f"Tools, one JSON schema a line:\n{lines}\n\n"
-            f"A call is written like this, and several may follow one another:\n{EXAMPLES[self.kind]}"
-        )
+            "A call is written like this, and several may follow one another:\n"
+        ) + EXAMPLES[self.kind]
 
 
 def _read_bare(response: str) -> Iterator[Call | Fault]:
