@@ -12,7 +12,6 @@ from transformers import PreTrainedTokenizerFast
 from agents.calls import DEEPEST, Call, Format, format_of
 from agents.tools import CODES, REMOVABLE, schemas
 from embedded import tiny
-from tokens.codec import Codec
 
 HERMES, XML, BARE = FORMATS = [Format(), Format("xml"), Format("bare")]
 FIND = ("search_memory", {"query": "Ann", "top_k": 3})
@@ -208,27 +207,3 @@ def test_without_marks_calls_are_described_in_the_prompt(tokenizer):
     told = form.instructions((schema,))
     assert json.loads(told.split("\n")[1]) == schema["function"]
     assert read(form, told.split("\n")[-1]) == [("NAME", {"ARGUMENT": "VALUE"})]
-
-
-ASKED = "{% if add_generation_prompt %}<|im_start|>assistant\n"
-BEGUN = {  # what a chat template writes at the end of a prompt: always, or if the model is to think
-    "always": ASKED + "<think>\n{% endif %}",
-    "if asked": ASKED + "<think>\n{% if not enable_thinking %}\n</think>\n\n{% endif %}{% endif %}",
-    "never": ASKED + "{% endif %}",
-}
-
-
-@pytest.mark.parametrize("kind", TEMPLATES)
-@pytest.mark.parametrize("thinking", [False, True])
-@pytest.mark.parametrize("begun", BEGUN)
-def test_a_thought_that_the_template_begins_is_a_thought(kind, begun, thinking, monkeypatch):
-    """Its end, if it has one, stands in the response; its mark stands in the prompt."""
-    tokenizer = tokenizer_with(TEMPLATES[kind] + BEGUN[begun])
-    codec, form = Codec(tokenizer, thinking), format_of(tokenizer)
-    call, inside = write(form, *FIND), begun == "always" or (begun == "if asked" and thinking)
-    for said, thought in (
-        (f"I see {call}\n</think>\n{call}", False), (f"I look. {call}", inside),
-        (f"<think>\nI see {call}\n</think>\n{call}", False),
-    ):  # fmt: skip
-        monkeypatch.setattr(codec, "_decode", lambda ids, said=said: said)
-        assert read(form, str(codec.response([0]))) == ([] if thought else [FIND])
