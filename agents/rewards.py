@@ -57,7 +57,7 @@ def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:
         return
     place, n = f"turn_rewards of the agent {agent.label}", len(trajectory.turns)
     if len(by_turn) != n:
-        raise UserError(f"{place} returned {len(by_turn)} rewards for {n} turns.")
+        raise UserError(f"{place} returned {len(by_turn)} rewards for the {n} turns.")
     for turn, rewards in zip(trajectory.turns, by_turn, strict=True):
         numbers = {name: _number(x, place, trajectory) for name, x in rewards.items()}
         turn.rewards = {name: x for name, x in numbers.items() if x is not None}

@@ -86,5 +86,5 @@ def test_rewards_of_turns(by_turn, reward, kept):
     done = trajectory()
     grade(paid(lambda _: 1, by_turn=by_turn), done)
     assert (done.reward, [turn.rewards for turn in done.turns]) == (reward, kept)
-    with pytest.raises(UserError, match="1 rewards for 2 turns"):
+    with pytest.raises(UserError, match="1 rewards for the 2 turns"):
         grade(paid(lambda _: 1, by_turn=by_turn[:1]), done)
