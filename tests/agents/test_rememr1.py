@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from agents.rememr1 import ERRORS, NOT_RECALLED, EvidenceSearch, ReMemR1, ReMemR1Config, parse_step
 from config.errors import UserError
 from data import Pool, Task
-from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Trajectory, Turn
+from memagent import NO_MEMORY, Finish, Group, Trajectory, Turn
 from memory import Recall
 from report.metrics import describe_turns
 from tasks import worlds
@@ -202,23 +202,6 @@ def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
     assert learned[2] == question[2] == off[2].replace(NOT_RECALLED, otto)
 
 
-def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
-    for third in ("nonsense", ask(*LOOKS)):
-        turns = drive(codec, ask(OTTO), ask(LEFT), third, "x", callback="question")
-        assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
-        assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
-        # nor is it its doing
-        assert column("callback", states(turns, callback="question")) == [0] * 4
-
-
-def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
-    turns = drive(codec, ask(OTTO), "<recall>Otto</recall>", "nonsense", "x")
-    assert [t.prompt.memory for t in turns] == [NO_MEMORY, OTTO, OTTO, OTTO]
-    # what stands in the prompt anyway is not recalled
-    assert turns[2].notes.recalled == Recall(query="Otto")
-    assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
-
-
 @pytest.mark.parametrize("layout", ["shared", "paper"])
 def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
     agent = ReMemR1(ReMemR1Config(layout=layout, example_query="LOUD"))
@@ -252,16 +235,6 @@ def test_templates_of_ones_own(tmp_path, codec):
             ReMemR1(replace(CONFIG, callback=callback, **own))
 
 
-@pytest.mark.parametrize("wrong", [
-    {"callback": "always"}, {"retriever": "tfidf"}, {"query_tokens": 0}, {"recall_k": 0},
-    {"step_tokens": -1},
-    {"example_query": "{section}"}, {"example_query": "<update>"},
-])  # fmt: skip
-def test_settings_that_cannot_be_are_refused(wrong):
-    with pytest.raises(UserError, match=next(iter(wrong))):
-        ReMemR1Config(**wrong)
-
-
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
     query = "who left Rome or Lima"
     answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", query), "x"]
@@ -272,14 +245,6 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
         assert {*recalled.steps} == {1, 2}, retriever
     nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
     assert drive(codec, *nothing)[-1].notes.recalled == Recall(query="Boris")
-
-
-def test_the_window_has_room_for_what_is_recalled(codec):
-    agent = ReMemR1(ReMemR1Config(100, 20, 10, step_tokens=50, recall_k=2))
-    assert agent.turn_tokens() == agent.window_needed() == 100 + 3 * 20 + 50 + 1024
-    assert MemAgent(MemAgentConfig(100, 20, 10)).turn_tokens() == 100 + 20 + 20 + 1024
-    shorter = agent.with_settings(step_tokens=None, query_tokens=7)
-    assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
 # ---------------------------------------------------------------- rewards
