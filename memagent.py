@@ -319,8 +319,9 @@ class Agent:
 
     def with_settings(self, **fields: object) -> Agent:
         """Return this agent with other settings."""
-        other = type(self)(replace(self.config, **fields), self.codec, self.window)
-        other.name = self.name
+        other = copy.copy(self)
+        other.config, other._templates = replace(self.config, **fields), {}
+        other._check_templates()
         return other
 
     # ---- what it does

@@ -338,8 +338,6 @@ def test_published_constants_are_settings_of_every_environment():
     ]  # fmt: skip
     with pytest.raises(UserError, match="name an embedder"):
         MemRLConfig(retrieve="dense")
-    with pytest.raises(UserError, match="Rewards"):
-        MemRLConfig(success_reward=-1, failure_reward=1)
 
 
 def test_of_several_ranks_the_first_alone_writes_the_file(tmp_path, monkeypatch):
