@@ -176,10 +176,6 @@ def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, text, what
     path, document = tmp_path / "wrong.py", tmp_path / "doc.txt"
     path.write_text(text)
     document.write_text("Anna reached Lima.")
-    for words in (
-        ("ask", document, "Where?", "--agent", path, "--model", "tiny"),
-        ("train", "--agent", path, "--steps", 1, "--name", "a"),
-        ("eval", "--agents", path, "--lengths", 2, "--n", 1, "--name", "a"),
-    ):
-        said = " ".join(run(*words, "--runs", tmp_path, code=2).split())
-        assert what in said and "wrong" in said and "Traceback" not in said
+    words = ("ask", document, "Where?", "--agent", path, "--model", "tiny", "--runs", tmp_path)
+    said = " ".join(run(*words, code=2).split())
+    assert what in said and "wrong" in said and "Traceback" not in said
