@@ -58,7 +58,7 @@ CREATE TABLE event (
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
-DAMAGE = (ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 KEPT = ("info", "intent", "entry", "event")  # tables, those that others point to first
 
 
@@ -242,7 +242,7 @@ class Bank:
         is_ours = same and self._value("PRAGMA application_id") == APPLICATION
         if not is_ours or self.noted("schema") != SCHEMA:
             raise UserError(f"{self.path} is no bank of version {SCHEMA}, or damaged.")
-        made, mine = self.noted("embedder", dict), self.likeness.identity
+        made, mine = self.noted("embedder", dict) or {}, self.likeness.identity
         if not (self.likeness.fits(made) or (self.frozen and not mine)):
             names = [clip(str(each.get("name", "none")), 80) for each in (made, mine)]
             raise UserError(f"{self.path} was made with the embedder {names[0]}, not {names[1]}.")
