@@ -415,8 +415,8 @@ def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, st
 
 # ---------------------------------------------------------------- a training begins, or has ended
 
-QUICK = 1 << 24
-"""Bytes of a file of tasks whose first record is looked at before torch is loaded."""
+
+QUICK = 1 << 24  # bytes of a file whose first record is read before torch is loaded
 
 
 def beginning(
@@ -437,7 +437,7 @@ def beginning(
     sources = [*(source for source, _ in parts_of(run.data)), run.validation]
     if not dry:
         check_sources(sources)
-    for path in map(Path, sources):  # a large one takes its time, and torch with it
+    for path in map(Path, sources):
         if files.is_file(path) and path.stat().st_size < QUICK:
             next(readers.records_of(path), None)
     if first:
@@ -446,8 +446,6 @@ def beginning(
         where = files.run_path(run.runs, run.name) if run.name else Path(run.runs)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
-        if agent.trains and not agent.by_section:
-            say(f"{agent.label} answers in one turn, all that is trained: it keeps no memory.")
         say("It is a dry run, which leaves nothing." if dry else then)
     if not dry:
         check_here(run)
