@@ -305,9 +305,8 @@ class Agent:
 
     def with_settings(self, **fields: object) -> Agent:
         """Return this agent with other settings."""
-        other = copy.copy(self)
-        other.config, other._templates = replace(self.config, **fields), {}
-        other._check_templates()
+        other = type(self)(replace(self.config, **fields), self.codec, self.window)
+        other.name = self.name
         return other
 
     # ---- what it does

@@ -210,6 +210,12 @@ class MemRL(Agent):
         self._retrieved: dict[tuple, Retrieved] = {}  # (task, batches so far) -> what it is shown
         self._rows: dict | None = None  # of the bank of a model that is asked
 
+    def with_settings(self, **fields: object) -> Agent:
+        other = super().with_settings(**fields)
+        other.embed, other.frozen, other._rows = self.embed, self.frozen, self._rows
+        other.epoch, other.seed = self.epoch, self.seed
+        return other
+
     @property
     def embedder(self) -> str:
         return self.config.embedder
