@@ -138,7 +138,7 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits):
         assert (run.data, run.validation) == (found, "x.json")
     config = hub.pinned(EvalConfig(suite="ruler", data=("q.json", "hf:a/b")))
     assert config.data == ("q.json", f"hf:a/b{at}")
-    suite = suites.pinned(suites.make("ruler", {"squad": "hf:s:dev"}), print)
+    suite = hub.pinned(suites.make("ruler", {"squad": "hf:s:dev"}))
     assert suite.squad == f"hf:s{at}:dev"
 
 
