@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 from test_downloads import REPO, Hub, serve
 from test_readers import MUSIQUE, SQUAD, parquet
-from typer.testing import CliRunner
 
-import cli
 import suites
-from commands import train
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig
 from tasks import hub, readers
@@ -140,25 +137,6 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits):
     assert config.data == ("q.json", f"hf:a/b{at}")
     suite = hub.pinned(suites.make("ruler", {"squad": "hf:s:dev"}))
     assert suite.squad == f"hf:s{at}:dev"
-
-
-def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
-    """And so write it into the settings of the run, config.yaml."""
-    import eval
-
-    given = []
-    monkeypatch.setattr(train, "train", lambda run, *rest, **more: given.append(run.data) or Path())
-    monkeypatch.setattr("report.runlog.summary", lambda folder: {})
-    monkeypatch.setattr("report.summary.write_summary", lambda path, summary: None)
-    monkeypatch.setattr("report.page.write_report", lambda *_: None)
-    monkeypatch.setattr(
-        eval, "run_suite", lambda config, *_: given.extend(config.data) or Path("x")
-    )
-    for command in ("train", "sft", "eval"):
-        done = CliRunner().invoke(cli.app, [command, "--data", "hf:a/b:train"])
-        assert done.exit_code == 0, done.output
-        assert f"hf:a/b@{COMMIT}:train" in done.output.replace("\n", "")
-    assert given == [f"hf:a/b@{COMMIT}:train"] * 3
 
 
 # ---------------------------------------------------------------- a hub

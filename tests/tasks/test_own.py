@@ -121,15 +121,6 @@ def test_a_suite_asks_its_questions_over_stores_with_the_ids_that_are_given(tmp_
         assert op.message.startswith("1 of 3 memories:\n[m2] ")
 
 
-def test_training_pays_for_what_was_said_in_the_sessions_read(tmp_path):
-    tasks = ConversationTasks(f"own:{write(tmp_path / 'own.jsonl', talk())}", (1, 3), seed=0)
-    (one,) = tasks.batch(0, 0, 1)  # session 3 is the only one with all the evidence of a question
-    assert [p.id for p in one.probes] == ["talk-1-q1"]
-    assert [m.text for m in one.memories] == ["Ada moved twice.", "Bo is Ada's brother."]
-    (whole,) = tasks.batch(0, 1, 1)
-    assert {p.id for p in whole.probes} == {"talk-1-q1", "talk-1-q2"}
-
-
 def test_memories_without_sessions_are_one_stretch_and_a_document_of_their_own(tmp_path):
     def memories(name, text):
         asked = {"question": "Where?", "answer": "Oslo", "evidence": ["note 7"]}
@@ -220,34 +211,24 @@ def test_where_there_is_no_answer_it_is_right_to_say_so_in_any_words_or_by_the_l
 BAD = [  # where in the conversation, what stands there
     *((("id",), bad) for bad in (GONE, 7, "a\nb", "talk-1")),
     (("note",), "x"),
-    (("sessions",), "x"),
-    (("sessions", 1), "x"),
-    *(
-        (("sessions", 1, "date"), bad)
-        for bad in (GONE, "3 January", "2024-02-30", 20240103, "2023-12-31")
-    ),
+    *((("sessions", 1, "date"), bad) for bad in (GONE, "20240103", "2024-02-30", "2023-12-31")),
     (("sessions", 1, "when"), "a\x07"),
-    *((("sessions", 1, "turns"), bad) for bad in (GONE, [])),
-    (("sessions", 0, "turns", 1), "Hi"),
+    *((("sessions", 1, "turns"), bad) for bad in (GONE, [], ["Hi"])),
     *((("sessions", 0, "turns", 1, "text"), bad) for bad in (GONE, "a\x00b", "\ud800", " ")),
-    (("sessions", 0, "turns", 1, "speaker"), 3),
     (("sessions", 0, "turns", 1, "role"), "user"),
     *((("memories", 0, "text"), bad) for bad in ("a\nb", "\udfff")),
-    (("memories", 0, "date"), "2024-13-01"),
     *((("memories", 0, "session"), bad) for bad in (4, 0, True)),
     *((("memories", 0, "evidence"), bad) for bad in (["D1:3"], "D1:1")),
-    *((("memories", 0, "kind"), bad) for bad in ("fact", ["episodic"])),
-    *((("memories", 0, "id"), bad) for bad in ("17", 17, "m2")),
+    *((("memories", 0, "id"), bad) for bad in ("17", "m2")),
+    (("memories", 0, "kind"), "fact"),
     (("memories", 0, "kinds"), "semantic"),
     *((("qa",), bad) for bad in (GONE, [])),
-    (("qa", 1), None),
-    *((("qa", 1, "question"), bad) for bad in ("", "a\u2028b")),
+    (("qa", 1, "question"), "a\u2028b"),
     *((("qa", 1, "answer"), bad) for bad in (GONE, [], ["a", 2], ["a", "\x1b[31m"])),
     *((("qa", 1, "category"), bad) for bad in (6, True)),
     *((("qa", 1, "evidence"), bad) for bad in (["D1:1", None], ["S4"], ["S0"])),
     (("qa", 1, "abstains"), "no"),
     (("qa", 4, "abstains"), False),
-    (("qa", 3, "distractor"), "\x9b"),
 ]
 
 
@@ -257,14 +238,12 @@ def test_an_error_names_file_line_and_field(tmp_path, at, value):
     assert "own.jsonl, line 3" in refused(path, load_own)
 
 
-@pytest.mark.parametrize("raw", [b'{"id": "x"', b"\xff", b"7", b'{"id": "x", "qa": []}', None,
-    json.dumps(talk("b", sessions=[], memories=None)).encode()])  # fmt: skip
-def test_a_file_that_is_something_else(tmp_path, raw):
-    path = write(tmp_path / "own.jsonl", *([] if raw is None else [talk(), raw]))
-    said = refused(path, load_own)
-    assert raw is None or "line 2" in said
+def test_a_file_that_is_something_else(tmp_path):
+    for raw in (b"7", b'{"id": "x"', talk("b", sessions=[], memories=[])):
+        assert "line 2" in refused(write(tmp_path / "own.jsonl", talk(), raw), load_own)
+    refused(write(tmp_path / "own.jsonl"), load_own)
     with pytest.raises(UserError):  # parts are LoCoMo's
-        conversations_of(f"own:{write(path, talk())}#seven-three/train")
+        conversations_of(f"own:{write(tmp_path / 'own.jsonl', talk())}#seven-three/train")
 
 
 def test_kinds_of_your_own_that_are_never_paid_for_are_said_at_the_start(tmp_path, capsys):

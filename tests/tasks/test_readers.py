@@ -361,23 +361,17 @@ def test_broken_line_is_named(tmp_path, k, bad):
 
 @pytest.mark.parametrize(("good", "change"), [
     *((OWN, change) for change in (
-        {"id": " "}, {"answers": [""]}, {"answers": True}, {"answers": {"value": ""}},
-        {"answers": []}, {"answers": ["Ada", float("nan")]}, {"context": ["Ada.", ""]},
-        {"context": []}, {"context": [{"title": "T"}]}, {"question": "\ud800"},
-        {"options": "Ada or Bo"}, {"choices": ["Ada", None]}, {"option1": "Ada"},
-        {"choice_A": "Ada", "choice_B": "Bo", "answer": "A"},  # LongBench v2's
-        {"answer_choices": {"label": ["A"], "text": ["Ada"]}}, {"opa": "Ada"}, {"A": "Ada"},
+        {"id": " "}, {"answers": [""]}, {"answers": True}, {"answers": []}, {"context": []},
+        {"answers": ["Ada", float("nan")]}, {"context": ["Ada.", ""]}, {"question": "\ud800"},
+        {"choices": ["Ada", None]}, {"option1": "Ada"}, {"choice_A": "Ada"}, {"opa": "Ada"},
+        {"answer_choices": {"label": ["A"], "text": ["Ada"]}}, {"A": "Ada"},
     )),
-    *((EVAL, {"context": bad}) for bad in ([[]], [1, -1], [1, "a"], [])),
-    (EVAL | {"context": EXTRA.document(range(2))}, {"evidence_idx": [1, 2]}),
+    *((EVAL, {"context": bad}) for bad in ([[]], [1, -1], [1, "a"])),
+    (PLACED, {"evidence_idx": [1, 3]}), (MEMAGENT, {"reward_model": {}}),
     (MEMAGENT, {"prompt": [{"role": "assistant", "content": "Q?"}]}),
-    (MEMAGENT, {"reward_model": {}}), (MEMAGENT, {"context": "\ud800"}),
-    *((hotpot(1), {"context": bad}) for bad in ([["T", "text"]], [["T"]], [7], [])),
-    (hotpot(1), {"context": [[None, ["text"]]]}), (hotpot(1), {"supporting_facts": [1]}),
-    (SQUAD, {"context": None}), (SQUAD, {"title": ""}),
-    (MUSIQUE, {"question_decomposition": [{"paragraph_support_idx": 3}]}),
+    *((hotpot(1), {"context": bad}) for bad in ([["T", "text"]], [["T"]], [[None, ["text"]]])),
+    (SQUAD, {"title": ""}), (MUSIQUE, {"question_decomposition": [{"paragraph_support_idx": 3}]}),
     *((paragraphs(1), {"hops": bad}) for bad in ([10], [-1], [True], "1")),
-    (paragraphs(1), {"paragraphs": [{"title": "T", "text": " "}]}),
 ])  # fmt: skip
 def test_a_bad_record_is_named_with_its_place(tmp_path, good, change):
     records = good | {"id": "a", "_id": "a"}, good | change
@@ -437,16 +431,6 @@ def test_whatever_stands_at_any_place_is_read_or_refused(tmp_path, good):
                 assert good in (BUILT, TREE) or ", line 2: " in str(error)
                 refused += 1
     assert refused > 20
-
-
-@pytest.mark.parametrize("path", ["x" * 300 + ".jsonl", "x/" * 3000, "a\0b.jsonl", "loop.jsonl"])
-def test_a_path_that_the_system_does_not_take_is_named(tmp_path, monkeypatch, path):
-    monkeypatch.chdir(tmp_path)
-    Path("loop.jsonl").symlink_to("loop.jsonl")
-    for reader in (read, read_passages, read_texts):
-        with pytest.raises(UserError) as error:
-            reader(path)
-        assert len(str(error.value)) < 400
 
 
 def test_files_that_hold_no_tasks_are_named(tmp_path):
