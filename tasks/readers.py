@@ -253,7 +253,7 @@ def _document(value: object, blank: str) -> dict:
     if isinstance(value, dict):
         sentences = value["sentences" if "sentences" in value else "content"]
         value = [*map(list, zip(value["title"], sentences, strict=True))]
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:
         return {"text": value}
     if isinstance(value[0], list) and isinstance(value[0][0], int):
         (value,) = value  # as in some published files
