@@ -107,11 +107,9 @@ class Source:
 
         abstaining: whether questions without an answer count. reason: follows their names.
         """
-        known = {probe.heading for probe in probes}
+        known, every = {probe.heading for probe in probes}, self.suite.headings
         held = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
-        kinds = [*self.suite.headings, *(probe.heading for probe in held)]
-        if not abstaining:
-            kinds = [kind for kind in kinds if kind not in self.suite.headings[-1:]]
+        kinds = [*(every if abstaining else every[:-1]), *(probe.heading for probe in held)]
         missing = [kind for kind in dict.fromkeys(kinds) if kind not in known]
         if missing and os.environ.get("RANK", "0") == "0":
             say(f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}.")
