@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StrictInt
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt
 
 from config.errors import UserError
 from suites._conversations import Conversations
@@ -31,7 +31,7 @@ from tasks.conversations import (
     Utterance,
     turns_as_memories,
 )
-from tasks.environments import Text, checked, fault_of
+from tasks.environments import FIRST, Text, checked, fault_of
 from tasks.episodes import Metric
 from tasks.readers import UNFIT, read_json
 
@@ -79,7 +79,7 @@ class Question(BaseModel):
     category: Annotated[StrictInt, Field(ge=1, le=5)]
     answer: Text | StrictInt | None = None
     adversarial_answer: Text | None = None
-    evidence: list[str] = []
+    evidence: Annotated[list[str], FIRST] = []
 
     def probe(self, name: str) -> Probe:
         """Return the question. One of category 5 abstains, and its adversarial answer is the
@@ -99,15 +99,26 @@ class Question(BaseModel):
         )
 
 
+def _few(fields: object) -> object:
+    if isinstance(fields, dict) and len(fields) > 1000:  # each of which may be a mistake
+        raise ValueError("there are more than 1,000 fields")
+    return fields
+
+
+FEW = BeforeValidator(_few)
+Strings = Annotated[list[str], FIRST]
+Facts = Annotated[list[tuple[Text, str | Strings]], FIRST]
+
+
 class Sample(BaseModel):
     """An item of the published file, of whose sessions the fields have numbers in their names."""
 
     sample_id: Text
-    conversation: dict[str, str | list[Turn]]
-    observation: dict[str, dict[str, list[tuple[Text, str | list[str]]]]]
-    session_summary: dict[str, Text]
-    event_summary: dict[str, dict[str, str | list[str]]]
-    qa: Annotated[list[Question], Field(min_length=1)]
+    conversation: Annotated[dict[str, str | Annotated[list[Turn], FIRST]], FEW]
+    observation: Annotated[dict[str, Annotated[dict[str, Facts], FEW]], FEW]
+    session_summary: Annotated[dict[str, Text], FEW]
+    event_summary: Annotated[dict[str, Annotated[dict[str, str | Strings], FEW]], FEW]
+    qa: Annotated[list[Question], Field(min_length=1), FIRST]
 
     def made(self) -> Conversation:
         keys = (re.fullmatch(r"session_(\d+)", key) for key in self.conversation)

@@ -31,7 +31,7 @@ from tasks.conversations import (
     session_of,
     turns_as_memories,
 )
-from tasks.environments import checked
+from tasks.environments import FIRST, checked
 from tasks.episodes import Metric
 from tasks.readers import records_of
 
@@ -43,6 +43,9 @@ def _in_paragraphs(text: str) -> str:
     return text
 
 
+Texts = Annotated[tuple[Text, ...], FIRST]
+
+
 class Turn(BaseModel, **FORM):
     text: Annotated[str, AfterValidator(_in_paragraphs)]
     speaker: Text | None = None
@@ -50,15 +53,15 @@ class Turn(BaseModel, **FORM):
 
 class Sitting(BaseModel, **FORM):
     date: Day
-    turns: Annotated[list[Turn], Field(min_length=1)]
+    turns: Annotated[list[Turn], Field(min_length=1), FIRST]
     when: Text | None = None
 
 
 class Question(BaseModel, **FORM):
     question: Text
-    answer: Text | StrictInt | Annotated[list[Text], Field(min_length=1)] | None = None
+    answer: Text | StrictInt | Annotated[Texts, Field(min_length=1)] | None = None
     category: Annotated[StrictInt, Field(ge=1, le=5)] | Text | None = None
-    evidence: tuple[Text, ...] = ()
+    evidence: Texts = ()
     abstains: StrictBool | None = None  # else whether the category is 5
     distractor: Text | None = None
 
@@ -74,7 +77,7 @@ class Question(BaseModel, **FORM):
 
     def probe(self, name: str) -> Probe:
         number = self.category if isinstance(self.category, int) else 0
-        answers = self.answer if isinstance(self.answer, list) else [str(self.answer)]
+        answers = self.answer if isinstance(self.answer, tuple) else [str(self.answer)]
         kind = CATEGORIES[number] if number else self.category or "questions"
         return Probe(
             id=name,
@@ -92,9 +95,9 @@ class Talk(BaseModel, **FORM):
     """A line of the file."""
 
     id: Text
-    qa: Annotated[list[Question], Field(min_length=1)]
-    sessions: list[Sitting] = []
-    memories: list[Memory] = []
+    qa: Annotated[list[Question], Field(min_length=1), FIRST]
+    sessions: Annotated[list[Sitting], FIRST] = []
+    memories: Annotated[list[Memory], FIRST] = []
 
     @model_validator(mode="after")
     def _is_whole(self) -> Self:

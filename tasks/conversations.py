@@ -108,7 +108,8 @@ class Memory:
     speaker: Text | None = None
     date: Day | None = None  # ISO day of its session
     session: Annotated[StrictInt, Field(ge=1)] | None = None
-    evidence: tuple[Text, ...] = ()  # ids of the turns, or of the session, that it was made from
+    # ids of the turns, or of the session, that it was made from
+    evidence: Annotated[tuple[Text, ...], Field(fail_fast=True)] = ()
     kind: Literal[KINDS] | None = None
     id: Id | Literal[""] = ""  # that the entry gets, such as m17; "" = the next free one
 

@@ -36,8 +36,9 @@ Unicode = Annotated[str, AfterValidator(_whole)]
 """A text of a user's file."""
 Text = Annotated[Unicode, AfterValidator(_filled)]
 """A text of a user's file that is not blank."""
-Texts = Annotated[tuple[Text, ...], Field(fail_fast=True)]
-"""Such texts, as far as the first that is none: a million mistakes take a gigabyte to be told."""
+FIRST = Field(fail_fast=True)
+"""Of a list in a user's file the first mistake is told: a million of them take a gigabyte."""
+Texts = Annotated[tuple[Text, ...], FIRST]
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
 from tasks import hub
-from tasks.environments import Text, Unicode, checked, fault_of
+from tasks.environments import FIRST, Text, Texts, Unicode, checked, fault_of
 
 Passage = tuple[str, str]  # title, text
 
@@ -219,11 +219,13 @@ class Row(BaseModel):
 
     id: Annotated[Text, BeforeValidator(str)]
     question: Text
-    answers: Annotated[tuple[Text, ...], BeforeValidator(_accepted), Field(min_length=1)]
+    answers: Annotated[Texts, BeforeValidator(_accepted), Field(min_length=1)]
     text: Text | None = None
-    passages: list[tuple[Text, Unicode]] = []  # HotpotQA has empty ones
-    numbers: list[Index] = []
-    gold: tuple[Index, ...] = ()  # indices into the document's passages, in hop order
+    passages: Annotated[list[tuple[Text, Unicode]], FIRST] = []  # HotpotQA has empty ones
+    numbers: Annotated[list[Index], FIRST] = []
+    gold: Annotated[
+        tuple[Index, ...], FIRST
+    ] = ()  # indices into the document's passages, in hop order
     kind: Label = ""
     dataset: Label = ""
     split: Label = ""
@@ -241,7 +243,9 @@ class Row(BaseModel):
         return self
 
 
-PAIRS, PARTS = TypeAdapter(list[tuple[str, list[str]]]), TypeAdapter(list[tuple[str, Text]])
+Sentences = Annotated[list[str], FIRST]
+PAIRS = TypeAdapter(Annotated[list[tuple[str, Sentences]], FIRST])
+PARTS = TypeAdapter(Annotated[list[tuple[str, Text]], FIRST])
 
 
 def _document(value: object, blank: str) -> dict:

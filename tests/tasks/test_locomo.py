@@ -159,6 +159,10 @@ BAD = [  # where in the sample, what stands there
     (("observation",), GONE),
     (("observation", "session_1_observation", "Ada", 0, 1), 3),
     (("session_summary", "session_1_summary"), ["x"]),
+    *(
+        (name, {str(k): 7 for k in range(1001)})
+        for name in (("observation",), ("session_summary",))
+    ),
     *((("qa",), bad) for bad in ({}, [])),
     *((("qa", 1, "category"), bad) for bad in (6, 0, "2", True)),
     *((("qa", 1, "answer"), bad) for bad in (GONE, ["2024"])),

@@ -238,6 +238,17 @@ def test_an_error_names_file_line_and_field(tmp_path, at, value):
     assert "own.jsonl, line 3" in refused(path, load_own)
 
 
+@pytest.mark.parametrize(("at", "value"), [
+    (("sessions",), ["x"] * 1000), (("sessions", 0, "turns"), [{}] * 1000), (("qa",), [7] * 1000),
+    (("memories",), [7] * 1000), (("memories", 0, "evidence"), [7] * 1000),
+    (("qa", 0, "evidence"), [7] * 1000),
+])  # fmt: skip
+def test_of_many_mistakes_the_first_is_told(tmp_path, at, value):
+    with pytest.raises(UserError) as error:
+        load_own(write(tmp_path / "own.jsonl", changed(talk(), at, value)))
+    assert error.value.__cause__.error_count() == 1
+
+
 def test_a_file_that_is_something_else(tmp_path):
     for raw in (b"7", b'{"id": "x"', talk("b", sessions=[], memories=[])):
         assert "line 2" in refused(write(tmp_path / "own.jsonl", talk(), raw), load_own)

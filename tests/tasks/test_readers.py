@@ -379,6 +379,19 @@ def test_a_bad_record_is_named_with_its_place(tmp_path, good, change):
     fails(written(tmp_path / "x.json", *records), "item 2")
 
 
+@pytest.mark.parametrize("record", [
+    OWN | {"answers": [""] * 1000}, EVAL | {"context": [0] + [-1] * 1000},
+    OWN | {"context": [""] * 1000}, paragraphs(1) | {"hops": [-1] * 1000},
+    hotpot(1) | {"context": [["T"]] * 1000}, hotpot(1) | {"context": [["T", [1] * 1000]]},
+    hotpot(1) | {"context": [["", ["x"]]] * 1000},
+])  # fmt: skip
+def test_of_many_mistakes_the_first_is_told(tmp_path, record):
+    """A million of them take a gigabyte."""
+    with pytest.raises(UserError) as error:
+        read(written(tmp_path / "x.jsonl", record))
+    assert error.value.__cause__.error_count() == 1
+
+
 VALUES = (None, 2**70, -2.5, True, "", " ", "\ud800", [], [None], [[5, "x"]], [{}], {"title": 5})
 GONE = b"gone"  # in no JSON
 
