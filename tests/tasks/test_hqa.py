@@ -163,14 +163,6 @@ def test_every_possible_choice_is_drawn_alike(order, gap):
     assert {*drawn} == possible and all(abs(k - 300) < 5 * 300**0.5 for k in drawn.values())
 
 
-def test_three_pieces_fit_only_where_there_is_room():
-    assert not EvidenceRule("reverse", 0.5).fits(3, 100)
-    a, b, c = EvidenceRule("reverse", 0.4).draw(Random(0), 3, 100)
-    assert a - b > 40 and b - c > 40
-    shares = (0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100)  # which are exceeded
-    assert [EvidenceRule("any", x).gap(n) for x, n in shares] == [30, 26, 26, 8]
-
-
 def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):
     source = questions(tmp_path, 6)
     source[2] = replace(source[2], gold=(7,))  # one piece of evidence has no distance
