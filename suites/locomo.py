@@ -24,6 +24,7 @@ from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
     NOT_MENTIONED,
+    REFUSALS,
     Conversation,
     Memory,
     Probe,
@@ -209,7 +210,6 @@ def split(
 
 # ---------------------------------------------------------------- the official metric
 
-REFUSALS = ("no information available", "not mentioned")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
