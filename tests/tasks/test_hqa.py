@@ -70,8 +70,10 @@ def test_fixed_places_under_compat_seed4_only(tmp_path, n):
 
 
 @pytest.mark.parametrize(("n", "how", "digest"), [
-    (60, {"seed": 1}, "eefcc0af03ea5d9c"), (60, {"compat_seed4": True}, "7512087a31350aa1"),
-    (100, {"evidence": EvidenceRule("reverse", 0.5)}, "56a5a6cd8c1190fe"), (60, {"n_items": 3, "seed": 2}, "c0d966d42fd13fa5"),
+    (60, {"seed": 1}, "eefcc0af03ea5d9c"),
+    (60, {"compat_seed4": True}, "7512087a31350aa1"),
+    (100, {"evidence": EvidenceRule("reverse", 0.5)}, "56a5a6cd8c1190fe"),
+    (60, {"n_items": 3, "seed": 2}, "c0d966d42fd13fa5"),
 ])  # fmt: skip
 def test_documents_are_those_of_always(tmp_path, n, how, digest):
     """Rows of an earlier version go on only if not a letter has changed."""
