@@ -310,10 +310,10 @@ def target(folder: str, path: str) -> str:
     return posixpath.normpath(posixpath.join("/", folder, path.replace("\\", "/")))[1:]
 
 
-def few(names: Sequence[str], most: int = 6) -> str:
-    """Name the first of what was left out, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return "; ".join(names[:most]) + more
+def few(names: Sequence[str], between: str = "; ") -> str:
+    """Name the first six of what was left out, and how many more there are."""
+    more = f" and {len(names) - 6:,} more" if names[6:] else ""
+    return between.join(names[:6]) + more
 
 
 def counted(counts: dict[str, int]) -> str:
