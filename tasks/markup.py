@@ -10,7 +10,6 @@ import posixpath
 import re
 from collections import Counter
 from collections.abc import Sequence
-from itertools import permutations
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -118,13 +117,12 @@ def _rules(root: LexborNode) -> Rules:
 
 
 def _look(tag: str, given: dict, rules: Rules) -> dict[str, str]:
-    """Return the styles of an element, of selectors that name its tag, class or id, or two."""
+    """Return the styles of an element, of selectors that name its tag, class or id."""
     look: dict[str, str] = {}
     if rules:
         classes = [f".{each}" for each in (given.get("class") or "").split()[:9]]
-        pairs = [first + second for first, second in permutations(classes, 2)]
         id_ = f"#{given.get('id')}"
-        for name in (tag, *classes, *(tag + each for each in classes), *pairs, id_, tag + id_):
+        for name in (tag, *classes, *(tag + each for each in classes), id_, tag + id_):
             look |= rules.get(name, {})
     return look | _declared(given.get("style") or "")
 
