@@ -19,6 +19,7 @@ from pathlib import Path
 from stat import S_ISREG
 
 from config.errors import UserError, clip
+from config.files import is_file
 from config.options import AskConfig
 from data import NOT_FOUND
 from tasks import quotes
@@ -153,12 +154,12 @@ def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Docum
             path = Path(name)
             if name == STDIN:
                 found.append((Path(STDIN_NAME), 1, _file(readers, None, STDIN_NAME)))
-            elif name and path.is_dir():
+            elif name and not is_file(name) and path.is_dir():
                 files, left_out = _folder(path, readers)
                 found += files
                 remarks += [f"Left out of {path}: {few(left_out)}."] if left_out else []
             else:  # or a pipe: <(curl ...)
-                shown = len(path.parts) if path.is_fifo() else 1
+                shown = 1 if is_file(name) else len(path.parts)
                 found.append((path, shown, _file(readers, path, name)))
     return together(found, remarks + [file.remark for *_, file in found if file.remark])
 

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from itertools import groupby
 from xml.etree import ElementTree
 
-from tasks.forms import Contents, Members, counted, damage, target
+from tasks.forms import Contents, Members, damage, remark_on, target
 
 Element = ElementTree.Element
 Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
@@ -43,10 +43,7 @@ def of_docx(members: Members, main: str, name: str) -> Contents:
     with damage(name, "docx file"):
         document = Docx(members, main)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(document.lines())).strip()
-    left_out = counted(document.left_out)
-    return Contents(
-        "file", [(text, 0, "")], remark=f"{name}: left out: {left_out}." * bool(left_out)
-    )
+    return Contents("file", [(text, 0, "")], remark=remark_on(name, document.left_out))
 
 
 def kind(element: Element) -> str:

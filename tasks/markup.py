@@ -17,7 +17,17 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
 from tasks.docx import written
-from tasks.forms import Contents, Members, Piece, check_size, counted, decoded, few, joined, target
+from tasks.forms import (
+    Contents,
+    Members,
+    Piece,
+    check_size,
+    decoded,
+    few,
+    joined,
+    remark_on,
+    target,
+)
 
 LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
 UNSEEN = frozenset(
@@ -74,7 +84,7 @@ def of_html(markup: str, name: str) -> tuple[str, str, str]:
     tree = parsed(markup, markup.startswith("<?xml") or name.lower().endswith(".xhtml"))
     page, title = _Page(tree.root), tree.css_first("head title")
     text = page.text(tree.root)
-    return " ".join(title.text().split()) if title else "", text, _remark(name, page.left_out)
+    return " ".join(title.text().split()) if title else "", text, remark_on(name, page.left_out)
 
 
 def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
@@ -85,11 +95,6 @@ def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
         return LexborHTMLParser(markup)
     except SelectolaxError:  # there is no other reason: what is no HTML is text
         raise MemoryError from None
-
-
-def _remark(name: str, left_out: Counter[str]) -> str:
-    left = counted(left_out)
-    return f"{name}: left out: {left}." if left else ""
 
 
 # ---------------------------------------------------------------- styles
@@ -316,4 +321,4 @@ def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[P
             f"{name}: of {len(spine):,} chapters {len(unread):,} missing, damaged or in no known "
             f"encoding, and left out: {few(unread)}."
         )
-    return chapters, joined([*remarks, _remark(name, left_out)])
+    return chapters, joined([*remarks, remark_on(name, left_out)])
