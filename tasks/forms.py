@@ -159,9 +159,11 @@ def decoded(content: bytes, name: str, markup: bool = False, label: str = "") ->
         text = content.decode(encoding)
     except UnicodeError as error:
         check_text(content[:SNIFFED].decode("latin-1"), name)
-        says = f"says that it is written in {label}, and is not" if label else "is not UTF-8"
         line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
-        raise UserError(f"{name} {says} (line {line:,}): save all of it as UTF-8.") from None
+        says = f"says that it is written in {label}" if label else "names no encoding"
+        raise UserError(
+            f"{name} {says}, and line {line:,} is not {label or 'UTF-8'}: save all of it as UTF-8."
+        ) from None
     check_text(text, name)
     if n := text.count("\0"):
         text = re.sub("\0+", "\n", text)

@@ -114,7 +114,9 @@ class Reader:
     def remark(self) -> str:
         """Say what was not read, or ""."""
         parts = [
-            f"page{'s' * (len(numbers) > 1)} {few(numbers, ', ')} with {what}"
+            f"pages {few(numbers, ', ')} have {what}"
+            if numbers[1:]
+            else f"page {numbers[0]} has {what}"
             for what, numbers in self.lacking.items()
         ]
         if self.unseen:

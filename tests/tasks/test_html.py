@@ -160,10 +160,10 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
     ("content", "why"),
     [
         ("<meta charset=cp-437><p>né".encode("cp437"), "cp-437, which is unknown"),
-        (b"<meta charset=gb2312><p>n\xff", "written in gb2312, and is not"),
-        ("Анна".encode("cp1251"), "is not UTF-8 (line 1)"),
-        ("<meta charset=utf-8>né".encode("latin-1"), "written in utf-8, and is not"),
-        ("né\nné\n".encode() + "né\n".encode("latin-1"), "is not UTF-8 (line 3)"),
+        (b"<meta charset=gb2312><p>n\xff", "line 1 is not gb2312"),
+        ("Анна".encode("cp1251"), "line 1 is not UTF-8"),
+        ("<meta charset=utf-8>né".encode("latin-1"), "line 1 is not utf-8"),
+        ("né\nné\n".encode() + "né\n".encode("latin-1"), "line 3 is not UTF-8"),
     ],
 )
 def test_an_encoding_is_not_guessed(content, why):

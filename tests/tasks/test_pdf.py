@@ -208,8 +208,8 @@ def test_pages_that_cannot_be_read_are_named_with_the_way_out():
     found = reading(lines("Plain."), GARBLED, "", PICTURE + lines("Scanned"), PICTURE, GARBLED)
     assert [page for page, _, _ in found.pieces] == ["Plain.", "", "", "Scanned", "", ""]
     nameless, scanned = found.remark.split("; ")
-    assert "(6 pages): pages 2, 6 with" in nameless and "ocrmypdf --force-ocr" in nameless
-    assert scanned.startswith("pages 3, 4, 5 with") and "ocrmypdf" in scanned
+    assert "(6 pages): pages 2, 6 have" in nameless and "ocrmypdf --force-ocr" in nameless
+    assert scanned.startswith("pages 3, 4, 5 have") and "ocrmypdf" in scanned
     mixed = reading(lines("The price is") + GARBLED + lines("francs.", top=600))
     assert mixed.pieces[0][0].split() == ["The", "price", "is", "\ufffd", "francs."]
     guessed = reading("BT /G 12 Tf 50 700 Td <004100420043> Tj ET")  # numbers that are letters
@@ -241,7 +241,7 @@ def test_a_page_that_breaks_leaves_the_others(monkeypatch):
     monkeypatch.setattr(pdfium.PdfDocument, "__getitem__", broken)
     found = reading(lines("Anna."), lines("Boris."), lines("Clara."))
     assert [page for page, _, _ in found.pieces] == ["Anna.", "", "Clara."]
-    assert "page 2 with damage" in found.remark
+    assert "page 2 has damage" in found.remark
 
 
 def test_a_drawing_of_many_lines_is_no_damage():
