@@ -22,8 +22,10 @@ Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
 WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struck out: {}]"}
 UNSEEN = set("del moveFrom instrText pPr rPr tblPr trPr tcPr sdtPr sectPr".split())
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-LEFT_OUT = {"blip": "picture", "imagedata": "picture", "OLEObject": "embedded file",
-            "altChunk": "embedded file", "chart": "chart", "relIds": "diagram", "textpath": "picture"}  # fmt: skip
+LEFT_OUT = {
+    "blip": "picture", "imagedata": "picture", "textpath": "picture", "chart": "chart",
+    "relIds": "diagram", "OLEObject": "embedded file", "altChunk": "embedded file",
+}  # fmt: skip
 BESIDE = {"footnoteReference": "footnotes", "endnoteReference": "endnotes",
           "commentReference": "comments"}  # fmt: skip
 

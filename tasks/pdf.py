@@ -255,6 +255,7 @@ def find_doubts(page: pdfium.PdfPage) -> list[Box]:
     count, doubts, has_words = raw.FPDFPage_CountObjects(page), [], False
     left, low, right, top = page.get_bbox()
     box, colour = [ctypes.c_float() for _ in range(4)], [ctypes.c_uint() for _ in range(4)]
+    filling = ctypes.c_int()
     for k in range(count if count < MOST_DRAWN else 0):
         each = raw.FPDFPage_GetObject(page, k)
         raw.FPDFPageObj_GetBounds(each, *box)
@@ -269,8 +270,10 @@ def find_doubts(page: pdfium.PdfPage) -> list[Box]:
             within = left <= a and low <= b and c <= right and d <= top
             fine = dark and within and d - b >= SMALL and not is_layer(each)
         else:
+            is_path = raw.FPDFPath_GetDrawMode(each, filling, ctypes.c_int())
             ground = filled and light > LIGHT and not has_words
-            fine = kind == raw.FPDF_PAGEOBJ_PATH and (ground or min(c - a, d - b) < THIN)
+            hides = filling.value != raw.FPDF_FILLMODE_NONE and min(c - a, d - b) >= THIN
+            fine = is_path and (ground or not hides)
         if not fine:
             doubts.append((a - 1, b - 1, c + 1, d + 1))
     return doubts if len(doubts) < MANY else [EVERYWHERE]

@@ -8,6 +8,7 @@ import pytest
 
 from config.errors import UserError
 from tasks.forms import Contents, contents
+from tasks.pdf import find_doubts
 
 FONT = "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>"
 # two bytes a glyph, and no table that says which letters they are
@@ -301,6 +302,25 @@ def test_what_nobody_sees_is_left_out_and_counted(kind, ground):
 def test_what_is_pale_small_or_turned_is_read(drawn, turn):
     found = reading(f"{drawn}|/Rotate {turn}")
     assert found.pieces[0][0].split() == ["I", ".", "-", "|"] and not found.remark
+
+
+@pytest.mark.parametrize(
+    ("drawn", "count"),
+    [
+        ("1 g 0 0 600 800 re f 0 g " + lines("Anna"), 0),  # a ground
+        ("0.5 g 0 0 600 800 re f 0 g " + lines("Anna"), 1),
+        (lines("Anna") + "1 g 0 0 600 800 re f", 1),
+        ("50 600 500 100 re S 50 600 500 2 re f 0 0 9 900 re W n " + lines("Anna"), 0),
+        ("50 600 500 100 re B " + lines("Anna"), 1),
+        (f"/P BDC {lines('Anna')} EMC /H1 BDC {lines('Anna')} EMC", 0),
+        (f"/OC /L BDC {lines('Anna')} EMC", 1),
+        ("1 Tr " + lines("Anna"), 1),
+        (PICTURE, 1),
+    ],
+)
+def test_a_page_of_dark_words_is_not_looked_at_as_a_picture(drawn, count):
+    """That takes most of the time."""
+    assert len(find_doubts(pdfium.PdfDocument(pdf(drawn))[0])) == count
 
 
 def test_heads_and_numbers_that_repeat_are_left_out_and_counted():
