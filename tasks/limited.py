@@ -31,7 +31,7 @@ from config.errors import UserError, clip, first_line
 
 MAIN = "import sys; sys.path[:] = sys.argv[1:]; import tasks.limited as a; a.work()"
 LONGEST_S = 1e6  # that a timer of the system can be set to
-GRACE_S = 10.0  # in which a child begins, and ends itself
+GRACE_S = 5.0  # in which a child ends itself
 LINUX = sys.platform == "linux"
 
 
@@ -170,10 +170,11 @@ class Child:
         late = threading.Event()
         watch = threading.Timer(seconds + GRACE_S, lambda: (late.set(), self.process.kill()))
         watch.daemon = True
-        watch.start()
         try:
             self.process.stdin.writelines(call)
             self.process.stdin.flush()
+            self.process.stdout.readline(1)  # it is about to begin
+            watch.start()
             head = json.loads(self.process.stdout.readline(1000))
             text = self.process.stdout.read(min(head["n"], most))
             return Answer(head["kind"], head["is_last"] is not False, text)
@@ -223,6 +224,8 @@ def work() -> None:
             limits = min(size() + (call["mib"] << 20), 1 << 62), *before
             least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
             resource.setrlimit(resource.RLIMIT_AS, (least, hard))
+        answers.write(b"\n")
+        answers.flush()
         signal.setitimer(signal.ITIMER_REAL, call["seconds"])
         kind, text = answer(function, [*given, *call["arguments"]], call["name"])
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -90,8 +90,7 @@ def test_values_and_errors_come_back_from_one_child(readers):
 @pytest.mark.parametrize("function", [endless, deaf])
 def test_what_takes_too_long_is_ended_and_named(readers, monkeypatch, function):
     pool = readers(seconds=0.5)
-    assert pool.start(pid).result()
-    monkeypatch.setattr(limited, "GRACE_S", 2.0)  # after which the parent ends it
+    monkeypatch.setattr(limited, "GRACE_S", 1.0)  # after which the parent ends it
     with pytest.raises(OverLimit, match=r"^a\.pdf takes more than 0\.5 s .* --document-s\.$"):
         pool.start(function, name="a.pdf").result()
     assert not pool.idle and not pool.working
