@@ -16,7 +16,8 @@ URL = f"data:image/png;base64,{PICTURE}"
 def read(text: str, name: str = "x") -> tuple[str, str]:
     """Return a file's text and the remark on it, as they come out of all that reads files."""
     found = contents(text.encode(), name)
-    ((shown, _, _),) = found.pieces
+    ((shown, number, _),) = found.pieces
+    assert number == (found.kind == "conversation")
     return shown, found.remark
 
 
@@ -36,6 +37,7 @@ def read(text: str, name: str = "x") -> tuple[str, str]:
         (r'{"a": 1.10, "b": [1e400, -0, 123456789012345678901], "a": "\u00fc", "c": NaN}',
          '{"a": 1.10, "b": [1e400, -0, 123456789012345678901], "a": "ü", "c": NaN}'),
         ('{"n": %s, "a": "\\u00fc"}' % ("9" * 5000), '{"n": %s, "a": "ü"}' % ("9" * 5000)),
+        ('{\n  "a": ["\\u00fc", "x"], "b": "c"\n}', '{\n  "a": ["ü", "x"], "b": "c"\n}'),
         # each line that is JSON is decoded, also beside one that was cut
         ('{"a":"\\u00fc"}\n\n{"b":"\\u00f6"}\n{"c":"\\u00e4", "d',
          '{"a":"ü"}\n\n{"b":"ö"}\n{"c":"\\u00e4", "d'),
