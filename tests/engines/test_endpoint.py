@@ -133,7 +133,7 @@ class Server:
 
     def answer(self, body, path):
         if path.endswith("/chat/completions"):
-            (message,) = body["messages"]
+            message = body["messages"][-1]
             content = f" Anna joined {len(message['content'])} Boris."
             choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
             return {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
