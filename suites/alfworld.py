@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -179,13 +180,12 @@ class Player:
 
     def reply(self) -> dict:
         """Return the next reply; Lost: there is none within `SECONDS`, or it is an error."""
-        clock = threading.Timer(SECONDS, self.process.kill)
+        begin, clock = time.monotonic(), threading.Timer(SECONDS, self.process.kill)
         clock.start()
         line = self.process.stdout.readline()
-        is_late = clock.finished.is_set()
         clock.cancel()
         if not line:
-            raise Lost("timed out" if is_late else "crashed")
+            raise Lost("crashed" if time.monotonic() - begin < SECONDS else "timed out")
         reply = json.loads(line)
         if "error" in reply:
             raise Lost(f"crashed: {reply['error'].rstrip('. ')}")

@@ -209,7 +209,7 @@ class Interpreter:
             return {}, ran.output, "timed out"
         try:
             return {**json.loads(ran.errors)}, ran.output, ""
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return {}, ran.output + ran.errors, "crashed"
 
 
