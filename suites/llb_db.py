@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 from pydantic import AliasPath, BaseModel, Field, StringConstraints, model_validator
 
-from config.errors import UserError, first_line
+from config.errors import first_line
 from suites import Scope, Suite
 from tasks import environments
 from tasks.environments import Environment, Episode, Late, Step, Text, Texts, Work, fingerprint
@@ -90,6 +90,7 @@ class Item(BaseModel):
             raise ValueError("a row of the table has not one value per column")
         if (self.direct is None) == (self.md5 is None):
             raise ValueError("one of 'direct' and 'md5' must be given, the other null")
+        SQLite(self).close()  # ValueError: it is no table
         return self
 
     @property
@@ -245,10 +246,9 @@ class SQLite:
         try:
             self.connection.execute(f"CREATE TABLE {table} ({columns})")
             self.connection.executemany(f"INSERT INTO {table} VALUES ({holes})", item.rows)
-        except (sqlite3.Error, ValueError, OverflowError) as error:
+        except sqlite3.Error as error:
             self.close()
-            reason = first_line(error)
-            raise UserError(f"The table {item.table} cannot be made ({reason}).") from error
+            raise ValueError(f"the table cannot be made ({first_line(error)})") from error
         for limit, value in self.LIMITS.items():
             self.connection.setlimit(limit, value)
         self.connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 100)
@@ -421,8 +421,6 @@ class Databases(Environment):
     def __init__(self, path: str | Path | None = None) -> None:
         path = path or OWN
         self.items: dict[str, Item] = environments.items(Item, read_json(path), path, FORM)
-        for item in self.items.values():  # is it a table at all?
-            SQLite(item).close()
         self._tasks = [self._work(id, item) for id, item in self.items.items()]
 
     def tasks(self) -> list[Work]:
