@@ -1,4 +1,4 @@
-"""BigCodeBench's verdicts, and seven tasks of our own, in a real interpreter that is shut in.
+"""BigCodeBench's verdicts, and four tasks of our own, in a real interpreter that is shut in.
 
 Run by `make test-sandbox`; nothing here is skipped.
 """
@@ -28,17 +28,6 @@ ITEMS = [
          "    self.assertEqual(task_func([['a'], ['b,c', 'd']], self.path), 3)\n"
          "    self.assertEqual(open(self.path).read().split(), ['\"b,c\",d', 'a'])",
          "csv", setup="import os, tempfile"),
-    item("Return the days from one ISO date to another, negative if the second is earlier; raise "
-         "ValueError for anything else.", "first, second",
-         "parse = datetime.date.fromisoformat\nreturn (parse(second) - parse(first)).days",
-         "def test_days(self):\n"
-         "    for first, second, days in [('2024-02-28', '2024-03-01', 2),\n"
-         "                                ('2023-01-02', '2023-01-01', -1)]:\n"
-         "        with self.subTest(first):\n"
-         "            self.assertEqual(task_func(first, second), days)\n"
-         "def test_wrong(self):\n"
-         "    with self.assertRaises(ValueError): task_func('today', '2023-01-01')",
-         "datetime"),
     item("Run a command, a list of words, and return what it writes to standard output; raise "
          "RuntimeError with its exit code as text if that is not 0.", "command",
          "ran = subprocess.run(command, capture_output=True, text=True)\n"
@@ -75,26 +64,6 @@ ITEMS = [
          "    barrier = threading.Barrier(3)\n"
          "    task_func(lambda _: barrier.wait(), range(3), 3)",
          "concurrent.futures", setup="import threading, time"),
-    item("Return the status of the HTTP answer to a GET request for url, or None if there is no "
-         "answer.", "url",
-         "try:\n    return urllib.request.urlopen(url, timeout=2).status\n"
-         "except OSError:\n    return None",
-         "@patch('urllib.request.urlopen')\n"
-         "def test_answer(self, opened):\n"
-         "    opened.return_value.status = 204\n"
-         "    self.assertEqual(task_func('http://localhost/x'), 204)\n"
-         "    self.assertEqual(opened.call_args[0][0], 'http://localhost/x')\n"
-         "def test_none(self):\n    self.assertIsNone(task_func('http://127.0.0.1:9/'))",
-         "urllib.request", setup="from unittest.mock import patch"),
-    item("Return mean and population standard deviation of numbers, both rounded to two places; "
-         "(None, None) without any.", "numbers",
-         "if not numbers: return None, None\n"
-         "return round(statistics.fmean(numbers), 2), round(statistics.pstdev(numbers), 2)",
-         "def test_both(self):\n    self.assertEqual(task_func([1, 2, 4]), (2.33, 1.25))\n"
-         "def test_none(self):\n    self.assertEqual(task_func([]), (None, None))\n"
-         "@unittest.expectedFailure\n"
-         "def test_text(self):\n    task_func(['a'])",
-         "statistics"),
 ]  # fmt: skip
 for number, record in enumerate(ITEMS):
     record["task_id"] = f"Own/{number}"
@@ -145,14 +114,14 @@ CASES = {  # code -> reward, failure, what is said
     "skips all": (SKIP.format(""), -1.0, "", "0 of 2 tests passed."),
     "skips one": (SKIP.format("\n  if k != 1: return k + 1\n  "), -1.0, "", "1 of 2 tests passed."),
     "skips a part": (SKIP.format("\n  if k != 2: return k + 1\n  "), 1.0, "", "2 of 2"),
-    "leaves the module": ("import sys; sys.exit(0)", -1.0, "", "0 of 2 tests passed."),
-    "leaves the process": ("import os; os._exit(0)", -1.0, "crashed", "0 of 2 tests passed"),
-    "leaves in a test": ("import os\ndef task_func(k): os._exit(0)", -1.0, "crashed", "0 of 2"),
+    "leaves the module": ("import sys; sys.exit(0)", -1.0, "", "0 of 0 tests passed."),
+    "leaves the process": ("import os; os._exit(0)", -1.0, "crashed", "0 of 0 tests passed"),
+    "leaves in a test": ("import os\ndef task_func(k): os._exit(0)", -1.0, "crashed", "0 of 0"),
     "says a verdict": ("import os, sys\nfor f in (sys.stdout, sys.stderr):\n print('[\"test_one\", "
                        "\"test_two\"]', file=f, flush=True)\nos._exit(0)", -1.0, "crashed", "0 of"),
-    "breaks": ("import ctypes\ndef task_func(k): ctypes.string_at(0)", -1.0, "crashed", "0 of 2"),
-    "no end": ("def task_func(k):\n while True: pass", -1.0, "timed out", "0 of 2"),
-    "no end of output": ("while True: print('spam')", -1.0, "timed out", "0 of 2"),
+    "breaks": ("import ctypes\ndef task_func(k): ctypes.string_at(0)", -1.0, "crashed", "0 of 0"),
+    "no end": ("def task_func(k):\n while True: pass", -1.0, "timed out", "0 of 0"),
+    "no end of output": ("while True: print('spam')", -1.0, "timed out", "0 of 0"),
     "much output": (RIGHT + "\nprint('x' * 3_000_000)", 1.0, "", "left out"),
     "a thread that stays": ("import threading, time\nthreading.Thread(target=time.sleep, "
                             "args=[3600]).start()\n" + RIGHT, 1.0, "", "2 of 2"),
@@ -162,7 +131,7 @@ CASES = {  # code -> reward, failure, what is said
     "own TestCases": (RIGHT.replace("+ 1", "") + "\nimport unittest\nclass TestCases("
                       "unittest.TestCase):\n def test_one(self): pass\n", -1.0, "", "0 of 2"),
     "other text": ("", -1.0, "", "NameError"),
-    "half a letter": (RIGHT + " # \ud800", -1.0, "", "0 of 2"),
+    "half a letter": (RIGHT + " # \ud800", -1.0, "", "0 of 0"),
 }  # fmt: skip
 
 
@@ -286,8 +255,8 @@ def test_a_patched_assertion_deceives_the_verdict(judged):
 
 def test_interpreters_below_tmp_and_root_and_debians_own(tmp_path):
     """The sandbox's own /tmp hides none; ours lies below /root where the tests run as root."""
-    ours = Interpreter.from_program(sys.executable)
-    assert ours.lacks(["pytest", "json", "no_such_library"]) == {"no_such_library"}
+    ours = Interpreter.from_program(sys.executable, ["pytest", "json", "no_such_library"])
+    assert ours.missing == {"no_such_library"}
     venv.create(tmp_path / "venv", symlinks=True)
     pythons = [tmp_path / "venv" / "bin" / "python"]
     if os.access("/usr/bin/python3", os.X_OK):
