@@ -1,4 +1,4 @@
-"""BigCodeBench's verdicts, and four tasks of our own, in a real interpreter that is shut in.
+"""BigCodeBench's verdicts, and tasks of our own, in a real interpreter that is shut in.
 
 Run by `make test-sandbox`; nothing here is skipped.
 """
@@ -36,34 +36,6 @@ ITEMS = [
          "def test_failure(self):\n"
          "    with self.assertRaisesRegex(RuntimeError, '7'): task_func(['sh', '-c', 'exit 7'])",
          "subprocess"),
-    item("Insert (name, amount) pairs into a new table sales in an SQLite file at path, and return "
-         "the sums by name as a dict.", "pairs, path",
-         "base = sqlite3.connect(path)\n"
-         "base.execute('create table sales (name text, amount real)')\n"
-         "base.executemany('insert into sales values (?, ?)', pairs)\n"
-         "base.commit()\n"
-         "found = dict(base.execute('select name, sum(amount) from sales group by name'))\n"
-         "base.close()\nreturn found",
-         "@classmethod\n"
-         "def setUpClass(cls):\n    cls.folder = tempfile.mkdtemp()\n"
-         "def test_sums(self):\n"
-         "    pairs = [('a', 1), ('b', 2), ('a', .5), (\"x'); --\", 1)]\n"
-         "    found = task_func(pairs, self.folder + '/a.db')\n"
-         "    self.assertEqual(found, {'a': 1.5, 'b': 2, \"x'); --\": 1})\n"
-         "    with sqlite3.connect(self.folder + '/a.db') as base:\n"
-         "        self.assertEqual(base.execute('select count(*) from sales').fetchone(), (4,))",
-         "sqlite3", setup="import tempfile"),
-    item("Call function on every item in n threads and return the results in the order of the "
-         "items.", "function, items, n",
-         "with concurrent.futures.ThreadPoolExecutor(n) as pool:\n"
-         "    return list(pool.map(function, items))",
-         "def test_order(self):\n"
-         "    wait = lambda k: time.sleep(.05 / (k + 1)) or k * k\n"
-         "    self.assertEqual(task_func(wait, range(5), 5), [0, 1, 4, 9, 16])\n"
-         "def test_threads(self):\n"
-         "    barrier = threading.Barrier(3)\n"
-         "    task_func(lambda _: barrier.wait(), range(3), 3)",
-         "concurrent.futures", setup="import threading, time"),
 ]  # fmt: skip
 for number, record in enumerate(ITEMS):
     record["task_id"] = f"Own/{number}"
@@ -171,71 +143,53 @@ def test_what_fails_around_the_tests_fails_them(path):
 EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
 IN_TEST = "def test_one(self): {}"
 EXITS = IN_TEST.format("\n with self.assertRaises(SystemExit): {}(1)")
-# what the released evaluator has said of tests and, where it is not `RIGHT`, of code, run beside
-# the checkout
-GOLDEN = {
-    "pass": {
-        "plain": case_file(ONE),
-        "all tests are of the base": heir("x = 1", inherits=ONE),
-        "unpickling in a test": (
-            case_file(IN_TEST.format("pickle.loads(pickle.dumps(A()))")),
-            f"import pickle\nclass A: pass\n{RIGHT}",
-        ),
-        "environ": (
-            case_file(ONE),
-            "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
-        ),
-        "a module of builtins": (case_file(ONE), f"__builtins__.len\n{RIGHT}"),
-        "the zone of time": (
-            case_file(IN_TEST.format("self.assertEqual(time.tzname[0], os.environ['TZ'])")),
-            f"import time\n{RIGHT}",
-        ),
-        "unexpected success": case_file("@unittest.expectedFailure", ONE),
-        "expected failure": case_file("@unittest.expectedFailure", WRONG),
-        "an import of the prompt": (
-            case_file(ONE),
-            "def task_func(k): return k + math.floor(1.5)",
-        ),
-        "the function of the prompt": (
-            case_file(IN_TEST.format("self.assertIsNone(task_func(1))")),
-            "x = 1",
-        ),
-    },
-    "fail": {
-        "a test of the base fails": heir(ONE, inherits=WRONG),
-        "one of a base that is no case": case_file(
-            ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)
-        ),
-        "all tests are of the base": heir("x = 1", inherits=WRONG),
-        "a test that the text does not name": case_file(
-            ONE, after="TestCases.test_two = lambda self: self.fail()\n"
-        ),
-        "exit in tearDownClass": case_file(ONE, EXIT.format("tearDownClass")),
-        "exit in tearDownModule": case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
-        "exit in a cleanup of the class": case_file(
-            ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"
-        ),
-        "interrupted at last": case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
-        "unpickling at import": (
-            case_file(ONE),
-            f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
-        ),
-        "exit without sys": case_file(EXITS.format("exit")),
-        "quit without sys": case_file(EXITS.format("quit")),
-        "from the future": (case_file(ONE), f"from __future__ import annotations\n{RIGHT}"),
-    },
-}
+# (case, whether it passes, tests, code): what the released evaluator has said, run beside the checkout
+IMPORTED = "def task_func(k): return k + math.floor(1.5)"
+ENVIRON = "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])"
+PICKLED = "pickle.loads(pickle.dumps(A()))"
+MIXED = case_file(ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG))
+UNNAMED = "TestCases.test_two = lambda self: self.fail()\n"
+CLEANUP = "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"
+GOLDEN = [
+    ("plain", True, case_file(ONE), RIGHT),
+    ("all tests are of the base", True, heir("x = 1", inherits=ONE), RIGHT),
+    ("unpickling in a test", True, case_file(IN_TEST.format(PICKLED)),
+     f"import pickle\nclass A: pass\n{RIGHT}"),
+    ("environ", True, case_file(ONE), ENVIRON),
+    ("a module of builtins", True, case_file(ONE), f"__builtins__.len\n{RIGHT}"),
+    ("the zone of time", True,
+     case_file(IN_TEST.format("self.assertEqual(time.tzname[0], os.environ['TZ'])")),
+     f"import time\n{RIGHT}"),
+    ("unexpected success", True, case_file("@unittest.expectedFailure", ONE), RIGHT),
+    ("expected failure", True, case_file("@unittest.expectedFailure", WRONG), RIGHT),
+    ("an import of the prompt", True, case_file(ONE), IMPORTED),
+    ("the function of the prompt", True,
+     case_file(IN_TEST.format("self.assertIsNone(task_func(1))")), "x = 1"),
+    ("a test of the base fails", False, heir(ONE, inherits=WRONG), RIGHT),
+    ("one of a base that is no case", False, MIXED, RIGHT),
+    ("all tests of the base fail", False, heir("x = 1", inherits=WRONG), RIGHT),
+    ("a test that the text does not name", False, case_file(ONE, after=UNNAMED), RIGHT),
+    ("exit in tearDownClass", False, case_file(ONE, EXIT.format("tearDownClass")), RIGHT),
+    ("exit in tearDownModule", False,
+     case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"), RIGHT),
+    ("exit in a cleanup of the class", False, case_file(ONE, CLEANUP), RIGHT),
+    ("interrupted at last", False,
+     case_file(ONE, "def test_two(self): raise KeyboardInterrupt"), RIGHT),
+    ("unpickling at import", False, case_file(ONE),
+     f"import pickle\nclass A: pass\n{PICKLED}\n{RIGHT}"),
+    ("exit without sys", False, case_file(EXITS.format("exit")), RIGHT),
+    ("quit without sys", False, case_file(EXITS.format("quit")), RIGHT),
+    ("from the future", False, case_file(ONE), f"from __future__ import annotations\n{RIGHT}"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("verdict", "case"), [(verdict, case) for verdict in GOLDEN for case in GOLDEN[verdict]]
+    ("passes", "tests", "code"), [row[1:] for row in GOLDEN], ids=[row[0] for row in GOLDEN]
 )
-def test_a_verdict_is_that_of_the_released_evaluator(path, verdict, case):
-    found = GOLDEN[verdict][case]
-    tests, code = (found, RIGHT) if isinstance(found, str) else found
+def test_a_verdict_is_that_of_the_released_evaluator(path, passes, tests, code):
     write(path, [{**ITEMS[0], "test": tests, "task_id": "0", "code_prompt": PROMPT}])
     step = response(Programs(path, sys.executable, seconds=20), "0", fence(code, "python"))
-    assert (step.reward, step.failure) == (1.0 if verdict == "pass" else -1.0, ""), step
+    assert (step.reward, step.failure) == (1.0 if passes else -1.0, ""), step
 
 
 def test_the_block_with_the_function_counts_and_without_any_nothing_runs(judged):
