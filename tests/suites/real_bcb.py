@@ -143,7 +143,7 @@ def test_what_fails_around_the_tests_fails_them(path):
 EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
 IN_TEST = "def test_one(self): {}"
 EXITS = IN_TEST.format("\n with self.assertRaises(SystemExit): {}(1)")
-# (case, whether it passes, tests, code): what the released evaluator has said, run beside the checkout
+# (case, whether it passes, tests, code), as the released evaluator said, run beside the checkout
 IMPORTED = "def task_func(k): return k + math.floor(1.5)"
 ENVIRON = "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])"
 PICKLED = "pickle.loads(pickle.dumps(A()))"

@@ -122,13 +122,12 @@ def test_a_tree_is_read_by_the_names_of_its_folders(tmp_path):
         tmp_path, b={"pddl_problem": two}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
         d={"solvable": False}, e={"solvable": None}, f_Sliced={},
     )  # fmt: skip
-    games, left_out = read(folder)
-    assert [(game.id, game.kind) for game in games] == [
-        ("a/trial", "look_at_obj_in_light"), ("b/trial", "pick_and_place_simple"),
-    ]  # fmt: skip
-    assert left_out == 4 and games[0].content == "016d3f611cb25cd4"  # of all versions
-    assert "you see a bed 1, and a desk 1.\n" in games[1].intent
-    assert games[0].intent == (
+    (one, other), left_out = read(folder)
+    assert (one.id, one.kind) == ("a/trial", "look_at_obj_in_light") and left_out == 4
+    assert (other.id, other.kind) == ("b/trial", "pick_and_place_simple")
+    assert one.content == "016d3f611cb25cd4"  # of all versions
+    assert "you see a bed 1, and a desk 1.\n" in other.intent
+    assert one.intent == (
         "You are in the middle of a room. Looking quickly around you, you see a desk 1.\n"
         "Your task is to: put a mug on desk."
     )
@@ -228,9 +227,6 @@ def test_a_game_that_breaks_off_fails_the_task_alone(environment, monkeypatch, a
             assert game.step(action) == Step("The game has ended.", True, -1.0, failure)
         assert game.step("x").failure == "crashed"  # and so it stays
         assert other.step("win").reward == 1.0
-
-
-def test_a_damaged_game_cannot_be_begun(environment):
     with pytest.raises(UserError, match=r"bad/trial/.* cannot be played: crashed: KeyError"):
         environment.tasks()[1].begin()
 
