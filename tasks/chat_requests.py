@@ -110,7 +110,8 @@ class ChatRequest(_Model):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(at) for at in first["loc"] if at not in ("str", "list"))
-            raise Refused(clip(f"{where}: {first['msg']}", 300) + ".", where or None) from None
+            what = clip(f"{where}: {first['msg']}".removeprefix(": "), 300)
+            raise Refused(f"{what}.", where or None) from None
         others = request.model_extra
         if others.get("tool_choice") == "none":
             others.pop("tools", None)
