@@ -73,6 +73,8 @@ def read(path: str | Path) -> dict[str, Item]:
         if item.task_id in items:
             raise record.error(f"the task {item.task_id} was there before: ids must differ")
         items[item.task_id] = item
+    if not items:
+        raise UserError(f"{path} holds no task: bcb needs BigCodeBench as JSON lines.")
     return items
 
 

@@ -194,7 +194,7 @@ class Exam(Environment):
         items = read(path or OWN)
         self.items = {id: item for id, item in items.items() if images or not item.image}
         if not self.items:
-            raise UserError(f"{path} holds no question without a picture: --images sends them.")
+            raise UserError(f"{path} holds no question, or none without a picture (--images).")
         self.skipped = len(items) - len(self.items)
         self.judge = ServedJudge(judge) if isinstance(judge, str) else judge
 

@@ -165,9 +165,10 @@ def broken(**fields) -> str:
 
 
 @pytest.mark.parametrize(("text", "field"), [
-    (None, "No file"), ("", "0 of 0"), ("{", "line 1"), (b"\xff\xfe", "line 1"),
+    (None, "No file"), ("", "holds no task"), ("{", "line 1"), (b"\xff\xfe", "line 1"),
     (broken() + "\n" + "[" * 100_000, "line 2"), (broken() + "\n5", "line 2"),
-    (broken(task_id=3), "line 1, task_id"), (broken(instruct_prompt=" "), "line 1, instruct_prompt"),
+    (broken(task_id=3), "line 1, task_id"),
+    (broken(instruct_prompt=" "), "line 1, instruct_prompt"),
     (broken(test=None), "line 1, test"), (broken(test="class Other: pass"), "line 1, test"),
     (broken(entry_point="a b"), "line 1, entry_point"),
     (broken(code_prompt=["x"]), "line 1, code_prompt"), (broken(libs="['a"), "line 1, libs"),
