@@ -101,11 +101,19 @@ def _config(kind: type[Agent], settings: Mapping[str, object]) -> object:
     return kind.Config(**{n: value for n, value in settings.items() if n in hints_of(kind.Config)})
 
 
-def agent_hints() -> dict[str, object]:
-    """Map the settings of all agents to their types: of this folder, and of files that were loaded
-    before."""
-    kinds = [*map(find, names()), *FINDER.loaded.values()]
-    return {name: hint for kind in kinds for name, hint in hints_of(kind.Config).items()}
+def agent_hints(fields: Iterable[str], agents: Iterable[str] = ()) -> dict[str, object]:
+    """Map settings of agents to their types: those of `agents` and of all that are loaded, then of
+    others until the `fields` are known."""
+
+    def hints(kinds: Iterable[type[Agent]]) -> dict[str, object]:
+        return {name: hint for kind in kinds for name, hint in hints_of(kind.Config).items()}
+
+    found = hints([Agent, *filter(None, map(known, agents)), *FINDER.loaded.values()])
+    for name in reversed(names()):  # some of the first ones import what takes its time
+        if not {*fields} - found.keys():
+            break
+        found = hints([find(name)]) | found
+    return found
 
 
 def presets() -> dict[str, dict[str, dict]]:
@@ -194,13 +202,14 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
         raw.pop(name, None)  # and of what a run reads (commands/contents.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
-    evaluation, hints = sections.get("eval", {}), {"agent": agent_hints(), "eval": {}}
+    evaluation, agents = sections.get("eval", {}), [sections.get("run", {}).get("agent")]
+    agents += several if isinstance(several := evaluation.get("agents"), list) else []
+    agents = [str(agent).partition("@")[0] for agent in agents]
+    hints = {"agent": agent_hints(sections.get("agent", {}), agents), "eval": {}}
     if evaluation:
         hints["eval"] = suites.hints() | hints_of(EvalConfig)
-    several = evaluation.get("agents")
-    agents = [sections.get("run", {}).get("agent"), *(several if type(several) is list else ())]
     strange = {
-        "agent": any(_is_strange(str(agent).partition("@")[0], known) for agent in agents),
+        "agent": any(_is_strange(agent, known) for agent in agents),
         "eval": _is_strange(str(evaluation.get("suite")), suites.known),
     }
     for section in [name for name in sections if strange.get(name)]:
@@ -344,7 +353,7 @@ def resolve(
     that a bank of the model's folder stands for the file that it names.
     """
     agent = agent or agent_of(preset, model)
-    if unknown := settings.keys() - agent_hints().keys():
+    if unknown := settings.keys() - agent_hints(settings, [agent]).keys():
         raise UserError(f"No agent has a setting {min(unknown)!r}: leave it out.")
     fields, theirs, path = preset_of(preset, agent), of_model(model), _of_folder(model)[0]
     settings = fields["agent"] | settings

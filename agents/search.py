@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import date
 from functools import lru_cache
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import Literal, Protocol
+
+import numpy as np
 
 from agents.retrieval import Lucene, tokens
 from agents.store import Entry, number
 from tasks.conversations import session_of
-
-if TYPE_CHECKING:
-    import numpy as np
 
 EMBEDDINGS = 50_000
 """Embeddings that a `Search` keeps, those made last."""
@@ -118,8 +117,6 @@ class Search:
 
     def _embed(self, texts: Sequence[str], query: bool) -> np.ndarray:
         """Return the embeddings of texts, of which only those not made before are made."""
-        import numpy as np
-
         known = self._known
         if new := [text for text in dict.fromkeys(texts) if (text, query) not in known]:
             rows = self.embedder.embed(new, query)

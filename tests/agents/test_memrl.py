@@ -5,13 +5,18 @@ import copy
 import pytest
 
 from agents.bank import Bank
-from agents.memrl import ARMS, CONSTANTS, FAILURES, SHOWN, SUCCESSES, MemRL, MemRLConfig
+from agents.memrl import ARMS, CONSTANTS, FAILURES, SHOWN, SUCCESSES, MemRL, MemRLConfig, Tried
 from config.errors import UserError
 from config.options import GRPOConfig
 from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
+from report.markup import html, joined
+from report.reading import row_of
+from report.records import record
+from report.rows import Cell
+from report.transcripts import n_sections, trace
 from rollout import Sampling, rollout
 from tasks.environments import Environment, Episode, Step, Work
 from tokens.codec import Characters
@@ -354,3 +359,29 @@ def test_of_several_ranks_the_first_alone_writes_the_file(tmp_path, monkeypatch)
     monkeypatch.setenv("RANK", "0")
     first.learn([first.lesson([tried(first, answering("yes"), Counting().task(0))])])
     assert first.bank.digest == second.bank.digest
+
+
+def test_a_lesson_is_no_section_and_stands_below_the_answer():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 4)
+    reader = agent(chunk_tokens=40)
+    trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+    made, n = record(trajectory, reader), len(trajectory.turns) - 2
+    assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
+    assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
+    shown = str(joined(map(html, trace(made, None, 100))))
+    assert shown.count("<h3>section") == n and shown.index("became") < shown.index("do it well")
+
+
+def test_graded_rewards_are_mapped_to_the_range_of_utilities():
+    reader = agent(graded=True)
+    trajectory = tried(reader, answering("no"), Counting().task(0))
+    trajectory.turns[-1].notes = Tried(success=False, reward=0.25)
+    assert reader.lesson([trajectory]).reward == 0.25
+
+
+def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
+    reader, world = agent(), Counting()
+    trajectory = tried(reader, answering("yes"), world.task(99))
+    assert "cannot be begun" in trajectory.error
+    assert reader.tried(trajectory) is None and reader.reward(trajectory) == 0.0
+    assert reader.lesson([trajectory]) is None
