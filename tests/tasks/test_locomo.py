@@ -207,6 +207,7 @@ def test_splits_keep_conversations_whole(loaded):
         "train": 7, "validation": 0, "test": 3,
     }  # fmt: skip
     assert sorted(c.id for part in parts.values() for c in part) == names
+    assert [c.id for c in parts["test"]] == ["made-4", "made-0", "made-1"]
     # the same every time, and under the name that was published
     assert parts == split(conversations, "seven-three") == split(conversations, "memupdate")
     small = split(conversations[:2], "seven-three")

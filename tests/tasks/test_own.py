@@ -38,7 +38,7 @@ def talk(name: str = "talk-1", **other) -> dict:
         ],
         "qa": [
             {"question": "Where does Ada live?", "answer": "Lima", "category": "where",
-             "evidence": ["D3:1"]},
+             "distractor": "Rome", "evidence": ["D3:1"]},
             {"question": "How often did she move?", "answer": ["2", "twice"], "category": 1,
              "evidence": ["D1:1", "S3"]},
             {"question": "When did it rain?", "answer": 2024},
@@ -170,7 +170,7 @@ BAD = [  # where in the conversation, what stands there
     *((("qa", 1, "category"), bad) for bad in (6, True)),
     *((("qa", 1, "evidence"), bad) for bad in (["D1:1", None], ["S4"], ["S0"])),
     (("qa", 1, "abstains"), "no"),
-    (("qa", 4, "abstains"), False),
+    (("qa", 4), {"question": "Why?", "answer": "A", "category": 5, "abstains": False}),
 ]
 
 
