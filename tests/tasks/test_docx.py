@@ -245,12 +245,12 @@ def test_list_numbers_are_those_that_word_shows():
 
 
 @pytest.mark.parametrize(
-    "form, expected",
-    [("decimal", "29"), ("lowerLetter", "cc"), ("upperRoman", "XXIX"), ("none", ""),
-     ("japaneseCounting", "29")],
+    "n, form, expected",
+    [(29, "decimal", "29"), (26, "lowerLetter", "z"), (29, "lowerLetter", "cc"), (29, "none", ""),
+     (29, "upperRoman", "XXIX"), (29, "japaneseCounting", "29")],
 )  # fmt: skip
-def test_numbers_are_written_in_the_form_of_their_level(form, expected):
-    assert written(29, form) == expected
+def test_numbers_are_written_in_the_form_of_their_level(n, form, expected):
+    assert written(n, form) == expected
 
 
 def test_the_main_part_is_the_one_that_the_package_names():
