@@ -86,6 +86,7 @@ def test_without_a_question_or_a_judge_there_is_no_exam(tmp_path):
 def test_a_response_is_judged_and_the_right_answer_is_not_told():
     task, *others = Exam("", by_word).tasks()
     assert len({task.id, *(other.id for other in others)}) == 6
+    assert task.digest == "af7dd98aa987b7e2"  # of all versions: a stored row is found again by it
     for said, reward, failure in (
         (f"Answer: {task.solution[0]}", 1.0, ""), ("Answer: 4711", -1.0, ""), (" \n", -1.0, "empty")
     ):  # fmt: skip
