@@ -19,7 +19,8 @@ from pydantic import ConfigDict, Field, TypeAdapter
 
 from config.errors import UserError
 from config.foreign import from_json
-from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text, fault_of
+from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text
+from tasks.environments import fault_of
 
 FORMAT, VERSION = "memory store", 1
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from conftest import Inline
 from typer.testing import CliRunner
 
 import cli
@@ -31,6 +32,10 @@ def trained(tmp_path_factory):
         "--runs", runs, *SHORT,
     )  # fmt: skip
     return runs / "mine"
+
+
+def test_the_agent_of_these_tests_is_a_file_of_thirty_lines():
+    assert len(Path(MINE).read_text().splitlines()) <= 30
 
 
 def test_a_training_has_the_agents_setting_turn_reward_and_count(trained):
@@ -112,6 +117,40 @@ def test_a_run_with_the_users_agent_is_exported_where_its_code_is_trusted(
     assert exported["agent"]["topic"] == "places"
 
 
+def test_ask_show_plan_and_the_report_of_a_training(trained, tmp_path):
+    (tmp_path / "notes.txt").write_text("Anna joined Boris. Clara reached Lima. Boris toured Oslo.")
+    said = run(
+        "ask",
+        tmp_path / "notes.txt",
+        "Where is Anna?",
+        "--model",
+        "tiny",
+        "--runs",
+        tmp_path,
+        "--agent",
+        MINE,
+        "--topic",
+        "places",
+        *SHORT,
+    )
+    assert "section 1" in said and ("answer:" in said or "The response is empty" in said)
+    assert "section 1 of 2" in run("show", trained, "--n", 1, "--agent", MINE)
+    assert "agent my_agent" in " ".join(
+        run(
+            "plan", "--agent", MINE, "--topic", "food", "--model", "Qwen/Qwen3-0.6B", "--explain"
+        ).split()
+    )
+    assert "my_agent" in (trained / "report.html").read_text()
+
+
+def test_the_demo_trains_and_compares_the_users_agent(tmp_path, monkeypatch):
+    monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)  # one rank: no processes for the training either
+    run("demo", "--agent", MINE, "--short", "--name", "d", "--runs", tmp_path)
+    summary = json.loads((tmp_path / "d" / "summary.json").read_text())
+    assert {cell["agent"] for cell in summary["cells"]} == {"trained", "untrained", "full"}
+
+
 def test_the_agents_flags_appear_with_that_agent_alone():
     assert "--topic" in run("train", "--agent", MINE, "--help-all")
     assert "--topic" not in run("train", "--help-all")
@@ -176,6 +215,10 @@ def test_a_mistake_is_one_sentence_that_says_what_and_where(tmp_path, text, what
     path, document = tmp_path / "wrong.py", tmp_path / "doc.txt"
     path.write_text(text)
     document.write_text("Anna reached Lima.")
-    words = ("ask", document, "Where?", "--agent", path, "--model", "tiny", "--runs", tmp_path)
-    said = " ".join(run(*words, code=2).split())
-    assert what in said and "wrong" in said and "Traceback" not in said
+    for words in (
+        ("ask", document, "Where?", "--agent", path, "--model", "tiny"),
+        ("train", "--agent", path, "--steps", 1, "--name", "a"),
+        ("eval", "--agents", path, "--lengths", 2, "--n", 1, "--name", "a"),
+    ):
+        said = " ".join(run(*words, "--runs", tmp_path, code=2).split())
+        assert what in said and "wrong" in said and "Traceback" not in said

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agents.rememr1 import ERRORS, NOT_RECALLED, EvidenceSearch, ReMemR1, ReMemR1Config, parse_step
+from config.errors import UserError
 from data import Pool, Task
-from memagent import NO_MEMORY, Finish, Trajectory, Turn
+from memagent import NO_MEMORY, Finish, Group, MemAgent, MemAgentConfig, Trajectory, Turn
 from memory import Recall
+from report.metrics import describe_turns
 from tasks import worlds
 
 CONFIG = ReMemR1Config(
@@ -200,6 +202,23 @@ def test_what_is_looked_for_stands_in_the_next_prompt_and_only_there(codec):
     assert learned[2] == question[2] == off[2].replace(NOT_RECALLED, otto)
 
 
+def test_the_question_is_looked_for_whether_or_not_the_policy_asks(codec):
+    for third in ("nonsense", ask(*LOOKS)):
+        turns = drive(codec, ask(OTTO), ask(LEFT), third, "x", callback="question")
+        assert [t.notes.recalled.query for t in turns] == ["", *[TASK.question] * 3]
+        assert [t.notes.recalled.steps for t in turns] == [(), (), (1,), (1,)]
+        # nor is it its doing
+        assert column("callback", states(turns, callback="question")) == [0] * 4
+
+
+def test_a_response_without_an_update_never_wipes_the_memory_unnoticed(codec):
+    turns = drive(codec, ask(OTTO), "<recall>Otto</recall>", "nonsense", "x")
+    assert [t.prompt.memory for t in turns] == [NO_MEMORY, OTTO, OTTO, OTTO]
+    # what stands in the prompt anyway is not recalled
+    assert turns[2].notes.recalled == Recall(query="Otto")
+    assert [t.notes.step.errors for t in turns[:-1]] == [(), ("no_update",), ("no_update",)]
+
+
 @pytest.mark.parametrize("layout", ["shared", "paper"])
 def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
     agent = ReMemR1(ReMemR1Config(layout=layout, example_query="LOUD"))
@@ -213,6 +232,36 @@ def test_prompts_have_their_blocks_in_order_and_share_what_they_can(layout):
     assert "<recall>LOUD</recall>" in text and "{example}" not in text
 
 
+def test_templates_of_ones_own(tmp_path, codec):
+    update, final = (tmp_path / f"recall_{name}.txt" for name in ("update", "final"))
+    update.write_text("{prompt}|{recalled_memory}|{memory}|{chunk}|<update>")
+    final.write_text("{prompt}|{recalled_memory}|{memory}|\\boxed{}")
+    own = dict(templates=str(tmp_path))
+    turns = drive(codec, ask("Otto."), ask("Ida."), ask("Max.", "Otto"), "x", **own)
+    assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
+    for text, callback, refused in (
+        ("{prompt} without a section", "learned", "section"),
+        ("{chunk} {memory}", "learned", "recalled memory"),
+        ("{chunk} {memory}", "off", ""),
+    ):
+        update.write_text(text)
+        if refused:
+            with pytest.raises(UserError, match=refused):
+                ReMemR1(replace(CONFIG, callback=callback, **own))
+        else:
+            ReMemR1(replace(CONFIG, callback=callback, **own))
+
+
+@pytest.mark.parametrize("wrong", [
+    {"callback": "always"}, {"retriever": "tfidf"}, {"query_tokens": 0}, {"recall_k": 0},
+    {"step_tokens": -1},
+    {"example_query": "{section}"}, {"example_query": "<update>"},
+])  # fmt: skip
+def test_settings_that_cannot_be_are_refused(wrong):
+    with pytest.raises(UserError, match=next(iter(wrong))):
+        ReMemR1Config(**wrong)
+
+
 def test_retrievers_and_several_hits_reach_the_prompt(codec):
     query = "who left Rome or Lima"
     answers = [ask("Anna left Rome."), ask("Otto left Lima."), ask("Ida left.", query), "x"]
@@ -223,6 +272,14 @@ def test_retrievers_and_several_hits_reach_the_prompt(codec):
         assert {*recalled.steps} == {1, 2}, retriever
     nothing = [*answers[:2], ask("Ida left.", "Boris"), "x"]
     assert drive(codec, *nothing)[-1].notes.recalled == Recall(query="Boris")
+
+
+def test_the_window_has_room_for_what_is_recalled(codec):
+    agent = ReMemR1(ReMemR1Config(100, 20, 10, step_tokens=50, recall_k=2))
+    assert agent.turn_tokens() == agent.window_needed() == 100 + 3 * 20 + 50 + 1024
+    assert MemAgent(MemAgentConfig(100, 20, 10)).turn_tokens() == 100 + 20 + 20 + 1024
+    shorter = agent.with_settings(step_tokens=None, query_tokens=7)
+    assert shorter.turn_tokens() == 100 + 3 * 20 + 47 + 1024
 
 
 # ---------------------------------------------------------------- rewards
@@ -353,3 +410,30 @@ FACT = worlds.make_task(0, 2, "two_hop_reverse")
 ])  # fmt: skip
 def test_what_a_text_holds_of_the_evidence(task, text, held):
     assert EvidenceSearch(task).in_text(text) == held
+
+
+def test_a_steps_metrics_are_means_of_what_its_turns_did(codec):
+    trajectories = []
+    for answers in (
+        [ask(OTTO), ask(LEFT), ask(*LOOKS), "\\boxed{Lima}"],
+        ["x", ask(*LOOKS), ask(OTTO), "Lima"],
+        # over both caps
+        [ask("Anna " * 14, "Karin " * 9) + "</update>", ask(*LOOKS), ask(OTTO), "x"],
+    ):
+        turns = drive(codec, *answers)
+        paid = ReMemR1(CONFIG).turn_rewards(Trajectory(TASK, turns))
+        for turn, turn_rewards in zip(turns, paid, strict=True):
+            turn.rewards = turn_rewards
+        trajectories.append(Trajectory(TASK, turns, len(trajectories)))
+    m = describe_turns([Group(TASK, trajectories)], ReMemR1(CONFIG))
+    written = [turn.prompt.memory for t in trajectories for turn in t.turns[1:]]
+    wanted = {
+        "answer_gain": 2 / 9, "answer_level": 3 / 9, "answer_covered": 1,
+        "turn_reward_memory": 2 / 9, "turn_reward_callback": 1 / 9,
+        "turn_reward_format": 7 / 9, "turn_reward_format_final": 1 / 3,
+        "turn_groups_without_signal": 1 / 4, "format_no_update": 1 / 9, "format_stray_tag": 1 / 9,
+        "recall_queries": 4 / 9, "recall_hits": 1 / 4, "recall_age": 2, "recall_holds": 1,
+        "recall_evidence": 1, "memory_capped": 1 / 9, "query_capped": 1 / 9,
+        "memory_length": sum(len(memory.ids) for memory in written) / 9,
+    }  # fmt: skip
+    assert {name: m[name] for name in wanted} == pytest.approx(wanted)

@@ -2,17 +2,25 @@
 
 import contextlib
 import json
+import os
+import random
 import shutil
+import signal
+import tempfile
 from pathlib import Path
 
 import pytest
+from conftest import calls_of, forked
 from typer.testing import CliRunner
 
 import cli
+from agents import find
 from agents.bank import Bank, BankConfig
 from commands.report import report
-from commands.stream import Stream, _leaks, outcome_of, run_stream
+from commands.stream import Stream, _leaks, run_stream
+from config import files
 from config.errors import ServerFailed, UserError
+from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
 from models.embedder import embedder_of
@@ -103,21 +111,6 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
         done("parts")
 
 
-@pytest.mark.parametrize(("key", "note"), [
-    ("epoch 1", {"x": 1}), ("epoch 1", {"entries": "many"}), ("stream", "x"),
-    ("stream", {"epoch": 0}), ("stream", {"epoch": "x", "cursor": 0, "bytes": 0, "settings": ""}),
-])  # fmt: skip
-def test_a_note_of_a_strangers_bank_that_lacks_what_it_needs_is_refused(tmp_path, key, note):
-    stream = Stream.__new__(Stream)
-    stream.book, stream.settings = Bank(None, BankConfig()), ""
-    stream.book.note(key, note)
-    with pytest.raises(UserError):
-        if key == "stream":
-            stream._begun()
-        else:
-            outcome_of(tmp_path, "memrl", StreamConfig(epochs=1), stream.book)
-
-
 def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
     (folder := tmp_path / "templates").mkdir()
@@ -131,6 +124,14 @@ def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monke
         with pytest.raises(UserError, match=rf"other settings \(the content of {path}\)"):
             run_stream(given, {"templates": str(folder)})
         path.write_text(before)
+    stored = files.read_yaml(tmp_path / "s" / "config.yaml")
+    files.dump(tmp_path / "s" / "config.yaml", **{k: stored[k] for k in ("stream", "agent")})
+    suite.write_text(f"{before} ")  # of an earlier version nothing is known
+    run_stream(given, {"templates": str(folder)})
+
+
+KILLS = 12
+WORDS = "stream --arms rag,memrl --epochs 3 --batch 4 --n 16 --hints 4 --max-entries 60".split()
 
 
 def numbers(folder: Path) -> tuple:
@@ -140,6 +141,52 @@ def numbers(folder: Path) -> tuple:
         del cell["seconds"]
         cell["bank"].pop("bytes")  # the file also holds seconds
     return summary, [(folder / f"{arm}.jsonl").read_bytes() for arm in ("rag", "memrl")]
+
+
+@pytest.fixture
+def in_memory(tmp_path):
+    """A folder where waiting for the disk takes no time: a kill loses nothing of it either."""
+    shared = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(
+        dir=shared if os.access(shared, os.W_OK) else tmp_path
+    ) as name:
+        yield Path(name)
+
+
+def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memory, monkeypatch):
+    """The processes are forked from this one, so that each begins at once; a stream that ends
+    before all kills are done is followed by another."""
+    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")  # most of a stream's time
+    words = [*WORDS, "--runs", str(in_memory)]
+    assert CliRunner().invoke(cli.app, [*words, "--name", "whole"]).exit_code == 0
+    calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "again"]))
+    expected = numbers(in_memory / "whole")
+    assert numbers(in_memory / "again") == expected
+    rng, kills, streams, moments = random.Random(0), 0, 0, set()
+    enough = False  # kills, at places enough: those before the first batch are all one
+    while not enough or (in_memory / f"s{streams}").exists():
+        folder = in_memory / f"s{streams}"
+        at = None if enough else rng.randrange(calls // 6, calls // 2)
+        process = forked([*words, "--name", folder.name], in_memory / "log", killed_at=at)
+        process.join()
+        if process.exitcode == -signal.SIGKILL:
+            kills += 1
+            assert kills < 3 * KILLS, f"only {len(moments)} places"
+            moments.add((streams, *(p.stat().st_size for p in sorted(folder.glob("*.jsonl")))))
+            for path in folder.glob("*.db"):
+                try:
+                    assert (
+                        Bank(path, BankConfig(), frozen=True)._value("PRAGMA integrity_check")
+                        == "ok"
+                    )
+                except UserError as error:  # killed before it was one
+                    assert "holds no bank" in str(error)
+        else:
+            assert process.exitcode == 0, (in_memory / "log").read_text()
+            assert numbers(folder) == expected
+            streams += 1
+        enough = kills >= KILLS and len(moments) >= 6
+    assert streams and len(moments) >= 6
 
 
 @pytest.mark.parametrize("moment", ["before its end", "after it"])
@@ -174,6 +221,17 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
     assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
 
 
+def test_two_streams_do_not_share_a_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
+    folder = run_stream(short(tmp_path, epochs=1), {})
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    words = rf"The stream .*/s is being written by process {os.getpid()} .*: wait"
+    with writing(folder, "It"), pytest.raises(UserError, match=words):
+        run_stream(short(tmp_path, epochs=2), {})
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    run_stream(short(tmp_path, epochs=2), {})
+
+
 def test_shares_of_a_hand_made_history():
     """Four tasks over four epochs: 1100, 1010, 0111, 0110."""
     history = ["1100", "1010", "0111", "0110"]
@@ -189,6 +247,39 @@ def test_shares_of_a_hand_made_history():
     # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
     assert [c["fr"] for c in cells] == [0.0, 0.5, 1.0, 0.5]
     assert [c["fr_p1"] for c in cells] == [0.0, 0.5, 0.5, 1 / 3]  # lost of those solved before
+
+
+class Crashing(RehearsedEngine):
+    """An engine that fails at the tasks of some ids for the first few times."""
+
+    def __init__(self, tasks, ids, times):
+        super().__init__(tasks)
+        self.ids, self.left = ids, {id: times for id in ids}
+
+    def step(self):
+        from memagent import Finish
+
+        done = super().step()
+        for _, turn in done:
+            for task in self._tasks.values():
+                if task.id in self.ids and task.question in turn.prompt.text and self.left[task.id]:
+                    self.left[task.id] -= 1
+                    turn.finish, turn.error = Finish.ERROR, "the server is gone"
+        return done
+
+
+@pytest.mark.parametrize(("times", "crashed"), [(1, 0), (9, 2)])
+def test_an_engine_that_fails_is_asked_again_then_the_item_has_failed(tmp_path, times, crashed):
+    config, world = short(tmp_path, epochs=1, n=0), Bandit(12)
+    (tmp_path / "s").mkdir()
+    stream = Stream(config, "memrl", {}, world, tmp_path / "s")
+    engine = Crashing(world.tasks(), {"b3", "b7"}, times)
+    stream.run(engine)
+    (cell,) = epochs_of(stream.outcome())
+    assert cell["n"] == 12 and cell["crashed"] == crashed
+    learnt = {event[1] for event in stream.agent.opened().events()}
+    assert len(learnt) == 12 - crashed  # utilities have learnt nothing from what crashed
+    assert ("b3" in learnt) is (not crashed)
 
 
 class Failing:
@@ -232,6 +323,16 @@ def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
     assert embedder.refused == 2
     assert failing.agent.bank.digest == whole.agent.bank.digest
     assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+
+
+def test_intents_that_are_cut_are_counted_in_every_epoch_beside_what_it_costs(tmp_path):
+    stream = with_embedder(tmp_path / "s", "memrl", Failing())
+    outcome = stream.outcome()
+    assert {row["id"] for row in outcome["rows"] if row["cut"]} == {"own-5"}
+    assert [(cell["n"], cell["cut"]) for cell in epochs_of(outcome)] == [(8, 1)] * 2
+    assert stream.agent.bank.stats()["cut"] == 2  # of two entries
+    reflection = with_embedder(tmp_path / "r", "reflection", Failing())
+    assert not any(row["cut"] for row in reflection.outcome()["rows"])  # nothing is compared
 
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
@@ -331,6 +432,17 @@ def test_the_page_and_the_summary_say_what_was_done(tmp_path):
                for seen in [row["interaction"][0][1]])  # fmt: skip
 
 
+def test_the_demo_is_made(tmp_path):
+    words = ["demo", "--agent", find.learner().name, "--short", "--name", "d"]
+    result = CliRunner().invoke(cli.app, [*words, "--runs", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    summary = read_summary(tmp_path / "d")
+    assert {cell["arm"] for cell in summary["cells"]} == {*find.learner().extras["arms"]}
+    assert {cell["n"] for cell in summary["cells"]} == {60} and summary["rule"]
+    page = (tmp_path / "d" / "report.html").read_text()
+    assert "Most was solved with" in page and "<svg" in page
+
+
 def test_a_model_works_on_tasks(tmp_path):
     words = "--suite llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
     words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
@@ -403,7 +515,12 @@ def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_change
     parts = frozen(tmp_path, learnt_bank, "parts")
     with pytest.raises(KeyboardInterrupt):
         run_stream(parts, {})
-    assert report(tmp_path / "parts").exists()
+    assert (tmp_path / "parts" / "none.jsonl").exists()
+    report(tmp_path / "parts")
+    assert (
+        "Stopped: none, method 1 of 3, epoch 1 of 1"
+        in (tmp_path / "parts" / "report.html").read_text()
+    )
     folder = run_stream(parts, {})
     for arm in ("none", "rag", "memrl"):
         name = f"{arm}.jsonl"
@@ -430,6 +547,16 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, wor
     assert "Traceback" not in result.output and not [*tmp_path.iterdir()]
 
 
+def test_a_frozen_bank_lies_in_no_folder_of_the_stream(tmp_path, at_hand):
+    bank = tmp_path / "f" / "memrl.db"
+    bank.parent.mkdir()
+    shutil.copy(at_hand / "learnt.db", bank)
+    before = bank.read_bytes()
+    with pytest.raises(UserError, match="lies in"):
+        run_stream(frozen(tmp_path, bank), {})
+    assert bank.read_bytes() == before
+
+
 @pytest.fixture(scope="module")
 def at_hand(tmp_path_factory) -> Path:
     """A folder with a bank that was learnt, a damaged one, and one of embeddings."""
@@ -442,3 +569,10 @@ def at_hand(tmp_path_factory) -> Path:
     vectors = BankConfig(retrieve="dense", embedder="hash:64")
     Bank(folder / "vectors.db", vectors, embedder_of("hash:64")).close()
     return folder
+
+
+def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
+    settings = {"retrieve": "dense", "embedder": "hash:64"}
+    folder = run_stream(short(tmp_path, epochs=1), settings)
+    (folder / "report.html").unlink()
+    assert report(folder).exists()

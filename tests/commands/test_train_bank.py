@@ -1,8 +1,10 @@
 """Training with experiences: a few steps of GRPO, from the command line to the bank's file."""
 
 import json
+from collections import Counter
 from contextlib import closing
 from dataclasses import replace
+from statistics import fmean
 
 import pytest
 from conftest import Stop, stop_at
@@ -10,8 +12,10 @@ from test_train import assert_same, model, outcome, varied_reward  # noqa: F401
 from typer.testing import CliRunner
 
 import cli
+import grpo
 from agents import find
 from agents.bank import Bank, BankConfig
+from agents.memrl import REFLECT, SCRIPT, SHOWN
 from commands import train
 from config.options import GRPOConfig, RunConfig
 from engines.open import give_embedder
@@ -32,6 +36,60 @@ def content(path) -> tuple:
         return bank.entries(), bank.events(), bank.digest
 
 
+@pytest.fixture
+def calls(monkeypatch) -> list[str]:
+    """What is asked of banks, in order."""
+    found = []
+
+    def counted(name, real):
+        return lambda self, *args, **kwargs: found.append(name) or real(self, *args, **kwargs)
+
+    for name in ("retrieve", "feedback", "write"):
+        monkeypatch.setattr(Bank, name, counted(name, getattr(Bank, name)))
+    return found
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[tuple]:
+    """The groups of every step, and the rows that are trained on."""
+    found, real = [], grpo.training_rows
+
+    def recorded(groups, *rest):
+        found.append((groups, real(groups, *rest)))
+        return found[-1][1]
+
+    monkeypatch.setattr(grpo, "training_rows", recorded)
+    return found
+
+
+def test_a_group_retrieves_once_feeds_back_once_and_leaves_one_entry(
+    model, tmp_path, calls, steps  # noqa: F811
+):  # fmt: skip
+    path = tmp_path / "bank.db"
+    given = READING | dict(
+        model=model, runs=tmp_path, name="r", bank=path, device="cpu", lengths="1,2", lr=1e-2,
+        steps=STEPS, tasks_per_step=TASKS, group_size=MEMBERS,
+    )  # fmt: skip
+    words = (f"--{name.replace('_', '-')}={value}" for name, value in given.items())
+    result = CliRunner().invoke(cli.app, ["train", "--agent", find.learner().name, *words])
+    assert result.exit_code == 0, result.output
+    # both groups of a step retrieve before either teaches anything
+    assert calls == STEPS * [*TASKS * ["retrieve"], *TASKS * ["feedback", "write"]]
+    entries, events, _ = content(path)
+    groups = [group for step, _ in steps for group in step]
+    assert [entry.task_id for entry in entries] == [group.task.id for group in groups]
+    # what a group was shown, all of it, has learnt its mean
+    expected = Counter()
+    for group in groups:
+        tried = [trajectory.turns[-1].notes for trajectory in group.trajectories]
+        shown = [[each["id"] for each in one.shown] for one in tried]
+        assert len(tried) == MEMBERS and shown.count(shown[0]) == MEMBERS
+        reward = fmean(1.0 if one.success else -1.0 for one in tried)
+        expected.update((group.task.id, id, reward) for id in shown[0])
+    assert Counter((event[1], event[2], event[6]) for event in events) == expected
+    assert sum(expected.values()) >= 2 * (STEPS - 1) * TASKS  # two or more a group
+
+
 def learner(path=""):
     return find.make(find.learner().name, READING | {"bank": str(path)})
 
@@ -43,6 +101,25 @@ def settings(model, runs, name, **fields) -> tuple[RunConfig, GRPOConfig]:  # no
     )  # fmt: skip
     own = dict(steps=STEPS, tasks_per_step=(TASKS,), group_size=MEMBERS, lr=1e-2, in_flight=4)
     return run, GRPOConfig(**own)
+
+
+def test_what_was_retrieved_is_read_and_never_trained_on(model, tmp_path, steps):  # noqa: F811
+    train.train(*settings(model, tmp_path, "r"), learner())
+    with_block = 0
+    for groups, rows in steps:
+        turns = [turn for group in groups for t in group.trajectories for turn in t.turns]
+        acted = [turn for turn in turns if turn.prompt.trained]
+        lessons = [turn for turn in turns if not turn.prompt.trained]
+        assert all(turn.prompt.text.startswith((SCRIPT[:40], REFLECT[:40])) for turn in lessons)
+        assert len(lessons) == TASKS * MEMBERS
+        trained = [(row.prompt_ids, row.response_ids) for row in rows]
+        assert trained == [(turn.prompt_ids, turn.response_ids) for turn in acted]
+        with_block += sum(turn.prompt.text.startswith(SHOWN) for turn in acted)
+        assert not any(SHOWN in turn.response for turn in acted)
+        assert all(
+            t.answer and t.turns[-1] in lessons for group in groups for t in group.trajectories
+        )
+    assert with_block == (STEPS - 1) * len(acted)  # every prompt, but those of an empty bank
 
 
 def test_a_resumed_run_has_the_bank_of_one_that_was_never_stopped(model, tmp_path):  # noqa: F811
