@@ -24,7 +24,6 @@ from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
     NOT_MENTIONED,
-    REFUSALS,
     Conversation,
     Memory,
     Probe,
@@ -210,6 +209,7 @@ def split(
 
 # ---------------------------------------------------------------- the official metric
 
+REFUSALS = ("no information available", "not mentioned")
 PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 

@@ -14,13 +14,12 @@ from typing import Annotated, Self
 from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, model_validator
 
 from config.errors import UserError
-from data import f1
+from data import exact_match, f1
 from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
     FORM,
     NOT_MENTIONED,
-    REFUSALS,
     Conversation,
     Day,
     Memory,
@@ -157,16 +156,60 @@ def load_own(path: Path) -> list[Conversation]:
     return [*found.values()]
 
 
-# ---------------------------------------------------------------- the suite
+# ---------------------------------------------------------------- answers without an answer
+
+# What an answer says that tells of no answer (`says_unknown`): a negation and, at most four words
+# on, what is not told or known; information that is not enough; something that is unknown
+NOT = "not|no|none|nobody|never|nothing|unable|impossible|lacks?|lacking|insufficient"
+END = r"[.,;!?)]|$"
+TOLD = (
+    r"mention\w*|specif(?:y|ied|ies)|stated|state(?= (?:the|this|that|it|your|any|wh|how)\w*)|"
+    r"indicat\w+|disclos\w+|discuss\w*|says?|said|tell|told|know\w*|answer\w*|determin\w+|"
+    r"infer(?:red)?|identif\w+|confirm\w*|provided?|shared?|recall|remember|clear|recorded|"
+    r"(?:talk|talked|spoken) about|references?|information|info|details?|evidence|"
+    rf"(?:sure|certain|aware|records?|memory|given)(?= (?:of|about|in|if|how|wh\w+)\b|{END})|"
+    rf"(?:enough|sufficient)(?= (?:information|info|details?|data|context|to)\b|{END})|"
+    r"in (?:the|our|your|this|any)(?: \w+)? (?:conversations?|chats?|history|sessions?)"
+)
+SCARCE = "not|insufficient|incomplete|missing|unavailable|lacking"
+UNKNOWN = "unknown|unclear|unspecified|undetermined|undisclosed|uncertain|unanswerable"
+UNTOLD = re.compile(
+    rf"(?<!called )(?<!named )(?<!titled )\b(?:(?:{NOT}) (?:[\w'-]+ ){{0,4}}?(?:{TOLD})|"
+    rf"(?:information|info|details?|context|data) (?:[\w'-]+ ){{0,6}}?(?:{SCARCE})|"
+    r"nothing (?:[\w'-]+ ){0,4}?about|no idea|unaware|only mentioned|mentioned [^.]*\bbut not|"
+    rf"(?:is|are|was|were|be|it's|remains?|left)(?: still)? (?:{UNKNOWN})"
+    rf"(?= (?:from|in|here)\b|{END}))\b"
+)
+ALONE = re.compile(rf"(?:answer: )?(?:{UNKNOWN}|not available|no data available|n/?a)\W*")
+
+
+def says_unknown(answer: str) -> bool:
+    """Tell whether an answer says that the conversation does not answer the question: our own rule.
+
+    Words in capitals, in quotes or after "called" are a name, unless they are the whole answer.
+
+    >>> says_unknown("You did not mention your hamster."), says_unknown("Unknown")
+    (True, True)
+    >>> says_unknown("Your hamster is called Unknown."), says_unknown("You have no hamster.")
+    (False, False)
+    """
+    text = " ".join(answer.replace("’", "'").replace("*", "").split()).strip("\"'")
+    text = text.lower() if text.isupper() or text.istitle() else text
+    text = re.sub(r"^[A-Z]|(?<=[.!?:;] )[A-Z]", lambda first: first[0].lower(), text)
+    text = re.sub('"[^"]*"', '""', text.replace("cannot", "can not").replace("can't", "can not"))
+    text = text.replace("n't", " not")
+    return bool(ALONE.fullmatch(text) or UNTOLD.search(text))
 
 
 def word_f1(prediction: str, probe: Probe) -> float:
-    """Return the F1 of an answer's words; where nothing is known, whether the answer says so in
-    one of LoCoMo's phrases or by the letter."""
+    """Return the F1 of an answer's words; where nothing is known, whether the answer says so."""
     if probe.abstains:
-        said = probe.chosen(prediction).lower()
-        return float(any(phrase in said for phrase in REFUSALS))
+        unknown = says_unknown(probe.chosen(prediction))
+        return float(unknown or exact_match(prediction, probe.answers))
     return f1(prediction, probe.answers)
+
+
+# ---------------------------------------------------------------- the suite
 
 
 class Own(Conversations):

@@ -18,7 +18,6 @@ from data import seed_of
 
 # The accepted answer of a question that is not answered in the conversation
 NOT_MENTIONED = "Not mentioned in the conversation"
-REFUSALS = ("no information available", "not mentioned")  # LoCoMo's, one of which is in an answer
 CHOOSE = "Choose one of the two answers"  # what comes after it in a question are the answers
 LETTER = re.compile(r"\(?([ab])\)?[.:]?")  # a response that names an answer by its letter
 # LoCoMo's, by their official names; papers that swap them are why the number is printed too
