@@ -68,7 +68,7 @@ from report.runlog import RunRecorder, StepCSV
 from report.training import TROUBLES, WATCHED, amiss, troubles, whole_rows
 from rollout import advance
 from rollout import start as begin
-from suites._training import GENERATED, training_tasks, validation_tasks
+from suites._training import GENERATED, never_trained, training_tasks, validation_tasks
 from tasks import hub
 
 RewardFunction = Callable[[Trajectory], object]
@@ -220,7 +220,7 @@ def run_and_report(
         say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
     try:
         with stops.stoppable():
-            progress = TrainingProgress(config.steps)
+            progress = TrainingProgress(config.steps, data=run.data)
             shown = [TrainingPage(folder, run.save_every), progress]
             train(run, config, agent, resume, callbacks=shown)
     except stops.Stopped as stop:
@@ -601,8 +601,9 @@ class TrainingProgress(lightning.Callback):
     """One bar for the steps, and every `every` steps a line that stays; outside a terminal no bar
     and a line every step. What goes wrong is said once each time that it begins."""
 
-    def __init__(self, steps: int, every: int = 10):
-        self.steps, self.every = steps, every
+    def __init__(self, steps: int, every: int = 10, data: str = ""):
+        """data: what is trained on, of which it is said what no step reaches; "": not said."""
+        self.steps, self.every, self.data = steps, every, data
         self.last = deque[dict[str, float]](maxlen=WATCHED)  # metrics of steps
         self.known: list[str] = []  # the troubles of the last step
         self.validated: dict[str, float] = {}
@@ -610,6 +611,8 @@ class TrainingProgress(lightning.Callback):
 
     def on_train_start(self, trainer, module) -> None:
         self.validated = module.validated
+        if self.data and (words := never_trained(module.tasks, self.data, module.config)):
+            say(words, "yellow")
         self.progress = bar("steps")
         self.task = self.progress.add_task(
             "training", total=self.steps, completed=module.done_steps, note=""

@@ -103,16 +103,22 @@ class Source:
         ]
 
     def say_missing(self, probes: Sequence[Probe], abstaining: bool, reason: str) -> None:
-        """Say of which kinds there is no question; of several processes the first does.
+        """Say how many questions are left out, and of which kinds there is none; of several
+        processes the first does.
 
         abstaining: whether questions without an answer count. reason: follows their names.
         """
-        known, every = {probe.heading for probe in probes}, self.suite.headings
+        known = {probe.heading for probe in probes}
         held = [p for c in self.conversations for p in c.probes if abstaining or not p.abstains]
-        kinds = [*(every if abstaining else every[:-1]), *(probe.heading for probe in held)]
+        kinds = [*self.suite.headings, *(probe.heading for probe in held)]
+        if not abstaining:
+            kinds = [kind for kind in kinds if kind not in self.suite.headings[-1:]]
         missing = [kind for kind in dict.fromkeys(kinds) if kind not in known]
-        if missing and os.environ.get("RANK", "0") == "0":
-            say(f"{clean(self.name)}: no question of {clean(', '.join(missing))} {reason}.")
+        words = [f"no question of {clean(', '.join(missing))} {reason}"] if missing else []
+        if never := len(held) - len({id(probe) for probe in probes}):
+            words.append(f"{never} of {len(held)} questions are left out")
+        if words and os.environ.get("RANK", "0") == "0":
+            say(f"{clean(self.name)}: {'; '.join(words)}.")
 
 
 def is_conversations(source: str) -> bool:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from config.errors import UserError
-from config.options import RunConfig, TrainConfig
+from config.options import GRPOConfig, RunConfig, TrainConfig
 from data import Task, Tasks, seed_of
 from suites import ledger
 from suites._conversations import ConversationTasks, is_conversations, validation_episodes
@@ -68,11 +68,24 @@ class FileTasks:
         check_step(n, len(self.tasks), "the file has")
         # The remainder of a pass is skipped, so that no task occurs twice in a step
         per_pass = len(self.tasks) // n
-        number, start = step // per_pass, step % per_pass * n
-        tasks = self.tasks
-        if self.shuffle:
-            tasks = _shuffled(self.documents, random.Random(seed_of(self.seed, number)))
-        return tasks[start : start + n]
+        start = step % per_pass * n
+        return self._order(step // per_pass)[start : start + n]
+
+    def _order(self, number: int) -> list[Task]:
+        """Return the tasks in the order of a pass."""
+        if not self.shuffle:
+            return self.tasks
+        return _shuffled(self.documents, random.Random(seed_of(self.seed, number)))
+
+    def reached(self, steps: int, n: int) -> list[tuple[int, int]]:
+        """Return how many tasks steps of n train on, and how many there are."""
+        per_pass, met = len(self.tasks) // n, set[str]()
+        for number in range(-(-steps // per_pass)):
+            taken = min(per_pass, steps - number * per_pass) * n
+            met.update(task.id for task in self._order(number)[:taken])
+            if len(met) == len(self.tasks):
+                break
+        return [(len(met), len(self.tasks))]
 
 
 def check_step(n: int, most: int, source: str) -> None:
@@ -106,7 +119,7 @@ class MixedTasks:
         self.weights, self.seed = weights, seed
 
     def batch(self, step: int, level: int, n: int) -> list[Task]:
-        rng = random.Random(seed_of(self.seed, "mixture", step))
+        rng = self._rng(step)
         check_step(n, sum(map(len, self.lists)), "the files have")
         drawn = self._counts(rng, n)
         parts = []
@@ -115,6 +128,15 @@ class MixedTasks:
             start = rng.randrange(len(tasks))
             parts += by_document(circle[start : start + count])
         return [task for part in rng.sample(parts, len(parts)) for task in part]
+
+    def reached(self, steps: int, n: int) -> list[tuple[int, int]]:
+        """Return how many tasks of each list steps of n train on at most, and how many it has."""
+        drawn = [self._counts(self._rng(step), n) for step in range(steps)]
+        sizes = [len(tasks) for tasks in self.lists]
+        return [(min(sum(each[k] for each in drawn), size), size) for k, size in enumerate(sizes)]
+
+    def _rng(self, step: int) -> random.Random:
+        return random.Random(seed_of(self.seed, "mixture", step))
 
     def _counts(self, rng: random.Random, n: int) -> list[int]:
         """Draw how many of n tasks come from each list: no more than it has, then from others."""
@@ -156,6 +178,25 @@ def check_sources(sources: Iterable[str]) -> None:
             source = source.partition(":")[2].partition("#")[0]
         if not (source in GENERATED or is_hub(source) or readers.is_function(source)):
             readers.existing(source)
+
+
+def never_trained(tasks: Tasks, data: str, config: TrainConfig) -> str:
+    """Say of which tasks of files, or of which lengths, all the steps reach only a part; "" where
+    they may reach everything."""
+    steps, n = config.steps, config.tasks_per_step[0]
+    if isinstance(tasks, FileTasks | MixedTasks):
+        found = zip(parts_of(data), tasks.reached(steps, n), strict=True)
+        parts = [
+            f"{most:,} of the {size:,} tasks of {source}"
+            for (source, _), (most, size) in found
+            if most < size
+        ]
+    else:
+        each = max(1, config.grow_steps) if isinstance(config, GRPOConfig) else 1
+        reached = 1 + (steps - 1) // each
+        parts = [f"{reached} of the {tasks.levels + 1} lengths"] if reached <= tasks.levels else []
+    every = f"{steps:,} step{'s' * (steps > 1)} of {n:,}"
+    return f"{every} train on at most {', '.join(parts)}, never on the others." if parts else ""
 
 
 def training_tasks(run: RunConfig, config: TrainConfig) -> Tasks:

@@ -4,10 +4,13 @@ from typing import get_args, get_type_hints
 import pytest
 
 from agents import find
+from agents.baselines import AtOnceConfig
 from config.errors import UserError
 from data import ANSWER_FORMS, Task, grade
+from dev import base
 from embedded import tiny
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Turn, split_template
+from memory import overwrite
 from report.records import record_turn
 from tasks import worlds
 from tokens.templates import ANSWER_REQUESTS
@@ -96,6 +99,15 @@ def test_a_template_file_is_kept_byte_for_byte(tmp_path, turn, content, codec):
     assert ours.template(other) == split_template(wording.text("shared", "boxed"), wording.slots)
 
 
+def test_a_template_may_use_the_published_names_of_the_slots(tmp_path, codec):
+    (tmp_path / "update.txt").write_text("<problem> \n{prompt}\n</problem>\n{memory}|{chunk}|")
+    (tmp_path / "final.txt").write_text("{prompt} {memory} \\boxed{}")
+    agent = MemAgent(MemAgentConfig(templates=str(tmp_path))).on(codec)
+    text = agent.prompt("update", 5, problem="why {chunk}?", memory="m", section="s").text
+    assert text == "<problem> \nwhy {chunk}?\n</problem>\nm|s|"
+    assert agent.prompt("final", 5, problem="why?", memory="m").text == "why? m \\boxed{}"
+
+
 @pytest.mark.parametrize(("name", "files", "reason"), [
     ("memagent", None, "no templates in"),
     ("full", None, "no templates in"),
@@ -135,6 +147,14 @@ def test_a_models_agent_yaml_brings_its_templates_but_no_cap(tmp_path, monkeypat
     assert find.resolve("paper", model, {}, {})[1].config.max_sections == 8
 
 
+@pytest.mark.parametrize(
+    ("rule", "expected"), [("placeholder", "none"), ("keep", "old"), ("empty", " ")]
+)
+def test_empty_memory(rule, expected):
+    assert overwrite("old", " ", "none", rule) == expected
+    assert overwrite("old", "new", "none", rule) == "new"
+
+
 def test_full_context_cuts_the_middle_and_never_the_question(codec):
     task = worlds.make_task(2, 16, "one_fact")
     (whole,) = drive(FULL, task, codec, ["x"])
@@ -148,6 +168,16 @@ def test_full_context_cuts_the_middle_and_never_the_question(codec):
     assert task.question in cut.text
     with pytest.raises(UserError, match="does not fit"):
         drive(tiny.agent("full", window=30), task, codec, ["x"])
+
+
+def test_bm25_reads_the_sections_that_name_what_is_asked_for(codec):
+    task = worlds.make_task(3, 32, "one_fact")
+    (prompt,) = drive(tiny.agent("bm25", top_k=2, window=None), task, codec, ["x"])
+    assert len(codec.encode(prompt.section)) == 48
+    assert (
+        worlds.sentence(next(f for f in base.parse_facts(task.document) if f[0] in task.question))
+        in prompt.section
+    )
 
 
 def test_what_is_cut_off_is_counted(codec):
@@ -182,6 +212,26 @@ def test_bm25_keeps_the_best_sections_where_the_window_is_small(codec):
         assert evidence.strip() in prompt.section and task.question in prompt.text
     with pytest.raises(UserError, match="does not fit"):
         drive(reader.with_settings(window=20), task, codec, ["x"])
+
+
+def test_a_document_shorter_than_a_section_and_an_empty_one(codec):
+    short, empty = (Task("a", "q?", ("b",), text=text) for text in ("Anna", ""))
+    assert len(drive(MEMAGENT, short, codec, ["m", "a"])) == 2
+    assert [p.final for p in drive(MEMAGENT, empty, codec, ["a"])] == [True]
+
+
+@pytest.mark.parametrize(("kind", "wrong"), [
+    (MemAgentConfig, {"layout": "x"}),
+    (MemAgentConfig, {"over": "tail"}),
+    (MemAgentConfig, {"form": "b"}),
+    (MemAgentConfig, {"empty": "e"}),
+    (MemAgentConfig, {"chunk_tokens": 0}),
+    (MemAgentConfig, {"max_sections": -1}),
+    (AtOnceConfig, {"window": -1}),
+])  # fmt: skip
+def test_settings_that_cannot_be(kind, wrong):
+    with pytest.raises(UserError):
+        kind(**wrong)
 
 
 @pytest.mark.parametrize("document", ["...", "a", "Anna joined Boris."])

@@ -138,7 +138,7 @@ def test_an_entry_that_is_wrong_is_named_by_line_and_field(field, values):
     good = {"id": "m1", "text": "Good."}
     for value in values:
         lines = written(json.dumps(good), json.dumps(good | {"id": "m2", field: value}))
-        with pytest.raises(UserError, match=f"a record, line 3: '{field}") as error:
+        with pytest.raises(UserError, match=f"a record, line 3: {field}") as error:
             Store.from_lines(lines, "a record")
         assert len(str(error.value)) < 500 and str(error.value).isprintable()
 

@@ -160,15 +160,24 @@ def test_another_content_gets_no_name_and_replaces_nothing(hub, tmp_path):
     assert get("things", tmp_path)[0] == place
 
 
-def test_what_cannot_be_had_is_one_sentence(hub, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("file", "named"),
+    [
+        (File(REPO, "gone.bin"), "gone.bin"),
+        (File("no/one", "a"), "no/one"),
+    ],
+)
+def test_what_the_hub_does_not_have(hub, tmp_path, monkeypatch, file, named):
+    sources(monkeypatch, file)
+    assert named in refused("things", tmp_path)
+    assert "things" in refused("nothing", tmp_path)
+
+
+def test_without_a_hub_one_sentence_comes(hub, tmp_path, monkeypatch):
     from huggingface_hub import constants
 
     (tmp_path / "file").write_text("")
     assert "file" in refused("things", tmp_path / "file")
-    assert "things" in refused("nothing", tmp_path)
-    for file in (File(REPO, "gone.bin"), File("no/one", "a")):
-        sources(monkeypatch, file)
-        assert file.path in refused("things", tmp_path)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert "Offline" in refused("things", tmp_path)
 

@@ -1,11 +1,14 @@
 """Environments by name, in `stream` and in `eval`."""
 
+import json
+
 import pytest
 from conftest import opened
 from typer.testing import CliRunner
 
 import cli
 from config.errors import UserError
+from suites import llb_db
 from suites.bandit import HINTS, Bandit
 from tasks.environments import Work
 
@@ -48,7 +51,26 @@ def test_a_task_is_told_apart_by_what_it_is_judged_by():
     assert one.digest != two.digest
 
 
+def gold(tmp_path, *words):
+    command = ["eval", "--agents", "gold", "--device", "cpu", "--temperatures", "0",
+               "--n", "1000", "--runs", str(tmp_path), *words]  # fmt: skip
+    result = CliRunner().invoke(cli.app, command)
+    rows = tmp_path / "eval" / "rows.jsonl"
+    found = [json.loads(line) for line in rows.read_text().splitlines()] if rows.exists() else []
+    return result.exit_code, " ".join(result.output.split()), found
+
+
+def test_known_solutions_solve_our_own_items_and_others_are_named(tmp_path):
+    code, output, rows = gold(tmp_path, "--suite", "llb-db")
+    assert code == 0 and len(rows) == 8 and all(row["reward"] == 1.0 for row in rows)
+    assert "not right by their own solution" not in output
+    items = json.loads(llb_db.OWN.read_text())
+    items["own-5"]["answer_info"]["md5"] = "0" * 32
+    (path := tmp_path / "db.json").write_text(json.dumps(items))
+    _, output, _ = gold(tmp_path, "--suite", "llb-db", "--data", str(path), "--name", "b")
+    assert "1 of 8 tasks are not right by their own solution here: own-5" in output
+
+
 def test_gold_acts_in_environments_alone(tmp_path):
-    words = ["eval", "--agents", "gold", "--suite", "world", "--lengths", "2", "--device", "cpu"]
-    result = CliRunner().invoke(cli.app, [*words, "--runs", str(tmp_path)])
-    assert result.exit_code == 2 and "gold acts in environments" in " ".join(result.output.split())
+    code, output, rows = gold(tmp_path, "--suite", "world", "--lengths", "2")
+    assert code == 2 and "gold acts in environments" in output and not rows

@@ -1,6 +1,7 @@
 """Episodes: generated ledgers, conversations as training tasks, and their questions."""
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import replace
 
@@ -49,6 +50,15 @@ def test_a_ledger_asks_for_the_last_place_of_each_tracked_person_and_keeps_the_s
         chatter = {m.text.split()[0] for m in episode.memories if " met " in m.text}
         assert not chatter & {*people}  # nobody who is asked for does anything but arrive
     assert moved > 60 and again > 60
+
+
+def test_every_session_is_dated_and_the_text_is_all_of_them():
+    episode = ledger.make_ledger(0, 6)
+    assert [s.date for s in episode.sessions][:2] == ["2024-01-01", "2024-01-02"]
+    assert episode.text.count("2024-01-") == 6
+    assert all(m.text in episode.text for m in episode.memories)
+    with pytest.raises(UserError, match="between"):
+        ledger.make_ledger(0, 4)
 
 
 def test_training_grows_by_sessions_and_repeats_nothing():
@@ -159,6 +169,30 @@ def test_what_decides_a_score_decides_which_rows_are_found(path):
     samples[0]["qa"][0]["evidence"] = ["D1:2"]
     moved = asked(write(path, samples))
     assert [n for n in first if first[n].digest != moved[n].digest] == ["conv-26-q1"]
+
+
+def test_a_store_that_was_built_is_compared_with_the_evidence_by_sessions(path):
+    """What a policy writes carries its session, S1, and questions ask for turns, D1:1."""
+    create = {"operation": "create", "content": "Asked in category: pears."}
+    call = json.dumps({"name": "manage_memory", "arguments": create})
+    # session 1, its end; 2; 10; the same for every question, each of which makes its own store
+    edits = itertools.cycle([f"<tool_call>{call}</tool_call>", "", "", "Done."])
+
+    def answer(prompt):
+        return "pears" if prompt.frozen else next(edits)
+
+    found = {}
+    codec = Codec(keeper.make_tokenizer())
+    agent = find.make("memupdate", {"chunk_tokens": 4096, "memory_budget": 2.0})
+    tasks = [task for name, task in asked(path).items() if name.startswith("conv-26")]
+    for trajectory in rollout(
+        ScriptedEngine(codec, answer), agent, [(t, 0) for t in tasks], in_flight=1
+    ):
+        assert not trajectory.error
+        found[trajectory.task.id] = trajectory.turns[-1].notes.recall
+    # evidence: D1:1 D2:2, D1:1, none, D10:4, D2:1, D1:1 D10:2 D2:3 D2:4, D2:9 D2:1, D1:2
+    expected = (1 / 2, 1, 1, 0, 0, 1 / 4, 0, 1)
+    assert found == {f"conv-26-q{n}": share for n, share in enumerate(expected, 1)}
 
 
 def test_the_oracle_reads_the_lines_of_the_evidence_or_its_whole_session(path):
@@ -277,6 +311,9 @@ def test_categories_without_a_question_are_said_at_the_start(path, capsys):
     _conversations.ConversationTasks(f"locomo:{path}", (1,), seed=0)
     assert "no question of 1 multi-hop, 3 open-domain is about 1 " in capsys.readouterr().out
     samples = [sample("made-1"), sample("made-2")]
+    samples[1]["qa"][2]["evidence"] = ["D2:1"]
+    _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
+    assert capsys.readouterr().out.endswith("talks.json: 1 of 12 questions are left out.\n")
     samples[0]["qa"][2]["evidence"] = ["D2:1"]
     _conversations.ConversationTasks(f"locomo:{write(path, samples)}", (3,), seed=0)
     assert not capsys.readouterr().out

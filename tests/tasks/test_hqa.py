@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import permutations, product
 from random import Random
 
@@ -14,7 +14,6 @@ from config.errors import UserError
 from data import Pool, Task
 from suites.ruler_hqa import EvidenceRule
 from suites.ruler_hqa import make_tasks as make
-from tasks.environments import fingerprint
 from tasks.readers import read, read_passages
 from tasks.writers import write_built
 
@@ -69,16 +68,15 @@ def test_fixed_places_under_compat_seed4_only(tmp_path, n):
     assert len({*ours, tuple(FIXED[n])}) == 5
 
 
-@pytest.mark.parametrize(("n", "how", "digest"), [
-    (60, {"seed": 1}, "eefcc0af03ea5d9c"),
-    (60, {"compat_seed4": True}, "7512087a31350aa1"),
-    (100, {"evidence": EvidenceRule("reverse", 0.5)}, "56a5a6cd8c1190fe"),
-    (60, {"n_items": 3, "seed": 2}, "c0d966d42fd13fa5"),
-])  # fmt: skip
-def test_documents_are_those_of_always(tmp_path, n, how, digest):
-    """Rows of an earlier version go on only if not a letter has changed."""
-    tasks = make_tasks(questions(tmp_path, 8), n, extra=EXTRA, **how)
-    assert fingerprint([(t.id, t.document, t.gold) for t in tasks]) == digest
+def test_build_is_decided_by_its_seed_and_comes_back(tmp_path):
+    source = questions(tmp_path, 8)
+    one, again, other = (make_tasks(source, 60, None, EXTRA, seed) for seed in (1, 1, 2))
+    assert [*map(asdict, one)] == [*map(asdict, again)] != [*map(asdict, other)]
+    # An item does not depend on its place among the others
+    alone = make_tasks(source[::-1], 60, None, EXTRA, 1)
+    assert {t.id: t.document for t in alone} == {t.id: t.document for t in one}
+    write_built(tmp_path / "set.jsonl", one, seed=1, n_documents=60)
+    assert read(tmp_path / "set.jsonl") == one
 
 
 def test_the_same_questions_at_every_length(tmp_path):
@@ -106,6 +104,12 @@ def test_no_second_version_of_an_own_title(tmp_path):
         assert other not in task.document
     with pytest.raises(UserError, match="5"):
         make_tasks(source, 16, extra=versions)
+
+
+def test_build_refuses(tmp_path):
+    for tasks, n in ((questions(tmp_path, 3), 9), ([Task("x", "Q?", ("A",), text="C")], 20)):
+        with pytest.raises(UserError):  # fewer documents than are its own; no paragraphs
+            make_tasks(tasks, n)
 
 
 # ---- where the evidence may stand ----
@@ -163,6 +167,14 @@ def test_every_possible_choice_is_drawn_alike(order, gap):
     rng, times = Random(0), 300 * len(possible)
     drawn = Counter(tuple(evidence.draw(rng, 2, n)) for _ in range(times))
     assert {*drawn} == possible and all(abs(k - 300) < 5 * 300**0.5 for k in drawn.values())
+
+
+def test_three_pieces_fit_only_where_there_is_room():
+    assert not EvidenceRule("reverse", 0.5).fits(3, 100)
+    a, b, c = EvidenceRule("reverse", 0.4).draw(Random(0), 3, 100)
+    assert a - b > 40 and b - c > 40
+    shares = (0.29, 100), (0.5, 50), (0.5, 51), (0.07, 100)  # which are exceeded
+    assert [EvidenceRule("any", x).gap(n) for x, n in shares] == [30, 26, 26, 8]
 
 
 def test_questions_whose_evidence_cannot_stand_so_are_passed_over(tmp_path):

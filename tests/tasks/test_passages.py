@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
+from dataclasses import asdict
+from itertools import pairwise
 
 import pytest
 from conftest import asked_of
@@ -18,7 +20,6 @@ from config.options import EvalConfig
 from data import NOT_FOUND, Pool, normalize_answer
 from suites import passages
 from suites.passages import Passages, split_by_article
-from tasks.environments import fingerprint
 from tasks.mentions import separate_words
 from tasks.readers import read, read_passages
 
@@ -68,23 +69,6 @@ def shown(task) -> list[tuple[str, str]]:
     return [(task.pool.titles[k], task.pool.texts[k]) for k in task.order]
 
 
-@pytest.mark.parametrize(("n", "how", "digest"), [
-    (16, {}, "e96e11f2ed7f9370"),
-    (4, {"seed": 2, "source_split": "test"}, "81144d3b5910c4ed"),
-    (6, {"together": 12}, "c5a02790d14b55bf"),
-    (1, {"together": 2}, "c5d097a1c634cf40"),
-    (6, {"absent": 0.4}, "9701e0eda19f585b"),
-    (6, {"absent": 0.4, "near": False}, "39658e00be3e80ca"),
-    (6, {"absent": 0.4, "together": 3}, "95d0e49e9a36ac5e"),
-    (27, {"n_items": 40, "lengths": (4, 27)}, "1fc52baed04c1b06"),
-])  # fmt: skip
-def test_documents_are_those_of_always(questions, n, how, digest):
-    """Rows of an earlier version go on only if not a letter has changed."""
-    tasks = make_tasks(questions, n, extra=None if n == 27 else EXTRA, **how)
-    found = [(t.id, t.question, t.answers, t.document, t.gold, t.kind) for t in tasks]
-    assert fingerprint(found) == digest
-
-
 @pytest.mark.parametrize("n", [1, 4, 16, 64])
 def test_one_passage_answers_and_no_other_contains_an_answer(questions, n):
     source = {task.id: task for task in questions}
@@ -105,6 +89,17 @@ def test_one_passage_answers_and_no_other_contains_an_answer(questions, n):
                     or separate_words(answer) in separate_words(text)
                 )
                 assert held == (k == place), (task.id, passage)
+
+
+def test_every_passage_without_the_answer_and_no_other_can_be_drawn(questions):
+    """Of 30 paragraphs 29 lack the answer of a first question, 26 that of a second or third."""
+    assert len(make_tasks(questions, 27)) == 90
+    for n in (28, 30):
+        assert {t.id[-1] for t in make_tasks(questions, n, 30)} == {"0"}
+        with pytest.raises(UserError, match="30 of 90"):
+            make_tasks(questions, n, 31)
+    with pytest.raises(UserError):
+        make_tasks(questions, 31, 1)
 
 
 def test_training_documents_hold_nothing_of_the_test_articles(questions):
@@ -147,6 +142,15 @@ def test_longer_documents_have_all_that_shorter_ones_have(questions):
     for name in by_length[4]:
         sets = [{*shown(by_length[n][name])} for n in (4, 16, 64)]
         assert sets[0] < sets[1] < sets[2]
+    first = [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 1)]
+    assert first == [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 1)]
+    assert first != [asdict(task) for task in make_tasks(questions, 16, 12, EXTRA, 2)]
+
+
+def test_the_answer_may_stand_anywhere(questions):
+    places = Counter(t.gold[0] for seed in range(20) for t in make_tasks(questions, 4, seed=seed))
+    # 1,800 draws: 450 each, give or take 18
+    assert {*places} == {0, 1, 2, 3} and all(abs(n - 450) < 90 for n in places.values())
 
 
 def test_questions_that_cannot_be_placed_are_passed_over_at_every_length(questions):
@@ -175,6 +179,23 @@ def test_the_suite_and_the_files_hold_the_same_tasks(tmp_path, questions, capsys
         assert [t.digest for t in made] == [t.digest for t in written]
         assert len(written) == 8 and {t.split for t in written} == {"test"}
         assert [(t.id, t.document) for t in made] == [(t.id, t.document) for t in written]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"data": ("a", "b")},
+        {"source_split": "dev"},
+        {"test_articles": "x"},
+        {"test_articles": "0/1", "source_split": "train"},
+        {"suite": "ruler-hqa", "test_articles": "1/5"},
+    ],
+)
+def test_mistakes_show_before_a_model_is_loaded(tmp_path, fields):
+    data = {"data": (str(squad(tmp_path / "s.json")),)} if fields.keys() - {"data"} else {}
+    with pytest.raises(UserError):
+        asked_of(None, **{"suite": "passages"} | data | fields)
 
 
 @real
@@ -211,6 +232,14 @@ def test_in_a_shared_document_one_passage_answers_each_question(questions, seed)
         assert held.count(True) == 1 and held[task.gold[0]], task.id
 
 
+@pytest.mark.parametrize("together", [3, 2])
+def test_questions_of_one_paragraph_stand_side_by_side(questions, together):
+    """None is lost of a paragraph with more questions than may share a document."""
+    tasks = make_tasks(questions, 1, together=together)
+    assert len({task.id for task in tasks}) == len(tasks) == len(questions) == 90
+    assert sum(a.order != b.order for a, b in pairwise(tasks)) == 29
+
+
 # ---------------------------------------------------------------- without their paragraph
 
 
@@ -232,6 +261,14 @@ def test_a_share_of_the_questions_has_no_answer_in_its_document(questions, near,
     siblings = [sum(t == shown(by_id[task.id])[0][0] for t, _ in shown(task)) for task in absent]
     # the second answer stands in all paragraphs of an article, which are then no sibling to keep
     assert (max(siblings) == 2) == near or together > 1
+
+
+def test_the_others_stay_as_they_were_where_some_have_no_answer(questions):
+    plain = make_tasks(questions, 6, extra=EXTRA)
+    some = {task.id: task for task in make_tasks(questions, 6, extra=EXTRA, absent=0.4)}
+    kept = [task for task in plain if not some[task.id].absent]
+    assert kept and all(task.document == some[task.id].document for task in kept)
+    assert not any(task.absent for task in plain)
 
 
 def test_where_no_title_tells_what_is_near_the_likest_passages_are(tmp_path):

@@ -1,21 +1,27 @@
 """Where training tasks come from: passes, mixtures, and tasks of one document side by side."""
 
+from __future__ import annotations
+
 from collections import Counter
 from itertools import groupby
 
 import pytest
+from test_locomo import sample, write
 
 from config.errors import UserError
+from config.options import GRPOConfig, SFTConfig
 from data import Pool, Task
-from suites._training import FileTasks, MixedTasks, by_document, check_sources, parts_of
+from suites._conversations import ConversationTasks
+from suites._training import FileTasks, MixedTasks, WorldTasks, by_document, never_trained
+from suites.locomo import load_locomo
 
 POOL = Pool([f"T{k}" for k in range(12)], [f"Text {k}." for k in range(12)])
 
 
-def tasks_of(sizes, pool=POOL):
+def tasks_of(sizes, pool=POOL, name=""):
     """Make so many tasks of each document."""
     return [
-        Task(f"{k}.{n}", "Which?", ("a",), pool=pool, order=(k, 0), gold=(0,))
+        Task(f"{name}{k}.{n}", "Which?", ("a",), pool=pool, order=(k, 0), gold=(0,))
         for k, size in enumerate(sizes)
         for n in range(size)
     ]
@@ -23,6 +29,10 @@ def tasks_of(sizes, pool=POOL):
 
 def documents(tasks):
     return [task.order for task in tasks]
+
+
+def n_runs(tasks):
+    return sum(1 for _ in groupby(documents(tasks)))
 
 
 def test_parts_are_of_one_pool_and_order():
@@ -39,19 +49,14 @@ def test_a_pass_has_each_document_once_and_whole():
         for p in range(20)
     ]
     for one_pass in passes:
-        assert len({task.id for task in one_pass}) == 12
-        assert sum(1 for _ in groupby(documents(one_pass))) == 5
+        assert len({task.id for task in one_pass}) == 12 and n_runs(one_pass) == 5
     assert len({tuple(dict.fromkeys(documents(p))) for p in passes}) > 10  # documents move
     assert len({tuple(t.id for t in p if t.order == (2, 0)) for p in passes}) > 5  # and their tasks
     again = FileTasks(tasks_of(sizes), seed=5)
     assert [t.id for t in again.batch(9, 0, 3)] == [t.id for t in source.batch(9, 0, 3)]
     plain = FileTasks(tasks_of(sizes), seed=5, shuffle=False)
-    assert [t.id for step in (4, 1, 2, 3) for t in plain.batch(step, 0, 3)] == [
-        task.id for task in tasks_of(sizes)
-    ]
-    assert len(source.batch(0, 0, 12)) == 12
-    with pytest.raises(UserError, match="12"):
-        source.batch(0, 0, 13)
+    in_order = [task.id for step in range(4) for task in plain.batch(step, 0, 3)]
+    assert in_order == [task.id for task in tasks_of(sizes)]
 
 
 def test_a_mixture_draws_stretches_of_documents_by_weight():
@@ -73,35 +78,59 @@ def test_a_mixture_draws_stretches_of_documents_by_weight():
     # whatever the size of its document: each of the 48 about 187 times, deviation about 13
     rates = [per_task[f"1.{task.id}"] for task in lists[1]]
     assert len(rates) == 48 and all(abs(rate - 3 * steps / 48) < 60 for rate in rates)
+    by_size = {
+        size: sum(per_task[f"1.{t.id}"] for t in lists[1] if (1, 5, 2, 8)[t.order[0] % 4] == size)
+        for size in (1, 5, 2, 8)
+    }
+    for size, drawn in by_size.items():  # within 6 %, three deviations of the smallest
+        assert drawn == pytest.approx(3 * size * 3 * steps / 48, rel=0.15 if size < 3 else 0.06)
     again = MixedTasks(lists, [3.0, 1.0], seed=0)
     assert [t.id for t in again.batch(7, 0, 12)] == [t.id for t in mixed.batch(7, 0, 12)]
 
 
-def test_a_mixture_may_need_all_of_its_lists_and_no_more():
-    mixed = MixedTasks([tasks_of((2, 3)), tasks_of((1,))], [1e9, 1.0], seed=0)
-    everything = {f"0.{task.id}" for task in tasks_of((2, 3))} | {"1.0.0"}
-    assert {task.id for task in mixed.batch(0, 0, 6)} == everything
-    with pytest.raises(UserError, match="6"):
-        mixed.batch(0, 0, 7)
+def test_a_mixture_may_need_all_of_a_list_and_no_more():
+    mixed = MixedTasks([tasks_of((2, 3))], [1.0], seed=0)
+    assert {task.id for task in mixed.batch(0, 0, 5)} == {f"0.{t.id}" for t in tasks_of((2, 3))}
+    with pytest.raises(UserError, match="6 tasks"):
+        mixed.batch(0, 0, 6)
 
 
-@pytest.mark.parametrize(("data", "parts"), [
-    ("a.json", [("a.json", 1.0)]), ("a=1.json", [("a=1.json", 1.0)]),
-    ("a.json=2,b.json", [("a.json", 2.0), ("b.json", 1.0)]),
-    ("a=b.json,c=.5,", [("a=b.json", 1.0), ("c", 0.5)]),
-    ("locomo:a,b#x", [("locomo:a,b#x", 1.0)]),
+A, B, WORLD = tasks_of((2,) * 5), tasks_of((1, 4), name="b"), ("one_fact",)
+SHARE = "{} train on at most {}, never on the others."
+
+
+@pytest.mark.parametrize("tasks, data, config, said", [
+    (FileTasks(A, 0), "a.jsonl", GRPOConfig(steps=2, tasks_per_step=(4,)),
+     SHARE.format("2 steps of 4", "8 of the 10 tasks of a.jsonl")),
+    (FileTasks(A, 0), "a.jsonl", GRPOConfig(steps=9, tasks_per_step=(4,)), ""),  # shuffled anew
+    (FileTasks(A, 0, False), "a.jsonl", GRPOConfig(steps=9, tasks_per_step=(4,)),  # a remainder
+     SHARE.format("9 steps of 4", "8 of the 10 tasks of a.jsonl")),
+    (MixedTasks([A, B], [1e9, 1], 0), "a.jsonl=1e9,b.jsonl",
+     SFTConfig(steps=1, tasks_per_step=(6,)),
+     SHARE.format("1 step of 6", "6 of the 10 tasks of a.jsonl, 0 of the 5 tasks of b.jsonl")),
+    (MixedTasks([A, B], [1, 1], 0), "a.jsonl,b.jsonl", GRPOConfig(steps=50), ""),
+    (WorldTasks((2, 4, 8), WORLD, 0), "world", GRPOConfig(steps=6, grow_steps=5),
+     SHARE.format("6 steps of 8", "2 of the 3 lengths")),
+    (WorldTasks((2, 4, 8), WORLD, 0), "world", GRPOConfig(steps=11, grow_steps=5), ""),
+    (WorldTasks((2, 4), WORLD, 0), "world", SFTConfig(steps=2), ""),
 ])  # fmt: skip
-def test_files_and_their_weights(data, parts):
-    assert parts_of(data) == parts
+def test_what_no_step_trains_on_is_said(tasks, data, config, said):
+    assert never_trained(tasks, data, config) == said
+    if isinstance(tasks, FileTasks | MixedTasks):  # what really comes
+        n = config.tasks_per_step[0]
+        met = {task.id for step in range(config.steps) for task in tasks.batch(step, 0, n)}
+        names = ["0.", "1."] if isinstance(tasks, MixedTasks) else [""]
+        found = [sum(id.startswith(name) for id in met) for name in names]
+        most = [reached for reached, _ in tasks.reached(config.steps, n)]
+        assert found == most
 
 
-@pytest.mark.parametrize("data", ["a=0,b", "a,b=-1", "a=inf,b", "a=nan,b"])
-def test_a_weight_is_a_positive_number(data):
-    with pytest.raises(UserError):
-        parts_of(data)
-
-
-def test_sources_that_are_no_file_need_not_be_there(tmp_path):
-    check_sources(["", "world", "ledger", "hf:a/b", "own.py:tasks", __file__, f"own:{__file__}#x"])
-    with pytest.raises(UserError, match="none"):
-        check_sources([str(tmp_path / "none")])
+def test_questions_about_more_sessions_than_asked_for_are_counted(tmp_path, capsys):
+    """Three sessions; a question that does not say what it is about is left out as well."""
+    path = write(tmp_path / "made.json", [sample()])
+    questions = [q for c in load_locomo(path) for q in c.probes if not q.abstains]
+    for length in (1, 3):
+        ConversationTasks(f"locomo:{path}", (length,), 0)
+        never = sum(not q.sessions or len({*q.sessions}) > length for q in questions)
+        said = f"{never} of {len(questions)} questions are left out."
+        assert 0 < never < len(questions) and said in capsys.readouterr().out

@@ -5,17 +5,18 @@ from dataclasses import replace
 
 import pytest
 import yaml
-from conftest import asked_of
+from conftest import asked_of, cell_of, parts_of
 from test_readers import hotpot, lines, paragraphs
 
 import eval
 import suites
 from agents import find
 from config.errors import UserError
-from config.options import EvalConfig
+from config.options import EMBEDDED, EvalConfig
 from embedded import tiny
 from engines import open as opening
 from engines.scripted import ScriptedEngine
+from memagent import Finish
 from suites import ruler
 from suites.ruler import ESSAY
 from tokens.codec import Codec
@@ -47,6 +48,16 @@ def asked(codec, **other):
     unit, columns = asked_of(lambda: codec, **{"n": 2} | other)
     made = {(c.question, c.length): c.make() for c in columns}
     return unit, [*made], made
+
+
+def test_ruler_hqa_asks_the_same_questions_at_every_length(codec, questions, filler):
+    unit, columns, made = asked(
+        codec, suite="ruler-hqa", data=(questions,), filler=(filler,), lengths=(20, 50, 200), n=3
+    )
+    assert unit == "documents" and columns == [("made", n) for n in (20, 50, 200)]
+    ids = {tuple(t.id for t in tasks) for tasks in made.values()}
+    assert len(ids) == 1 and len(ids.pop()) == 3
+    assert all(t.n_documents == n for (_, n), tasks in made.items() for t in tasks)
 
 
 def test_ruler_hqa_of_several_datasets(codec, tmp_path, questions):
@@ -123,6 +134,28 @@ def test_agents_and_their_weights():
             eval.weights_of(replace(config, **changed))
 
 
+def test_one_command_makes_the_whole_table(tmp_path, questions, filler):
+    agents = ("memagent", "memagent@untrained", "none", "oracle")
+    config = replace(QUICK, suite="ruler-hqa", data=(questions,), lengths=(12, 20), agents=agents)
+    config = replace(config, untrained=str(EMBEDDED), runs=str(tmp_path), name="e", n=1)
+    suite = suites.from_config(config, {"filler": (filler,)})
+    folder = eval.run_suite(config, agents_of(config, chunk_tokens=256), suite)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert tuple(parts_of(summary, "agent")) == agents and summary["metric"] == "sub_em"
+    for agent in agents:
+        cell = {"agent": agent, "question": "made", "temperature": "0.0"}
+        assert parts_of(summary, "length", **cell) == [12, 20]
+    rows = read_rows(folder)
+    assert len(rows) == 8 and not any(row["error"] for row in rows)
+    read = {(r["agent"], r["length"]): r["document_tokens"] for r in rows}
+    assert read["none", 20] == 0 and read["oracle", 20] < read["memagent", 20]
+    said = {(r["agent"], r["length"]): r["prediction"] for r in rows}
+    for length in (12, 20):
+        assert said["memagent@untrained", length] == said["memagent", length]
+    assert {p["b"] for p in summary["paired"]} == {*agents[1:]}
+    assert (folder / "table.md").read_text().count("| made |") == 4
+
+
 def read_rows(folder):
     return [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
 
@@ -161,6 +194,36 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
     predicted = {(row["agent"], row["prediction"]) for row in rows}
     assert predicted == {("full", "new"), ("full@untrained", "old")}
     assert opened == ["m", "u"] and len({row["settings"] for row in rows}) == 2
+
+
+def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
+    asked = []
+
+    def script(prompt):
+        asked.append(prompt)
+        return "\\boxed{x}"
+
+    class Refusing(ScriptedEngine):
+        def step(self):
+            done = super().step()
+            for _, turn in done:
+                turn.finish, turn.error = Finish.ERROR, "HTTP 500"
+            return done
+
+    def opened(*args):
+        made = Refusing(Codec(tiny.make_tokenizer()), script)
+        made.dtype = "float32"
+        return made
+
+    monkeypatch.setattr(opening, "open_engine", opened)
+    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path), retries=0)
+    folder = eval.run_suite(config, agents_of(config), ONE_FACT)
+    eval.run_suite(config, agents_of(config), ONE_FACT)
+    assert len(asked) == 2 == len(read_rows(folder))
+    eval.run_suite(replace(config, redo_failed=True), agents_of(config), ONE_FACT)
+    assert len(asked) == 4 == len(read_rows(folder))
+    summary = json.loads((folder / "summary.json").read_text())
+    assert cell_of(summary, "none", "one_fact", "0.0", 1)["failed"] == 1.0
 
 
 @pytest.mark.parametrize(
