@@ -10,6 +10,7 @@ what the function says that it returns, or refused.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
@@ -33,6 +34,7 @@ MAIN = "import sys; sys.path[:] = sys.argv[1:]; import tasks.limited as a; a.wor
 LONGEST_S = 1e6  # that a timer of the system can be set to
 GRACE_S = 5.0  # in which a child ends itself
 LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class OverLimit(UserError):
@@ -206,6 +208,8 @@ def returns(function: Callable) -> TypeAdapter:
 
 def work() -> None:
     """Do jobs from standard input, until it ends."""
+    if LINUX:  # this process ends with the one that began it, also amid a long call
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)

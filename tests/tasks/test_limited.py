@@ -6,8 +6,11 @@ Functions of this module are what children call: they find it by its name.
 import os
 import re
 import signal
+import subprocess
+import sys
 import threading
 from concurrent.futures import CancelledError, ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import HANG_S, until
@@ -177,3 +180,33 @@ def test_jobs_may_come_from_any_thread(readers):
     with ThreadPoolExecutor(2) as threads:
         found = [*threads.map(one, names)]
     assert [each.pieces[0][0] for each in found] == names and 1 <= len(pool.idle) <= 2
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs; one that has ended and that nobody has asked for does not."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+
+
+@linux
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_child_outlives_its_parent(how):
+    """Not even one that is amid a call that holds the interpreter, and hears no signal."""
+    code = (
+        "import sys; sys.path[:0] = ['tests', 'tests/tasks']\n"
+        "import test_limited as t\npool = t.Readers(9999, 99)\n"
+        "print(pool.start(t.pid).result(), flush=True)\npool.start(t.deaf).result()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", code],
+        cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    child = int(parent.stdout.readline())
+    spent = Path(f"/proc/{child}/stat")
+    before = sum(map(int, spent.read_text().split()[13:15]))
+    until(lambda: sum(map(int, spent.read_text().split()[13:15])) > before + 10)  # it is at it
+    parent.send_signal(how)
+    parent.wait(HANG_S)
+    until(lambda: not alive(child))
