@@ -90,10 +90,11 @@ def test_values_and_errors_come_back_from_one_child(readers):
     assert pids[0] == pids[1] != os.getpid()
 
 
-@pytest.mark.parametrize("function", [endless, deaf])
-def test_what_takes_too_long_is_ended_and_named(readers, monkeypatch, function):
+@pytest.mark.parametrize(("function", "grace"), [(endless, 9999.0), (deaf, 1.0)])
+def test_what_takes_too_long_is_ended_and_named(readers, monkeypatch, function, grace):
+    """The child ends itself; where it cannot, the parent ends it."""
     pool = readers(seconds=0.5)
-    monkeypatch.setattr(limited, "GRACE_S", 1.0)  # after which the parent ends it
+    monkeypatch.setattr(limited, "GRACE_S", grace)
     with pytest.raises(OverLimit, match=r"^a\.pdf takes more than 0\.5 s .* --document-s\.$"):
         pool.start(function, name="a.pdf").result()
     assert not pool.idle and not pool.working
