@@ -192,7 +192,7 @@ def _eval(
     typer.echo(f"Opening {titled(by)} ...")
     from eval import run_suite
 
-    suite = suites.pinned(suite, typer.echo)
+    suite = hub.pinned(suite, typer.echo)
     folder = run_suite(hub.pinned(eval_config, typer.echo), agents, suite)
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 

@@ -1,9 +1,6 @@
-"""Tasks, each one question about one document, and the grading of their answers.
+"""Tasks, each one question about one document, and the grading of their answers. No torch.
 
-Holds: `Task`, `Pool`, `Tasks`; the answer of a response, reward, metrics, `grade`. Leaves out: an
-answer within a text (tasks/mentions.py), files (tasks/readers.py, tasks/writers.py), generated
-tasks (worlds, hqa and ruler in tasks/), tokens (tokens/codec.py). No torch.
-Exercise it: `pytest tests/test_grading.py`. Read next: rollout.py.
+An answer within a longer text is found in tasks/mentions.py.
 """
 
 from __future__ import annotations

@@ -252,51 +252,37 @@ class Agent:
 
     | to | say |
     |---|---|
-    | read | `run`, `prompts`, `prompt`, `sections`, `limits`, `window_needed`; `keeps`, `source` |
+    | read | `run`, `prompts`, `prompt`, `sections`, `limits`, `window_needed` |
+    | keep what it makes of a document for all questions about it | `keeps`, `source` |
     | have settings | `Config`, `presets`, `training` (fields of GRPOConfig) |
     | be paid | `reward`, by turn `turn_rewards`; `check` refuses a task; `demonstrate` for `sft` |
     | be counted and shown | `count`, `rates`, `lines`, `memory_after`, `in_words` |
     | outlive a task | `after_group`, `state`, `load_state`, `freeze`, `close` |
 
-    What one agent alone needs stands in its `extras`.
+    What one agent alone needs stands in its `extras`, by the name under which it is asked for: a
+    `demo` (agents/demos.py); the `arms` of a stream; `whole`, where it is shown the whole document
+    at once; `tallies` and `curves` of what it counts (report/counted.py); `table` (agent, turn)
+    below a recorded turn, rows of column -> a text or its lines; `files` (agent, turns) that `ask`
+    writes, name -> text.
     """
 
-    name: ClassVar[str] = ""
-    """as it is called: that of agents/NAME.py, or the file's path"""
-    Config: ClassVar[type[ReadConfig]] = ReadConfig
-    """a frozen dataclass: each field is a flag, its docstring the flag's help"""
-    prompts: ClassVar[Mapping[str, Wording | str]] = {}
-    """by name; a str is a template as it stands, with {slots}"""
-    presets: ClassVar[Mapping[str, Mapping[str, dict]]] = {}
-    """name -> section (grpo, agent, run) -> fields"""
-    training: ClassVar[dict] = {}
-    """fields of GRPOConfig whatever the preset; a flag goes before them"""
-    by_section: ClassVar[bool] = True
-    """False: one prompt, cut to the model's window"""
-    frozen_turns: ClassVar[bool] = False
-    """whether some prompts are `frozen`: training then keeps that policy"""
-    trains: ClassVar[bool] = True
-    """whether it makes turns that can be trained"""
-    keeps: ClassVar[bool] = False
-    """whether what it makes of a document serves all questions about it: it then has generators
-    `make(task)`, which returns that, and `answer(task, made)`; see `source`"""
-    rates: ClassVar[Mapping[str, tuple[str, str]]] = {}
-    """column -> (numerator, denominator), names of `count`"""
+    name: ClassVar[str] = ""  # that of agents/NAME.py, or the file's path
+    Config: ClassVar[type[ReadConfig]] = ReadConfig  # each field is a flag, its docstring the help
+    prompts: ClassVar[Mapping[str, Wording | str]] = {}  # a str is a template, with {slots}
+    presets: ClassVar[Mapping[str, Mapping[str, dict]]] = {}  # section (grpo, agent, run) -> fields
+    training: ClassVar[dict] = {}  # whatever the preset; a flag goes before them
+    by_section: ClassVar[bool] = True  # False: one prompt, cut to the model's window
+    trains: ClassVar[bool] = True  # whether it makes turns that can be trained
+    frozen_turns: ClassVar[bool] = False  # whether prompts are `frozen`: training keeps that policy
+    keeps: ClassVar[bool] = False  # then it has generators `make(task)` and `answer(task, made)`
+    rates: ClassVar[Mapping[str, tuple[str, str]]] = {}  # column -> two names of `count`, divided
+    in_words: ClassVar[str] = ""  # how it reads, in a report's sentences; "" = its name
+    had: ClassVar[str] = (
+        ""  # settings that went, which its rows' fingerprints hold (config/gone.py)
+    )
     extras: ClassVar[Mapping[str, object]] = {}
-    """what few agents have, by the name under which it is asked for: a `demo` (agents/demos.py);
-    the `arms` of a stream; `tallies` and `curves` of what it counts (report/counted.py); `table`
-    (agent, turn) below a recorded turn, rows of column -> a text or its lines; `files` (agent,
-    turns) that `ask` writes, name -> text"""
-    in_words: ClassVar[str] = ""
-    """how it reads, in a report's sentences; "" = its name"""
-    had: ClassVar[str] = ""
-    """settings that went, which fingerprints of its rows hold (config/gone.py)"""
-    whole: ClassVar[bool] = False
-    """whether it is shown the whole document at once, to which a report compares first"""
-    embedder: str = ""
-    """what turns texts into vectors for it (models/embedder.py), and is given to it as `embed`"""
-    needs_embedder: bool = False
-    """whether it cannot do without"""
+    embedder: str = ""  # what turns texts into vectors, given to it as `embed` (models/embedder.py)
+    needs_embedder: bool = False  # whether it cannot do without
 
     def __init__(self, config: ReadConfig | None = None, codec: Codec | None = None, window=None):
         self.config = self.Config() if config is None else config

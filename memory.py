@@ -1,9 +1,4 @@
-"""Memories as plain state with an update rule: what an agent carries from one turn to the next.
-
-Holds: the overwritten memory; a memory with a history that can be looked through. Leaves out:
-prompts, retrievers (agents/retrieval.py), models, torch.
-Exercise it: `pytest tests/test_memory.py`. Read next: data.py.
-"""
+"""Memories as plain state with an update rule: what an agent carries from one turn to the next."""
 
 from __future__ import annotations
 
@@ -15,8 +10,8 @@ from typing import Protocol
 class Retriever(Protocol):
     """What looks back through the memories of one trajectory (agents/retrieval.py)."""
 
-    def add(self, item: str) -> int:
-        """Take in an item; returns its index."""
+    def add(self, item: str) -> None:
+        """Take in an item; its index is the number of those before."""
 
     def top_k(
         self, query: str, k: int = 1, without: Container[int] = ()
@@ -61,8 +56,6 @@ class MemoryState:
     # (update, from 1; memory), only what an update has written
     history: list[tuple[int, str]] = field(default_factory=list)
     step: int = 0  # updates so far
-    _place: dict[str, int] = field(default_factory=dict)  # memory -> its last place in the history
-    _older: set[int] = field(default_factory=set)  # places whose memory was written anew later
 
     def update(self, new: str | None, query: str | None, k: int = 1) -> None:
         """Take over a new memory (None: the old one stays), then look back for `query` (None:
@@ -75,18 +68,16 @@ class MemoryState:
         if new is not None:
             self.memory = new
             if new.strip() not in ("", self.placeholder.strip()):
-                last = self._place.get(new)
-                if last is not None and last == len(self.history) - 1:  # written as it stood
-                    self.history[last] = (self.step, new)
+                if self.history and self.history[-1][1] == new:  # written as it stood
+                    self.history.pop()
                 else:
-                    self._older |= {last} - {None}
-                    self.history.append((self.step, new))
-                    self._place[new] = self.retriever.add(new)
+                    self.retriever.add(new)
+                self.history.append((self.step, new))
         if not query:
             self.recalled = Recall()
             return
-        current = self._place.get(self.memory)
-        without = self._older if current is None else self._older | {current}
+        last = {text: i for i, (_, text) in enumerate(self.history) if text != self.memory}
+        without = {*range(len(self.history))} - {*last.values()}
         found = self.retriever.top_k(query, k, without)
         hits = [self.history[i] for i, _ in found]
         self.recalled = Recall(

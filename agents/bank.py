@@ -3,12 +3,9 @@
     intent --similarity above delta, k1--> pool --z-scores of similarity and Q, k2--> entries
     reward --Q += alpha * (reward - Q)--> the entries that were shown
 
-Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. What a batch of tasks teaches, feedback
-and new entries, is one transaction: a process that is killed leaves all of it or nothing. There is
-no clock and no global random state in it, so the same tasks leave the same rows.
-
-A file may be a stranger's: one that has anything in its schema but our tables and indexes, to the
-letter, is refused before a row of it is read.
+Method: MemRL (arXiv 2601.03192 v2), equations 4, 6 and 7. What a batch of tasks teaches is one
+transaction: a process that is killed leaves all of it or nothing. A file may be a stranger's: one
+that has anything in its schema but our tables and index, to the letter, is refused.
 """
 
 from __future__ import annotations
@@ -16,9 +13,8 @@ from __future__ import annotations
 import base64
 import json
 import random
-import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from hashlib import blake2b
@@ -26,7 +22,6 @@ from pathlib import Path
 from statistics import fmean, pstdev
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.likeness import Meanings, Words, quantile, same
 from config.errors import UserError, clip, first_line
 from config.files import is_file
 from config.locks import writing
@@ -42,11 +37,10 @@ APPLICATION = 0x6D656D62  # in the file's header: a bank of ours
 BUSY_S = 5.0  # how long another process may hold the file
 MOST_BYTES = 1 << 32  # of a file
 MOST_VALUE = 1 << 26  # bytes of a text, an embedding or a statement
-TICK = 100_000  # steps of SQLite's machine after which Ctrl-C is looked for
 MOST_CHARACTERS = 4096  # of an intent; the rest is cut, and counted
 CLIP = 3.0  # of Q's z-score
-NAMESPACE = "default"  # of all intents; banks had several before
 DELTA_SHARE = 0.8  # of the similarities of all pairs of intents, below delta
+NAMESPACE = "default"  # of all intents; banks had several before
 TABLES = """
 CREATE TABLE info (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE intent (
@@ -64,9 +58,8 @@ CREATE TABLE event (
     score REAL NOT NULL, reward REAL NOT NULL, q_after REAL NOT NULL);
 """
 LAYOUT = "SELECT type, name, tbl_name, sql FROM sqlite_master ORDER BY name"
+DAMAGE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 KEPT = ("info", "intent", "entry", "event")  # tables, those that others point to first
-SUPER = bytes.fromhex("d9d505f920a163d7")  # at the end of a journal: it names another file
-DAMAGE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +154,6 @@ class Bank:
 
     path: the file, made if it is not there; None: nothing is kept. frozen: read, never written.
     UserError: the file is damaged, not a bank, of another version or embedder, or in use.
-
     All retrievals between two batches see the same state: their order changes nothing.
     """
 
@@ -173,52 +165,43 @@ class Bank:
         *,
         frozen: bool = False,
     ):
-        self.config, self.embedder = config, embedder
-        self.path, self.frozen = Path(path) if path else None, frozen
+        from agents.likeness import Meanings, Words  # numpy comes with them
+
+        self.config, self.embedder, self.frozen = config, embedder, frozen
+        self.path = Path(path) if path else None
         self._writing = False  # a batch is under way
         self._own_delta = -1, 0.0  # batches so far, and delta then
         self.likeness = Meanings(embedder) if config.retrieve == "dense" else Words()
-        self._open_files = ExitStack()
-        try:
-            with self._sentences():
-                self._open()
-        except BaseException:
-            self.close()
-            raise
+        with ExitStack() as files, self._sentences():
+            self._open(files)
+            self._files = files.pop_all()
 
     def close(self) -> None:
-        self._open_files.close()
+        self._files.close()
 
     # ---- the door
 
-    def _open(self) -> None:
+    def _open(self, files: ExitStack) -> None:
         """Check the file before anything is written to it; make the tables of a new one."""
-        self._db = self._connect(self._place())
-        tables = self._rows(LAYOUT)
-        new = not tables and not self._value("PRAGMA application_id")
-        if new and self.frozen:
-            raise UserError(f"{self.path} holds no bank.")
+        self._db = self._connect(self._place(files), files)
+        layout = self._rows(LAYOUT)
+        new = not (layout or self.frozen or self._value("PRAGMA application_id"))
         if not new:
-            self._check_layout(tables)
-            if self.frozen:  # neither the file nor what lies beside it is written
-                file, self._db = self._db, self._connect(":memory:")
-                file.backup(self._db)
-                file.close()
-            self._check_embedder()
-        if self.path and not self.frozen:
+            self._check(layout)
+        if self.frozen:  # neither the file nor what lies beside it is written
+            file, self._db = self._db, self._connect(":memory:", files)
+            file.backup(self._db)
+        elif self.path:
             self._db.execute("PRAGMA journal_mode = WAL")
-            self._db.execute("PRAGMA synchronous = FULL")
         self._db.execute("PRAGMA foreign_keys = ON")
         if new:
-            self._db.executescript(
-                f"BEGIN IMMEDIATE; {TABLES} PRAGMA application_id = {APPLICATION}"
-            )
+            self._db.executescript(f"BEGIN; {TABLES} PRAGMA application_id = {APPLICATION}")
             self._set("schema", SCHEMA)
             self._set("embedder", self.likeness.identity)
             self._db.execute("COMMIT")
         self._load()
 
-    def _place(self) -> str:
+    def _place(self, files: ExitStack) -> str:
         """Return what SQLite is to open; a file that is written has this process as its writer."""
         if self.path is None:
             return ":memory:"
@@ -226,44 +209,43 @@ class Bank:
             raise UserError(f"There is no bank at {self.path}.")
         if self.path.exists() and self.path.stat().st_size > MOST_BYTES:
             raise UserError(f"{self.path} is too large for a bank.")
-        if self.frozen:
-            # `immutable` would pass over what a killed process has left in the write-ahead log
+        if self.frozen:  # `immutable` would pass over what a killed process has left in the log
             log = _beside(self.path, "wal")
             how = "" if log.exists() and log.stat().st_size else "&immutable=1"
             return f"{self.path.absolute().as_uri()}?mode=ro{how}"
         if not self.path.parent.is_dir():
             raise UserError(f"There is no folder {self.path.parent} for a bank.")
-        self._open_files.enter_context(writing(self.path, f"The bank {self.path}"))
-        _check_journal(self.path)
+        files.enter_context(writing(self.path, f"The bank {self.path}"))
+        # a bank leaves a log, never a journal; by a stranger's SQLite would remove any file
+        if (journal := _beside(self.path, "journal")).exists():
+            raise UserError(f"{journal} is not of a bank: remove it, and open {self.path} again.")
         return str(self.path)
 
-    def _connect(self, place: str) -> sqlite3.Connection:
+    def _connect(self, place: str, files: ExitStack) -> sqlite3.Connection:
         """Open a database that is not to be trusted."""
         db = sqlite3.connect(place, timeout=BUSY_S, isolation_level=None, uri=self.frozen)
-        self._open_files.callback(db.close)
+        files.callback(db.close)
         db.execute("PRAGMA trusted_schema = OFF")
         db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, MOST_VALUE)
         db.setlimit(sqlite3.SQLITE_LIMIT_SQL_LENGTH, MOST_VALUE)
-        db.set_progress_handler(lambda: 0, TICK)  # Ctrl-C ends a statement, where Python's code is
         return db
 
-    def _check_layout(self, tables: Sequence[tuple]) -> None:
-        """Refuse another file, one with a trigger, a view or a table that no bank has, and another
-        version; nothing is read from a table before."""
+    def _check(self, layout: Sequence[tuple]) -> None:
+        """Refuse another file, one with a trigger, a view or a table that no bank has, another
+        version, and another embedder; nothing is read from a table before the layout is ours.
+
+        A frozen bank may be searched by words whatever made it.
+        """
         with closing(sqlite3.connect(":memory:")) as ours:
             ours.executescript(TABLES)
-            layout = ours.execute(LAYOUT).fetchall()
-        ours = self._value("PRAGMA application_id") == APPLICATION and tables == layout
-        if not ours or self.noted("schema") != SCHEMA:
+            same = layout == ours.execute(LAYOUT).fetchall()
+        is_ours = same and self._value("PRAGMA application_id") == APPLICATION
+        if not is_ours or self.noted("schema") != SCHEMA:
             raise UserError(f"{self.path} is no bank of version {SCHEMA}, or damaged.")
-
-    def _check_embedder(self) -> None:
-        """Refuse another embedder than that the bank was made with; a frozen one may be searched by
-        words whatever made it."""
-        mine, made = self.likeness.identity, self.noted("embedder", dict)
-        fits = same(mine, made) if mine and made else (self.frozen or not made) and not mine
-        if not fits:
-            raise UserError(f"{self.path} was made with {_named(made)}, not with {_named(mine)}.")
+        made, mine = self.noted("embedder", dict) or {}, self.likeness.identity
+        if not (self.likeness.fits(made) or (self.frozen and not mine)):
+            names = [clip(str(each.get("name", "none")), 80) for each in (made, mine)]
+            raise UserError(f"{self.path} was made with the embedder {names[0]}, not {names[1]}.")
 
     def _load(self) -> None:
         """Build the index of the intents that have entries: others take no place among the k1."""
@@ -282,11 +264,10 @@ class Bank:
 
     def _value(self, query: str, *values: object) -> object:
         """Return the first value that a query finds, None if it finds nothing."""
-        rows = self._rows(query, *values)
-        return rows[0][0] if rows else None
+        return next(iter(self._rows(query, *values)), (None,))[0]
 
     def _set(self, key: str, value: object) -> None:
-        self._db.execute("INSERT OR REPLACE INTO info VALUES (?, ?)", (key, json.dumps(value)))
+        self._rows("INSERT OR REPLACE INTO info VALUES (?, ?)", key, json.dumps(value))
 
     def note(self, key: str, value: object) -> None:
         """Keep a value, as JSON can hold it, beside the entries: part of the batch under way."""
@@ -295,31 +276,22 @@ class Bank:
 
     def noted(self, key: str, kind: type = object) -> object:
         """Return a value that was kept; None: there is none. UserError: it is of another kind."""
-        text = self._value("SELECT value FROM info WHERE key = ?", key)
-        value = None if text is None else json.loads(text)
-        value = float(value) if kind is float and type(value) is int else value
-        if text is not None and not isinstance(value, kind):
-            raise UserError(f"{self.path} is damaged: {key} is {clip(repr(value), 80)}.")
+        if (text := self._value("SELECT value FROM info WHERE key = ?", key)) is None:
+            return None
+        with self._sentences():
+            value = json.loads(text)
+            if not isinstance(value, kind) and (kind, type(value)) != (float, int):
+                raise ValueError(f"{key} is {clip(repr(value), 80)}")
         return value
 
     @contextmanager
     def _sentences(self) -> Iterator[None]:
-        """Turn errors of the file into one sentence; those of whoever writes a batch are theirs."""
+        """Turn errors of the file, and of what a stranger has written in it, into one sentence."""
         try:
             yield
         except (sqlite3.Error, OSError, *DAMAGE) as error:
-            if str(error) == "interrupted":
-                raise KeyboardInterrupt from None
-            if self._writing and isinstance(error, DAMAGE):
-                raise
-            why = f"cannot be used ({first_line(error)})"
-            if "is locked" in why:
-                why = "is in use by another process"
-            elif re.search("disk (is full|I/O)", why):
-                kept = "what it held before is kept; make room and call again"
-                why = f"cannot be written ({first_line(error)}): {kept}"
-            what = self.path or "The bank that a model or a run holds"
-            raise UserError(f"{what} {why}.") from error
+            what = self.path or "that a model or a run holds"
+            raise UserError(f"The bank {what} cannot be used: {first_line(error)}.") from error
 
     @contextmanager
     def batch(self) -> Iterator[None]:
@@ -332,22 +304,21 @@ class Bank:
         if self._writing:
             yield
             return
-        with self._sentences():
-            self._db.execute("BEGIN IMMEDIATE")
+        self._rows("BEGIN IMMEDIATE")
         self._writing = True
         try:
-            with self._sentences():
-                self._set("batches", self.batches + 1)
-                yield
-                self.evict()
-                self._db.execute("COMMIT")
+            self._set("batches", self.batches + 1)
+            yield
+            self.evict()
+            self._rows("COMMIT")
         except BaseException:
             if self._db.in_transaction:  # SQLite itself ends one that a full disk breaks off
                 self._db.execute("ROLLBACK")
             raise
         finally:
             self._writing = False
-        self._load()
+        with self._sentences():
+            self._load()
 
     @property
     def batches(self) -> int:
@@ -366,59 +337,34 @@ class Bank:
         if (known := self.noted(self._delta_key, float)) is not None:
             return known
         if self._own_delta[0] != self.batches:
-            texts = [*dict.fromkeys(entry.intent for entry in self.entries())]
-            self._own_delta = self.batches, quantile(self.likeness, texts, DELTA_SHARE)
+            self._own_delta = self.batches, self._quantile(e.intent for e in self.entries())
         return self._own_delta[1]
 
     @property
     def _delta_key(self) -> str:
         return f"delta {self.config.retrieve} {DELTA_SHARE:g} {NAMESPACE}"
 
+    def _quantile(self, intents: Iterable[str]) -> float:
+        from agents.likeness import quantile
+
+        return quantile(self.likeness, [*dict.fromkeys(intents)], DELTA_SHARE)
+
     def calibrate(self, intents: Sequence[str]) -> float:
         """Return the delta that the similarities of all pairs suggest, and keep it."""
-        texts = [*dict.fromkeys(intent[:MOST_CHARACTERS] for intent in intents)]
-        delta = quantile(self.likeness, texts, DELTA_SHARE)
+        delta = self._quantile(intent[:MOST_CHARACTERS] for intent in intents)
         if not self.frozen:
             self.note(self._delta_key, delta)
         return delta
 
     def retrieve(self, intent: str, *, task_id: str = "", seed: int = 0) -> Retrieved:
-        """Return what a task is shown. seed: of what chance decides, with the task's id.
+        """Return what a task is shown: k2 candidates, one of each task, the best first; with
+        probability epsilon one of them is any.
 
-        ValueError: the intent is empty.
+        seed: of what chance decides, with the task's id. ValueError: the intent is empty.
         """
-        near = self.likeness.nearest(_text(intent), self.config.k1)
-        delta = self.delta if near else 0.0
-        pool = self._candidates({id: sim for id, sim in near if sim > delta}, task_id)
-        scored = self._scored(pool)
-        chosen = self._chosen(scored, random.Random(seed_of(seed, task_id)))
-        return Retrieved(chosen, len(scored), near[0][1] if near else 0.0)
-
-    def _candidates(self, near: Mapping[int, float], task_id: str) -> list[tuple[Entry, float]]:
-        """Return the entries of intents with their similarity, by id: phase A."""
-        marks = ", ".join("?" * len(near))
-        texts = self._rows(f"SELECT id, text FROM intent WHERE id IN ({marks})", *near)
-        similarity = {text: near[id] for id, text in texts}
-        excluded = task_id if self.config.exclude_same_task else ""
-        return [
-            (entry, similarity[entry.intent])
-            for entry in self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
-            if not (excluded and entry.task_id == excluded)
-        ]
-
-    def _scored(self, pool: Sequence[tuple[Entry, float]]) -> list[Found]:
-        """Return the candidates with their scores, the best first: phase B (Eq. 7)."""
-        lam, found = self.config.lam, []
-        sims, qs = _z([sim for _, sim in pool]), _z([entry.q for entry, _ in pool])
-        for (entry, sim), sim_z, q_z in zip(pool, sims, qs, strict=True):
-            q_z = max(-CLIP, min(CLIP, q_z))  # an outlier decides no more than CLIP deviations
-            found.append(Found(entry, sim, sim_z, q_z, (1 - lam) * sim_z + lam * q_z))
-        return sorted(found, key=_order)
-
-    def _chosen(self, scored: Sequence[Found], rng: random.Random) -> tuple[Found, ...]:
-        """Return k2 candidates, one of each task, the best first; with probability epsilon one of
-        them is any."""
-        c, order = self.config, scored
+        c, near = self.config, self.likeness.nearest(_text(intent), self.config.k1)
+        scored = self._scored({id: sim for id, sim in near if sim > self.delta}, task_id)
+        rng, order = random.Random(seed_of(seed, task_id)), scored
         if c.epsilon and scored and rng.random() < c.epsilon:
             first = replace(rng.choice(scored), by_chance=True)
             order = [first, *(found for found in scored if found.entry.id != first.entry.id)]
@@ -426,7 +372,24 @@ class Bank:
         for found in order:
             if len(chosen) < c.k2:
                 chosen.setdefault(found.entry.task_id, found)
-        return tuple(sorted(chosen.values(), key=_order))
+        shown = tuple(sorted(chosen.values(), key=_order))
+        return Retrieved(shown, len(scored), near[0][1] if near else 0.0)
+
+    def _scored(self, near: Mapping[int, float], task_id: str) -> list[Found]:
+        """Return the entries of the near intents (id -> similarity) with their scores, the best
+        first: phase B (Eq. 7)."""
+        c, marks = self.config, ", ".join("?" * len(near))
+        texts = self._rows(f"SELECT text, id FROM intent WHERE id IN ({marks})", *near)
+        similarity = {text: near[id] for text, id in texts}
+        pool = self._entries(f"intent_id IN ({marks}) AND NOT dead", *near)
+        if c.exclude_same_task and task_id:
+            pool = [entry for entry in pool if entry.task_id != task_id]
+        sims = [similarity[entry.intent] for entry in pool]
+        found, qs = [], _z([entry.q for entry in pool])
+        for entry, sim, sim_z, q_z in zip(pool, sims, _z(sims), qs, strict=True):
+            q_z = max(-CLIP, min(CLIP, q_z))  # an outlier decides no more than CLIP deviations
+            found.append(Found(entry, sim, sim_z, q_z, (1 - c.lam) * sim_z + c.lam * q_z))
+        return sorted(found, key=_order)
 
     # ---- learning
 
@@ -443,12 +406,10 @@ class Bank:
             for found in shown:
                 id, before = found.entry.id, self.entry(found.entry.id).q
                 after = before + self.config.alpha * (reward - before)
-                self._db.execute(
-                    "UPDATE entry SET q = ?, visits = visits + 1, wins = wins + ? WHERE id = ?",
-                    (after, reward > 0, id),
-                )
+                change = "q = ?, visits = visits + 1, wins = wins + ?"
+                self._rows(f"UPDATE entry SET {change} WHERE id = ?", after, reward > 0, id)
                 event = epoch, task_id, id, found.sim, before, found.score, reward, after
-                self._db.execute("INSERT INTO event VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)", event)
+                self._insert("event", None, *event)
 
     def write(
         self,
@@ -465,8 +426,6 @@ class Bank:
         """Keep an experience; return its id.
 
         A known intent gets one entry more, and so does one that is as similar as `same_intent`.
-        (MemRL's code, `add_memories`, forgets the entries of a known text unless the task has just
-        retrieved it: of two tasks of one text in a batch it keeps the last.)
         ValueError: the intent is empty, a parent is not in the bank.
         """
         meta, text = dict(meta), _text(intent)
@@ -480,8 +439,7 @@ class Bank:
             entry = (self._intent_id(text), kind, experience, success, self.config.q_init, 0, 0,
                      task_id, epoch, self.batches, json.dumps([*parents]), json.dumps(meta),
                      0)  # fmt: skip
-            marks = ", ".join("?" * len(entry))
-            return self._db.execute(f"INSERT INTO entry VALUES (NULL, {marks})", entry).lastrowid
+            return self._insert("entry", None, *entry)
 
     def _intent_id(self, text: str) -> int:
         """Return the intent that an entry belongs to; make it if there is none."""
@@ -491,8 +449,12 @@ class Bank:
         near = self.likeness.nearest(text, 1)
         if near and near[0][1] >= self.config.same_intent:
             return near[0][0]
-        row = NAMESPACE, text, self.likeness.vector(text)
-        return self._db.execute("INSERT INTO intent VALUES (NULL, ?, ?, ?)", row).lastrowid
+        return self._insert("intent", None, NAMESPACE, text, self.likeness.vector(text))
+
+    def _insert(self, table: str, *row: object) -> int:
+        """Insert a row; return its id, a new one for None."""
+        self._rows(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", *row)
+        return self._value("SELECT last_insert_rowid()")
 
     def cut(self, intent: str) -> bool:
         """Whether similarities are those of a part of an intent: it is too long for a bank, or for
@@ -508,27 +470,26 @@ class Bank:
         """Let go of entries beyond `max_entries`, none of those that this batch has written."""
         if most := self.config.max_entries:
             excess = self._value("SELECT count(*) FROM entry WHERE NOT dead") - most
-            self._db.execute(
+            self._rows(
                 "UPDATE entry SET dead = 1 WHERE id IN (SELECT id FROM entry WHERE NOT dead AND "
                 "created < ? ORDER BY q, visits, id LIMIT ?)",
-                (self.batches, max(0, excess)),
+                self.batches,
+                max(0, excess),
             )
 
     # ---- looking at it
 
     def entries(self, task_id: str | None = None) -> list[Entry]:
         """Return the entries by id; task_id: those that this task has left alone."""
-        if task_id is None:
-            return self._entries("NOT dead")
-        return self._entries("NOT dead AND task_id = ?", task_id)
+        return self._entries("NOT dead AND (task_id = ?1 OR ?1 IS NULL)", task_id)
 
     def _entries(self, clause: str, *values: object) -> list[Entry]:
-        rows = self._rows(f"{SELECT} {clause} ORDER BY entry.id", *values)
-        return [
-            Entry(*row[:4], bool(row[4]), *row[5:11], tuple(json.loads(row[11])),
-                  json.loads(row[12]))
-            for row in rows
-        ]  # fmt: skip
+        with self._sentences():
+            return [
+                Entry(*row[:4], bool(row[4]), *row[5:11], tuple(json.loads(row[11])),
+                      dict(json.loads(row[12])))
+                for row in self._rows(f"{SELECT} {clause} ORDER BY entry.id", *values)
+            ]  # fmt: skip
 
     def entry(self, id: int) -> Entry:
         """Return an entry, also one that was let go of. ValueError: there was never one."""
@@ -541,13 +502,16 @@ class Bank:
         entries = self.entries()
         n, qs = len(entries), sorted(entry.q for entry in entries) or [0.0]
         places = {"q_min": 0.0, "q_10": 0.1, "q_median": 0.5, "q_90": 0.9, "q_max": 1.0}
-        signs = {"q_negative": lambda q: q < 0, "q_zero": lambda q: q == 0,
-                 "q_positive": lambda q: q > 0}  # fmt: skip
+        shares = {
+            "never_shown": sum(not entry.visits for entry in entries),
+            "q_negative": sum(entry.q < 0 for entry in entries),
+            "q_zero": sum(entry.q == 0 for entry in entries),
+            "q_positive": sum(entry.q > 0 for entry in entries),
+        }
         return {
             "entries": n,
             "intents": len({entry.intent for entry in entries}),
-            "never_shown": sum(not entry.visits for entry in entries) / max(1, n),
-            **{name: sum(sign(e.q) for e in entries) / max(1, n) for name, sign in signs.items()},
+            **{name: count / max(1, n) for name, count in shares.items()},
             "q_mean": fmean(qs),
             **{name: qs[min(len(qs) - 1, int(at * n))] for name, at in places.items()},
             "visits": sum(entry.visits for entry in entries),
@@ -564,7 +528,7 @@ class Bank:
     def digest(self) -> str:
         """Return a hex fingerprint of all rows: intents, entries and events."""
         found = blake2b(digest_size=16)
-        for table in ("intent", "entry", "event"):
+        for table in KEPT[1:]:
             for row in self._rows(f"SELECT * FROM {table} ORDER BY 1"):
                 found.update(repr(row).encode(errors="surrogatepass"))
         return found.hexdigest()
@@ -583,39 +547,21 @@ class Bank:
         """Become what `dump` returned. UserError: it is of another version or embedder."""
         with self._sentences():
             info = {key: json.loads(value) for key, value in dumped["info"]}
-        if any(info.get(key) != self.noted(key) for key in ("schema", "embedder")):
-            raise UserError(f"{self.path or 'The bank'} is of another version or embedder.")
-        with self._sentences(), self.batch():
-            for table in reversed(KEPT):
-                self._db.execute(f"DELETE FROM {table}")
-            for table in KEPT:
-                for row in map(list, dumped[table]):
-                    if table == "intent":
-                        row[3] = base64.b64decode(row[3])
-                    marks = ", ".join("?" * len(row))
-                    self._db.execute(f"INSERT INTO {table} VALUES ({marks})", row)
+            if any(info.get(key) != self.noted(key) for key in ("schema", "embedder")):
+                raise UserError(f"{self.path or 'The bank'} is of another version or embedder.")
+            with self.batch():
+                for table in reversed(KEPT):
+                    self._rows(f"DELETE FROM {table}")
+                for table in KEPT:
+                    for values in map(list, dumped[table]):
+                        if table == "intent":
+                            values[3] = base64.b64decode(values[3])
+                        self._insert(table, *values)
 
 
 def _beside(path: Path, what: str) -> Path:
     """Return the file that SQLite keeps beside one."""
     return Path(f"{path.resolve()}-{what}")
-
-
-def _check_journal(path: Path) -> None:
-    """Refuse a rollback journal that no bank has left. A bank has one only while it is made, from
-    nothing; by a stranger's SQLite would remove any file that it names at its end."""
-    journal = _beside(path, "journal")
-    if not journal.exists():
-        return
-    raw = journal.read_bytes() if journal.stat().st_size <= 1 << 16 else SUPER
-    if any(raw[16:20]) or raw.endswith(SUPER):
-        raise UserError(f"{journal} is not of a bank: remove it, and then open {path} again.")
-
-
-def _named(embedder: Mapping) -> str:
-    if not embedder:
-        return "no embedder"
-    return f"the embedder {clip(embedder['name'], 80)} ({embedder['dim']:d} numbers)"
 
 
 def _text(intent: str) -> str:

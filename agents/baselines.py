@@ -84,7 +84,7 @@ class Full(AtOnce):
 
     name = "full"
     in_words = "whole document in the prompt"
-    whole = True
+    extras = {"whole": True}
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
         yield self.read(task, task.document)

@@ -1,8 +1,4 @@
-"""Plans of agents: what `cli.py demo --agent NAME` compares.
-
-Holds: `Demo`, `Size`. Leaves out: how a demo runs (commands/demo.py).
-Exercise it: `python cli.py demo --agent rememr1 --short`. Read next: agents/rememr1.py.
-"""
+"""What `cli.py demo --agent NAME` trains and compares, of agents that have a demo of their own."""
 
 from __future__ import annotations
 
@@ -23,21 +19,16 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Demo:
-    """A demo that trains an agent and others from one policy, with as many steps, and compares
-    them.
-
-    An agent without one has the usual demo: it is trained alone, beside the untrained policy and
-    full context.
-    """
+    """An agent and others trained from one policy, with as many steps, and compared. An agent
+    without one is trained alone, beside the untrained policy and full context."""
 
     beside: tuple[str, ...]  # agents that are trained likewise
     kind: str  # of question
     about: str  # one line: what the documents are like
     title: str
     sizes: dict[str, Size]  # default, long, short
-    variants: dict[str, dict] = field(
-        default_factory=dict
-    )  # label -> settings for the trained agent
+    # label -> settings with which the trained agent answers as well
+    variants: dict[str, dict] = field(default_factory=dict)
     baselines: tuple[str, ...] = ("full",)  # agents that answer with the untrained policy
     data: str = "world"  # what is read: generated documents, or ledger = generated sessions
     model: str = ""  # folder of the base policy in embedded/; "" = the usual one

@@ -1,10 +1,8 @@
 """Find an agent by name or by path, and resolve the settings that it reads with.
 
-Holds: `find`, `make`, `preset_of`, `resolve`, `resumed`, `beginning`, `of_model`,
-`best_by_length`, `stored_settings`, `reach`, `check_reach`: what a file that came with data may
-not name.
-Leaves out: the settings themselves (config/options.py, each agent's file). No torch.
-Exercise it: `python cli.py train --agent rememr1 --help`. Read next: agents/retrieval.py.
+    defaults, or what a model says of itself < preset or the file of a run < flags
+
+What a file that came with data may not name is in `reach`. No torch.
 """
 
 from __future__ import annotations
@@ -58,16 +56,17 @@ MAY_CHANGE = {
     "agent": set(),
 }  # fmt: skip
 
-# ---------------------------------------------------------------- agents
-
-FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run", modules=BASELINES)
-names, known = FINDER.names, FINDER.known
 # agent, or method of a stream -> its place among the colours of every picture (report/page.css);
 # any other takes what is free
 COLOURS = {
     "memagent": 0, "trained": 0, "bm25": 1, "full": 2, "rememr1": 3, "memp": 3, "oracle": 4,
     "reflection": 4, "memrl": 0, "rag": 1, "memupdate": 5, "none": 7,
 }  # fmt: skip
+
+# ---------------------------------------------------------------- agents and presets
+
+FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run", modules=BASELINES)
+names, known = FINDER.names, FINDER.known
 
 
 @cache
@@ -81,10 +80,9 @@ def find(name: str) -> type[Agent]:
     return FINDER.find(name)
 
 
-@cache
 def learner() -> type[Agent]:
-    """Return the agent that learns at run time, from a bank: the one with `arms`."""
-    return next(kind for kind in map(find, names()) if "arms" in kind.extras)
+    """Return the agent that a stream teaches: it has a bank."""
+    return find("memrl")
 
 
 def make(name: str, settings: Mapping[str, object]) -> Agent:
@@ -100,38 +98,22 @@ def make(name: str, settings: Mapping[str, object]) -> Agent:
 
 def _config(kind: type[Agent], settings: Mapping[str, object]) -> object:
     """Return the settings of an agent, of these its own."""
-    hints = hints_of(kind.Config)
-    return kind.Config(**{name: value for name, value in settings.items() if name in hints})
+    return kind.Config(**{n: value for n, value in settings.items() if n in hints_of(kind.Config)})
 
 
-def agent_hints(
-    fields: Iterable[str], agents: Iterable[str] = (), all_checked: bool = True
-) -> dict[str, object]:
-    """Map settings of agents to their types: those of `agents` and of all that are loaded, and if
-    some of the `fields` are not among them, those of all others.
+def agent_hints(fields: Iterable[str], agents: Iterable[str] = ()) -> dict[str, object]:
+    """Map settings of agents to their types: those of `agents` and of all that are loaded, then of
+    others until the `fields` are known."""
 
-    To import those takes half a second: unless their values are to be checked, it is enough that
-    the room has settings of these names.
-    """
+    def hints(kinds: Iterable[type[Agent]]) -> dict[str, object]:
+        return {name: hint for kind in kinds for name, hint in hints_of(kind.Config).items()}
 
-    def hints(agents: Iterable[str]) -> dict[str, object]:
-        return {
-            name: hint for agent in agents for name, hint in hints_of(find(agent).Config).items()
-        }
-
-    found = hints_of(Agent.Config) | hints(dict.fromkeys([*FINDER.loaded, *agents]))
-    others = {*fields} - found.keys()
-    if others and not all_checked:
-        room = "".join(
-            path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("*.py")
-        )
-        declared = {*re.findall(r"^    (\w+): ", room, re.M)}
-        found |= dict.fromkeys(others & declared, object)
-        others -= declared
-    return hints(names()) | found if others else found
-
-
-# ---------------------------------------------------------------- presets
+    found = hints([Agent, *filter(None, map(known, agents)), *FINDER.loaded.values()])
+    for name in reversed(names()):  # some of the first ones import what takes its time
+        if not {*fields} - found.keys():
+            break
+        found = hints([find(name)]) | found
+    return found
 
 
 def presets() -> dict[str, dict[str, dict]]:
@@ -147,10 +129,8 @@ def presets() -> dict[str, dict[str, dict]]:
 
 def preset_of(name: str, agent: str = "") -> dict[str, dict]:
     """Return a preset's fields by section (run, grpo, agent); `agent`'s own presets go first."""
-    theirs = find(agent).presets if agent and is_path(agent) else {}
-    choices = PRESETS | theirs
-    if name not in choices:
-        choices = presets() | theirs
+    choices = PRESETS if name in PRESETS else presets()
+    choices = choices | (find(agent).presets if agent and is_path(agent) else {})
     if name not in choices:
         near = meant(name, choices)
         raise UserError(f"Unknown preset {name!r}.{near} Choose one of {', '.join(choices)}.")
@@ -158,7 +138,6 @@ def preset_of(name: str, agent: str = "") -> dict[str, dict]:
 
 
 # ---------------------------------------------------------------- settings in files
-
 
 PROGRAMS = {"reward", "logger", "interpreter"}  # settings whose every value is code
 AGENTS = {"agent", "agents", "also"}
@@ -214,9 +193,8 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
     """Read a config.yaml or agent.yaml: section -> fields.
 
-    given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses,
-    and values of the settings of agents that are not named and not loaded are left as they are.
-    No agent and no suite is loaded for it: of one in a file that was not loaded before, only those
+    given: the flags of this call, see `check_reach`; None: the caller uses nothing that it refuses.
+    No file of an agent or a suite is loaded for it: of one that was not loaded before, only those
     settings are returned that others have too.
     """
     raw = files.read_yaml(path)
@@ -224,18 +202,17 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
         raw.pop(name, None)  # and of what a run reads (commands/contents.py)
     sections = {name: values for name, values in raw.items() if isinstance(values, dict)}
     sections.get("ask", {}).pop("best", None)  # `best_by_length` reads it
-    agents = [sections.get("run", {}).get("agent"), *_listed(sections.get("eval", {}))]
-    suite = sections.get("eval", {}).get("suite")
-    strange = {
-        "agent": any(_is_strange(str(agent), known) for agent in agents),
-        "eval": _is_strange(str(suite), suites.known),
-    }
-    theirs = [] if strange["agent"] else [agent for agent in agents if agent and known(agent)]
-    all_checked = given is not None
-    hints = {"agent": agent_hints(sections.get("agent", {}), theirs, all_checked), "eval": {}}
-    if "eval" in sections:
+    evaluation, agents = sections.get("eval", {}), [sections.get("run", {}).get("agent")]
+    agents += several if isinstance(several := evaluation.get("agents"), list) else []
+    agents = [str(agent).partition("@")[0] for agent in agents]
+    hints = {"agent": agent_hints(sections.get("agent", {}), agents), "eval": {}}
+    if evaluation:
         hints["eval"] = suites.hints() | hints_of(EvalConfig)
-    for section in [name for name in strange if strange[name] and name in sections]:
+    strange = {
+        "agent": any(_is_strange(agent, known) for agent in agents),
+        "eval": _is_strange(str(evaluation.get("suite")), suites.known),
+    }
+    for section in [name for name in sections if strange.get(name)]:
         raw[section] = {n: v for n, v in sections[section].items() if n in hints[section]}
     kinds = dict(run=RunConfig, grpo=GRPOConfig, sft=SFTConfig, ask=AskConfig)
     settings = files.typed(raw, path, **kinds, **hints)
@@ -245,12 +222,6 @@ def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict
         for fields in settings.values():  # a run goes on with the bank that it began with
             check_reach(path, fields, {"bank": ""} | given)
     return settings
-
-
-def _listed(evaluation: Mapping[str, object]) -> list[str]:
-    """Return the agents of an evaluation in a file, without what follows their names."""
-    agents = evaluation.get("agents")
-    return [str(name).partition("@")[0] for name in agents] if isinstance(agents, list) else []
 
 
 def begun(folder: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -274,15 +245,14 @@ def section_of(training: TrainConfig) -> str:
 def changed(stored: dict, **now: object) -> list[str]:
     """List the settings in which a run differs from those now and may not, as "grpo.lr 0.1, not
     0.2"."""
-    return [
-        f"{section}.{name} {value!r}, not {getattr(now[section], name)!r}"
-        for section, values in stored.items()
-        for name, value in values.items()
-        if section in now
-        and name not in MAY_CHANGE[section]
-        and hasattr(now[section], name)
-        and without_url(value) != without_url(getattr(now[section], name))
-    ]
+    found = []
+    for section, config in now.items():
+        values = asdict(config)
+        for name, before in stored.get(section, {}).items():
+            free = name in MAY_CHANGE[section] or name not in values
+            if not free and without_url(before) != without_url(values[name]):
+                found.append(f"{section}.{name} {before!r}, not {values[name]!r}")
+    return found
 
 
 # ---------------------------------------------------------------- what a model says of reading
@@ -321,9 +291,7 @@ def best_by_length(model: str | Path | None) -> list[tuple[int, str]]:
     In agent.yaml: `ask: {best: [[1000, full], [100000, bm25]]}`.
     """
     path, sections = _of_folder(model)
-    if not sections:
-        return []
-    table = files.read_yaml(path).get("ask") or {}
+    table = (files.read_yaml(path).get("ask") or {}) if sections else {}
     best = from_yaml(table.get("best") or [], tuple[tuple[int, str], ...], f"{path}: ask.best")
     for _, agent in best:
         if not known(agent):
@@ -354,10 +322,10 @@ def model_or_default(model: str, endpoint: object = ()) -> str | Path | None:
 def starting_point(run: dict) -> str | Path:
     """Return the model or, where they say how they read, the adapters that a training goes on from:
     agents take their settings from there. UserError as of `check_model`."""
-    for model in (run.get("model", ""), run.get("adapter", "")):
-        check_model(model, tokenizer=True)
-    adapter = run.get("adapter", "")
-    return adapter if adapter and _of_folder(adapter)[1] else run.get("model") or EMBEDDED
+    model, adapter = run.get("model", ""), run.get("adapter", "")
+    for each in (model, adapter):
+        check_model(each, tokenizer=True)
+    return adapter if adapter and _of_folder(adapter)[1] else model or EMBEDDED
 
 
 def agent_of(
@@ -368,6 +336,32 @@ def agent_of(
 
 
 # ---------------------------------------------------------------- settings resolved
+
+
+def resolve(
+    preset: str,
+    model: str | Path | None,
+    grpo: dict,
+    settings: dict,
+    agent: str = "",
+    frozen: bool = False,
+) -> tuple[GRPOConfig, Agent]:
+    """Resolve settings: below, what the model's agent.yaml says; over it the preset, the agent's
+    `training`, and the fields that are given.
+
+    agent: "" = the preset's, the model's or memagent. frozen: it answers and is not trained, so
+    that a bank of the model's folder stands for the file that it names.
+    """
+    agent = agent or agent_of(preset, model)
+    if unknown := settings.keys() - agent_hints(settings, [agent]).keys():
+        raise UserError(f"No agent has a setting {min(unknown)!r}: leave it out.")
+    fields, theirs, path = preset_of(preset, agent), of_model(model), _of_folder(model)[0]
+    settings = fields["agent"] | settings
+    used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
+    kept = frozen and model and (path.parent / STATE).exists()
+    check_reach(path, used, settings | ({"bank": ""} if kept else {}))
+    training = GRPOConfig(**fields["grpo"] | find(agent).training | grpo)
+    return training, make(agent, theirs | settings)
 
 
 def resumed(
@@ -391,8 +385,47 @@ def resumed(
     return [stored.get(name, {}) | fields.get(name, {}) | values for name, values in given.items()]
 
 
-QUICK = 1 << 24
-"""Bytes of a file of tasks whose first record is looked at before torch is loaded."""
+def with_state(agent: Agent, model: str | Path | None) -> Agent:
+    """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
+    where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
+    agent.freeze()
+    path, sections = _of_folder(model)
+    state = path.parent / STATE
+    if model and state.exists() and sections.get("run", {}).get("agent") == agent.name:
+        try:
+            agent.load_state(from_json(state.read_text(encoding="utf-8")))
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UserError(f"The agent's state {state} cannot be read: {error}.") from error
+    return agent
+
+
+def settings_of(agents: Iterable[Agent]) -> dict:
+    """Merge the settings of several agents, to write them down."""
+    return {name: value for agent in agents for name, value in asdict(agent.config).items()}
+
+
+def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, str]:
+    """Say of agents which settings are not those that they have with the model of an evaluation.
+
+    name -> such as "top_k 2"; no entry for an agent whose settings are all as they would be.
+    """
+    usual, found = of_model(model_or_default(evaluation.model, evaluation.endpoint)), {}
+    for name, agent in agents.items():
+        plain = asdict(_config(type(agent), usual))
+        parts = [
+            f"{field} {str(without_url(value)).rpartition('/')[2] or 'none'}"
+            for field, value in asdict(agent.config).items()
+            if value != plain[field]
+        ]
+        if parts:
+            found[name] = ", ".join(parts)
+    return found
+
+
+# ---------------------------------------------------------------- a training begins, or has ended
+
+
+QUICK = 1 << 24  # bytes of a file whose first record is read before torch is loaded
 
 
 def beginning(
@@ -413,7 +446,7 @@ def beginning(
     sources = [*(source for source, _ in parts_of(run.data)), run.validation]
     if not dry:
         check_sources(sources)
-    for path in map(Path, sources):  # a large one takes its time, and torch with it
+    for path in map(Path, sources):
         if files.is_file(path) and path.stat().st_size < QUICK:
             next(readers.records_of(path), None)
     if first:
@@ -422,8 +455,6 @@ def beginning(
         where = files.run_path(run.runs, run.name) if run.name else Path(run.runs)
         then = f"It goes on in {where}." if resume else f"Results go to {where}."
         say(f"{agent.label} learns from {run.data}, beginning with {titled(run.model)}.")
-        if agent.trains and not agent.by_section:
-            say(f"{agent.label} answers in one turn, all that is trained: it keeps no memory.")
         say("It is a dry run, which leaves nothing." if dry else then)
     if not dry:
         check_here(run)
@@ -449,78 +480,6 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
         raise UserError(f"{taken} is there already: give another --out.")
 
 
-def resolve(
-    preset: str,
-    model: str | Path | None,
-    grpo: dict,
-    settings: dict,
-    agent: str = "",
-    frozen: bool = False,
-) -> tuple[GRPOConfig, Agent]:
-    """Resolve settings from, in rising order: defaults, the model's agent.yaml, the preset, the
-    agent's `training`, single fields.
-
-    agent: "" = the preset's, the model's or memagent. frozen: it answers and is not trained, so
-    that a bank of the model's folder stands for the file that it names.
-    """
-    agent = agent or agent_of(preset, model)
-    fields, hints = preset_of(preset, agent), agent_hints(settings, [agent])
-    if unknown := next((field for field in settings if field not in hints), ""):
-        raise UserError(
-            f"The settings do not fit: the agent {find(agent).__name__} has no setting {unknown!r}."
-        )
-    training = GRPOConfig(**fields["grpo"] | find(agent).training | grpo)
-    theirs, fields = of_model(model), fields["agent"] | settings
-    used = {name: theirs[name] for name in hints_of(find(agent).Config) if name in theirs}
-    path = _of_folder(model)[0]
-    kept = frozen and model and (path.parent / STATE).exists()
-    check_reach(path, used, fields | ({"bank": ""} if kept else {}))
-    return training, make(agent, theirs | fields)
-
-
-def with_state(agent: Agent, model: str | Path | None) -> Agent:
-    """Give an agent that is asked, and no longer taught, the state that a model folder holds of it,
-    where it does. One that outlives its tasks is told by its `freeze`, if it has such."""
-    agent.freeze()
-    path, sections = _of_folder(model)
-    state = path.parent / STATE
-    if model and state.exists() and sections.get("run", {}).get("agent") == agent.name:
-        try:
-            agent.load_state(from_json(state.read_text(encoding="utf-8")))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise UserError(f"The agent's state {state} cannot be read: {error}.") from error
-    return agent
-
-
-def settings_of(agents: Iterable[Agent]) -> dict:
-    """Merge the settings of several agents, to write them down."""
-    return {name: value for agent in agents for name, value in asdict(agent.config).items()}
-
-
-MOST_ALTERED = 3
-
-
-def altered(agents: Mapping[str, Agent], evaluation: EvalConfig) -> dict[str, str]:
-    """Say of agents which settings are not those that they have with the model of an evaluation.
-
-    name -> such as "top_k 2"; no entry for an agent whose settings are all as they would be.
-    """
-    usual = of_model(model_or_default(evaluation.model, evaluation.endpoint))
-    found = {}
-    for name, agent in agents.items():
-        plain = asdict(_config(type(agent), usual))
-        parts = [
-            f"{field} {str(without_url(value)).rpartition('/')[2] or 'none'}"
-            for field, value in asdict(agent.config).items()
-            if value != plain[field]
-        ]
-        if (more := len(parts) - MOST_ALTERED) > 0:
-            parts[MOST_ALTERED:] = [f"{more} more"]
-        if parts:
-            found[name] = ", ".join(parts)
-    return found
-
-
 # ---------------------------------------------------------------- flags
 
 
@@ -542,14 +501,12 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     """
     given = given_in(arguments)
     path, stored = _begun_by(given)
+    begun_with = stored.get("eval", {}).get("agents") or stored.get("run", {}).get("agent")
     if "agent" in given or "agents" in given:
         found = f"{given.get('agent', '')},{given.get('agents', '')}".split(",")
-    elif agents := stored.get("eval", {}).get("agents"):
-        check_reach(path, {"agents": agents}, given)
-        found = agents
-    elif agent := stored.get("run", {}).get("agent"):
-        check_reach(path, {flag: agent}, given)
-        found = [agent]
+    elif begun_with:
+        found = (begun_with,) if isinstance(begun_with, str) else begun_with
+        check_reach(path, {flag: found}, given)
     else:
         model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
         found = [agent_of(given.get("preset", "default"), model, given, flag)]
@@ -567,19 +524,17 @@ def in_force(
     flag: the one that names agents. usual: the model that answers where none is named. training:
     whether those of GRPO are among them.
     """
-    given = given_in(arguments)
-    _, stored = _begun_by(given)
-    run = stored.get("run", {}) | stored.get("eval", {}) | given
+    given, agents = given_in(arguments), agents_of(arguments, flag)
+    stored = {n: v for values in _begun_by(given)[1].values() for n, v in values.items()}
+    run = stored | given
     model = run.get("model") or (None if run.get("endpoint") else usual)
-    agents = agents_of(arguments, flag)
-    preset = preset_of(given.get("preset", "default"), agents[0])
+    preset, kind = preset_of(given.get("preset", "default"), agents[0]), find(agents[0])
     fields = preset["run"] | {flag: agents[0]}
-    if flag == "agents" and flag not in run:
+    if flag == "agents":
         fields[flag] = tuple(dict.fromkeys((*agents, *EvalConfig().agents[1:])))
     if training:
-        fields |= asdict(GRPOConfig(**preset["grpo"] | find(agents[0]).training))
-    fields |= asdict(_config(find(agents[0]), of_model(model) | preset["agent"]))
-    return fields | {name: value for values in stored.values() for name, value in values.items()}
+        fields |= asdict(GRPOConfig(**preset["grpo"] | kind.training))
+    return fields | asdict(_config(kind, of_model(model) | preset["agent"])) | stored
 
 
 in_training = partial(in_force, training=True)
@@ -624,8 +579,5 @@ def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
     """Return the settings that mean nothing to the evaluation of a command line: those of engines
     that it does not use, and of weights that no agent has."""
     evaluation = _evaluation_in(arguments)
-    used = {
-        "served_as chat": evaluation.get("endpoint"),
-        "untrained": "@untrained" in str(evaluation.get("agents")),
-    }
-    return [name for names, use in used.items() if not use for name in names.split()]
+    served = ["served_as", "chat"] if not evaluation.get("endpoint") else []
+    return served + ["untrained"] * ("@untrained" not in str(evaluation.get("agents")))

@@ -7,6 +7,7 @@ has its response with it.
 from __future__ import annotations
 
 from collections.abc import Generator
+from contextlib import closing
 from dataclasses import replace
 
 from agents.baselines import AtOnce
@@ -32,19 +33,17 @@ class Gold(AtOnce):
             raise UserError("The agent gold acts in environments: give --suite llb-db or another.")
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        if not (isinstance(task, Work) and task.solution):
+        if not task.solution:
             raise UserError(f"No solution of {task.id} is known.")
         prompt = self.prompt("gold", 1, final=True, problem=task.id)
         said = formed(task.id, self.config.form)
         turn = yield replace(prompt, trained=False, given=said)
-        episode, steps = task.begin(), []
-        try:
+        steps = []
+        with closing(task.begin()) as episode:
             for action in task.solution:
                 steps.append(episode.step(action))
                 if steps[-1].done:
                     break
-        finally:
-            episode.close()
         last = steps[-1]
         turn.notes = Tried(
             action=action, observation=last.observation, success=last.done and last.reward > 0,

@@ -18,9 +18,9 @@ from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
+from agents.bank import Bank, BankConfig, Found, Retrieved
 from config.errors import UserError
-from config.options import COUNT, LIMIT, NUMBER
+from config.options import COUNT, LIMIT
 from data import Task, grade
 from memagent import (
     FINAL,
@@ -91,17 +91,8 @@ class MemRLConfig(BankConfig):
     above a document"""
     max_steps: Annotated[int, LIMIT] = 0
     """most actions of a task; 0 = as many as its environment allows"""
-    success_reward: Annotated[float, NUMBER] = 1.0
-    """what the utilities learn of a solved task, between -1 and 1"""
-    failure_reward: Annotated[float, NUMBER] = -1.0
-    """what they learn of one that was not"""
     graded: bool = False
-    """documents: utilities learn 2 * reward - 1 instead of solved or not"""
-
-    def __post_init__(self):
-        BankConfig.__post_init__(self)
-        if not -1 <= self.failure_reward <= self.success_reward <= 1:
-            raise UserError("Rewards lie in [-1, 1], that of a failure not above a success's.")
+    """documents: utilities learn 2 * reward - 1 instead of 1 of a solved task and -1 of another"""
 
 
 # the systems that share this loop -> what makes them
@@ -128,17 +119,16 @@ FROZEN_ARMS = {
 }
 
 # set -> environment -> constants. paper: table 8 of arXiv 2601.03192 v2. A delta belongs to the
-# embedder that it was measured with, text-embedding-3-large. The paper names no rewards; those are
-# the default's
-_PAPER = {"bcb": (0.38, 10, 5), "llb-os": (0.50, 10, 5), "llb-db": (0.37, 10, 5),
-          "alfworld": (0.62, 5, 3), "hle": (0.25, 5, 3)}  # fmt: skip
+# embedder that it was measured with, text-embedding-3-large
+_PAPER = dict(q_init=0.0, alpha=0.3, lam=0.5)
 CONSTANTS = {
     "default": {},
     "paper": {
-        name: dict(delta=delta, k1=k1, k2=k2, q_init=0.0, alpha=0.3, lam=0.5, same_intent=same)
-        for (name, (delta, k1, k2)), same in zip(
-            _PAPER.items(), (0.9, 0.99, 0.99, 0.9, 0.9), strict=True
-        )
+        "bcb": _PAPER | dict(delta=0.38, k1=10, k2=5, same_intent=0.9),
+        "llb-os": _PAPER | dict(delta=0.50, k1=10, k2=5, same_intent=0.99),
+        "llb-db": _PAPER | dict(delta=0.37, k1=10, k2=5, same_intent=0.99),
+        "alfworld": _PAPER | dict(delta=0.62, k1=5, k2=3, same_intent=0.9),
+        "hle": _PAPER | dict(delta=0.25, k1=5, k2=3, same_intent=0.9),
     },
 }
 
@@ -199,19 +189,11 @@ class MemRL(Agent):
         "context_tokens max_steps success_reward failure_reward graded"
     )
     prompts = {
-        "act": ACT,
-        "next": "{observation}",
-        "script": SCRIPT,
-        "reflect": REFLECT,
-        "update": UPDATE,
-        "final": FINAL,
-    }
+        "act": ACT, "next": "{observation}", "script": SCRIPT, "reflect": REFLECT,
+        "update": UPDATE, "final": FINAL,
+    }  # fmt: skip
     rates = {
-        "solved": ("solved", "tried"),
-        "shown": ("shown", "tried"),
-        "steps": ("steps", "tried"),
-        "best_sim": ("best_sim", "tried"),
-        "answer_shown": ("answer_shown", "tried"),
+        name: (name, "tried") for name in ("solved", "shown", "steps", "best_sim", "answer_shown")
     }
 
     embed: Embedder | None = None
@@ -245,16 +227,17 @@ class MemRL(Agent):
     def opened(self) -> Bank:
         """Return the bank. UserError: it cannot be opened."""
         if self.bank is None:
-            c, first = self.config, os.environ.get("RANK", "0") == "0"
+            c = self.config
             if self.frozen:  # what a task has left itself is no transfer
                 c = replace(c, exclude_same_task=True)
-            path = Path(c.bank) if c.bank and self._rows is None else None
-            file = path if first else None
+            path = c.bank if self._rows is None else ""
+            # every rank learns the same; the first one alone writes the file
+            first = os.environ.get("RANK", "0") == "0"
+            file = path if first and path else None
             self.bank = Bank(file, c, self.embed, frozen=self.frozen and file is not None)
             if self._rows is not None:
                 self.bank.load(self._rows)
-            elif path is not None and file is None and path.exists():
-                # every rank learns the same; the first one alone writes the file
+            elif path and not first and Path(path).exists():
                 with closing(Bank(path, c, self.embed, frozen=True)) as written:
                     self.bank.load(written.dump())
         return self.bank
@@ -350,7 +333,7 @@ class MemRL(Agent):
     def _read(self, task: Task, retrieved: Retrieved) -> Generator[Prompt, Turn, None]:
         """Read a document section by section, with the experiences beside the question."""
         c, problem, sections = self.config, task.question, self.sections(task)
-        block, retrieved = self.rendered(retrieved, self._above())
+        block, retrieved = self.rendered(retrieved, c.context_tokens or ABOVE)
         memory = first = self.codec.text(NO_MEMORY)
         above = ((self.codec.text(f"{block}\n\n"), False),) if block else ()
 
@@ -410,11 +393,6 @@ class MemRL(Agent):
 
     # ---- what is shown
 
-    def _above(self) -> int:
-        """Return the most tokens of experiences above a document, whose prompts have a window to
-        share."""
-        return self.config.context_tokens or ABOVE
-
     def rendered(self, retrieved: Retrieved, most: int = 0) -> tuple[str, Retrieved]:
         """Compose the experiences for a prompt, and leave those in it as what is shown.
 
@@ -462,13 +440,11 @@ class MemRL(Agent):
 
         The reward is the mean of all; the experience that of the first success, else the first.
         """
-        c, tried = self.config, [*filter(None, map(self.tried, trajectories))]
+        tried = [*filter(None, map(self.tried, trajectories))]
         if not tried:
             return None
-        rewards = [
-            t.reward if c.graded else c.success_reward if t.success else c.failure_reward
-            for t in tried
-        ]
+        graded = self.config.graded
+        rewards = [t.reward if graded else 1.0 if t.success else -1.0 for t in tried]
         best = next((t for t in tried if t.success), tried[0])
         # as it was noted: the bank may have learnt from another group since, or another rank asked
         shown = tuple(_found(self.opened(), noted) for noted in best.shown)
@@ -507,21 +483,15 @@ class MemRL(Agent):
 
     def limits(self) -> Limits:
         c = self.config
-        above = 0 if c.recall == "none" else self._above()
+        above = 0 if c.recall == "none" else c.context_tokens or ABOVE
         return Limits(shown=c.memory_tokens + above, written=c.memory_tokens)
 
     def count(self, task: Task, turn: Turn) -> Mapping[str, float]:
         notes = turn.notes
         if not isinstance(notes, Tried) or not turn.prompt.trained:
             return {}
-        return {
-            "tried": 1,
-            "solved": float(notes.success),
-            "steps": notes.steps,
-            "shown": len(notes.shown),
-            "best_sim": notes.best_sim,
-            "answer_shown": float(notes.leaked),
-        }
+        n = {"solved": float(notes.success), "steps": notes.steps, "shown": len(notes.shown)}
+        return {"tried": 1} | n | {"best_sim": notes.best_sim, "answer_shown": float(notes.leaked)}
 
     def lines(self, turn: dict) -> list[Line]:
         if turn.get("aside"):
@@ -559,17 +529,9 @@ def _found(bank: Bank, noted: Mapping) -> Found:
 
 def _noted(found: Found) -> dict:
     """Return an entry that was shown, as JSON can hold it."""
-    entry: Entry = found.entry
+    entry = found.entry
     return {
-        "id": entry.id,
-        "experience": entry.experience[:500],
-        "success": entry.success,
-        "task": entry.task_id,
-        "epoch": entry.epoch,
-        "sim": found.sim,
-        "sim_z": found.sim_z,
-        "q": entry.q,
-        "q_z": found.q_z,
-        "score": found.score,
-        "by_chance": found.by_chance,
-    }
+        "id": entry.id, "experience": entry.experience[:500], "success": entry.success,
+        "task": entry.task_id, "epoch": entry.epoch, "sim": found.sim, "sim_z": found.sim_z,
+        "q": entry.q, "q_z": found.q_z, "score": found.score, "by_chance": found.by_chance,
+    }  # fmt: skip

@@ -11,18 +11,18 @@ the same way. Any other document is read as well: each of its sections is a sess
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Annotated, Literal
 
 from agents.calls import Call, Fault, Format, format_of
 from agents.demos import Demo, Size
-from agents.pay import Editing, compared, gains, parts
+from agents.pay import Answer, Editing, compare, gains, parts
 from agents.search import Embedder, Search, recall
 from agents.store import Entry, Op, Snapshot, Store, number
-from agents.tools import TOOLS, Scope, apply, checked, refuse, schemas
+from agents.tools import MALFORMED, REMOVABLE, Scope, apply, refuse, schemas
 from config.errors import UserError
 from config.options import COUNT, LIMIT, NOT_NEGATIVE
 from data import Task, extract_answer
@@ -37,7 +37,7 @@ from memagent import (
     Turn,
     Wording,
 )
-from tasks.conversations import Probe
+from tasks.conversations import Memory, Probe, Session
 from tokens.codec import Codec
 
 # ---------------------------------------------------------------- wording and settings
@@ -87,8 +87,7 @@ class MemUpdateConfig(ReadConfig):
     """most tokens of one tool's reply"""
     max_ops: Annotated[int, COUNT] = 30
     """most operations, errors and searches included, on one piece of text: a session, or a part of
-    one longer than chunk_tokens (refine: in the episode); further calls of the turn that reaches
-    it get an error each, and the next piece is read, with as many again"""
+    one longer than chunk_tokens (refine: in the episode); further calls get an error each"""
     max_turns: Annotated[int, COUNT] = 30
     """most turns on one piece of text (refine: in the episode); the calls of the last one are
     executed"""
@@ -96,16 +95,14 @@ class MemUpdateConfig(ReadConfig):
     """calls of one turn that are executed; further ones get an error each"""
     max_invalid: Annotated[int, COUNT] = 3
     """malformed turns in a row that end the episode: turns that call tools, but with no call that
-    can be read, names a tool and has arguments that fit it; a call that the store refuses, such as
-    a duplicate, is well-formed"""
-    without: tuple[str, ...] = ()
+    can be read, names a tool and has arguments that fit it"""
+    without: tuple[Literal[REMOVABLE], ...] = ()
     """tools that there are not, such as delete_memory; update = no updates by manage_memory"""
     search: Literal["bm25", "dense"] = "bm25"
     """how entries are found; dense needs an embedder"""
     embedder: str = ""
     """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
-    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT, where pooling is mean, cls or last,
-    tokens are the most that are read of a text, and query stands last and before every query"""
+    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"
@@ -123,16 +120,6 @@ class MemUpdateConfig(ReadConfig):
     """weight of the share of calls that were valid; without a call it is 0"""
     compression_weight: Annotated[float, NOT_NEGATIVE] = 0.05
     """build: weight of 1 - tokens of the store / tokens of the source"""
-
-    def __post_init__(self):
-        ReadConfig.__post_init__(self)
-        if self.search != "bm25" and not self.embedder:
-            raise UserError(f"search {self.search} compares meanings: name an embedder.")
-        if unknown := {*self.without} - {*TOOLS, "update"}:
-            choices = ", ".join(TOOLS)
-            raise UserError(
-                f"without names {sorted(unknown)[0]!r}: choose among {choices}, update."
-            )
 
 
 STOPS = ("no_call", "ops", "turns", "context", "invalid")
@@ -184,28 +171,26 @@ OPS = ("search_memory", "create", "update", "noop", "delete_memory", "sample_mem
 
 @dataclass(slots=True)
 class EditNotes:
-    """What is kept of a turn. Its record has it as JSON values: see `table`, `lines`."""
+    """What is kept of a turn; its record has it as JSON values."""
 
     phase: Literal["edit", "probe", "answer"]
     session: int | None = None
-    ops: list[dict] = field(default_factory=list)  # operations, without the entries
+    ops: list[dict] = field(default_factory=list)  # operations: see `note`
     entries: int = 0  # after the turn
     tokens: int = 0  # of them
     stop: str = ""  # why the editing of the session or the episode ended with this turn
     probe: str = ""  # id of the question
     found: list[str] = field(default_factory=list)  # lines of the entries that it is answered from
     recall: float | None = None  # share of its evidence that they were taken from; None: unknown
-    search_s: float = 0.0  # to find them
-    search_cut: int = 0  # texts of the search that its embedder did not read to their end
     # of the whole episode, in its last turn: parts of the reward, and what each edit turn has won
     parts: dict[str, float] = field(default_factory=dict)
     gains: list[float] = field(default_factory=list)
-    answers: list[dict] = field(default_factory=list)  # of the probes: see `MemUpdate._row`
+    answers: list[dict] = field(default_factory=list)  # of the probes: see `pay.compare`
     # in the last turn that edits: the whole store with its journal, as lines of its file
     store: list[str] = field(default_factory=list)
 
 
-def noted(op: Op) -> dict:
+def note(op: Op) -> dict:
     """Return an operation as notes keep it, with ids and lines of the entries that it wrote, "" of
     one that it deleted."""
     return {
@@ -217,9 +202,6 @@ def noted(op: Op) -> dict:
         "ids": [entry.id for entry in op.after],
         "lines": ["" if entry.deleted else entry.line for entry in op.after],
     }
-
-
-# ---------------------------------------------------------------- the agent
 
 
 def table_of(agent: Agent, turn: dict) -> list[dict[str, str | list[str]]]:
@@ -242,9 +224,12 @@ def table_of(agent: Agent, turn: dict) -> list[dict[str, str | list[str]]]:
 
 def files_of(agent: Agent, turns: Sequence[dict]) -> Mapping[str, str]:
     """Return the store with its journal."""
-    notes = [turn.get("notes") or {} for turn in turns]
-    stores = [each["store"] for each in notes if each.get("store")]
-    return {"store.jsonl": "".join(f"{line}\n" for line in stores[-1])} if stores else {}
+    stores = [(turn.get("notes") or {}).get("store") for turn in turns]
+    last = next(filter(None, reversed(stores)), None)
+    return {"store.jsonl": "".join(f"{line}\n" for line in last)} if last else {}
+
+
+# ---------------------------------------------------------------- the agent
 
 
 class MemUpdate(Agent):
@@ -266,8 +251,6 @@ class MemUpdate(Agent):
         "score_before": ("score_before", "episodes"),
         "score_after": ("score_after", "episodes"),
         "recall": ("recall", "sought"),
-        "search_s": ("search_s", "answers"),
-        "search_cut": ("search_cut", "answers"),
     }
     training = dict(kl=0.001)
     extras = {
@@ -287,36 +270,26 @@ class MemUpdate(Agent):
 
     def __init__(self, config=None, codec=None, window=None):
         super().__init__(config, codec, window)
-        self._begin_anew()
-
-    def _begin_anew(self) -> None:
-        """Forget what belongs to one codec and one policy."""
         self._answers: dict[tuple[str, str], str] = {}  # to a memory and a problem
-        self._search: Search | None = None
-        self._format: Format | None = None
 
     def on(self, codec: Codec, window: int | None = None) -> Agent:
+        """Return this agent for a codec, without the answers of another one's policy."""
         other = super().on(codec, window)
-        if other is not self:
-            other._begin_anew()
+        other._answers = self._answers if other is self else {}
         return other
 
     # ---- what it does
 
     def run(self, task: Task) -> Generator[Prompt, Turn, None]:
-        if not task.probes:
-            store = yield from self.make(task)
-            yield from self.answer(task, store)
-            return
-        editing = self._begin(task)
-        yield from self._edit_all(editing)
-        yield from self._settle(editing)
+        editing = yield from self._edit_all(task)
+        if task.probes:
+            yield from self._settle(editing)
+        else:
+            yield from self.answer(task, editing.store)
 
     def make(self, task: Task) -> Generator[Prompt, Turn, Store]:
         """Read everything, and return the store that this leaves."""
-        editing = self._begin(task)
-        yield from self._edit_all(editing)
-        return editing.store
+        return (yield from self._edit_all(task)).store
 
     def answer(self, task: Task, store: Store) -> Generator[Prompt, Turn, None]:
         """Answer a task's question from a store."""
@@ -325,51 +298,17 @@ class MemUpdate(Agent):
     def source(self, task: Task) -> str | None:
         """Return a fingerprint of the text and of what a store begins with; None where the store is
         made for its probes."""
-        return (
-            f"{task.document_digest} {task.beginning}" if self.keeps and not task.probes else None
-        )
+        read = f"{task.document_digest} {task.beginning}"
+        return read if self.keeps and not task.probes else None
 
     def check(self, task: Task) -> None:
         """Refuse a budget that holds no entry."""
         if self.edits:
-            self._measured(task, Store(self.start(task)))
-
-    def _begin(self, task: Task) -> Editing:
-        c, store = self.config, Store(self.start(task))
-        source, budget = self._measured(task, store)
-        hard = c.budget == "hard"
-        scope = Scope(
-            search=self.searcher(),
-            measure=self.measure,
-            seed=(task.document_digest,),
-            budget_tokens=budget if hard else None,
-            budget_entries=c.budget_entries or None if hard else None,
-            reply_tokens=c.reply_tokens,
-            tools=tuple(tool for tool in TOOLS if tool not in c.without),
-            may_update="update" not in c.without,
-        )
-        return Editing(task, store, scope, budget, source, states=[store.snapshot()])
-
-    def _measured(self, task: Task, store: Store) -> tuple[int, int | None]:
-        """Return the tokens of what is read, or of the store at the start, and the budget in
-        tokens, None if it is in entries or there is none. UserError: it holds no entry."""
-        c, source = self.config, self.source_tokens(task, store.snapshot().entries)
-        if c.budget == "none" or c.budget_entries:
-            return source, None
-        budget = self.budget_tokens(source)
-        if self.edits and budget < LEAST_ENTRY:
-            reason = f"A budget of {budget} tokens holds no entry"
-            raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
-        return source, budget
+            self._begin(task)
 
     def start(self, task: Task) -> list[Entry]:
         """Return what the store holds at first."""
         return [] if self.config.mode == "build" else entries_of(task.memories)
-
-    def budget_tokens(self, source: int) -> int:
-        """Return the tokens that a store may have. source: those of what it is made from."""
-        share = self.config.memory_budget or {"build": 0.1, "refine": 1.0}[self.config.mode]
-        return max(1, round(share * source))
 
     def source_tokens(self, task: Task, entries: Sequence[Entry]) -> int:
         """Return the tokens of the document or, in `refine`, of the entries at the start."""
@@ -377,23 +316,35 @@ class MemUpdate(Agent):
             return sum(self.measure(entry.line) for entry in entries)
         return len(self.codec.cut(task.document, self.config.chunk_tokens).ids)
 
+    def budget_tokens(self, source: int) -> int:
+        """Return the tokens that a store may have. source: those of what it is made from."""
+        share = self.config.memory_budget or {"build": 0.1, "refine": 1.0}[self.config.mode]
+        return max(1, round(share * source))
+
     # ---- editing
 
-    def _pieces(self, task: Task) -> Iterator[tuple[int | None, str | None, str]]:
-        """Yield (session, date, text) of everything to be read, in pieces that fit a section."""
-        c = self.config
-        if c.mode == "refine":
-            yield None, None, ""
-            return
-        if not task.sessions:
-            for k, section in enumerate(self.sections(task), 1):
-                yield k, None, section
-        for session in self._sessions(task):
-            text = f"{session.when}\n{session.text}"
-            for piece in self.codec.cut(text, c.chunk_tokens):
-                yield session.number, session.date or None, piece
+    def _begin(self, task: Task) -> Editing:
+        c, store = self.config, Store(self.start(task))
+        source, budget = self.source_tokens(task, store.snapshot().entries), None
+        if c.budget != "none" and not c.budget_entries:
+            budget = self.budget_tokens(source)
+            if self.edits and budget < LEAST_ENTRY:
+                reason = f"A budget of {budget} tokens holds no entry"
+                raise UserError(f"{reason}: give a larger --memory-budget, or --budget-entries.")
+        hard = c.budget == "hard"
+        scope = Scope(
+            search=self.search,
+            measure=self.measure,
+            seed=(task.document_digest,),
+            budget_tokens=budget if hard else None,
+            budget_entries=c.budget_entries or None if hard else None,
+            reply_tokens=c.reply_tokens,
+            without=c.without,
+        )
+        left_out = {s.number for s in task.sessions} - {s.number for s in self._sessions(task)}
+        return Editing(task, store, scope, budget, source, [store.snapshot()], left_out)
 
-    def _sessions(self, task: Task) -> Sequence:
+    def _sessions(self, task: Task) -> Sequence[Session]:
         """Return the sessions that are read: of more than `max_sections` those that `over` keeps;
         in `refine`, where none is, all of them."""
         c, sessions = self.config, task.sessions
@@ -402,19 +353,33 @@ class MemUpdate(Agent):
         last = c.max_sections // 2 if c.over == "center" else 0
         return (*sessions[: c.max_sections - last], *sessions[len(sessions) - last :])
 
-    def _edit_all(self, editing: Editing) -> Generator[Prompt, Turn, None]:
-        """Read everything and edit the store by it."""
-        read = {session.number for session in self._sessions(editing.task)}
-        editing.unread |= {s.number for s in editing.task.sessions} - read
-        pieces = iter(self._pieces(editing.task) if self.edits else ())
+    def _pieces(self, task: Task) -> Iterator[tuple[int | None, str | None, str]]:
+        """Yield (session, date, text) of everything to be read, in pieces that fit a section."""
+        if not self.edits:
+            return
+        if self.config.mode == "refine":
+            yield None, None, ""
+        elif not task.sessions:
+            for k, section in enumerate(self.sections(task), 1):
+                yield k, None, section
+        else:
+            for session in self._sessions(task):
+                text = f"{session.when}\n{session.text}"
+                for piece in self.codec.cut(text, self.config.chunk_tokens):
+                    yield session.number, session.date or None, piece
+
+    def _edit_all(self, task: Task) -> Generator[Prompt, Turn, Editing]:
+        """Read everything and edit a store by it."""
+        editing, pieces = self._begin(task), self._pieces(task)
         for session, date, piece in pieces:
             stop = yield from self._edit(editing, session, date, piece)
             if stop == "context":
-                editing.unread |= {session for session, _, _ in pieces}
+                editing.unread |= {later for later, _, _ in pieces}
             if stop in ("context", "invalid"):
                 break
         if editing.turns:
             editing.turns[-1].notes.store = [*editing.store.lines()]
+        return editing
 
     def _edit(
         self, editing: Editing, session: int | None, date: str | None, piece: str
@@ -426,11 +391,10 @@ class MemUpdate(Agent):
         """
         c, store = self.config, editing.store
         scope = replace(editing.scope, session=session, date=date)
-        ops = turns = 0
-        replies: list[str] = []
-        while True:
+        ops, turns, replies, stop = 0, 0, [], ""
+        while not stop:
             prompt = self._edit_prompt(editing, piece, replies, ops, turns)
-            if self._is_too_long(prompt):
+            if self.window and len(prompt.ids(self.codec)) + c.call_tokens > self.window:
                 if not editing.turns:
                     reason = "A first prompt of this agent does not fit the model's window"
                     raise UserError(f"{reason}: lower --chunk-tokens or --show-k.")
@@ -439,17 +403,13 @@ class MemUpdate(Agent):
                 editing.turns[-1].notes.stop = "context"
                 return "context"
             turn = yield prompt
-            turns += 1
             calls = self.format.parse(str(turn.response))
-            done, has_form = self._execute(store, scope, calls, c.max_ops - ops)
-            ops = min(c.max_ops, ops + len(done))
-            valid = sum(op.ok for op in done)
-            editing.calls.update(ok=valid, failed=len(done) - valid)
-            editing.invalid = editing.invalid + 1 if calls and not has_form else 0
+            done = self._execute(store, scope, calls, c.max_ops - ops)
+            ops, turns = min(c.max_ops, ops + len(done)), turns + 1
             replies = [op.message for op in done]
-            snapshot = store.snapshot()
-            editing.turns.append(turn)
-            editing.states.append(snapshot)
+            editing.calls.update("ok" if op.ok else "failed" for op in done)
+            malformed = calls and all(op.code in MALFORMED for op in done)
+            editing.invalid = editing.invalid + 1 if malformed else 0
             stop = (
                 "no_call" if not calls
                 else "invalid" if editing.invalid >= c.max_invalid
@@ -457,20 +417,29 @@ class MemUpdate(Agent):
                 else "turns" if turns >= c.max_turns
                 else ""
             )  # fmt: skip
+            snapshot = store.snapshot()
             size = len(snapshot), self.tokens_of(snapshot)
-            turn.notes = EditNotes("edit", session, [*map(noted, done)], *size, stop=stop)
-            if stop:
-                return stop
+            turn.notes = EditNotes("edit", session, [*map(note, done)], *size, stop=stop)
+            editing.turns.append(turn)
+            editing.states.append(snapshot)
+        return stop
 
     def _edit_prompt(
         self, editing: Editing, piece: str, replies: list[str], ops: int, turns: int
     ) -> Prompt:
-        c, tools = self.config, schemas(editing.scope.tools)
-        entries = self._relevant(editing.store.snapshot(), piece)
+        c, snapshot = self.config, editing.store.snapshot()
+        tools = schemas(c.without)
+        # how much is stored, and what may still be done
+        if c.budget_entries and c.budget != "none":
+            room = f" of at most {c.budget_entries} memories"
+        else:
+            room = f" of at most {editing.budget} tokens" if editing.budget else ""
+        left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
+        stored = f"{len(snapshot)} memories, {self.tokens_of(snapshot)} tokens{room}"
         slots = dict(
             tools=self.format.instructions(tools),
-            memory="\n".join(entry.line for entry in entries) or NO_ENTRIES,
-            state=self._state(editing, ops, turns),
+            memory="\n".join(e.line for e in self._relevant(snapshot, piece)) or NO_ENTRIES,
+            state=f"{stored}; {left} operations left.",
             results="\n".join(replies) or "None yet.",
         )
         if c.mode == "build":
@@ -478,92 +447,75 @@ class MemUpdate(Agent):
         prompt = self.prompt(c.mode, c.call_tokens, **slots)
         return replace(prompt, tools=tools if self.format.by_template else ())
 
-    def _state(self, editing: Editing, ops: int, turns: int) -> str:
-        """Say how much is stored, and what may still be done."""
-        c, snapshot = self.config, editing.store.snapshot()
-        used = f"{self.tokens_of(snapshot)} tokens"
-        if c.budget_entries and c.budget != "none":
-            room = f" of at most {c.budget_entries} memories"
-        else:
-            room = f" of at most {editing.budget} tokens" if editing.budget else ""
-        left = min(c.max_ops - ops, c.max_calls * (c.max_turns - turns))
-        return f"{len(snapshot)} memories, {used}{room}; {left} operations left."
-
     def _relevant(self, snapshot: Snapshot, piece: str) -> list[Entry]:
         """Return the entries that a prompt shows, in the order of their ids."""
         c, entries = self.config, snapshot.entries
         if c.show == "all" or len(entries) <= c.show_k:
             return [*entries]
-        found = self.searcher().top(entries, piece, c.show_k) if piece else []
+        found = self.search.top(entries, piece, c.show_k) if piece else []
         best = dict.fromkeys([*(entry.id for entry, _ in found), *(e.id for e in entries[::-1])])
         chosen = {*[*best][: c.show_k]}
         return [entry for entry in entries if entry.id in chosen]
 
-    def _is_too_long(self, prompt: Prompt) -> bool:
-        if self.window is None:
-            return False
-        return len(prompt.ids(self.codec)) + prompt.max_tokens > self.window
-
     def _execute(
         self, store: Store, scope: Scope, calls: Sequence[Call | Fault], left: int
-    ) -> tuple[list[Op], bool]:
-        """Run the calls of a turn; return a record of each one, run or refused, and whether any
-        that was looked at can be read, names a tool and has arguments that fit it.
+    ) -> list[Op]:
+        """Run the calls of a turn; return a record of each one, run or refused.
 
         left: operations that may still be done; calls past them, and past `max_calls`, are not run.
         """
-        c, done, has_form = self.config, [], False
+        c, done = self.config, []
         for k, call in enumerate(calls):
             if k >= min(c.max_calls, left):
                 is_turn = k >= c.max_calls
                 most = f"{c.max_calls} calls in a turn" if is_turn else f"{c.max_ops} operations"
-                reply = f"Error: at most {most}; this one was not run."
-                done.append(refuse(store, scope, "too_many", reply))
+                done.append(
+                    refuse(store, scope, "too_many", f"at most {most}; this one was not run")
+                )
             elif isinstance(call, Fault):
-                done.append(refuse(store, scope, call.code, f"Error: {call.message}"))
+                done.append(refuse(store, scope, call.code, call.message))
             else:
-                has_form |= not isinstance(checked(call.name, call.arguments, scope), tuple)
                 done.append(apply(store, call.name, call.arguments, scope))
-        return done, has_form
+        return done
 
     # ---- answering
 
-    def searcher(self) -> Search:
-        self._search = self._search or Search(self.config.search, self.embed)
-        return self._search
+    @cached_property
+    def search(self) -> Search:
+        return Search(self.config.search, self.embed)
 
     def context(self, snapshot: Snapshot, question: str) -> list[Entry]:
         """Return the entries that a question is answered from."""
         c = self.config
+        hits = self.search.top(snapshot.entries, question, len(snapshot))
         if c.answer_order == "best":
-            return [e for e, _ in self.searcher().top(snapshot.entries, question, c.answer_k)]
-        scored = self.searcher().top(snapshot.entries, question, len(snapshot))
-        by_date = sorted(scored, key=lambda hit: (hit[0].date or "", number(hit[0].id)))
+            return [entry for entry, _ in hits[: c.answer_k]]
+
+        def age(entry: Entry) -> tuple[str, int]:
+            return entry.date or "", number(entry.id)
+
         # of entries that match equally well the newest ones are taken
-        best = sorted(by_date[::-1], key=lambda hit: -hit[1])[: c.answer_k]
-        chosen = {entry.id for entry, _ in best}
-        found = [entry for entry, _ in by_date if entry.id in chosen]
-        return found[::-1] if c.answer_order == "newest" else found
+        hits.sort(key=lambda hit: (hit[1], age(hit[0])), reverse=True)
+        found = [entry for entry, _ in hits[: c.answer_k]]
+        return sorted(found, key=age, reverse=c.answer_order == "newest")
 
     def _ask(
-        self, snapshot: Snapshot, about: object, final: bool = False
+        self, snapshot: Snapshot, about: Task | Probe, final: bool = False
     ) -> Generator[Prompt, Turn, tuple[str, list[str]]]:
         """Ask the frozen policy a question; what is known already is not asked again.
 
         Returns its response and the lines of the entries that it is answered from.
         """
-        begun = time.perf_counter()
         probe = about if isinstance(about, Probe) else about.probe
         problem = probe.problem if probe else about.question
-        question = (probe or about).question  # without the answers to choose from
-        entries = self.context(snapshot, question)
-        search_s = time.perf_counter() - begun
+        # the search is for the question without the answers to choose from
+        entries = self.context(snapshot, (probe or about).question)
         memory = "\n".join(entry.shown for entry in entries) or NO_ENTRIES
         lines = [entry.line for entry in entries]
         key = memory, problem  # ids are not shown to the frozen policy
         if final or key not in self._answers:
-            most, slots = self.config.final_tokens, dict(memory=memory, problem=problem)
-            prompt = self.prompt("answer", most, final=final, **slots)
+            slots = dict(memory=memory, problem=problem)
+            prompt = self.prompt("answer", self.config.final_tokens, final=final, **slots)
             turn = yield replace(prompt, frozen=True)
             turn.notes = EditNotes(
                 "answer" if final else "probe",
@@ -572,8 +524,6 @@ class MemUpdate(Agent):
                 probe=about.id,
                 found=lines,
                 recall=recall(entries, probe.evidence) if probe else None,
-                search_s=search_s,
-                search_cut=self.searcher().n_cut(snapshot.entries, question),
             )
             if len(self._answers) >= ANSWERS:
                 self._answers.clear()
@@ -583,44 +533,22 @@ class MemUpdate(Agent):
     def _settle(self, editing: Editing) -> Generator[Prompt, Turn, None]:
         """Answer the probes from the first store and the last, and note what that is worth."""
         c, states = self.config, editing.states
-        if not editing.turns:
-            reason = f"The agent {self.label} made no turn in this episode"
-            raise UserError(f"{reason}, so that nothing of it could be trained.")
-        answered: dict[int, list[dict]] = {}  # operations so far -> of each probe
-        for snapshot in states if c.turn_credit else [states[0], states[-1]]:
-            if snapshot.n in answered:
+        answered: dict[int, list[Answer]] = {}  # the operation that wrote last -> of each probe
+        for state in states if c.turn_credit else [states[0], states[-1]]:
+            if state.n in answered:
                 continue
-            answered[snapshot.n] = []
+            answered[state.n] = []
             for probe in editing.shown_probes:
-                response, lines = yield from self._ask(snapshot, probe)
+                response, lines = yield from self._ask(state, probe)
                 said = extract_answer(response, c.form)[0]
-                score = editing.task.score(said, probe)
-                answered[snapshot.n].append({"said": said, "found": lines, "score": score})
-        scores = [[one["score"] for one in answered.get(state.n, ())] for state in states]
-        notes, tokens = editing.turns[-1].notes, [self.tokens_of(states[k]) for k in (0, -1)]
-        notes.parts = parts(c, editing, scores[0], scores[-1], tokens)
-        both = zip(answered[states[0].n], answered[states[-1].n], strict=True)
-        notes.answers = [
-            self._row(editing, probe, *pair)
-            for probe, pair in zip(editing.shown_probes, both, strict=True)
-        ]
+                answered[state.n].append(Answer(said, lines, editing.task.score(said, probe)))
+        notes = editing.turns[-1].notes
+        first, last = answered[states[0].n], answered[states[-1].n]
+        tokens = self.tokens_of(states[0]), self.tokens_of(states[-1])
+        notes.parts = parts(c, editing, first, last, tokens)
+        notes.answers = compare(editing, first, last)
         if c.turn_credit:
-            notes.gains = gains(editing, scores)
-
-    @staticmethod
-    def _row(editing: Editing, probe: Probe, first: dict, last: dict) -> dict:
-        """Return what a probe was answered before and after, and what has changed that."""
-        return {
-            "question": probe.question,
-            "expected": probe.answers[0],
-            "before": first["said"],
-            "after": last["said"],
-            "score_before": round(first["score"], 4),
-            "score_after": round(last["score"], 4),
-            "won": round(last["score"] - first["score"], 4),
-            "found_before": first["found"],
-            "found_after": last["found"],
-        } | compared(editing, first["found"], last["found"])
+            notes.gains = gains(editing, [answered[state.n] for state in states])
 
     def reward(self, trajectory: Trajectory, outcome: str = "exact") -> float:
         """Return an episode's reward, or grade the answer where one question was asked."""
@@ -633,12 +561,11 @@ class MemUpdate(Agent):
         """Return, with `turn_credit`, what each turn has changed in the probes' mean score."""
         if not self.config.turn_credit:
             return None
-        edits = [t for t in trajectory.turns if t.notes is not None and t.notes.phase == "edit"]
-        gains = next((t.notes.gains for t in reversed(edits) if t.notes.gains), [])
-        rewards = {id(turn): {} for turn in trajectory.turns}
-        for turn, gain in zip(edits, gains, strict=False):
-            rewards[id(turn)]["gain"] = gain
-        return [*rewards.values()]
+        turns = trajectory.turns
+        edits = [k for k, turn in enumerate(turns) if turn.notes and turn.notes.phase == "edit"]
+        won = [gain for k in edits for gain in turns[k].notes.gains]
+        by_turn = dict(zip(edits, won, strict=False))  # an episode that failed has none
+        return [{"gain": by_turn[k]} if k in by_turn else {} for k in range(len(turns))]
 
     # ---- what it needs
 
@@ -653,8 +580,7 @@ class MemUpdate(Agent):
     @property
     def format(self) -> Format:
         """How the model writes calls."""
-        self._format = self._format or format_of(getattr(self.codec, "tokenizer", None))
-        return self._format
+        return format_of(getattr(self.codec, "tokenizer", None))
 
     def measure(self, text: str) -> int:
         """Return the tokens of a text; those of an entry's line are asked for again and again."""
@@ -675,8 +601,7 @@ class MemUpdate(Agent):
         if notes is None or notes.phase == "probe":
             return {}
         if notes.phase == "answer":
-            counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries}
-            counts |= {"answers": 1, "search_s": notes.search_s, "search_cut": notes.search_cut}
+            counts = {"store_at_end": notes.tokens, "entries_at_end": notes.entries, "answers": 1}
             return counts | ({} if notes.recall is None else {"recall": notes.recall, "sought": 1})
         counts = Counter(edit_turns=1, store_tokens=notes.tokens, store_entries=notes.entries)
         for op in notes.ops:
@@ -704,9 +629,9 @@ class MemUpdate(Agent):
             Line(op["tool"], op["message"], "" if op["ok"] else op["code"])
             for op in notes.get("ops", ())
         ]
-        if notes.get("parts"):
-            parts = ", ".join(f"{name} {value:.3f}" for name, value in notes["parts"].items())
-            lines.append(Line("worth", parts))
+        if worth := notes.get("parts"):
+            shown = ", ".join(f"{name} {value:.3f}" for name, value in worth.items())
+            lines.append(Line("worth", shown))
         if notes.get("stop"):
             lines.append(Line("stops", notes["stop"].replace("_", " ")))
         return lines
@@ -724,18 +649,9 @@ class MemUpdate(Agent):
         return "\n".join(kept) or (NO_ENTRIES if turn["memory"].strip() else "")
 
 
-def entries_of(memories: Sequence) -> list[Entry]:
+def entries_of(memories: Sequence[Memory]) -> list[Entry]:
     """Return a task's memories as entries of a new store."""
     return [
-        Entry(
-            m.id,
-            " ".join(m.text.split()),
-            m.kind,
-            m.speaker,
-            m.date,
-            m.session,
-            evidence=(*m.evidence,),
-            origin="init",
-        )
-        for m in memories
+        Entry(**asdict(memory) | {"text": " ".join(memory.text.split()), "origin": "init"})
+        for memory in memories
     ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from agents.demos import Demo, Size
 from agents.retrieval import RETRIEVERS
@@ -30,7 +30,9 @@ from memagent import (
 )
 from memory import MemoryState, Recall
 from tasks.mentions import answer_recall, count_phrases, phrases
-from tokens.codec import Codec
+
+if TYPE_CHECKING:
+    from tokens.codec import Codec
 
 # ---------------------------------------------------------------- wording and settings
 

@@ -3,8 +3,6 @@ retrievers by which ReMemR1 looks back (`Retriever` in memory.py)."""
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -56,65 +54,56 @@ class Lucene:
 # ---------------------------------------------------------------- looking back
 
 
-def best(
-    scores: Mapping[int, float], k: int, without: Container[int] = ()
-) -> list[tuple[int, float]]:
+def best(scores: Mapping[int, float], k: int) -> list[tuple[int, float]]:
     """Return the k best items as (index, score), the best first.
 
     Ties go to the most recent item, and what shares nothing with the query is not found: nothing
-    depends on hashes or on the order of a set. without: indices that are no candidates.
+    depends on hashes or on the order of a set.
     """
-    found = [(i, x) for i, x in scores.items() if x > 0 and i not in without]
+    found = [(i, x) for i, x in scores.items() if x > 0]
     return sorted(found, key=lambda hit: (-hit[1], -hit[0]))[:k]
 
 
 class WordRecall:
     """The share of the query's different words that an item has (ReMemR1, arXiv 2509.23040, section
-    3.1), by an index of words: a query costs what it finds.
+    3.1).
 
     >>> WordRecall(["Anna met Otto.", "Otto left.", "Anna met Ida."]).top_k("who met Anna?")
     [(2, 0.6666666666666666)]
     """
 
+    keep: type = frozenset
+    """what is kept of an item's words"""
+
     def __init__(self, items: Iterable[str] = ()):
-        self.n = 0
-        self.places: dict[str, list[int]] = {}  # word -> items that have it
+        self.items = []
         for item in items:
             self.add(item)
 
-    def add(self, item: str) -> int:
-        for word in dict.fromkeys(words(item)):
-            self.places.setdefault(word, []).append(self.n)
-        self.n += 1
-        return self.n - 1
+    def add(self, item: str) -> None:
+        self.items.append(self.keep(words(item)))
 
     def top_k(
         self, query: str, k: int = 1, without: Container[int] = ()
     ) -> list[tuple[int, float]]:
-        wanted = dict.fromkeys(words(query))
-        shared = Counter(i for word in wanted for i in self.places.get(word, ()))
-        return best({i: n / len(wanted) for i, n in shared.items()}, k, without)
+        among = [i for i in range(len(self.items)) if i not in without]
+        return best(self._scores(words(query), among), k)
+
+    def _scores(self, query: Sequence[str], among: Sequence[int]) -> dict[int, float]:
+        """Return the score of each of these items."""
+        wanted = {*query}
+        return {i: len(wanted & self.items[i]) / max(1, len(wanted)) for i in among}
 
 
-class BM25:
+class BM25(WordRecall):
     """Lucene's BM25, fitted on the candidates of each query: what a word weighs depends on all of
     them."""
 
-    def __init__(self, items: Iterable[str] = ()):
-        self.items: list[list[str]] = []
-        for item in items:
-            self.add(item)
+    keep = list
 
-    def add(self, item: str) -> int:
-        self.items.append([*map(sys.intern, words(item))])
-        return len(self.items) - 1
-
-    def top_k(
-        self, query: str, k: int = 1, without: Container[int] = ()
-    ) -> list[tuple[int, float]]:
-        at = [i for i in range(len(self.items)) if i not in without]
-        scores = Lucene([self.items[i] for i in at]).scores(words(query))
-        return best(dict(zip(at, scores.tolist(), strict=True)), k)
+    def _scores(self, query: Sequence[str], among: Sequence[int]) -> dict[int, float]:
+        scores = Lucene([self.items[i] for i in among]).scores(query)
+        return dict(zip(among, scores.tolist(), strict=True))
 
 
 RETRIEVERS = {"word_recall": WordRecall, "bm25": BM25}

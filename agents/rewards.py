@@ -4,11 +4,10 @@ any library, or None where none can be given."""
 from __future__ import annotations
 
 import math
-import traceback
 from collections.abc import Callable
 
 from config.errors import ServerFailed, UserError, clip
-from config.plugins import one_line
+from config.plugins import told
 from memagent import Agent, Trajectory
 
 
@@ -20,20 +19,17 @@ class Reward:
 
     def __init__(self, function: Callable[[Trajectory], object], place: str = ""):
         self.function = function
-        name = getattr(function, "__qualname__", type(function).__name__)
-        self.place = place or f"{getattr(function, '__module__', '')}:{name}"
+        self.place = place or getattr(function, "__qualname__", type(function).__name__)
 
     def __call__(self, trajectory: Trajectory, outcome: str = "exact") -> object:
-        try:
+        with told(file=self.place):
             return self.function(trajectory)
-        except UserError:
-            raise
-        except Exception as error:
-            at = traceback.extract_tb(error.__traceback__)[-1]
-            raise UserError(
-                f"{self.place} fails on the task {trajectory.task.id!r}: {one_line(error)} "
-                f"({at.filename}, line {at.lineno})."
-            ) from error
+
+
+def place_of_reward(agent: Agent) -> str:
+    """Return what gives the rewards, for a message."""
+    reward = agent.reward
+    return reward.place if isinstance(reward, Reward) else f"The reward of the agent {agent.label}"
 
 
 def reward_of(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> float | None:
@@ -50,12 +46,6 @@ def reward_of(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> f
     return None if trajectory.fault else 0.0
 
 
-def place_of_reward(agent: Agent) -> str:
-    """Return what gives the rewards, for a message."""
-    reward = agent.reward
-    return reward.place if isinstance(reward, Reward) else f"The reward of the agent {agent.label}"
-
-
 def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:
     """Set a trajectory's reward and, if the agent rewards single turns, those of its turns.
 
@@ -65,12 +55,9 @@ def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:
     trajectory.reward = reward_of(agent, trajectory, outcome)
     if (by_turn := agent.turn_rewards(trajectory)) is None:
         return
-    place = f"turn_rewards of the agent {agent.label}"
-    if len(by_turn) != len(trajectory.turns):
-        raise UserError(
-            f"{place} returned {len(by_turn)} rewards for the {len(trajectory.turns)} turns of the "
-            f"task {trajectory.task.id!r}."
-        )
+    place, n = f"turn_rewards of the agent {agent.label}", len(trajectory.turns)
+    if len(by_turn) != n:
+        raise UserError(f"{place} returned {len(by_turn)} rewards for the {n} turns.")
     for turn, rewards in zip(trajectory.turns, by_turn, strict=True):
         numbers = {name: _number(x, place, trajectory) for name, x in rewards.items()}
         turn.rewards = {name: x for name, x in numbers.items() if x is not None}
@@ -79,14 +66,11 @@ def grade(agent: Agent, trajectory: Trajectory, outcome: str = "exact") -> None:
 
 
 def _number(value: object, place: str, trajectory: Trajectory) -> float | None:
-    """Return a number as a float; None stays None. `float` alone would also take text, and NumPy's
-    complex numbers without their imaginary part."""
+    """Return a number as a float; None stays None."""
     if value is None:
         return None
     try:
-        plain = value.item() if hasattr(value, "item") else value  # of NumPy, torch, JAX, ...
-        text = isinstance(plain, str | bytes | bytearray | complex)
-        number = math.nan if text else float(plain)
+        number = float(value)
     except (TypeError, ValueError, ArithmeticError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):

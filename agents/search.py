@@ -55,7 +55,6 @@ def recall(found: Sequence[Entry], evidence: Sequence[str]) -> float:
     return sum(map(is_found, evidence)) / len(evidence)
 
 
-@lru_cache(1 << 14)
 def searched(entry: Entry) -> str:
     """Return the text by which an entry is found: as it is shown, but with its date in words.
 
@@ -85,8 +84,7 @@ class Search:
 
     def __init__(self, how: Literal["bm25", "dense"] = "bm25", embedder: Embedder | None = None):
         self.how, self.embedder = how, embedder
-        # (text, is it a query?) -> its embedding, and whether its end was not read
-        self._known: dict[tuple[str, bool], tuple[np.ndarray, bool]] = {}
+        self._known: dict[tuple[str, bool], np.ndarray] = {}  # (text, is it a query?) -> embedding
 
     def top(
         self,
@@ -111,31 +109,19 @@ class Search:
         ]
         return sorted(found, key=lambda hit: (-hit[1], number(hit[0].id)))[:k]
 
-    def n_cut(self, entries: Sequence[Entry], query: str) -> int:
-        """Return how many texts of a search the embedder has not read to their end: of the entries,
-        and the query."""
-        keys = [*((searched(entry), False) for entry in entries), (_whole(query), True)]
-        return sum(self._known[key][1] for key in keys if entries and key in self._known)
-
     def _cosines(self, texts: Sequence[str], query: str) -> list[float]:
-        vectors = self._embed(texts, False) @ self._embed([_whole(query)], True)[0]
+        query = query.encode(errors="replace").decode()  # without half of a surrogate pair
+        vectors = self._embed(texts, False) @ self._embed([query], True)[0]
         # In other batches and on other machines the last digits differ: they decide no tie
         return vectors.round(6).tolist()
 
     def _embed(self, texts: Sequence[str], query: bool) -> np.ndarray:
         """Return the embeddings of texts, of which only those not made before are made."""
         known = self._known
-        new = [text for text in dict.fromkeys(texts) if (text, query) not in known]
-        if new:
-            rows, cuts = self.embedder.embed(new, query), self.embedder.cut(new, query)
-            for text, row, cut in zip(new, rows, cuts, strict=True):
-                known[text, query] = row.copy(), cut
-        matrix = np.stack([known[text, query][0] for text in texts])
+        if new := [text for text in dict.fromkeys(texts) if (text, query) not in known]:
+            rows = self.embedder.embed(new, query)
+            known |= {(text, query): row.copy() for text, row in zip(new, rows, strict=True)}
+        matrix = np.stack([known[text, query] for text in texts])
         while len(known) > EMBEDDINGS:
             del known[next(iter(known))]
         return matrix
-
-
-def _whole(text: str) -> str:
-    """Return a text without half of a surrogate pair."""
-    return text.encode(errors="replace").decode()

@@ -15,11 +15,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
-from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter
 
-from config.errors import UserError, clip
+from config.errors import UserError
 from config.foreign import from_json
 from tasks.conversations import ENTRY_ID, KINDS, Day, Id, Text
+from tasks.environments import fault_of
 
 FORMAT, VERSION = "memory store", 1
 
@@ -194,62 +195,41 @@ class Store:
     def from_lines(cls, lines: Iterable[str], where: str) -> Store:
         """Read the lines of a store; where: names them in errors.
 
-        UserError, with line and field: anything that is wrong.
+        UserError, with the line and the field: it is cut, or a line is none of a store.
         """
-        lines = [*lines]
-        header = _read(HEADER, lines[0] if lines else "", f"{where}, line 1")
-        if (header.get("format"), header.get("version")) != (FORMAT, VERSION):
-            raise UserError(f"{where} is no store: its first line must name the format.")
-        counts = header.get("entries"), header.get("operations")
-        if not all(type(n) is int and n >= 0 for n in counts) or len(lines) != 1 + sum(counts):
-            raise UserError(f"{where} is not whole: its first line counts what must follow.")
-        places = [f"{where}, line {n}" for n in range(2, len(lines) + 1)]
-        entries: dict[str, Entry] = {}
-        for place, line in zip(places[: counts[0]], lines[1:], strict=False):
-            entry = _read(ENTRY, line, place, {"id": ""})
-            if entry.id in entries:
-                raise UserError(f"{place}: 'id' is {entry.id}, as in a line before.")
-            entries[entry.id or place] = entry
-        store = cls(entries.values())
-        for place, line in zip(places[counts[0] :], lines[1 + counts[0] :], strict=True):
-            store._redo(_read(OP, line, place), place)
+        lines, place = [*lines], f"{where}, line 1"
+        try:
+            header = HEADER.validate_python(from_json(lines[0] if lines else ""))
+            if len(lines) != 1 + header.entries + header.operations:
+                raise ValueError("it is not whole: this line counts what must follow")
+            entries, ops = [], []
+            for number, line in enumerate(lines[1:], 1):
+                place = f"{where}, line {number + 1}"
+                kind, read = (ENTRY, entries) if number <= header.entries else (OP, ops)
+                read.append(kind.validate_python(from_json(line)))
+        except ValueError as error:
+            raise UserError(f"{place}: {fault_of(error)}.") from None
+        store = cls(entries)
+        for op in ops:
+            how = {"code": op.code, "after": op.after, "session": op.session}
+            if store.record(op.tool, op.args, op.message, **how) != op:
+                raise UserError(f"{where}: operation {op.n} contradicts those before it.")
         return store
 
-    def _redo(self, op: Op, place: str) -> None:
-        """Do a recorded operation again. UserError: it does not follow those before it."""
-        fresh = iter(self.new_ids(len(op.after)))
-        for entry in op.after:
-            old = self._latest.get(entry.id)
-            if old:
-                follows = not old.deleted and entry.version == old.version + 1
-            else:
-                follows = (entry.id, entry.version, entry.deleted) == (next(fresh), 1, False)
-            if not follows:
-                raise UserError(f"{place}: {entry.id} v{entry.version} follows nothing.")
-        if len({entry.id for entry in op.after}) < len(op.after):
-            raise UserError(f"{place}: an entry is written twice.")
-        how = {"code": op.code, "after": op.after, "session": op.session}
-        made = self.record(op.tool, op.args, op.message, **how)
-        names = [field.name for field in fields(Op)]
-        if wrong := [name for name in names if getattr(made, name) != getattr(op, name)]:
-            raise UserError(f"{place}: '{wrong[0]}' contradicts the operations before it.")
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """The first line of a store."""
+
+    __pydantic_config__ = STRICT
+
+    format: Literal[FORMAT]
+    version: Literal[VERSION]
+    entries: Place
+    operations: Place
 
 
-HEADER, ENTRY, OP = TypeAdapter(dict), TypeAdapter(Entry), TypeAdapter(Op)
-
-
-def _read(kind: TypeAdapter, line: str, place: str, defaults: Mapping = {}) -> dict | Entry | Op:
-    """Read one line of a store. UserError, with the place and the field: it is no such thing."""
-    try:
-        values = from_json(line)
-        values = {**defaults, **values} if isinstance(values, dict) else values
-        return kind.validate_python(values)
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        field = clip(repr(".".join(map(str, fault["loc"])) or "line"), 80)
-        raise UserError(f"{place}: {field}: {fault['msg']}.") from None
-    except ValueError as error:
-        raise UserError(f"{place}: this is not JSON ({clip(str(error), 80)}).") from None
+HEADER, ENTRY, OP = TypeAdapter(Header), TypeAdapter(Entry), TypeAdapter(Op)
 
 
 def _plain(value: object) -> object:

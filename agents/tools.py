@@ -7,25 +7,23 @@ shown, the check of what it sends and the text of an error come from the same cl
                             |             |
                             +--- fault ---+-> "Error: FIELD: ...", nothing written, an Op as well
 
-A faulty call never raises: it is an operation that failed, with one of `CODES`. An optional
-argument that is null counts as not given; an argument that would have no effect is refused.
+A faulty call never raises: it is an operation that failed, with a code. An optional argument that
+is null counts as not given; an argument that would have no effect is refused.
 """
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
-    AliasChoices,
     BaseModel,
     ConfigDict,
     Field,
@@ -40,17 +38,16 @@ from agents.search import Search
 from agents.store import KINDS, Entry, Op, Snapshot, Store
 from config.errors import clean, clip
 from data import seed_of
-from tasks.conversations import check_day, check_text
+from tasks.conversations import ENTRY_ID, check_day, check_text
 
-CODES = (
-    # of a call's form: it names no tool, or its arguments do not fit
+MALFORMED = (
     *("unknown_tool", "bad_arguments", "missing", "too_long", "empty"),
-    # of the store, or of what the run allows: "full" enlarges it over a hard budget
-    *("unknown_id", "deleted_id", "duplicate", "one_part", "full", "refused"),
-    # of what is no call (agents/calls.py), and of one past the agent's limits
     *("unreadable", "cut", "too_many"),
 )
-"""Why an operation failed: the codes of its record."""
+"""Codes of a call's form, which depends on nothing that is stored: it names no tool, its arguments
+do not fit, it is no call (agents/calls.py), or it is one past the agent's limits."""
+CODES = (*MALFORMED, "unknown_id", "deleted_id", "duplicate", "one_part", "full", "refused")
+"""Why an operation failed: the codes of its record; "full" enlarges a store over a hard budget."""
 
 MOST = 1000
 """Most characters of an entry's text that a tool writes."""
@@ -61,7 +58,7 @@ class Scope:
     """What a call may depend on besides the store and its own arguments."""
 
     search: Search
-    measure: Callable[[str], int]  # tokens of a text, which it remembers
+    measure: Callable[[str], int]  # tokens of a text
     session: int | None = None  # the one being read; a new entry belongs to it
     date: str | None = None  # its day, "2023-05-08": a new entry's, unless the call gives one
     seed: tuple = ()  # sample_memory draws from it and the number of the operation, nothing else
@@ -69,12 +66,11 @@ class Scope:
     budget_tokens: int | None = None  # of the lines of all entries
     budget_entries: int | None = None
     reply_tokens: int = 512  # most tokens of a reply that lists entries
-    tools: tuple[str, ...] = field(default_factory=lambda: tuple(TOOLS))  # those that are there
-    may_update: bool = True  # False: manage_memory creates only
+    without: tuple[str, ...] = ()  # of REMOVABLE
 
 
 class _Refused(Exception):
-    """A well-formed call that cannot be done: a code of CODES, and the reply without "Error: "."""
+    """A call that is not done: a code of CODES, and the reply without "Error: " and full stop."""
 
     def __init__(self, code: str, message: str):
         super().__init__(message)
@@ -88,10 +84,7 @@ Done = tuple[str, Sequence[Entry]]  # the reply, and the versions to write
 
 def _paragraph(text: str) -> str:
     """Return a text as one paragraph: line breaks and tabs become blanks."""
-    text = check_text(re.sub(r"[\t\r\n]+", " ", text))
-    if not any(c.isprintable() and c != " " for c in text):
-        raise ValueError("has no visible character")
-    return text
+    return check_text(re.sub(r"[\t\r\n]+", " ", text))
 
 
 def _text(longest: int) -> object:
@@ -104,27 +97,12 @@ def _key(text: str) -> str:
     return " ".join(text.split()).casefold()
 
 
-_stored_key = lru_cache(1 << 14)(_key)
-
-
-def _different(texts: list[str]) -> list[str]:
-    if len({*map(_key, texts)}) < len(texts):
-        raise ValueError("each of them may stand there once")
-    return texts
-
-
 Content, Query, Name, Reason = map(_text, (MOST, 500, 100, 300))
-Id = Annotated[str, Field(pattern="^m[1-9][0-9]{0,11}$")]
+Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
 Day = Annotated[str, Field(pattern="^[0-9]{4}-[0-9]{2}-[0-9]{2}$"), AfterValidator(check_day)]
 Kind = Literal[KINDS]
-SEVERAL, DIFFERENT = Field(min_length=2, max_length=5), AfterValidator(_different)
-KIND = Field(
-    None, validation_alias=AliasChoices("kind", "memory_type"), description="kind of memory"
-)
-TOP_K = Field(
-    5, ge=1, le=20, validation_alias=AliasChoices("top_k", "limit"),
-    description="most memories to show",
-)  # fmt: skip
+SEVERAL = Field(min_length=2, max_length=5)
+KIND = Field(None, description="kind of memory")
 
 
 class Arguments(BaseModel):
@@ -152,7 +130,7 @@ class SearchMemory(Arguments):
     """Find the memories that match a query, the best first."""
 
     query: Query = Field(description="words to look for")
-    top_k: int = TOP_K
+    top_k: int = Field(5, ge=1, le=20, description="most memories to show")
     kind: Kind | None = KIND
     speaker: Name | None = Field(None, description="only memories of this speaker")
     since: Day | None = Field(None, description="first day, YYYY-MM-DD")
@@ -170,7 +148,7 @@ class SearchMemory(Arguments):
         if not found:
             return f"No memory matches. {len(entries)} stored.", ()
         head = [f"{len(found)} of {len(entries)} memories:"]
-        return _listed(head, [entry for entry, _ in found], scope), ()
+        return _list([entry for entry, _ in found], scope, head), ()
 
     def _keeps(self, entry: Entry) -> bool:
         """Tell whether an entry may be found; without a date it lies in no stretch of time."""
@@ -207,29 +185,23 @@ class ManageMemory(Arguments):
         snapshot = store.snapshot()
         read = () if scope.session is None else (f"S{scope.session}",)
         if self.operation == "create":
-            new = Entry(
-                store.new_ids(1)[0],
-                self.content,
-                self.kind,
-                date=self.date or scope.date,
-                session=scope.session,
-                evidence=read,
-            )
-        elif not scope.may_update:
-            raise _Refused("refused", "operation: update is not allowed here.")
+            (id,), date = store.new_ids(1), self.date or scope.date
+            new = Entry(id, self.content, self.kind, None, date, scope.session, read)
+            done = f"Created {id}."
         else:
+            if "update" in scope.without:
+                raise _Refused("refused", "operation: update is not allowed here")
             old = _live(snapshot, self.memory_id, "memory_id")
-            new = replace(old, text=self.content, kind=self.kind or old.kind,
-                          date=self.date or old.date)  # fmt: skip
-            if new == old:
-                raise _Refused("duplicate", f"duplicate of {old.id}.")
-            evidence = tuple(dict.fromkeys((*old.evidence, *read)))
-            new = replace(new, evidence=evidence, version=old.version + 1)
+            kind, date = self.kind or old.kind, self.date or old.date
+            if (self.content, kind, date) == (old.text, old.kind, old.date):
+                raise _Refused("duplicate", f"duplicate of {old.id}")
+            evidence, version = tuple(dict.fromkeys((*old.evidence, *read))), old.version + 1
+            new = replace(old, text=self.content, kind=kind, date=date, evidence=evidence,
+                          version=version)  # fmt: skip
+            done = f"Updated {old.id} (v{version})."
         _refuse_duplicate(snapshot, new.text, but=(new.id,))
         _refuse_full(snapshot, [new], scope)
-        if self.operation == "create":
-            return f"Created {new.id}.", [new]
-        return f"Updated {new.id} (v{new.version}).", [new]
+        return done, [new]
 
 
 class DeleteMemory(Arguments):
@@ -240,7 +212,7 @@ class DeleteMemory(Arguments):
 
     def run(self, store: Store, scope: Scope) -> Done:
         old = _live(store.snapshot(), self.memory_id, "memory_id")
-        return f"Deleted {old.id}.", [_deleted(old)]
+        return f"Deleted {old.id}.", [_delete(old)]
 
 
 class SampleMemory(Arguments):
@@ -253,11 +225,10 @@ class SampleMemory(Arguments):
     kind: Kind | None = KIND
 
     def run(self, store: Store, scope: Scope) -> Done:
-        stored = store.snapshot().entries
-        entries = [entry for entry in stored if self.kind in (None, entry.kind)]
+        entries = store.snapshot().entries
+        entries = [entry for entry in entries if self.kind in (None, entry.kind)]
         if not entries:
-            nothing = f"kind: no memory is {self.kind}" if stored else "the store is empty"
-            raise _Refused("empty", f"{nothing}.")
+            raise _Refused("refused", "there is no such memory")
         n, k = len(entries), min(self.k, len(entries))
         if self.strategy == "random":
             draw = random.Random(seed_of(*scope.seed, len(store.journal) + 1))
@@ -266,26 +237,30 @@ class SampleMemory(Arguments):
             at = [i * n // k for i in range(k)]
         else:
             at = sorted(range(n), key=lambda i: (entries[i].version, i), reverse=True)[:k]
-        return _listed([], [entries[i] for i in at], scope), ()
+        return _list([entries[i] for i in at], scope), ()
 
 
 class MergeMemory(Arguments):
     """Replace several memories by one; all but concatenate need its text."""
 
-    memory_ids: Annotated[list[Id], SEVERAL, DIFFERENT] = Field(description="2 to 5 different ids")
+    memory_ids: Annotated[list[Id], SEVERAL] = Field(description="2 to 5 different ids")
     strategy: Literal["concatenate", "summarize", "extract_common"]
     content: Content | None = Field(None, description="the text; not for concatenate")
 
     @model_validator(mode="after")
     def _complete(self) -> MergeMemory:
         self._check(["content"], self.strategy, needed=self.strategy != "concatenate")
+        if len({*self.memory_ids}) < len(self.memory_ids):
+            raise ValueError("memory_ids: each of them may stand there once")
         return self
 
     def run(self, store: Store, scope: Scope) -> Done:
         snapshot = store.snapshot()
         old = [_live(snapshot, id, "memory_ids") for id in self.memory_ids]
         text = self.content or " ".join(entry.text for entry in old)
-        _refuse_long("memory_ids", text)
+        if len(text) > MOST:
+            over = f"a text would have {len(text)} characters of {MOST}"
+            raise _Refused("refused", f"memory_ids: {over}")
         _refuse_duplicate(snapshot, text, but=self.memory_ids)
         new = Entry(
             store.new_ids(1)[0],
@@ -297,7 +272,7 @@ class MergeMemory(Arguments):
             tuple(dict.fromkeys(source for entry in old for source in entry.evidence)),
             parents=tuple(self.memory_ids),
         )
-        after = [new, *map(_deleted, old)]
+        after = [new, *map(_delete, old)]
         _refuse_full(snapshot, after, scope)
         return f"Merged {', '.join(self.memory_ids)} into {new.id}.", after
 
@@ -309,9 +284,7 @@ class SplitMemory(Arguments):
     split_criteria: Literal["temporal", "thematic", "speaker"] = Field(
         description="where to cut: at dates and times, by theme (needs parts), by speaker"
     )
-    parts: Annotated[list[Content], SEVERAL, DIFFERENT] | None = Field(
-        None, description="2 to 5 texts"
-    )
+    parts: Annotated[list[Content], SEVERAL] | None = Field(None, description="2 to 5 texts")
     max_parts: int = Field(5, ge=2, le=5, description="most parts")
 
     @model_validator(mode="after")
@@ -327,21 +300,22 @@ class SplitMemory(Arguments):
         old = _live(snapshot, self.memory_id, "memory_id")
         texts = self.parts or self._cut(old.text, snapshot)
         if len(texts) < 2:
-            raise _Refused("one_part", "split_criteria: there is only one part.")
+            raise _Refused("one_part", "split_criteria: there is only one part")
         if len({*map(_key, texts)}) < len(texts):
-            raise _Refused("duplicate", "split_criteria: two parts are the same.")
+            raise _Refused("duplicate", "two parts are the same")
         for text in texts:
-            _refuse_long("memory_id", text)
             _refuse_duplicate(snapshot, text, but=(old.id,))
+        # by speaker the parts say themselves whose they are
+        speaker = None if self.split_criteria == "speaker" else old.speaker
+        ids = store.new_ids(len(texts))
         new = [
-            replace(old, id=id, text=text, origin="agent", version=1, parents=(old.id,))
-            for id, text in zip(store.new_ids(len(texts)), texts, strict=True)
-        ]
-        if self.split_criteria == "speaker":  # the parts say whose they are
-            new = [replace(entry, speaker=None) for entry in new]
-        after = [*new, _deleted(old)]
+            replace(old, id=id, text=text, speaker=speaker, origin="agent", version=1,
+                    parents=(old.id,))
+            for id, text in zip(ids, texts, strict=True)
+        ]  # fmt: skip
+        after = [*new, _delete(old)]
         _refuse_full(snapshot, after, scope)
-        return f"Split {old.id} into {', '.join(entry.id for entry in new)}.", after
+        return f"Split {old.id} into {', '.join(ids)}.", after
 
     def _cut(self, text: str, snapshot: Snapshot) -> list[str]:
         """Cut a text between sentences, at the first places that the criterion finds."""
@@ -362,6 +336,8 @@ TOOLS: dict[str, type[Arguments]] = {
     "merge_memory": MergeMemory,
     "split_memory": SplitMemory,
 }
+REMOVABLE = (*TOOLS, "update")
+"""What a run can do without: a tool, or updates by manage_memory."""
 
 # ---------------------------------------------------------------- where a text may be cut
 
@@ -404,16 +380,16 @@ def _new_speakers(sentences: Sequence[str], snapshot: Snapshot) -> list[int]:
 # ---------------------------------------------------------------- what the tools share
 
 
-def _live(snapshot: Snapshot, entry_id: str, field: str) -> Entry:
-    entry = snapshot.get(entry_id)
+def _live(snapshot: Snapshot, id: str, field: str) -> Entry:
+    entry = snapshot.get(id)
     if entry is None:
-        raise _Refused("unknown_id", f"{field}: {entry_id} is unknown.")
+        raise _Refused("unknown_id", f"{field}: {id} is unknown")
     if entry.deleted:
-        raise _Refused("deleted_id", f"{field}: {entry_id} is already deleted.")
+        raise _Refused("deleted_id", f"{field}: {id} is already deleted")
     return entry
 
 
-def _deleted(entry: Entry) -> Entry:
+def _delete(entry: Entry) -> Entry:
     return replace(entry, version=entry.version + 1, deleted=True)
 
 
@@ -427,13 +403,8 @@ def _refuse_duplicate(snapshot: Snapshot, text: str, but: Sequence[str]) -> None
     """Refuse a text that a live entry has, other than those that the call replaces (but)."""
     key = _key(text)
     for entry in snapshot.entries:
-        if _stored_key(entry.text) == key and entry.id not in but:
-            raise _Refused("duplicate", f"duplicate of {entry.id}.")
-
-
-def _refuse_long(field: str, text: str) -> None:
-    if len(text) > MOST:
-        raise _Refused("too_long", f"{field}: a text would have {len(text)} characters of {MOST}.")
+        if entry.id not in but and _key(entry.text) == key:
+            raise _Refused("duplicate", f"duplicate of {entry.id}")
 
 
 def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> None:
@@ -444,18 +415,14 @@ def _refuse_full(snapshot: Snapshot, after: Sequence[Entry], scope: Scope) -> No
     def tokens(entries: Iterable[Entry]) -> int:
         return sum(scope.measure(entry.line) for entry in entries)
 
-    for most, size, unit in (
-        (scope.budget_entries, len, "memories"),
-        (scope.budget_tokens, tokens, "tokens"),
-    ):
-        if most is None:
-            continue
-        stored, more = size(snapshot.entries), size(now) - size(before)
-        if more > 0 and stored + more > most:
-            raise _Refused("full", f"memory full ({stored} of {most} {unit}).")
+    budgets = (scope.budget_entries, len, "memories"), (scope.budget_tokens, tokens, "tokens")
+    for most, size, unit in budgets:
+        if most is not None and (more := size(now) - size(before)) > 0:
+            if (stored := size(snapshot.entries)) + more > most:
+                raise _Refused("full", f"memory full ({stored} of {most} {unit})")
 
 
-def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
+def _list(entries: Sequence[Entry], scope: Scope, head: Sequence[str] = ()) -> str:
     """Return a reply of whole entries, as many as fit, and how many more there are."""
     lines = [entry.line for entry in entries]
     for shown in range(len(lines), -1, -1):
@@ -469,87 +436,63 @@ def _listed(head: list[str], entries: Sequence[Entry], scope: Scope) -> str:
 # ---------------------------------------------------------------- one call
 
 
-def checked(name: object, arguments: object, scope: Scope) -> Arguments | tuple[str, str]:
-    """Return the arguments of a call, or code and reply of what is wrong with its form.
-
-    Whether a call has the right form depends on nothing that is stored.
-    """
-    if not (isinstance(name, str) and name in scope.tools):
-        known = f"there are {', '.join(scope.tools)}" if scope.tools else "there is none"
-        return "unknown_tool", f"Error: name: {_quoted(name)} is no tool; {known}."
-    if not isinstance(arguments, dict):
-        fault = f"Error: arguments: {_quoted(arguments)} is not an object with named fields."
-        return "bad_arguments", fault
-    try:
-        return TOOLS[name].model_validate(arguments)
-    except ValidationError as error:
-        return _fault(error)
-
-
-def apply(store: Store, name: object, arguments: object, scope: Scope) -> Op:
+def apply(store: Store, name: str, arguments: object, scope: Scope) -> Op:
     """Run one call and return its record, the newest of the store's journal.
 
-    name, arguments: any JSON values. A faulty call writes nothing; its reply begins with "Error: "
-    and names the argument.
+    arguments: any JSON value. A faulty call writes nothing; its reply begins with "Error: " and
+    names the argument.
     """
-    call = checked(name, arguments, scope)
-    if isinstance(call, tuple):
-        meant = "call" if call[0] == "unknown_tool" else name
-        return refuse(store, scope, *call, arguments, meant)
-    given = call.model_dump(exclude_unset=True, exclude_none=True)
+    tools, kept = [tool for tool in TOOLS if tool not in scope.without], arguments
     try:
+        if name not in tools:
+            known = f"there are {', '.join(tools)}" if tools else "there is none"
+            raise _Refused("unknown_tool", f"name: '{_quote(name)}' is no tool; {known}")
+        call = _check(name, arguments)
+        kept = call.model_dump(exclude_unset=True, exclude_none=True)
         message, after = call.run(store, scope)
     except _Refused as error:
-        return refuse(store, scope, error.code, f"Error: {error}", given, name)
-    return store.record(name, given, message, after=after, session=scope.session)
+        tool = "call" if error.code == "unknown_tool" else name
+        return refuse(store, scope, error.code, str(error), kept, tool)
+    return store.record(name, kept, message, after=after, session=scope.session)
 
 
 def refuse(
-    store: Store,
-    scope: Scope,
-    code: str,
-    message: str,
-    args: object = None,
-    tool: str = "call",
+    store: Store, scope: Scope, code: str, message: str, args: object = None, tool: str = "call"
 ) -> Op:
     """Enter a call that is not run into the journal.
 
-    code: one of CODES. message: the reply, which begins with "Error: ". args: what was given, any
-    value. tool: "call" if it is not known which one was meant.
+    code: one of CODES. message: the reply without "Error: " and full stop. args: what was given,
+    any JSON value. tool: "call" if it is not known which one was meant.
     """
-    return store.record(tool, _kept(args), message, code=code, session=scope.session)
+    kept = args if isinstance(args, dict) else {} if args is None else {"given": args}
+    return store.record(tool, kept, f"Error: {message}.", code=code, session=scope.session)
 
 
 # pydantic's name for a fault -> our code; all others are bad arguments
-_CODE_OF = {"missing": "missing", "string_too_long": "too_long", "string_too_short": "empty"}
+CODE_OF = {"missing": "missing", "string_too_long": "too_long", "string_too_short": "empty"}
 
 
-def _fault(error: ValidationError) -> tuple[str, str]:
-    """Return the code and the reply for the first fault of some arguments."""
-    first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+def _check(name: str, arguments: object) -> Arguments:
+    """Return the arguments of a tool; raise _Refused with the first fault of their form."""
+    if not isinstance(arguments, dict):
+        what = _quote(arguments if isinstance(arguments, str) else type(arguments).__name__)
+        message = f"arguments: '{what}' is not an object with named fields"
+        raise _Refused("bad_arguments", message)
+    try:
+        return TOOLS[name].model_validate(arguments)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     field, *inside = first["loc"] or ("",)
-    where = _quoted(field, "") + "".join(f"[{k}]" for k in inside)
+    where = _quote(field) + "".join(f"[{k}]" for k in inside)
     reason = first["msg"].removeprefix("Value error, ")
     reason = reason[:1].lower() + reason[1:]
-    reply = f"Error: {where}: {reason}." if where else f"Error: {reason}."
-    return _CODE_OF.get(first["type"], "bad_arguments"), reply
+    code = CODE_OF.get(first["type"], "bad_arguments")
+    raise _Refused(code, f"{where}: {reason}" if where else reason)
 
 
-def _quoted(value: object, quote: str = "'") -> str:
+def _quote(text: str) -> str:
     """Return what a policy has written, short and safe to print."""
-    text = clean(value if isinstance(value, str) else type(value).__name__)
-    return f"{quote}{clip(' '.join(text.split()), 60)}{quote}"
-
-
-def _kept(args: object) -> dict:
-    """Return arguments as the journal keeps them: an object of JSON values, of moderate length."""
-    try:
-        text = json.dumps(args, ensure_ascii=False, allow_nan=False)
-    except (TypeError, ValueError, RecursionError):  # no JSON value, or one nested without end
-        return {"unreadable": type(args).__name__}
-    if len(text) > 8 * MOST:
-        return {"cut": clip(text, 8 * MOST)}
-    return args if isinstance(args, dict) else {} if args is None else {"given": args}
+    return clip(" ".join(clean(text).split()), 60)
 
 
 # ---------------------------------------------------------------- what a model is told
@@ -570,9 +513,9 @@ class _Schema(GenerateJsonSchema):
 
 
 @lru_cache
-def schemas(tools: tuple[str, ...] = tuple(TOOLS)) -> tuple[dict, ...]:
-    """Return the schemas of these tools, as `apply_chat_template(tools=...)` takes them."""
-    return tuple(_schema(name) for name in tools)
+def schemas(without: tuple[str, ...] = ()) -> tuple[dict, ...]:
+    """Return the schemas of the tools, as `apply_chat_template(tools=...)` takes them."""
+    return tuple(_schema(name) for name in TOOLS if name not in without)
 
 
 def _schema(name: str) -> dict:
@@ -582,11 +525,8 @@ def _schema(name: str) -> dict:
     return {"type": "function", "function": function | {"parameters": parameters}}
 
 
-@lru_cache
 def is_text(tool: str, argument: str) -> bool:
     """Tell whether an argument is a text rather than another JSON value; one unknown is a text."""
-    if tool not in TOOLS:
-        return True
-    main = {"memory_type": "kind", "limit": "top_k"}.get(argument, argument)
-    properties = schemas((tool,))[0]["function"]["parameters"]["properties"]
-    return properties.get(main, {"type": "string"}).get("type") == "string"
+    known = {schema["function"]["name"]: schema["function"]["parameters"] for schema in schemas()}
+    properties = known[tool]["properties"] if tool in known else {}
+    return properties.get(argument, {"type": "string"}).get("type") == "string"

@@ -335,7 +335,7 @@ def estimate(
     """Return "212 pages, 131,000 tokens, 65 sections, about 14 minutes"."""
     about, n = "" if agent.codec.exact else "about ", tokens
     n = round(n, 3 - len(str(n))) if n >= 10_000 else n  # three digits count
-    part = "" if agent.whole else "a part of them "
+    part = "" if "whole" in agent.extras else "a part of them "
     parts = [
         document.size(),
         f"{about}{n:,} token{'s' if n != 1 else ''}",
@@ -426,7 +426,7 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
             "--max-sections or the window cut them off."
         )
     if not agent.by_section and trace[-1]["where"]:
-        rest = "" if agent.whole else f"; --agent {find.DEFAULT} reads all of it"
+        rest = "" if "whole" in agent.extras else f"; --agent {find.DEFAULT} reads all of it"
         reading.say(f"read: {trace[-1]['where']}{rest}", "dim")
     stands, words = reading.document.stands(final, reading.question)
     aside = " (not found in the document)" if stands["found"] is False else ""

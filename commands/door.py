@@ -197,7 +197,8 @@ class Visitors:
         host = headers.get("host", "")  # HTTP/1.0 has none, and no browser speaks it
         name = re.sub(r":\d*$", "", host).strip("[]").lower()
         if host and name not in LOOPBACK:
-            wrong = f"The host {clip(host, 100)!r} is not served: ask for localhost."
+            ways = "ask for localhost, or serve with --host and --api-key"
+            wrong = f"The host {clip(host, 100)!r} is not served: {ways}."
             raise Refused(wrong, "Host", status=403)
         origin = headers.get("origin")
         if origin is not None and origin not in (*self.origins, f"http://{host}"):

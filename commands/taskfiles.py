@@ -92,7 +92,7 @@ def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite
     questions that the user names. Nothing is written unless all columns can be.
     """
     data = tuple(hub.pin(file, say) for file in data)
-    suite = suites.pinned(suite, say)
+    suite = hub.pinned(suite, say)
     scope = suites.scope_of(suite, data, config, cache(partial(_codec, config)))
     tokenizer = {"tokenizer": config.tokenizer or "base_policy"} if suite.unit == "tokens" else {}
     place = next(folder for folder in (out, *out.absolute().parents) if folder.exists())

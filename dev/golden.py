@@ -68,9 +68,10 @@ EVALUATIONS = {
     **{suite: f"{EVAL} {arguments}" for suite, arguments in SUITES.items()},
 }
 STREAM = "stream --suite bandit --n 10 --epochs 4 --batch 4 --arms memrl"
-# what may differ in a row or a record; earlier rows lack a dtype, and the last three, always 0 by
+# what may differ in a row or a record; earlier rows lack a dtype, and the last four, always 0 by
 # our settings, went with others
-UNEQUAL = ("seconds", "mib", "settings", "dtype", "efficiency", "current", "recall_current")
+UNEQUAL = ("seconds", "mib", "settings", "dtype", "efficiency", "current", "recall_current",
+           "search_cut")  # fmt: skip
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 
 

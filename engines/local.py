@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ WINDOW = 4096
 without a word."""
 TIMEOUT_S = 0.3
 """Longest wait for an Ollama that may be running: it is on this machine."""
+MOST_BYTES = 1 << 20
+"""Longest list of its models."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,9 +115,15 @@ def _get(url: str) -> list[dict]:
     """Return the models that a server lists; [] for whatever is no running Ollama."""
     import httpx
 
+    content = b""
     try:
-        reply = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
-        return [card for card in reply.json()["models"] if isinstance(card["name"], str)]
+        with httpx.stream("GET", url, timeout=TIMEOUT_S, trust_env=False) as reply:
+            for part in reply.iter_bytes():
+                content += part
+                if len(content) > MOST_BYTES:
+                    return []
+        models = json.loads(content)["models"]
+        return [card for card in models if isinstance(card["name"], str)]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, RecursionError):
         return []
 

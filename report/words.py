@@ -35,7 +35,7 @@ def temperatures_of(records: Iterable[Cell]) -> dict[tuple[str, str], str]:
 @cache
 def reads_all(agent: str) -> bool:
     """Whether an agent is shown the whole document at once; of one that is not known it is not."""
-    return (find.known(agent) or Agent).whole
+    return "whole" in (find.known(agent) or Agent).extras
 
 
 @cache

@@ -234,13 +234,6 @@ def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
 # ---------------------------------------------------------------- what a command asks
 
 
-def pinned(suite: Suite, say: Callable[[str], None]) -> Suite:
-    """Return a suite with every name of the hub in its settings pinned (tasks/hub.py)."""
-    from tasks import hub
-
-    return hub.pinned(suite, say)
-
-
 def scope_of(
     suite: Suite, data: tuple[str, ...], config: object, codec: Callable[[], Codec] | None = None
 ) -> Scope:

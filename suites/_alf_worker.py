@@ -19,6 +19,7 @@ def main() -> None:
         out.flush()
 
     try:
+        import fast_downward  # noqa: F401  # is it there?
         import textworld
         from alfworld.agents.utils.misc import Demangler
         from textworld.envs.pddl import PddlEnv
@@ -36,9 +37,7 @@ def main() -> None:
             state, _, _ = env.step(json.loads(line))
             won = bool(state["won"])
             reply(text=state.feedback, commands=state["admissible_commands"], won=won)
-    except (
-        Exception
-    ) as error:  # a damaged game: TatSu's, the translator's; whatever an import raises
+    except Exception as error:  # of a damaged game, or whatever an import raises
         reply(error=" ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 

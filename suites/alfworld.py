@@ -8,7 +8,6 @@ is no other reward.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -16,9 +15,10 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -158,15 +158,13 @@ class Lost(Exception):
 
 
 class Player:
-    """A process that plays one game; without a game it says whether it could.
+    """A process that plays one game; without a game it says whether it could."""
 
-    data: where the package makes a folder when it is imported.
-    """
-
-    def __init__(self, data: str, *game: str):
+    def __init__(self, *game: Path):
         self.process = subprocess.Popen(
             [sys.executable, "-P", WORKER, *game],
-            env=os.environ | {"ALFWORLD_DATA": data},
+            # where the package makes a folder when it is imported
+            env=os.environ | {"ALFWORLD_DATA": tempfile.gettempdir()},
             start_new_session=True,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -182,18 +180,12 @@ class Player:
 
     def reply(self) -> dict:
         """Return the next reply; Lost: there is none within `SECONDS`, or it is an error."""
-        is_late = threading.Event()
-
-        def end() -> None:
-            is_late.set()
-            self.process.kill()
-
-        clock = threading.Timer(SECONDS, end)
+        begin, clock = time.monotonic(), threading.Timer(SECONDS, self.process.kill)
         clock.start()
         line = self.process.stdout.readline()
         clock.cancel()
         if not line:
-            raise Lost("timed out" if is_late.is_set() else "crashed")
+            raise Lost("crashed" if time.monotonic() - begin < SECONDS else "timed out")
         reply = json.loads(line)
         if "error" in reply:
             raise Lost(f"crashed: {reply['error'].rstrip('. ')}")
@@ -207,9 +199,9 @@ class Player:
 class Playing(Episode):
     """One try of a game. UserError: it cannot be opened."""
 
-    def __init__(self, game: Game, data: str):
+    def __init__(self, game: Game):
         self._steps = 0
-        self._player = Player(data, str(game.path.resolve()))
+        self._player = Player(game.path.resolve())
         try:
             first = self._player.reply()
         except Lost as lost:
@@ -248,51 +240,29 @@ class Households(Environment):
     skipped_because = "have movable receptacles or slices, or no known solution"
 
     def __init__(self, path: str | Path):
-        missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
-        if missing:
-            raise UserError(
-                f"alfworld needs the package {missing[0]}: {INSTALL} (it compiles for minutes, "
-                "with g++ and cmake)."
-            )
+        with closing(Player()) as player:
+            try:
+                player.reply()
+            except Lost as lost:
+                why = "it compiles for minutes, with g++ and cmake"
+                raise UserError(f"alfworld cannot be used ({lost}): {INSTALL} ({why}).") from None
         games, self.skipped = read(path)
         self._games = {game.id: game for game in games}
-        self._data = tempfile.TemporaryDirectory(prefix="alfworld-")
-        player = Player(self._data.name)
-        try:
-            player.reply()
-        except Lost as lost:
-            self.close()
-            raise UserError(f"alfworld cannot be used here ({lost}): {INSTALL}.") from None
-        finally:
-            player.close()
 
     def tasks(self) -> Sequence[Work]:
-        """Return all games that are known to be solvable."""
         return [
             Work(
-                id=game.id,
-                question=f"{game.intent}\n{possible(game.commands)}",
-                answers=(),
-                text="",
-                kind=game.kind,
-                dataset=self.name,
-                environment=self,
-                skills=(game.kind,),
-                content=game.content,
+                game.id, f"{game.intent}\n{possible(game.commands)}", (), text="", kind=game.kind,
+                dataset=self.name, environment=self, skills=(game.kind,), content=game.content,
             )
             for game in self._games.values()
-        ]
+        ]  # fmt: skip
 
     def intent(self, id: str) -> str:
-        """Return the description of the room and the task."""
         return self._games[id].intent
 
     def reset(self, id: str) -> Playing:
-        return Playing(self._games[id], self._data.name)
-
-    def close(self) -> None:
-        """Remove the packages' folder; again is harmless."""
-        self._data.cleanup()
+        return Playing(self._games[id])
 
 
 class ALFWorld(Suite):

@@ -1,12 +1,10 @@
 """BigCodeBench: a function is written in one response, and judged by the tests of its task.
 
-The form is BigCodeBench's, JSON lines {task_id, instruct_prompt, complete_prompt, test,
-entry_point, libs}; canonical_solution and code_prompt are read where they are. A response passes if
-every test of the class `TestCases`, inherited ones too, has run, none has failed, and none was
-skipped as a whole. Verdicts are those of the released evaluator (bigcodebench/eval/__init__.py and
-evaluate.py at 47eff25) but for what docs/streams.md lists. Code and tests share one process, and
-code can deceive them (a patched assertEqual passes): the reward is a measurement and no proof. The
-interpreter is the user's: BigCodeBench's own packages are of 2022 and want Python 3.10.
+The form is BigCodeBench's JSON lines. A response passes if every test of the class `TestCases`,
+inherited ones too, has run, none has failed, and none was skipped as a whole. Verdicts are those of
+the released evaluator (bigcodebench/eval/__init__.py and evaluate.py at 47eff25) but for what
+docs/streams.md lists. Code and tests share one process, and code can deceive them (a patched
+assertEqual passes): the reward is a measurement and no proof.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, StringConstraints, model_validator
+from pydantic import BaseModel, BeforeValidator, StringConstraints
 
 from config.errors import UserError, clean, clip
 from suites import Scope, Suite
@@ -49,28 +47,6 @@ def _names(libraries: object) -> object:
         raise ValueError("this is no list of names of packages") from None
 
 
-def _tests(source: str) -> set[str]:
-    """Return the names of the tests of the class TestCases, inherited ones too.
-
-    ValueError: this is no Python, or there is none.
-    """
-    try:
-        body = ast.parse(source).body
-    except (SyntaxError, MemoryError, RecursionError) as error:
-        raise ValueError(f"'test' is no Python ({error})") from None
-    classes = {node.name: node for node in body if isinstance(node, ast.ClassDef)}
-    names, todo = set(), ["TestCases"]
-    while todo:
-        if (found := classes.pop(todo.pop(), None)) is not None:
-            functions = (ast.FunctionDef, ast.AsyncFunctionDef)
-            methods = [node.name for node in found.body if isinstance(node, functions)]
-            names |= {name for name in methods if name.startswith("test")}
-            todo += [base.id for base in found.bases if isinstance(base, ast.Name)]
-    if not names:
-        raise ValueError("'test' has no class TestCases with methods test...")
-    return names
-
-
 class Item(BaseModel):
     """One task as the file has it."""
 
@@ -78,17 +54,10 @@ class Item(BaseModel):
     instruct_prompt: Text
     complete_prompt: Text
     entry_point: Annotated[str, StringConstraints(pattern=r"^[^\W\d]\w*$")]
-    test: Text
-    tests: set[str] = set()
-    """names of the tests that `test` has"""
+    test: Annotated[Text, StringConstraints(pattern=r"class TestCases\b")]
     libs: Annotated[Texts, BeforeValidator(_names)] = ()
     canonical_solution: str | None = None
     code_prompt: str | None = None
-
-    @model_validator(mode="after")
-    def _complete(self) -> Item:
-        self.tests = _tests(self.test)
-        return self
 
     @property
     def begin(self) -> str:
@@ -97,10 +66,7 @@ class Item(BaseModel):
 
 
 def read(path: str | Path) -> dict[str, Item]:
-    """Read JSON lines, or another container of such records: id -> item.
-
-    UserError names the file, the line and what is wrong with it.
-    """
+    """Read JSON lines, or another container of such records: id -> item. UserError: it is wrong."""
     items: dict[str, Item] = {}
     for record in records_of(Path(path)):
         item = checked(Item, record.fields, record.where, "bcb reads BigCodeBench's JSON lines")
@@ -180,7 +146,8 @@ def judge() -> None:
     os._exit(0)  # threads that the code has left do not matter
 
 
-SEARCH = """
+# what a Python is, and which of the libraries that stdin names it cannot find
+ASK = """
 import importlib.util, json, sys
 
 def is_missing(name):
@@ -189,7 +156,9 @@ def is_missing(name):
     except (ImportError, ValueError):  # no name of a module
         return True
 
-print(json.dumps([name for name in json.load(sys.stdin) if is_missing(name)]))
+assert sys.version_info >= (3, 8)
+missing = [name for name in json.load(sys.stdin) if is_missing(name)]
+print(json.dumps([sys.executable, [sys.prefix, sys.base_prefix], missing]))
 """
 
 
@@ -199,26 +168,27 @@ class Interpreter:
 
     program: str
     folders: tuple[Path, ...]
+    missing: frozenset[str]
+    """those of the libraries it was asked for that it lacks"""
 
     @classmethod
-    def from_program(cls, python: str | Path) -> Interpreter:
-        """Ask an interpreter for its folders. UserError: it is none, or too old."""
-        program = Path(python).expanduser()
-        ask = "import json, sys; assert sys.version_info >= (3, 8); "
-        ask += "print(json.dumps([sys.executable, sys.prefix, sys.base_prefix]))"
+    def from_program(cls, python: str | Path, libraries: Sequence[str] = ()) -> Interpreter:
+        """Ask an interpreter what it is. UserError: it is none, or too old."""
+        program, names = Path(python).expanduser(), json.dumps([*libraries]).encode()
         try:
-            answer = subprocess.run([program, "-I", "-c", ask], capture_output=True, timeout=60)
-            program, *folders = map(Path, json.loads(answer.stdout))
+            ask = [program, "-I", "-c", ASK]
+            answer = subprocess.run(ask, input=names, capture_output=True, timeout=60).stdout
+            program, folders, missing = json.loads(answer)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             raise UserError(
                 f"{python} cannot be run as a Python interpreter of 3.8 or newer: give the path of "
                 "one, such as /usr/bin/python3."
             ) from error
-        places = {*folders, program.resolve().parent.parent}
+        places = {*map(Path, folders), Path(program).resolve().parent.parent}
         if Path("/") in places:
             raise UserError(f"{python} has / as its folder: give one in a folder of its own.")
         outside = sorted(place for place in places if not place.is_relative_to("/usr"))
-        return cls(str(program), tuple(outside))
+        return cls(program, tuple(outside), frozenset(missing))
 
     def judged(self, module: str, seconds: float) -> tuple[dict[str, bool], str, str]:
         """Run the tests of a module: by name which passed, what was said, why it broke off."""
@@ -235,26 +205,14 @@ class Interpreter:
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "TF_ENABLE_ONEDNN_OPTS": "0",
         }
-        source = inspect.getsource(judge) + "\njudge()\n"
-        given = json.dumps(module).encode()
-        ran = confine([self.program, "-I", "-c", source], seconds, given, self.folders,
-                      variables=variables)  # fmt: skip
+        argv = [self.program, "-I", "-c", inspect.getsource(judge) + "\njudge()\n"]
+        ran = confine(argv, seconds, json.dumps(module).encode(), self.folders, variables)
         if ran.code is None:
             return {}, ran.output, "timed out"
         try:
             return {**json.loads(ran.errors)}, ran.output, ""
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             return {}, ran.output + ran.errors, "crashed"
-
-    def lacks(self, libraries: Sequence[str]) -> set[str]:
-        """Return those of the libraries that the interpreter cannot find."""
-        given = json.dumps([*libraries]).encode()
-        ran = confine([self.program, "-I", "-c", SEARCH], 60, given, self.folders)
-        try:
-            return {*json.loads(ran.output)}
-        except ValueError:
-            reason = clip(" ".join(ran.errors.split()), 200)
-            raise UserError(f"{self.program} does not run in the sandbox ({reason}).") from None
 
 
 # ---------------------------------------------------------------- the suite
@@ -264,40 +222,32 @@ class Programs(Environment):
     """Tasks of BigCodeBench's form. UserError: the file, the interpreter or a part is missing.
 
     python: the interpreter that runs the code. skip: leave out tasks whose libraries it lacks
-    (`left_out` has their ids) instead of refusing.
+    instead of refusing.
     """
 
-    name = "bcb"
-    most_steps = 1
+    name, most_steps = "bcb", 1
 
     def __init__(
-        self,
-        path: str | Path,
-        python: str | Path,
-        seconds: float = SECONDS,
-        skip: bool = False,
+        self, path: str | Path, python: str | Path, seconds: float = SECONDS, skip: bool = False
     ):
-        self.instructions = INSTRUCTIONS.format(seconds=seconds)
-        self.seconds = seconds
-        self._items = read(Path(path))
+        self.instructions, self.seconds = INSTRUCTIONS.format(seconds=seconds), seconds
+        items = read(path)
         require(self.name, lacking())
-        self.interpreter = Interpreter.from_program(python)
-        needed = {lib for item in self._items.values() for lib in item.libs}
-        missing = self.interpreter.lacks(sorted(needed))
-        names = ", ".join(sorted(missing))
-        self.left_out = [id for id, item in self._items.items() if missing & {*item.libs}]
-        if self.left_out and not skip:
+        libraries = sorted({library for item in items.values() for library in item.libs})
+        self.interpreter = Interpreter.from_program(python, libraries)
+        lacks = self.interpreter.missing
+        self.items = {id: item for id, item in items.items() if not lacks & {*item.libs}}
+        self.skipped = len(items) - len(self.items)
+        self.skipped_because = f"need {', '.join(sorted(lacks))}"
+        if (self.skipped and not skip) or not self.items:
             raise UserError(
-                f"{python} lacks {names}, which {len(self.left_out)} of {len(self._items)} tasks "
-                f"need: install them with {python} -m pip install, give another --interpreter, or "
-                "--leave-out these tasks."
+                f"{self.skipped} of {len(items)} tasks of {path} {self.skipped_because}, which "
+                f"{python} lacks: install them with {python} -m pip install, give another "
+                "--interpreter, or --leave-out these tasks."
             )
-        if len(self.left_out) == len(self._items):
-            raise UserError(f"No task of {path} is left: {python} lacks a library of every one.")
-        self.skipped, self.skipped_because = len(self.left_out), f"need {names}"
-        self._tasks = [
-            self._work(id, item) for id, item in self._items.items() if id not in self.left_out
-        ]
+
+    def tasks(self) -> Sequence[Work]:
+        return [self._work(id, item) for id, item in self.items.items()]
 
     def _work(self, id: str, item: Item) -> Work:
         gold = f"{item.code_prompt or item.complete_prompt}{item.canonical_solution}"
@@ -308,17 +258,11 @@ class Programs(Environment):
             content=blake2b((item.begin + item.test).encode(), digest_size=8).hexdigest(),
         )  # fmt: skip
 
-    def tasks(self) -> Sequence[Work]:
-        """Return all tasks that the interpreter can run, in the order of the file."""
-        return self._tasks
-
     def intent(self, id: str) -> str:
-        """Return the prompt."""
-        return self._items[id].instruct_prompt
+        return self.items[id].instruct_prompt
 
     def reset(self, id: str) -> Coding:
-        """Begin a task; nothing runs yet."""
-        return Coding(self, self._items[id])
+        return Coding(self, self.items[id])
 
 
 @dataclass(slots=True)
@@ -339,18 +283,17 @@ class Coding(Episode):
             return Step("There is no fenced block of code.", True, -1.0, "no code")
         names = f"def {self.item.entry_point}("
         code = next((block for block in reversed(blocks) if names in block), blocks[-1])
+        module = f"{self.item.begin}{code}\n{self.item.test}"
         try:
-            verdict, output, why = self.environment.interpreter.judged(
-                f"{self.item.begin}{code}\n{self.item.test}", self.environment.seconds
+            tests, output, why = self.environment.interpreter.judged(
+                module, self.environment.seconds
             )
         except OSError as error:
             return Step(f"Nothing ran: {error.strerror}.", True, -1.0, f"crashed: {error.strerror}")
-        tests = {*self.item.tests, *verdict}
-        good = [name for name in tests if verdict.get(name)]
-        output = clip(clean(output.strip()), SHOWN)
-        summary = f"{len(good)} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
-        reward = 1.0 if len(good) == len(tests) and not why else -1.0
-        return Step("\n".join(filter(None, (output, summary))), True, reward, why)
+        good = sum(map(bool, tests.values()))  # of whatever the code may have written there
+        summary = f"{good} of {len(tests)} tests passed" + (f"; {why}." if why else ".")
+        observation = "\n".join(filter(None, (clip(clean(output.strip()), SHOWN), summary)))
+        return Step(observation, True, 1.0 if 0 < good == len(tests) else -1.0, why)
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,19 @@
 """Humanity's Last Exam (arXiv 2501.14249): one response to a hard question, read by a judge.
 
-The form is that of the data set cais/hle, parquet or JSON lines {id, question, answer, category,
-answer_type, image}. Access to it is granted to each user by its authors, who ask that it be not
-published again: it is read from the user's path, and without one there are six questions of ours,
-which are easy. The judge is another model, whose opinion a verdict is: its fields are the paper's,
-the wording is ours. Accuracy and calibration of a run are in report/summary.py.
+The form is that of the data set cais/hle, parquet or JSON lines. Its authors ask that it be not
+published again: it is read from the user's path, and without one there are six easy questions of
+ours. A verdict is the opinion of another model: its fields are the paper's, the wording is ours.
 """
 
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from config.errors import ServerFailed, UserError, clean, clip
 from suites import Scope, Suite
@@ -24,7 +21,6 @@ from tasks.environments import Environment, Episode, Step, Text, Work, checked, 
 from tasks.readers import records_of
 from tasks.served import Client, Completion, Failed, Terms, address
 
-SHOWN = 300  # characters of an answer in an observation
 OWN = Path(__file__).with_name("hle_own.jsonl")
 INSTRUCTIONS = """\
 Answer the question. Write three parts, each of which begins on a line of its own:
@@ -36,8 +32,6 @@ There is one response."""
 # ---------------------------------------------------------------- the judge
 
 FORM = "openai:URL#MODEL, as in openai:http://127.0.0.1:8000/v1#Qwen/Qwen3-32B"
-TIMEOUT_S = 300.0
-"""Longest silence of a server that has a request."""
 PATIENCE_S = 30.0
 """How long a request is tried again after its first failure."""
 REQUEST = """\
@@ -68,53 +62,32 @@ confidence: how sure of its answer the response says it is, a whole percentage f
 REPAIR = """\
 This cannot be read as the JSON object that was asked for: {fault}. Reply again, with that object
 and nothing else."""
-KINDS = {
+FIELDS = {
     "extracted_final_answer": {"type": "string"},
     "reasoning": {"type": "string"},
     "correct": {"type": "string", "enum": ["yes", "no"]},
     "confidence": {"type": "integer"},
 }
-FIELDS = {
-    "type": "object",
-    "properties": KINDS,
-    "required": [*KINDS],
-    "additionalProperties": False,
-}
-SCHEMA = {
-    "type": "json_schema",
-    "json_schema": {"name": "verdict", "strict": True, "schema": FIELDS},
-}
+OBJECT = {"type": "object", "properties": FIELDS, "required": [*FIELDS]}
+OBJECT |= {"additionalProperties": False}
+SCHEMA = {"name": "verdict", "strict": True, "schema": OBJECT}
 
 
 class Verdict(BaseModel):
     """What is read of a judge's reply: it is asked for its reasons first, and nothing uses them."""
 
-    model_config = ConfigDict(populate_by_name=True)
-
-    answer: Annotated[str, BeforeValidator(str)] = Field(alias="extracted_final_answer")
+    extracted_final_answer: Annotated[str, BeforeValidator(str)]
     correct: bool  # yes and no, in any case
 
 
 Judge = Callable[[str, str, str], Verdict]
-"""(question, right answer, response) -> verdict. ServerFailed: it cannot be asked, or its replies
-are no verdict, also after it was shown why."""
+"""(question, right answer, response) -> verdict; ServerFailed: there is none to be had."""
 
 
 def verdict(text: str) -> Verdict:
-    """Read a judge's reply: JSON, also behind thoughts or between fences.
-
-    ValueError: it is no verdict; the message says the fault.
-    """
+    """Read a judge's reply: JSON, also behind thoughts or between fences. ValueError: it is none"""
     text = text.rpartition("</think>")[2]
-    start, end = text.find("{"), text.rfind("}")
-    if start < 0 or end < start:
-        raise ValueError("there is no JSON object")
-    try:
-        return Verdict.model_validate_json(text[start : end + 1])
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False, include_context=False)[0]
-        where = f"'{fault['loc'][0]}': " if fault["loc"] else ""
-        raise ValueError(f"{where}{fault['msg']}") from None
+    return Verdict.model_validate_json(text[text.find("{") : text.rfind("}") + 1])
 
 
 class ServedJudge:
@@ -126,7 +99,7 @@ class ServedJudge:
             raise UserError(f"A judge is named by {FORM}, without a password or a query.")
         url, self.model = where
         self.name = f"The judge at {url}"
-        self.client = Client([url], Terms(TIMEOUT_S, PATIENCE_S))
+        self.client = Client([url], Terms(timeout_s=300, patience_s=PATIENCE_S))
         try:  # is it there? Not every server lists its models
             self.client.wait(self.client.ask("/models", None, lambda reply: None))
         except Failed as failure:
@@ -136,45 +109,22 @@ class ServedJudge:
     def __call__(self, question: str, answer: str, response: str) -> Verdict:
         request = REQUEST.format(question=question, answer=answer, response=response)
         messages = [{"role": "user", "content": request}]
-        reply = self._reply(messages)
-        try:
-            return verdict(reply)
-        except ValueError as fault:
-            repair = REPAIR.format(fault=fault)
-        messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": repair}]
-        try:
-            return verdict(self._reply(messages))
-        except ValueError as fault:
-            raise ServerFailed(f"{self.name} gave no verdict: {fault}.") from None
-
-    def _reply(self, messages: list[dict]) -> str:
-        """Return the text of one completion; "" if it has none."""
-        body = {"model": self.model, "messages": messages}
-        body |= {"temperature": 0, "response_format": SCHEMA}
-        try:
-            return self.client.wait(self.client.ask("/chat/completions", body, Completion.of)).text
-        except Failed as failure:
-            raise failure.refusal(self.name) from None
-
-    def close(self) -> None:
-        """Close the connections; again is harmless."""
-        self.client.close()
+        body = {"model": self.model, "messages": messages, "temperature": 0}
+        body |= {"response_format": {"type": "json_schema", "json_schema": SCHEMA}}
+        for _ in range(2):
+            try:
+                asking = self.client.ask("/chat/completions", body, Completion.of)
+                return verdict(reply := self.client.wait(asking).text)
+            except Failed as failure:
+                raise failure.refusal(self.name) from None
+            except ValidationError as error:
+                fault = error.errors()[0]["msg"]
+            messages.append({"role": "assistant", "content": reply})
+            messages.append({"role": "user", "content": REPAIR.format(fault=fault)})
+        raise ServerFailed(f"{self.name} gave no verdict: {fault}.")
 
 
-# ---------------------------------------------------------------- questions and their file
-
-
-def _data_url(image: object) -> str:
-    """Return a picture as a data URL; "" if there is none. ValueError: it is no picture."""
-    if image in (None, ""):
-        return ""
-    if isinstance(image, dict) and isinstance(raw := image.get("bytes"), bytes):
-        forms = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpeg", b"GIF8": "gif", b"RIFF": "webp"}
-        form = next((form for start, form in forms.items() if raw.startswith(start)), "")
-        image = f"data:image/{form};base64,{b64encode(raw).decode()}" if form else ""
-    if isinstance(image, str) and re.match(r"data:image/[\w.+-]+;base64,", image):
-        return image
-    raise ValueError("it must be empty or a picture as a data URL, data:image/...;base64,")
+# ---------------------------------------------------------------- questions
 
 
 class Item(BaseModel):
@@ -185,22 +135,17 @@ class Item(BaseModel):
     answer: Text
     category: Text
     answer_type: Literal["exactMatch", "multipleChoice"]
-    image: Annotated[str, BeforeValidator(_data_url)] = ""
+    image: Annotated[str, Field(pattern=r"^($|data:image/[\w.+-]+;base64,)")] | None = None
 
 
 def read(path: str | Path) -> dict[str, Item]:
-    """Read the questions of a file in its order: id -> item.
-
-    UserError: there is none, or it is not of this form; it names the file, the record, the field.
-    """
+    """Read the questions of a file in its order: id -> item. UserError: it is of another form."""
     items: dict[str, Item] = {}
     for record in records_of(Path(path)):
         item = checked(Item, record.fields, record.where, "hle reads the form of cais/hle")
         if item.id in items:
             raise record.error(f"the id '{item.id}' was there before; results are kept by id")
         items[item.id] = item
-    if not items:
-        raise UserError(f"{path} is empty: it holds no questions.")
     return items
 
 
@@ -228,34 +173,29 @@ class Answering(Episode):
         """
         if not action.strip():
             return Step("There is no response.", True, -1.0, "empty")
-        verdict = self.judge(self.item.question, self.item.answer, action)
-        read = clip(" ".join(clean(verdict.answer).split()), SHOWN)
-        word, reward = ("right", 1.0) if verdict.correct else ("wrong", -1.0)
+        said = self.judge(self.item.question, self.item.answer, action)
+        read = clip(" ".join(clean(said.extracted_final_answer).split()), 300)
+        word, reward = ("right", 1.0) if said.correct else ("wrong", -1.0)
         return Step(f"The answer is {word}: {read}", True, reward, "", confidence(action))
 
 
 class Exam(Environment):
     """Questions with one response each, which a judge calls right or wrong.
 
-    path: "" = our own six. judge: its name or a function. images: keep the questions with a
-    picture (their data URLs are with the tasks) instead of leaving them out (`skipped`).
-    UserError: the file is of another form, the judge is not there, no question is left.
+    path: "" = our own six. judge: its name or a function. images: keep the questions with a picture
+    (their data URLs are with the tasks) instead of leaving them out (`skipped`). UserError: no
+    question is left.
     """
 
     name, most_steps = "hle", 1
     instructions = INSTRUCTIONS
 
-    def __init__(self, path: str | Path = "", judge: str | Judge = "", images: bool = False):
-        if not judge:
-            raise UserError(
-                "hle needs a judge, a model that reads the responses: give --judge "
-                "openai:URL#MODEL."
-            )
+    def __init__(self, path: str | Path, judge: str | Judge, images: bool = False):
         items = read(path or OWN)
-        self._items = {id: item for id, item in items.items() if images or not item.image}
-        if not self._items:
-            raise UserError(f"All questions of {path} have a picture: --images sends them.")
-        self.skipped = len(items) - len(self._items)
+        self.items = {id: item for id, item in items.items() if images or not item.image}
+        if not self.items:
+            raise UserError(f"{path} holds no question, or none without a picture (--images).")
+        self.skipped = len(items) - len(self.items)
         self.judge = ServedJudge(judge) if isinstance(judge, str) else judge
 
     def tasks(self) -> Sequence[Work]:
@@ -271,21 +211,20 @@ class Exam(Environment):
                 solution=(item.answer,),
                 skills=(item.category,),
                 images=(item.image,) if item.image else (),
-                content=fingerprint((item.answer_type, item.image)),
+                content=fingerprint((item.answer_type, item.image or "")),
             )
-            for item in self._items.values()
+            for item in self.items.values()
         ]
 
     def intent(self, id: str) -> str:
-        return self._items[id].question
+        return self.items[id].question
 
     def reset(self, id: str) -> Answering:
-        return Answering(self._items[id], self.judge)
+        return Answering(self.items[id], self.judge)
 
     def close(self) -> None:
-        """Close the connections to the judge."""
         if isinstance(self.judge, ServedJudge):
-            self.judge.close()
+            self.judge.client.close()
 
 
 @dataclass(frozen=True)
@@ -305,4 +244,6 @@ class HLE(Suite):
         return self.images
 
     def environment(self, scope: Scope) -> Exam:
+        if not self.judge:
+            raise UserError(f"hle needs a model that reads the responses: give --judge {FORM}.")
         return Exam(self.file_in(scope, optional=True), self.judge, self.images)

@@ -19,28 +19,12 @@ from hashlib import md5
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import (
-    AfterValidator,
-    AliasPath,
-    BaseModel,
-    Field,
-    StringConstraints,
-    model_validator,
-)
+from pydantic import AliasPath, BaseModel, Field, StringConstraints, model_validator
 
-from config.errors import UserError, first_line
+from config.errors import first_line
 from suites import Scope, Suite
-from tasks.environments import (
-    Environment,
-    Episode,
-    Late,
-    Step,
-    Text,
-    Texts,
-    Work,
-    fingerprint,
-    items,
-)
+from tasks import environments
+from tasks.environments import Environment, Episode, Late, Step, Text, Texts, Work, fingerprint
 from tasks.readers import read_json
 
 STEPS = 3  # max_round of configs/components/tasks/db_bench.yaml
@@ -58,27 +42,15 @@ FORM = (
 # ---------------------------------------------------------------- items and their file
 
 
-def _cell(value: object) -> object:
-    """Check that a value fits into a table; truth values are the numbers 1 and 0."""
-    if isinstance(value, str) and re.search("[\0\ud800-\udfff]", value):
-        raise ValueError("a text in a table has neither NUL nor half a surrogate pair")
-    if isinstance(value, bool):
-        return int(value)
-    fits = (
-        value is None
-        or isinstance(value, str)
-        or (isinstance(value, int) and -(2**63) <= value < 2**63)
-        or (isinstance(value, float) and math.isfinite(value))
-    )
-    if not fits:
-        raise ValueError("a table has numbers of 64 bits, texts and null")
-    return value
-
-
-Cell = int | float | str | bytes | None
+# a text without NUL, and by pydantic without half a surrogate pair; truth values are 1 and 0
+Cell = (
+    Annotated[int, Field(ge=-(2**63), lt=2**63)]
+    | Annotated[float, Field(allow_inf_nan=False)]
+    | Annotated[str, Field(pattern=r"^[^\x00]*$")]
+    | None
+)
 Row = tuple[Cell, ...]
-Cells = Annotated[tuple[Annotated[Any, AfterValidator(_cell)], ...], Field(fail_fast=True)]
-Rows = Annotated[tuple[Cells, ...], Field(fail_fast=True)]
+Rows = Annotated[tuple[Annotated[Row, Field(fail_fast=True)], ...], Field(fail_fast=True)]
 Name = Annotated[str, StringConstraints(pattern=r"^[^\p{C}]{1,64}$")]  # without control characters
 Type = Annotated[
     str, StringConstraints(pattern=r"^[A-Za-z]+(?: [A-Za-z]+)*(?:\(\d+(?:, *\d+)?\))?$")
@@ -114,12 +86,11 @@ class Item(BaseModel):
 
     @model_validator(mode="after")
     def _fits(self) -> Item:
-        if len({column.name.lower() for column in self.columns}) < len(self.columns):
-            raise ValueError("two columns have the same name")
         if {len(row) for row in self.rows} - {len(self.columns)}:
             raise ValueError("a row of the table has not one value per column")
         if (self.direct is None) == (self.md5 is None):
             raise ValueError("one of 'direct' and 'md5' must be given, the other null")
+        SQLite(self).close()  # ValueError: it is no table
         return self
 
     @property
@@ -142,8 +113,7 @@ def digest(rows: Iterable[Row]) -> str:
     """Return the benchmark's digest of a table, whatever the order of its rows.
 
     Per row the first 5 hex digits of MD5 over its values joined by commas, NULLs left out and whole
-    floats written as integers; these sorted, joined by commas, MD5. As MySQL has it, an empty table
-    has no digest: "None".
+    floats written as integers; these sorted, joined by commas, MD5. An empty table has "None".
     """
     texts = [",".join(_printed(cell) for cell in row if cell is not None) for row in rows]
     hashes = sorted(_md5(text)[:5] for text in texts)
@@ -218,43 +188,32 @@ class StatementError(Exception):
 
 
 class Deviation:
-    """MySQL's STDDEV for SQLite, of the whole population or of a sample; NULL without a value, of a
-    sample also with one."""
+    """MySQL's STDDEV, of the whole population; by Welford, since a list has no end."""
 
-    def __init__(self, of_sample: bool = False) -> None:
-        self.of_sample = of_sample
-        self.n, self.mean, self.squares = 0, 0.0, 0.0
+    n, mean, squares = 0, 0.0, 0.0
 
-    def step(self, value: Cell) -> None:
-        if value is None:
-            return
-        if not isinstance(value, int | float):  # as MySQL: the number that it begins with, else 0
-            value = float((re.match(r"\s*[-+]?\d+(\.\d+)?", str(value)) or [0])[0])
-        self.n += 1  # Welford: no list, which an endless statement would fill
-        before = value - self.mean
-        self.mean += before / self.n
-        self.squares += before * (value - self.mean)
+    def step(self, value: object) -> None:
+        if isinstance(value, int | float):
+            self.n += 1
+            before = value - self.mean
+            self.mean += before / self.n
+            self.squares += before * (value - self.mean)
 
     def finalize(self) -> float | None:
-        n = self.n - self.of_sample
-        return math.sqrt(self.squares / n) if n > 0 else None
+        return math.sqrt(self.squares / self.n) if self.n else None
 
 
 class SQLite:
     """One episode's table, in memory. The authoriser refuses what reaches beyond it: other files,
     settings, virtual tables, code."""
 
-    REFUSED = {
-        sqlite3.SQLITE_ATTACH,  # VACUUM INTO asks for it too
-        sqlite3.SQLITE_DETACH,
-        sqlite3.SQLITE_PRAGMA,
-        sqlite3.SQLITE_CREATE_VTABLE,
-        sqlite3.SQLITE_DROP_VTABLE,
-    }
+    # VACUUM INTO asks for ATTACH too
+    REFUSED = {sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_PRAGMA,
+               sqlite3.SQLITE_CREATE_VTABLE, sqlite3.SQLITE_DROP_VTABLE}  # fmt: skip
     # virtual tables that are there without being made, and functions that reach beyond the database
     # or cannot be ended: printf('%.*c', 900000000, 'x') counts to its end
-    TABLES = re.compile(r"pragma_.*|sqlite_dbpage|sqlite_stmt|dbstat", re.IGNORECASE)
-    FUNCTIONS = re.compile(r"load_extension|fts3_tokenizer|printf|format", re.IGNORECASE)
+    TABLES = re.compile("pragma_.*|sqlite_dbpage|sqlite_stmt|dbstat", re.I)
+    FUNCTIONS = re.compile("load_extension|fts3_tokenizer|printf|format", re.I)
     LIMITS = {
         sqlite3.SQLITE_LIMIT_LENGTH: 50_000,
         sqlite3.SQLITE_LIMIT_SQL_LENGTH: STATEMENT_CHARACTERS * 4,  # in bytes
@@ -282,7 +241,6 @@ class SQLite:
             self.connection.execute(f"PRAGMA {pragma}")
         for name in ("STDDEV", "STD", "STDDEV_POP"):
             self.connection.create_aggregate(name, 1, Deviation)
-        self.connection.create_aggregate("STDDEV_SAMP", 1, lambda: Deviation(True))
         table, holes = _quoted(item.table), ", ".join("?" * len(item.columns))
         columns = ", ".join(f"{_quoted(column.name)} {column.type}" for column in item.columns)
         try:
@@ -290,8 +248,7 @@ class SQLite:
             self.connection.executemany(f"INSERT INTO {table} VALUES ({holes})", item.rows)
         except sqlite3.Error as error:
             self.close()
-            reason = first_line(error)
-            raise UserError(f"The table {item.table} cannot be made ({reason}).") from error
+            raise ValueError(f"the table cannot be made ({first_line(error)})") from error
         for limit, value in self.LIMITS.items():
             self.connection.setlimit(limit, value)
         self.connection.set_progress_handler(lambda: time.monotonic() > self._deadline, 100)
@@ -463,25 +420,19 @@ class Databases(Environment):
 
     def __init__(self, path: str | Path | None = None) -> None:
         path = path or OWN
-        self.items: dict[str, Item] = items(Item, read_json(path), path, FORM)
+        self.items: dict[str, Item] = environments.items(Item, read_json(path), path, FORM)
         self._tasks = [self._work(id, item) for id, item in self.items.items()]
 
     def tasks(self) -> list[Work]:
         return [*self._tasks]
 
     def _work(self, id: str, item: Item) -> Work:
+        kind = next((skill for skill in DEMANDS if skill in item.skills), item.skills[0])
         return Work(
-            id,
-            item.question,
-            (),
-            text="",
-            kind=next((skill for skill in DEMANDS if skill in item.skills), item.skills[0]),
-            dataset=self.name,
-            environment=self,
-            solution=Late(lambda: self._solution(item)),
-            skills=item.skills,
+            id, item.question, (), text="", kind=kind, dataset=self.name, environment=self,
+            solution=Late(lambda: self._solution(item)), skills=item.skills,
             content=item.fingerprint,
-        )
+        )  # fmt: skip
 
     def _solution(self, item: Item) -> tuple[str, str]:
         """Run the gold statement, and answer with the rows that it gives here."""

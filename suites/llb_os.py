@@ -61,13 +61,8 @@ class Command(BaseModel):
     script: Annotated[str, AfterValidator(_runnable)]
 
 
-def _filled(command: Command) -> Command:
-    if not command.script.strip():
-        raise ValueError("the script is empty")
-    return command
-
-
-Filled = Annotated[Command, AfterValidator(_filled)]
+class Filled(Command):
+    script: Annotated[Text, AfterValidator(_runnable)]
 
 
 class Item(BaseModel):
@@ -94,7 +89,7 @@ class Shell(Episode):
         except OSError as error:
             raise UserError(f"No system can be started for {id} ({error.strerror}).") from error
         try:
-            # Its exit code says nothing: that of the last command, which may have had nothing to do
+            # its exit code says nothing: that of the last command, which may have had nothing to do
             if item.begin and item.begin.script and self._run(item.begin.script).code is None:
                 raise UserError(f"The initialisation of {id} took over {SCRIPT_SECONDS} s.")
         except BaseException:
@@ -112,34 +107,30 @@ class Shell(Episode):
         self.steps_left -= 1
         scripts = fenced(action, "bash", "sh", "shell")
         finished = bool(re.search(r"^[ \t]*finish[ \t.]*$", BLOCK.sub("", action), re.I | re.M))
-        lines, why = [], ""
+        lines = []
         if scripts:
             try:
-                lines.append(self._act(scripts))
+                lines = [self._act(scripts)]
             except OSError as error:
                 return self._failed(lines, f"crashed: {error.strerror}")
         elif not finished:
-            lines.append("Nothing was run: there is neither one script in a fenced block nor a "
-                         "line that says finish.")  # fmt: skip
-        if self.seconds_left <= 0:
-            why = "timed out"
-        elif not finished and not scripts:
-            why = "no action"
-        elif not finished and not self.steps_left:
-            why = "steps"
-        elif not finished and self.system.is_alive:
-            return Step("\n".join(lines))
-        return self.give_up(why, lines)
+            lines = ["Nothing was run: there is neither one script in a fenced block nor a line "
+                     "that says finish."]  # fmt: skip
+        ends = {
+            "timed out": self.seconds_left <= 0, "": finished, "no action": not scripts,
+            "steps": not self.steps_left, "the system has ended": not self.system.is_alive,
+        }  # fmt: skip
+        why = next((why for why, is_so in ends.items() if is_so), None)
+        return Step("\n".join(lines)) if why is None else self.give_up(why, lines)
 
     def give_up(self, failure: str, lines: Sequence[str] = ()) -> Step:
         """Check the system as it is, however the episode has ended, as the release does.
 
         failure: why nothing more was done, unless that solves the task; "" = it is done.
         """
-        try:
-            if not self.system.is_alive:
-                return self._failed(lines, "the system has ended")
-            # What is left of the time may be none
+        if not self.system.is_alive:
+            return self._failed(lines, "the system has ended")
+        try:  # what is left of the time may be none
             code = self.system.run(self.check, SCRIPT_SECONDS).code
         except OSError as error:
             return self._failed(lines, f"crashed: {error.strerror}")
@@ -167,7 +158,6 @@ class Shell(Episode):
         return Step(observation, done=True, reward=-1.0, failure=why)
 
     def close(self) -> None:
-        """End the system; again is harmless."""
         self.system.close()
 
 

@@ -15,9 +15,11 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt
 
 from config.errors import UserError
-from config.foreign import from_json
 from suites._conversations import Conversations
 from tasks.conversations import (
     CATEGORIES,
@@ -27,13 +29,15 @@ from tasks.conversations import (
     Probe,
     Session,
     Utterance,
-    fault_of,
-    read_file,
     turns_as_memories,
 )
+from tasks.environments import FIRST, Text, checked, fault_of
 from tasks.episodes import Metric
+from tasks.readers import UNFIT, read_json
 
 # ---------------------------------------------------------------- the file
+
+PUBLISHED = "locomo reads locomo10.json as it was published"
 
 
 def day_of(when: str) -> str:
@@ -56,103 +60,113 @@ def turn_ids(texts: str | list[str]) -> tuple[str, ...]:
     return tuple(f"D{int(session)}:{int(turn)}" for session, turn in found)
 
 
-def _text(value: object, name: str) -> str:
-    """Return a text or, as some answers are, a whole number. ValueError: it is neither."""
-    if type(value) is int:
-        return str(value)
-    if not (isinstance(value, str) and value.strip()):
-        raise ValueError(f"'{name}' must be a text")
-    value.encode()  # no half of a surrogate pair
-    return value
+class Turn(BaseModel):
+    speaker: Text
+    dia_id: Text
+    text: Text
+    blip_caption: str = ""
+
+    @property
+    def utterance(self) -> Utterance:
+        """The turn, with the caption of its picture as a part of the text."""
+        (name,) = turn_ids(self.dia_id)
+        picture = f" (shares a picture: {self.blip_caption})" if self.blip_caption else ""
+        return Utterance(name, self.speaker, self.text + picture)
+
+
+class Question(BaseModel):
+    question: Text
+    category: Annotated[StrictInt, Field(ge=1, le=5)]
+    answer: Text | StrictInt | None = None
+    adversarial_answer: Text | None = None
+    evidence: Annotated[list[str], FIRST] = []
+
+    def probe(self, name: str) -> Probe:
+        """Return the question. One of category 5 abstains, and its adversarial answer is the
+        distractor: two of the 446 have an answer, which is not graded."""
+        abstains = self.category == 5
+        if (answer := self.adversarial_answer if abstains else self.answer) is None:
+            raise ValueError(f"{name} has no answer")
+        return Probe(
+            id=name,
+            question=self.question,
+            answers=(NOT_MENTIONED if abstains else str(answer),),
+            category=self.category,
+            evidence=turn_ids(self.evidence),
+            abstains=abstains,
+            kind=CATEGORIES[self.category],
+            distractor=str(answer) if abstains else "",
+        )
+
+
+def _few(fields: object) -> object:
+    if isinstance(fields, dict) and len(fields) > 1000:  # each of which may be a mistake
+        raise ValueError("there are more than 1,000 fields")
+    return fields
+
+
+FEW = BeforeValidator(_few)
+Strings = Annotated[list[str], FIRST]
+Facts = Annotated[list[tuple[Text, str | Strings]], FIRST]
+
+
+class Sample(BaseModel):
+    """An item of the published file, of whose sessions the fields have numbers in their names."""
+
+    sample_id: Text
+    conversation: Annotated[dict[str, str | Annotated[list[Turn], FIRST]], FEW]
+    observation: Annotated[dict[str, Annotated[dict[str, Facts], FEW]], FEW]
+    session_summary: Annotated[dict[str, Text], FEW]
+    event_summary: Annotated[dict[str, Annotated[dict[str, str | Strings], FEW]], FEW]
+    qa: Annotated[list[Question], Field(min_length=1), FIRST]
+
+    def made(self) -> Conversation:
+        keys = (re.fullmatch(r"session_(\d+)", key) for key in self.conversation)
+        sessions, observations, summaries, events = [], [], [], []
+        for n in sorted(int(key[1]) for key in keys if key):
+            when, turns = (
+                self.conversation[f"session_{n}_date_time"],
+                self.conversation[f"session_{n}"],
+            )
+            day, whole = day_of(when), (f"S{n}",)
+            sessions.append(Session(n, day, when, tuple(turn.utterance for turn in turns)))
+            for who, facts in self.observation.get(f"session_{n}_observation", {}).items():
+                observations += [Memory(text, who, day, n, turn_ids(ids)) for text, ids in facts]
+            if summary := self.session_summary.get(f"session_{n}_summary"):
+                summaries.append(Memory(summary, None, day, n, whole))
+            for who, told in self.event_summary.get(f"events_session_{n}", {}).items():
+                if who != "date":  # the session's own, once more; one of the 669 events is blank
+                    events += [Memory(event, who, day, n, whole) for event in told if event]
+        if not sessions:
+            raise ValueError("there is no field session_1")
+        memories = {
+            "empty": (),
+            "sessions": turns_as_memories(tuple(sessions)),
+            "observations": tuple(observations),
+            "summaries": tuple(summaries),
+            "events": tuple(events),
+        }
+        probes = (asked.probe(f"{self.sample_id}-q{n}") for n, asked in enumerate(self.qa, 1))
+        return Conversation(self.sample_id, tuple(sessions), tuple(probes), memories)
 
 
 def load_locomo(path: Path) -> list[Conversation]:
     """Read LoCoMo's published file, .json or .json.gz.
 
-    A caption of a picture becomes part of the turn's text. Dates without a session are passed over.
-    Evidence is every D<number>:<number> of the field, whatever stands around it; ids that no turn
-    has are kept, for the official recall counts them. UserError: the file is not as published.
+    Dates without a session are passed over. Evidence is every D<number>:<number> of the field,
+    whatever stands around it; ids that no turn has are kept, for the official recall counts them.
+    UserError: the file is not as published.
     """
-    place, found = str(path), {}
-    try:
-        for n, sample in enumerate(from_json(read_file(path)), 1):
-            place = f"{path}, item {n}"
-            conversation = _conversation(sample)
-            found[conversation.id] = conversation
-        if not found or len(found) < n:
-            raise ValueError("each must have a 'sample_id' of its own")
-    except KeyError as error:
-        raise UserError(f"{place}: the field {error} is missing.") from None
-    except (AttributeError, TypeError, ValueError) as error:
-        raise UserError(f"{place} is not as published: {fault_of(error)}.") from None
+    found = {}
+    for n, item in enumerate(checked(list, read_json(path), path, PUBLISHED), 1):
+        sample = checked(Sample, item, f"{path}, item {n}", PUBLISHED)
+        try:
+            found[sample.sample_id] = sample.made()
+        except UNFIT as error:
+            raise UserError(f"{path}, item {n}: {fault_of(error)}; {PUBLISHED}.") from error
+    if not found or len(found) < n:
+        raise UserError(f"{path}: each item must have a sample_id of its own; {PUBLISHED}.")
     return [*found.values()]
-
-
-def _conversation(sample: dict) -> Conversation:
-    name, talk = _text(sample["sample_id"], "sample_id"), sample["conversation"]
-    keys = (re.fullmatch(r"session_(\d+)", key) for key in talk)
-    sessions, observations, summaries, events = [], [], [], []
-    for n in sorted(int(key[1]) for key in keys if key):
-        when = talk[f"session_{n}_date_time"]
-        day, whole = day_of(when), (f"S{n}",)
-        sessions.append(Session(n, day, when, tuple(map(_utterance, talk[f"session_{n}"]))))
-        for who, facts in sample["observation"].get(f"session_{n}_observation", {}).items():
-            observations += [
-                Memory(_text(fact, "observation"), who, day, n, turn_ids(ids))
-                for fact, ids in facts
-            ]
-        if summary := sample["session_summary"].get(f"session_{n}_summary"):
-            summaries.append(Memory(_text(summary, "session_summary"), None, day, n, whole))
-        told = sample["event_summary"].get(f"events_session_{n}", {})
-        for who in [who for who in told if who != "date"]:  # the session's own, once more
-            events += [
-                Memory(_text(event, "event_summary"), who, day, n, whole)
-                for event in told[who]
-                if event != ""  # one of the published 669
-            ]
-    memories = {
-        "empty": (),
-        "sessions": turns_as_memories(tuple(sessions)),
-        "observations": tuple(observations),
-        "summaries": tuple(summaries),
-        "events": tuple(events),
-    }
-    probes = tuple(_probe(asked, f"{name}-q{n}") for n, asked in enumerate(sample["qa"], 1))
-    if not sessions or not probes:
-        raise ValueError("'conversation' has no field session_1, or 'qa' no question")
-    speakers = _text(talk["speaker_a"], "speaker_a"), _text(talk["speaker_b"], "speaker_b")
-    return Conversation(name, speakers, tuple(sessions), probes, memories)
-
-
-def _utterance(turn: dict) -> Utterance:
-    if len(names := turn_ids(turn["dia_id"])) != 1:
-        raise ValueError("'dia_id' must be one id such as D1:3")
-    caption = turn.get("blip_caption")
-    picture = f" (shares a picture: {_text(caption, 'blip_caption')})" if caption else ""
-    return Utterance(
-        names[0], _text(turn["speaker"], "speaker"), _text(turn["text"], "text") + picture
-    )
-
-
-def _probe(asked: dict, name: str) -> Probe:
-    """Return a question. One of category 5 abstains, and its adversarial answer is the distractor:
-    two of the 446 have an answer, which is not graded."""
-    category = asked["category"]
-    if type(category) is not int or category not in CATEGORIES:
-        raise ValueError(f"'category' of {name} must be 1 to 5")
-    abstains = category == 5
-    wanted = "adversarial_answer" if abstains else "answer"
-    answer = _text(asked[wanted], wanted)
-    return Probe(
-        id=name,
-        question=_text(asked["question"], "question"),
-        answers=(NOT_MENTIONED if abstains else answer,),
-        category=category,
-        evidence=turn_ids(asked.get("evidence") or ()),
-        abstains=abstains,
-        kind=CATEGORIES[category],
-        distractor=answer if abstains else "",
-    )
 
 
 # ---------------------------------------------------------------- splits

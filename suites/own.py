@@ -7,13 +7,13 @@ below are the form: a field that is none of theirs, or of another type, is refus
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Self
 
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, BaseModel, Field, StrictBool, StrictInt, model_validator
 
-from config.errors import UserError, clip
+from config.errors import UserError
 from data import exact_match, f1
 from suites._conversations import Conversations
 from tasks.conversations import (
@@ -28,14 +28,12 @@ from tasks.conversations import (
     Text,
     Utterance,
     check_text,
-    fault_of,
-    read_file,
     session_of,
     turns_as_memories,
 )
+from tasks.environments import FIRST, checked
 from tasks.episodes import Metric
-
-QUESTIONS = "questions"  # the kind of those that name none
+from tasks.readers import records_of
 
 # ---------------------------------------------------------------- the file
 
@@ -45,96 +43,99 @@ def _in_paragraphs(text: str) -> str:
     return text
 
 
-@dataclass
-class Turn:
-    __pydantic_config__ = FORM
+Texts = Annotated[tuple[Text, ...], FIRST]
+
+
+class Turn(BaseModel, **FORM):
     text: Annotated[str, AfterValidator(_in_paragraphs)]
     speaker: Text | None = None
 
 
-@dataclass
-class Sitting:
-    __pydantic_config__ = FORM
+class Sitting(BaseModel, **FORM):
     date: Day
-    turns: Annotated[list[Turn], Field(min_length=1)]
+    turns: Annotated[list[Turn], Field(min_length=1), FIRST]
     when: Text | None = None
 
 
-@dataclass
-class Question:
-    __pydantic_config__ = FORM
+class Question(BaseModel, **FORM):
     question: Text
-    answer: Text | int | Annotated[list[Text], Field(min_length=1)] | None = None
-    category: Annotated[int, Field(ge=1, le=5)] | Text | None = None
-    evidence: tuple[Text, ...] = ()
-    abstains: bool | None = None  # else whether the category is 5
+    answer: Text | StrictInt | Annotated[Texts, Field(min_length=1)] | None = None
+    category: Annotated[StrictInt, Field(ge=1, le=5)] | Text | None = None
+    evidence: Texts = ()
+    abstains: StrictBool | None = None  # else whether the category is 5
     distractor: Text | None = None
+
+    @model_validator(mode="after")
+    def _has_an_answer(self) -> Self:
+        if self.abstains is None:
+            self.abstains = self.category == 5
+        if self.category == 5 and not self.abstains:
+            raise ValueError("'abstains' must be true, as of all of category 5")
+        if self.answer is None and not self.abstains:
+            raise ValueError("'answer' is missing")
+        return self
 
     def probe(self, name: str) -> Probe:
         number = self.category if isinstance(self.category, int) else 0
-        abstains = number == 5 if self.abstains is None else self.abstains
-        if number == 5 and not abstains:
-            raise ValueError(f"'abstains' of {name} must be true, as of all of category 5")
-        if self.answer is None and not abstains:
-            raise ValueError(f"the field 'answer' of {name} is missing")
-        answers = self.answer if isinstance(self.answer, list) else [str(self.answer)]
-        kind = CATEGORIES[number] if number else self.category or QUESTIONS
+        answers = self.answer if isinstance(self.answer, tuple) else [str(self.answer)]
+        kind = CATEGORIES[number] if number else self.category or "questions"
         return Probe(
             id=name,
             question=self.question,
-            answers=(NOT_MENTIONED,) if abstains else tuple(answers),
+            answers=(NOT_MENTIONED,) if self.abstains else tuple(answers),
             category=number,
             evidence=self.evidence,
-            abstains=abstains,
-            kind=f"{kind}, abstention" if abstains and not number else kind,
-            distractor=self.distractor or "" if abstains else "",
+            abstains=self.abstains,
+            kind=f"{kind}, abstention" if self.abstains and not number else kind,
+            distractor=self.distractor or "" if self.abstains else "",
         )
 
 
-@dataclass
-class Talk:
-    __pydantic_config__ = FORM
-    id: Text
-    qa: Annotated[list[Question], Field(min_length=1)]
-    sessions: list[Sitting] | None = None
-    memories: list[Memory] | None = None
+class Talk(BaseModel, **FORM):
+    """A line of the file."""
 
-    def conversation(self) -> Conversation:
-        sessions, known = [], set[str]()
-        for n, sitting in enumerate(self.sessions or (), 1):
-            turns = [
-                Utterance(f"D{n}:{k}", turn.speaker or "", turn.text)
-                for k, turn in enumerate(sitting.turns, 1)
-            ]
-            sessions.append(Session(n, sitting.date, sitting.when or sitting.date, tuple(turns)))
-            known |= {f"S{n}", *(turn.id for turn in turns)}
-        memories = tuple(map(_placed, self.memories or ()))
-        probes = tuple(q.probe(f"{self.id}-q{n}") for n, q in enumerate(self.qa, 1))
-        if not sessions and not memories:
+    id: Text
+    qa: Annotated[list[Question], Field(min_length=1), FIRST]
+    sessions: Annotated[list[Sitting], FIRST] = []
+    memories: Annotated[list[Memory], FIRST] = []
+
+    @model_validator(mode="after")
+    def _is_whole(self) -> Self:
+        if not self.sessions and not self.memories:
             raise ValueError("there must be 'sessions' or 'memories'")
-        if sessions != sorted(sessions, key=lambda session: session.date):
+        if self.sessions != sorted(self.sessions, key=lambda sitting: sitting.date):
             raise ValueError("the 'date' of one of the 'sessions' is before that of the one before")
-        ids = [memory.id for memory in memories if memory.id]
+        ids = [memory.id for memory in self.memories if memory.id]
         if len({*ids}) < len(ids):
             raise ValueError("an 'id' of the 'memories' stands there twice")
-        named = [name for part in (*memories, *probes) for name in part.evidence]
-        named += [f"S{memory.session}" for memory in memories if memory.session]
-        if sessions and (lost := [name for name in named if name not in known]):
-            named = clip(repr(lost[0]), 80)
-            raise ValueError(f"'evidence' or 'session' names {named}, which is not there")
-        speakers = dict.fromkeys(u.speaker for s in sessions for u in s.utterances if u.speaker)
-        sessions = tuple(sessions)
+        known = {f"S{n}" for n, _ in enumerate(self.sessions, 1)}
+        known |= {turn.id for session in self._sessions() for turn in session.utterances}
+        named = [name for part in (*self.memories, *self.qa) for name in part.evidence]
+        named += [f"S{memory.session}" for memory in self.memories if memory.session]
+        if self.sessions and (lost := {*named} - known):
+            raise ValueError(f"'evidence' or 'session' names {min(lost)!r}, which is not there")
+        return self
+
+    def _sessions(self) -> tuple[Session, ...]:
+        return tuple(
+            Session(n, sitting.date, sitting.when or sitting.date, tuple(
+                Utterance(f"D{n}:{k}", turn.speaker or "", turn.text)
+                for k, turn in enumerate(sitting.turns, 1)
+            ))
+            for n, sitting in enumerate(self.sessions, 1)
+        )  # fmt: skip
+
+    def conversation(self) -> Conversation:
+        sessions, memories = self._sessions(), tuple(map(_placed, self.memories))
+        probes = tuple(q.probe(f"{self.id}-q{n}") for n, q in enumerate(self.qa, 1))
         starts = {"empty": (), "sessions": turns_as_memories(sessions), "memories": memories}
-        return Conversation(self.id, (*speakers,), sessions, probes, starts)
+        return Conversation(self.id, sessions, probes, starts)
 
 
 def _placed(memory: Memory) -> Memory:
     """Return a memory with its session: it is known once all of its evidence has been said."""
     said = max({*map(session_of, memory.evidence)} - {None}, default=None)
     return replace(memory, session=memory.session or said)
-
-
-TALK = TypeAdapter(Talk)
 
 
 def load_own(path: Path) -> list[Conversation]:
@@ -145,16 +146,11 @@ def load_own(path: Path) -> list[Conversation]:
     UserError, with file, line and field, for anything that is wrong: nothing is half loaded.
     """
     found: dict[str, Conversation] = {}
-    for n, line in enumerate(read_file(path).split(b"\n"), 1):
-        if not line.strip():
-            continue
-        try:
-            conversation = TALK.validate_json(line).conversation()
-            if conversation.id in found:
-                raise ValueError(f"'id' is {conversation.id!r}, as in a line before")
-        except ValueError as error:
-            raise UserError(f"{path}, line {n}: {fault_of(error)}.") from None
-        found[conversation.id] = conversation
+    for record in records_of(path):
+        talk = checked(Talk, record.fields, record.where, "docs/evaluation.md shows a line")
+        if talk.id in found:
+            raise record.error(f"'id' is {talk.id!r}, as in a line before")
+        found[talk.id] = talk.conversation()
     if not found:
         raise UserError(f"{path} is empty: it holds no conversations.")
     return [*found.values()]

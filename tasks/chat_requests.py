@@ -10,7 +10,6 @@ from __future__ import annotations
 import base64
 import codecs
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -24,14 +23,16 @@ from tasks.forms import Contents, contents
 
 LONGEST_QUESTION, SHORT = 2000, 300
 """Characters of a question, and of one that is likelier than a paragraph of a text."""
-BREAK = r"\n\s*\n|\n(?=</?\w|```)"
+BREAK = re.compile(r"\n\s*\n|\n(?=</?\w|```)")
 """Where a paragraph ends: at a blank line, or before a mark around a text, as in `<document>`."""
-ASKS = re.compile(r"\?(?!\w)|[？؟]")
-LAST, FIRST = "the last paragraph", "the first paragraph"
-CHAT = "the conversation"  # what messages are part of, beside files by name
 MOST, MOST_STOPS = 100_000, 64
 """Most messages, and most parts of one; most strings at which an answer ends."""
-ASKING = ("system", "developer", "user")  # roles of messages that may hold the question
+UNSUPPORTED = (
+    "tools", "functions", "response_format", "modalities", "logprobs", "top_logprobs",
+    "presence_penalty", "frequency_penalty", "logit_bias", "n",
+)  # fmt: skip
+"""Fields that would change the answer: they may hold nothing but `USUAL`, or what is 0 or empty."""
+USUAL = {"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}
 
 
 class Refused(Exception):
@@ -49,42 +50,39 @@ class Refused(Exception):
         return {"error": error | {"param": self.param, "code": self.code}}
 
 
+# ---------------------------------------------------------------- the body
+
+
 class _Model(BaseModel):
-    model_config = ConfigDict(strict=True, extra="ignore")
+    model_config = ConfigDict(strict=True)
 
 
 class File(_Model):
     file_data: str | None = None
     filename: str | None = None
-    file_id: str | None = None
 
 
-class ContentPart(File):
-    """A part; a file stands in it, as /v1/responses has it, or in its `file`."""
+class Part(File):
+    """A part of a message; a file stands in it, as /v1/responses has it, or in its `file`."""
 
     type: str
     text: str | None = None
-    refusal: str | None = None
     file: File | None = None
 
 
 class Message(_Model):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | Annotated[list[ContentPart], Field(fail_fast=True, max_length=MOST)] | None = (
-        None
-    )
+    content: str | Annotated[list[Part], Field(fail_fast=True, max_length=MOST)] | None = None
+
+    def parts(self) -> list[Part]:
+        whole = isinstance(self.content, str)
+        return [Part(type="text", text=self.content)] if whole else self.content or []
 
 
 class StreamOptions(_Model):
     include_usage: bool | None = None
 
 
-UNSUPPORTED = (
-    "tools", "functions", "response_format", "modalities", "logprobs", "top_logprobs",
-    "presence_penalty", "frequency_penalty", "logit_bias", "n",
-)  # fmt: skip
-"""Fields that would change the answer: they may hold nothing but `USUAL`, or what is 0 or empty."""
-USUAL = {"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}
 Tokens = Annotated[int, Field(ge=1, le=10**6)]
 
 
@@ -112,7 +110,7 @@ class ChatRequest(_Model):
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(at) for at in first["loc"] if at not in ("str", "list"))
-            what = clip(f"{where}: {first['msg']}" if where else first["msg"], 300)
+            what = clip(f"{where}: {first['msg']}".removeprefix(": "), 300)
             raise Refused(f"{what}.", where or None) from None
         others = request.model_extra
         if others.get("tool_choice") == "none":
@@ -131,6 +129,20 @@ class ChatRequest(_Model):
         return answer[: min((at for at in found if at >= 0), default=None)]
 
 
+# ---------------------------------------------------------------- the question
+
+
+@dataclass(slots=True)
+class Piece:
+    """A text of a message, or a file as it was read; the question is taken out of the text."""
+
+    message: int
+    role: str
+    text: str
+    file: Contents | None = None
+    name: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Inquiry:
     """A document and the question about it."""
@@ -142,13 +154,112 @@ class Inquiry:
     @classmethod
     def from_chat(cls, request: ChatRequest) -> Inquiry:
         """Take a chat apart; Refused for what cannot be read, in the reader's own words."""
-        messages = request.messages
-        at = f"messages.{len(messages) - 1}"
+        messages, roles = request.messages, {message.role for message in request.messages}
         if (role := messages[-1].role) != "user":
+            at = f"messages.{len(messages) - 1}"
             raise Refused(f"The last message is the {role}'s: it must be a question.", at)
-        pieces = [_pieces(message, f"messages.{i}") for i, message in enumerate(messages)]
-        question, source = _question(messages, pieces, at)
-        return cls(_document(messages, pieces), question, source)
+        pieces = [
+            _piece(part, number, message.role, f"messages.{number - 1}.content.{k}")
+            for number, message in enumerate(messages, 1)
+            for k, part in enumerate(message.parts())
+        ]
+        pieces = [piece for piece in pieces if piece.file or piece.text.strip()]
+        question, source = _question(pieces, len(messages))
+        return cls(_document(pieces, roles), question, source)
+
+
+def _piece(part: Part, message: int, role: str, at: str) -> Piece:
+    if part.type in ("text", "input_text", "output_text") and part.text is not None:
+        return Piece(message, role, part.text)
+    file = part.file or part
+    if file.file_data is None:
+        kind = clip(part.type, 50)
+        why = f"A part of the type {kind!r} is not read: give text or a file with file_data."
+        raise Refused(why, at)
+    name = file.filename or "file"
+    try:
+        found = contents(_decoded(file.file_data), name)
+    except UserError as error:
+        raise Refused(str(error), f"{at}.file_data") from None
+    return Piece(message, role, "", found, Path(name).name or "file")
+
+
+def _decoded(data: str) -> bytes:
+    """Return the bytes of a data URL or of base64, in lines, url-safe or unpadded as it may be.
+    UserError: it is neither."""
+    head, _, content = data.partition(",")
+    if head[:5].lower() == "data:":
+        if not head.lower().endswith(";base64"):
+            return unquote_to_bytes(content)
+        data = unquote(content)
+    data = "".join(data.split()).rstrip("=").replace("-", "+").replace("_", "/")
+    try:
+        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
+    except ValueError:
+        raise UserError("file_data is not in base64.") from None
+
+
+def _question(pieces: list[Piece], last: int) -> tuple[str, str]:
+    """Take the question out of the pieces; return it, and where it stood if that was chosen.
+
+    It is the last text of the last message. Of one that is long, or that alone holds the text, it
+    is the last paragraph or, where that one is likelier, the first.
+    """
+    at = f"messages.{last - 1}"
+    texts = [piece for piece in pieces if piece.message == last and not piece.file]
+    if not texts:
+        raise Refused("The last message holds no question.", at)
+    final, source = texts[-1], ""
+    question = final.text.strip()
+    alone = all(piece is final or piece.role in ("system", "developer") for piece in pieces)
+    if len(question) > LONGEST_QUESTION or (alone and _paragraph(question, -1) != question):
+        question, source = _paragraph(question, -1), "the last paragraph"
+        first = _paragraph(texts[0].text, 0)
+        if _asks(first) > _asks(question):
+            final, question, source = texts[0], first, "the first paragraph"
+        if not _asks(question):
+            why = "neither its last paragraph nor its first one can be a question"
+            raise Refused(f"The last message is long, and {why}.", at)
+    text = final.text.strip()
+    at_end = source != "the first paragraph"
+    final.text = (text.removesuffix(question) if at_end else text.removeprefix(question)).strip()
+    if not any(piece.file or piece.text for piece in pieces):
+        raise Refused("There is no text to read: send the text before the question.", at)
+    return question, source
+
+
+def _asks(words: str) -> int:
+    """Return how likely words are a question: 0 for what is too long or a mark, 3 for what asks."""
+    if len(words) > LONGEST_QUESTION or not re.sub(r"<[^>]*>|\W", "", words):
+        return 0
+    return 3 if re.search(r"\?(?!\w)|[？؟]|[:：]$", words) else 2 if len(words) <= SHORT else 1
+
+
+def _paragraph(text: str, at: int) -> str:
+    """Return a text's first (at = 0) or last (-1) paragraph, where there is none its line."""
+    text = text.strip()  # of which no more is looked at: what is longer is no question
+    text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
+    parts = BREAK.split(text)
+    return (parts if len(parts) > 1 else text.split("\n"))[at].strip()
+
+
+def _document(pieces: list[Piece], roles: set[str]) -> Document:
+    """Put together what stands beside the question: texts by message, files by name; a text with
+    its speaker where there are several."""
+    several = roles - {"system", "developer", "user"}
+    chat, found = Path("the conversation"), []
+    for piece in pieces:
+        if piece.file:
+            found.append((Path(piece.name), 1, piece.file))
+        elif piece.text:
+            if not found or found[-1][0] != chat:  # texts without a file between them
+                found.append((chat, 1, Contents("message", [])))
+            who = f"{piece.role.capitalize()}: " if several else ""
+            found[-1][2].pieces.append((f"{who}{piece.text}", piece.message, ""))
+    return together(found, [file.remark for *_, file in found if file.remark])
+
+
+# ---------------------------------------------------------------- in a child process
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,11 +283,7 @@ def unserved(name: str, model: str) -> Refused:
 
 
 def taken(body: bytes, model: str) -> Taken:
-    """Read a body to its end, files included; refused as by `ChatRequest.parse` and
-    `Inquiry.from_chat`.
-
-    For a child process (tasks/limited.py): of the chat nothing comes back but the inquiry.
-    """
+    """Read a body to its end, files included: of the chat nothing comes back but the inquiry."""
     try:
         request = ChatRequest.parse(body)
         if request.model and request.model != model:
@@ -185,120 +292,3 @@ def taken(body: bytes, model: str) -> Taken:
     except Refused as error:
         return Taken(refused=(str(error), error.param, error.code, error.status))
     return Taken(request.model_copy(update={"messages": [Message(role="user")]}), inquiry)
-
-
-@dataclass(slots=True)
-class Piece:
-    """A text of a message, or a file as it was read; the question is taken out of the text."""
-
-    text: str
-    file: Contents | None = None
-    name: str = ""
-
-
-def _pieces(message: Message, at: str) -> list[Piece]:
-    if isinstance(message.content, str):
-        return [Piece(message.content)]
-    return [_piece(part, f"{at}.content.{k}") for k, part in enumerate(message.content or ())]
-
-
-def _piece(part: ContentPart, at: str) -> Piece:
-    words = part.refusal if part.text is None else part.text
-    if part.type in ("text", "input_text", "output_text", "refusal") and words is not None:
-        return Piece(words)
-    if part.type not in ("file", "input_file"):
-        kind = clip(part.type, 50)
-        raise Refused(
-            f"A part of the type {kind!r} is not read: give text or a file with file_data.", at
-        )
-    file, at = (part.file, f"{at}.file") if part.file else (part, at)
-    if file.file_data is None:
-        raise Refused("This server keeps and fetches no files: send their file_data.", at)
-    name = file.filename or "file"
-    try:
-        return Piece("", contents(_decoded(file.file_data), name), Path(name).name or "file")
-    except UserError as error:
-        raise Refused(str(error), f"{at}.file_data") from None
-
-
-def _decoded(data: str) -> bytes:
-    """Return the bytes of a data URL or of base64, in lines, url-safe or unpadded as it may be.
-    UserError: it is neither."""
-    head, _, content = data.partition(",")
-    if head[:5].lower() == "data:":
-        if not head.lower().endswith(";base64"):
-            return unquote_to_bytes(content)
-        data = unquote(content)
-    data = "".join(data.split()).rstrip("=").replace("-", "+").replace("_", "/")
-    try:
-        return base64.b64decode(data + "=" * (-len(data) % 4), validate=True)
-    except ValueError:
-        raise UserError("file_data is not in base64.") from None
-
-
-def _question(messages: Sequence[Message], pieces: list[list[Piece]], at: str) -> tuple[str, str]:
-    """Take the question out of the pieces; return it, and where it stood if that was chosen."""
-    texts = [piece for piece in pieces[-1] if piece.text.strip()]
-    if not texts:
-        raise Refused("The last message holds no question.", at)
-    first, final = texts[0], texts[-1]
-    others = [
-        p
-        for m, own in zip(messages, pieces, strict=True)
-        for p in own
-        if p is not final and (p.file or p.text.strip()) and m.role not in ASKING[:2]
-    ]
-    question, source = final.text.strip(), ""
-    if len(question) > LONGEST_QUESTION or (not others and _paragraph(question, -1) != question):
-        asking = pieces[-2] if messages[1:] and messages[-2].role in ASKING else []
-        places = [
-            (LAST, final, _paragraph(final.text, -1)),
-            (FIRST, first, _paragraph(first.text, 0)),
-            *(("the message before", p, p.text.strip()) for p in asking if ASKS.search(p.text)),
-        ]
-        places = [place for place in places if _may_ask(place[-1])]
-        if not places:
-            raise Refused(
-                f"The last message has {len(final.text):,} characters and no short paragraph at "
-                "either end: put the question into a paragraph, a part or a message of its own.",
-                at,
-            )
-        asked = [p for p in places if ASKS.search(p[-1]) or (p[0] == FIRST and p[-1][-1] in ":：")]
-        short = [place for place in places if len(place[-1]) <= SHORT]
-        source, final, question = (asked or short or places)[0]
-    text = final.text.strip()
-    rest = text.removeprefix(question) if source == FIRST else text.removesuffix(question)
-    final.text = rest.strip()
-    if not any(piece.file or piece.text.strip() for own in pieces for piece in own):
-        raise Refused("There is no text to read: send the text before the question.", at)
-    return question, source
-
-
-def _may_ask(words: str) -> bool:
-    """Tell whether words are short enough for a question, and more than a mark."""
-    return len(words) <= LONGEST_QUESTION and bool(re.search(r"\w", re.sub("<[^>]*>", "", words)))
-
-
-def _paragraph(text: str, at: int) -> str:
-    """Return a text's first (at = 0) or last (-1) paragraph, where there is none its line."""
-    text = text.strip()  # of which no more is looked at: what is longer is no question
-    text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
-    parts = re.split(BREAK, text)
-    return (parts if len(parts) > 1 else text.split("\n"))[at].strip()
-
-
-def _document(messages: Sequence[Message], pieces: Sequence[Sequence[Piece]]) -> Document:
-    """Put together what stands beside the question: texts by message, files by name; a text with
-    its speaker where there are several."""
-    speakers = any(message.role not in ASKING for message in messages)
-    found: list[tuple[Path, int, Contents]] = []
-    for number, message in enumerate(messages, 1):
-        for piece in pieces[number - 1]:
-            if piece.file:
-                found.append((Path(piece.name), 1, piece.file))
-            elif piece.text.strip():
-                if not found or found[-1][0] != Path(CHAT):  # texts without a file between them
-                    found.append((Path(CHAT), 1, Contents("message", [])))
-                who = f"{message.role.capitalize()}: " if speakers else ""
-                found[-1][2].pieces.append((f"{who}{piece.text}", number, ""))
-    return together(found, [content.remark for _, _, content in found if content.remark])

@@ -7,17 +7,13 @@ Ids tell where something was said: D3:12 is the 12th turn of session 3, S3 the w
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
-from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, StrictInt
 
-from config.errors import UserError, clip, first_line
-from config.foreign import read_data
 from data import seed_of
 
 # The accepted answer of a question that is not answered in the conversation
@@ -43,7 +39,7 @@ def session_of(name: str) -> int | None:
 
 # ---------------------------------------------------------------- what an entry may hold
 
-DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
+
 # A line break is one too: each entry is shown on one line
 CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
@@ -53,22 +49,18 @@ def check_text(text: str) -> str:
     if not text.strip():
         raise ValueError("is blank")
     if found := CONTROL.search(text):
-        code = f"U+{ord(found[0]):04X}"
-        if found[0] >= "\ud800":
-            raise ValueError(f"holds {code}, half of a surrogate pair, which is no text")
-        raise ValueError(f"holds the control character {code}, and a text is one paragraph")
+        raise ValueError(f"holds U+{ord(found[0]):04X}, and a text is one paragraph")
     return text
 
 
 def check_day(value: str) -> str:
     """Return an ISO day of the calendar, 2023-05-08. ValueError: it is none."""
-    if not DAY.fullmatch(value):
+    if date.fromisoformat(value).isoformat() != value:  # which takes other forms too
         raise ValueError("must be a day such as 2023-05-08")
-    date.fromisoformat(value)
     return value
 
 
-FORM = ConfigDict(extra="forbid", strict=True)  # of what comes from a file
+FORM = ConfigDict(extra="forbid")  # of what comes from a file
 Text = Annotated[str, AfterValidator(check_text)]
 Day = Annotated[str, AfterValidator(check_day)]
 Id = Annotated[str, Field(pattern=f"^{ENTRY_ID.pattern}$")]
@@ -115,8 +107,9 @@ class Memory:
     text: Text
     speaker: Text | None = None
     date: Day | None = None  # ISO day of its session
-    session: Annotated[int, Field(ge=1)] | None = None
-    evidence: tuple[Text, ...] = ()  # ids of the turns, or of the session, that it was made from
+    session: Annotated[StrictInt, Field(ge=1)] | None = None
+    # ids of the turns, or of the session, that it was made from
+    evidence: Annotated[tuple[Text, ...], Field(fail_fast=True)] = ()
     kind: Literal[KINDS] | None = None
     id: Id | Literal[""] = ""  # that the entry gets, such as m17; "" = the next free one
 
@@ -180,10 +173,9 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """The sessions of a few speakers, the questions about them, and ready-made memories."""
+    """Sessions, the questions about them, and ready-made memories."""
 
     id: str
-    speakers: tuple[str, ...]
     sessions: tuple[Session, ...]
     probes: tuple[Probe, ...]
     # what a store can start with -> its entries: "empty" and "sessions" (an entry for each turn),
@@ -205,23 +197,3 @@ def turns_as_memories(sessions: tuple[Session, ...]) -> tuple[Memory, ...]:
         for turn in session.utterances
         if turn.text
     )
-
-
-# ---------------------------------------------------------------- files
-
-
-def read_file(path: Path) -> bytes:
-    """Return the bytes of a file of conversations, of a .gz what it unpacks to."""
-    try:
-        return read_data(path)
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from None
-
-
-def fault_of(error: ValueError) -> str:
-    """Return the field and the reason of what is wrong with an object of a file."""
-    if not isinstance(error, ValidationError):
-        return first_line(error)
-    fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    field = clip(repr(".".join(map(str, fault["loc"]))), 80)
-    return f"{field}: {fault['msg'].removeprefix('Value error, ')}"

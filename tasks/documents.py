@@ -57,37 +57,33 @@ class Document:
     remarks: tuple[str, ...] = ()  # on what of the files was not read, one sentence each
 
     def size(self) -> str:
-        """Return how much that is, in pages, chapters or files: "212 pages"; "" for one plain
-        file."""
+        """Return how much that is: "212 pages"; "" for one plain file."""
         kinds = Counter(part.kind for part in self.parts)
         if kinds == {"file": 1}:
             return ""
         return ", ".join(f"{n:,} {kind}{'s' if n > 1 else ''}" for kind, n in kinds.items())
 
     def where(self, ranges: Iterable[Range], most: int = 8) -> str:
-        """Say where characters stand: "pages 3-5, 9"; "" in a document of one plain file.
-
-        With several files their names come first; at most so many places are named.
-        """
+        """Say where characters stand, at most so many places: "pages 3-5, 9"; with several files
+        "a.pdf page 3; b.txt"; "" in a document of one plain file."""
         if not self.size():
             return ""
-        parts, found = self.parts, self._touched(ranges)
-        runs = [  # of parts that follow each other, by place and by number
-            [parts[k] for _, k in run]
-            for _, run in groupby(
-                enumerate(found),
-                lambda at: (parts[at[1]].file, at[1] - at[0], parts[at[1]].number - at[0]),
-            )
-        ]
-        several, named = len({part.file for part in parts}) > 1, []
+        several = len({part.file for part in self.parts}) > 1
+        runs: list[list[Part]] = []  # of parts that follow each other, by number too
+        for k in self._touched(ranges):
+            part, last = self.parts[k], runs[-1][-1] if runs else None
+            follows = last is self.parts[k - 1] and last.file == part.file
+            if k and follows and part.number == last.number + 1:
+                runs[-1].append(part)
+            else:
+                runs.append([part])
+        named = []
         for (file, kind), group in groupby(runs[:most], lambda run: (run[0].file, run[0].kind)):
-            of_file = [*group]
-            words = [file] if several or kind == "file" else []
-            if kind != "file":
-                plural = "s" if len(of_file) > 1 or len(of_file[0]) > 1 else ""
-                words.append(f"{kind}{plural} {', '.join(map(_named, of_file))}")
-            named.append(" ".join(words))
-        return "; ".join(named) + (f" and {len(runs) - most:,} more" if len(runs) > most else "")
+            numbers = [_number(run) for run in group]
+            plural = "s" if len(numbers) > 1 or "-" in numbers[0].partition(" ")[0] else ""
+            place = f"{kind}{plural} {', '.join(numbers)}" if kind != "file" else ""
+            named.append(f"{file if several or not place else ''} {place}".strip())
+        return "; ".join(named) + (f" and {len(runs) - most:,} more" if runs[most:] else "")
 
     def find(self, answer: str) -> list[Range] | None:
         """Return where the words of an answer stand (tasks/quotes.py); None where there is nothing
@@ -128,9 +124,9 @@ class Document:
         return {"found": True, "pages": [*pages], "quote": quote.text, "where": where}, words
 
 
-def _named(run: Sequence[Part]) -> str:
+def _number(run: Sequence[Part]) -> str:
     first, last = run[0], run[-1]
-    if len(run) > 1:
+    if first is not last:
         return f"{first.number:,}-{last.number:,}"
     return f"{first.number:,}" + (f" ({clip(first.name, 40)})" if first.name else "")
 
@@ -150,24 +146,21 @@ def read(paths: Sequence[str | Path], seconds: float = 0, mib: int = 0) -> Docum
     UserError: nothing there, nothing to read, or a file that was named and cannot be read.
     """
     names = [str(path) for path in paths]
-    if not names:
-        raise UserError("Name at least one file or folder to read.")
-    if names.count(STDIN) > 1:
-        raise UserError("Standard input (-) can be read once: name it once.")
+    if not names or names.count(STDIN) > 1:
+        raise UserError("Name at least one file or folder to read, and standard input (-) once.")
     usual, found, remarks = AskConfig(), [], []
     with closing(Readers(seconds or usual.document_s, mib or usual.document_mib)) as readers:
         for name in names:
-            path, known = Path(name), bool(name) and is_file(name)
+            path = Path(name)
             if name == STDIN:
                 found.append((Path(STDIN_NAME), 1, _file(readers, None, STDIN_NAME)))
-            elif known or (name and path.exists() and not path.is_dir()):  # a pipe: <(curl ...)
-                found.append((path, 1 if known else len(path.parts), _file(readers, path, name)))
-            elif name and path.is_dir():
+            elif name and not is_file(name) and path.is_dir():
                 files, left_out = _folder(path, readers)
                 found += files
                 remarks += [f"Left out of {path}: {few(left_out)}."] if left_out else []
-            else:
-                raise UserError(f"No file at {name or repr(name)}.")
+            else:  # or a pipe: <(curl ...)
+                shown = 1 if is_file(name) else len(path.parts)
+                found.append((path, shown, _file(readers, path, name)))
     return together(found, remarks + [file.remark for *_, file in found if file.remark])
 
 
@@ -268,8 +261,9 @@ def _file(readers: Readers, path: Path | None, name: str, regular: bool = False)
             content = file.read(SNIFFED)
             check_form(content, name)
             content += b"" if size > LARGEST else file.read(LARGEST + 1 - len(content))
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        why = error.strerror if isinstance(error, OSError) else error
+        raise UserError(f"{name or repr(name)} cannot be read: {why}.") from error
     if max(size, len(content)) > LARGEST:
         raise UserError(f"{name} has more than {LARGEST >> 20:,} MiB: such files are not read.")
     return readers.start(contents, name, content=content, name=name).result()

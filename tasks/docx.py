@@ -10,11 +10,11 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from itertools import groupby
 from xml.etree import ElementTree
 
-from tasks.forms import Contents, Members, counted, damage, target
+from tasks.forms import Contents, Members, damage, remark_on, target
 
 Element = ElementTree.Element
 Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
@@ -22,10 +22,10 @@ Run = tuple[str, str]  # how it is written, a key of WRITTEN, and the text
 WRITTEN = {"": "{}", "superscript": "^{}", "subscript": "_{}", "struck": "[struck out: {}]"}
 UNSEEN = set("del moveFrom instrText pPr rPr tblPr trPr tcPr sdtPr sectPr".split())
 SIGNS = {"tab": "\t", "ptab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
-BOXES = {"F0FE": "☒", "F0FD": "☒", "F078": "☒", "F0A8": "☐", "F06F": "☐", "F0FC": "✓", "F0B7": "•"}
-"""Letters of Wingdings and Symbol, by the number that a file gives."""
-LEFT_OUT = {"blip": "picture", "imagedata": "picture", "OLEObject": "embedded file",
-            "altChunk": "embedded file", "chart": "chart", "relIds": "diagram"}  # fmt: skip
+LEFT_OUT = {
+    "blip": "picture", "imagedata": "picture", "textpath": "picture", "chart": "chart",
+    "relIds": "diagram", "OLEObject": "embedded file", "altChunk": "embedded file",
+}  # fmt: skip
 BESIDE = {"footnoteReference": "footnotes", "endnoteReference": "endnotes",
           "commentReference": "comments"}  # fmt: skip
 
@@ -45,10 +45,7 @@ def of_docx(members: Members, main: str, name: str) -> Contents:
     with damage(name, "docx file"):
         document = Docx(members, main)
         text = re.sub(r"\n{3,}", "\n\n", "\n".join(document.lines())).strip()
-    left_out = counted(document.left_out)
-    return Contents(
-        "file", [(text, 0, "")], remark=f"{name}: left out: {left_out}." * bool(left_out)
-    )
+    return Contents("file", [(text, 0, "")], remark=remark_on(name, document.left_out))
 
 
 def kind(element: Element) -> str:
@@ -72,17 +69,8 @@ def on(properties: Element | None, name: str) -> bool:
     return found is not None and value(found, default="1") not in ("0", "false", "off")
 
 
-def based(styles: Mapping[str, Element], style: str) -> Iterator[Element]:
-    """Yield a style and those that it is based on."""
-    seen = set()
-    while style in styles and style not in seen:
-        seen.add(style)
-        yield styles[style]
-        style = value(child(styles[style], "basedOn"))
-
-
 class Docx:
-    """The parts of a document, and how far its notes and lists are counted."""
+    """The parts of a document, and how far its notes are counted."""
 
     def __init__(self, members: Members, main: str):
         self.members, self.main = members, main
@@ -90,21 +78,17 @@ class Docx:
         self.n_notes: Counter[str] = Counter()
         folder, file = posixpath.split(main)
         self.targets: dict[str, str] = {}  # members by the ids under which the main part names them
-        parts: dict[str, Element] = {}
+        parts: defaultdict[str, Element] = defaultdict(lambda: Element("none"))
         for each in self.xml(f"{folder}/_rels/{file}.rels".lstrip("/")):
             path = self.targets[value(each, "Id")] = target(folder, value(each, "Target"))
             what = posixpath.basename(value(each, "Type"))
             if what in ("styles", "numbering", "settings", *BESIDE.values()):
                 parts[what] = self.xml(path)
-        self.settings = parts.get("settings")
-        styles = (each for each in parts.get("styles", ()) if kind(each) == "style")
-        self.styles = {value(each, "styleId"): each for each in styles}
-        self.lists = Lists(parts.get("numbering", ()), self.styles)
-        self.beside = {  # notes and comments that no paragraph has referred to so far
-            (what, value(each, "id")): each
-            for what in BESIDE.values()
-            for each in parts.get(what, ())
-        }
+        self.settings = parts["settings"]
+        self.styles = Styles(parts["styles"])
+        self.lists = Lists(parts["numbering"], self.styles)
+        # notes and comments that no paragraph has referred to so far
+        self.beside = {(k, value(each, "id")): each for k in BESIDE.values() for each in parts[k]}
 
     def xml(self, path: str) -> Element:
         """Return a part; an empty one if the file lacks it."""
@@ -128,7 +112,7 @@ class Docx:
             for each in section.iterfind(f"{{*}}{which}Reference"):
                 named[value(each, "type")] = self.targets.get(value(each, "id"), "")
             kinds = {"default": True, "first": on(section, "titlePg"), "even": even}
-            shown |= dict.fromkeys(path for name, path in named.items() if kinds.get(name, True))
+            shown |= dict.fromkeys(path for name, path in named.items() if kinds.get(name))
         texts = (" ".join(" ".join(self.blocks(self.xml(path))).split()) for path in shown)
         yield from (f"[{which.title()}: {text}]" for text in dict.fromkeys(texts) if text)
 
@@ -150,14 +134,13 @@ class Docx:
 
     def paragraph(self, element: Element) -> Iterator[str]:
         beside: list[str] = []
-        text = ""
+        text = self.lists.number(child(element, "pPr"))
         for how, same in groupby(self.runs(element, beside), key=lambda run: run[0]):
-            piece = "".join(text for _, text in same)
+            piece = "".join(words for _, words in same)
             if letters := piece.strip():  # blanks stay outside the mark
                 piece = piece.replace(letters, WRITTEN[how].format(letters))
             text += piece
-        number = self.lists.number(child(element, "pPr"))
-        yield from (number + text, *beside, "")
+        yield from (text, *beside, "")
 
     def runs(self, parent: Element, beside: list[str], how: str = "") -> Iterator[Run]:
         """Yield the runs in an element; what stands beside them goes into `beside`."""
@@ -169,9 +152,8 @@ class Docx:
             elif name in SIGNS:
                 yield how, SIGNS[name]
             elif name == "sym":
-                letter = BOXES.get(value(element, "char").upper(), "\ufffd")
-                self.left_out["sign that a font alone knows"] += letter == "\ufffd"
-                yield how, letter
+                self.left_out["sign that a font alone knows"] += 1
+                yield how, "\ufffd"
             elif name == "checkBox":
                 is_checked = child(element, "checked") is not None
                 yield how, "[x]" if on(element, "checked" if is_checked else "default") else "[ ]"
@@ -181,8 +163,6 @@ class Docx:
                 beside += line
             elif name == "txbxContent":
                 beside += filter(None, self.blocks(element))
-            elif name == "textpath":
-                beside.append(value(element, "string"))
             elif name == "oMath":
                 yield "", formula(element)
             elif name == "AlternateContent":
@@ -190,23 +170,18 @@ class Docx:
             elif name == "ruby":
                 yield from self.runs(child(element, "rubyBase"), beside, how)
                 yield how, f"({''.join(child(element, 'rt').itertext())})"
-            elif name != "r" and name not in UNSEEN:
+            elif name == "r":
+                if not self.styles.has(element, "vanish"):
+                    struck = any(self.styles.has(element, way) for way in ("strike", "dstrike"))
+                    where = "struck" if struck else value(child(element, "rPr", "vertAlign"))
+                    yield from self.runs(element, beside, where if where in WRITTEN else "")
+            elif name not in UNSEEN:
                 yield from self.runs(element, beside, how)
-            elif name == "r" and not self.has(element, "vanish"):
-                struck = self.has(element, "strike") or self.has(element, "dstrike")
-                where = "struck" if struck else value(child(element, "rPr", "vertAlign"))
-                yield from self.runs(element, beside, where if where in WRITTEN else "")
-
-    def has(self, run: Element, name: str) -> bool:
-        """Tell whether a run is written in a way, by itself or by its style."""
-        style = value(child(run, "rPr", "rStyle"))
-        ways = [child(run, "rPr"), *(child(e, "rPr") for e in based(self.styles, style))]
-        return on(next((way for way in ways if child(way, name) is not None), None), name)
 
     def note(self, name: str, identity: str) -> tuple[str, list[str]]:
         """Return the mark of a note or comment, and its line the first time that it is named."""
-        found = self.beside.pop((BESIDE[name], identity), None)
-        text = " ".join(" ".join(self.blocks(found if found is not None else ())).split())
+        found = self.beside.pop((BESIDE[name], identity), Element("none"))
+        text = " ".join(" ".join(self.blocks(found)).split())
         mark, title = "", f"Comment by {value(found, 'author')}".removesuffix(" by ")
         if name != "commentReference":
             self.n_notes[name] += 1
@@ -230,13 +205,34 @@ def alternative(choices: Element) -> Element:
     return next(texts, next(iter(choices), choices))
 
 
-# ---------------------------------------------------------------- list numbers
+# ---------------------------------------------------------------- styles and list numbers
+
+
+class Styles:
+    """The styles of a document by their names, each with those that it is based on."""
+
+    def __init__(self, styles: Iterable[Element]):
+        self.nodes = {value(each, "styleId"): each for each in styles if kind(each) == "style"}
+
+    def based(self, name: str) -> Iterator[Element]:
+        """Yield a style and those that it is based on."""
+        seen = set()
+        while name in self.nodes and name not in seen:
+            seen.add(name)
+            yield self.nodes[name]
+            name = value(child(self.nodes[name], "basedOn"))
+
+    def has(self, run: Element, name: str) -> bool:
+        """Tell whether a run is written in a way, by itself or by its style."""
+        style = value(child(run, "rPr", "rStyle"))
+        ways = [child(run, "rPr"), *(child(each, "rPr") for each in self.based(style))]
+        return on(next((way for way in ways if child(way, name) is not None), None), name)
 
 
 class Lists:
     """The numbers of paragraphs in lists, counted as Word counts them."""
 
-    def __init__(self, numbering: Iterable[Element], styles: Mapping[str, Element]):
+    def __init__(self, numbering: Iterable[Element], styles: Styles):
         self.styles = styles
         self.nodes = {value(e, "numId") or f"#{value(e, 'abstractNumId')}": e for e in numbering}
         self.counts: dict[tuple[str, int], int] = {}  # by abstract list and level
@@ -245,51 +241,51 @@ class Lists:
     def number(self, properties: Element | None) -> str:
         """Return what stands before a paragraph: "2.1 ", "• " or ""."""
         number, level = self.place(properties)
-        node = self.nodes.get(number)
-        shared = f"#{value(child(node, 'abstractNumId'))}"
-        levels = {value(e, "ilvl"): e for e in self.nodes.get(shared, ()) if kind(e) == "lvl"}
-        for change in node if node is not None else ():
-            if kind(change) == "lvlOverride":
-                at = value(change, "ilvl")
-                levels.update((at, each) for each in change.iterfind("{*}lvl"))
-                if at == level and (start := value(child(change, "startOverride"))):
-                    if (number, level) not in self.begun:
-                        self.counts[shared, int(level)] = int(start) - 1
-                    self.begun.add((number, level))
-        return self.counted(shared, int(level), levels) if level in levels else ""
-
-    def counted(self, shared: str, level: int, levels: dict[str, Element]) -> str:
-        """Count one paragraph of a level and return its number."""
-        for k in range(level + 1):
+        shared, levels = self.levels(number)
+        if level not in levels:
+            return ""
+        for change in self.nodes[number].iterfind("{*}lvlOverride"):
+            start = value(child(change, "startOverride"))
+            if value(change, "ilvl") == level and start and (number, level) not in self.begun:
+                self.begun.add((number, level))
+                self.counts[shared, int(level)] = int(start) - 1
+        at = int(level)
+        for k in range(at + 1):
             start = int(value(child(levels.get(str(k)), "start"), default="1"))
-            self.counts.setdefault((shared, k), start - (k == level))
-        self.counts[shared, level] += 1
-        for deeper in range(level + 1, 9):
+            self.counts.setdefault((shared, k), start - (k == at))
+        self.counts[shared, at] += 1
+        for deeper in range(at + 1, 9):
             self.counts.pop((shared, deeper), None)
-        text = value(child(levels[str(level)], "lvlText"))
-        if value(child(levels[str(level)], "numFmt")) == "bullet":
+        text = value(child(levels[level], "lvlText"))
+        if value(child(levels[level], "numFmt")) == "bullet":
             return "• " if text.strip() else ""
-        legal = on(levels[str(level)], "isLgl")
-        for k in range(level + 1):
+        for k in range(at + 1):
             form = value(child(levels.get(str(k)), "numFmt"), default="decimal")
-            n = written(self.counts[shared, k], "decimal" if legal else form)
-            text = text.replace(f"%{k + 1}", n)
+            text = text.replace(f"%{k + 1}", written(self.counts[shared, k], form))
         return f"{text} " if text.strip() else ""
+
+    def levels(self, number: str) -> tuple[str, dict[str, Element]]:
+        """Return the name of the abstract list of a list, and its levels."""
+        shared = f"#{value(child(self.nodes.get(number), 'abstractNumId'))}"
+        levels = {value(e, "ilvl"): e for e in self.nodes.get(shared, ()) if kind(e) == "lvl"}
+        for change in self.nodes.get(number, Element("none")).iterfind("{*}lvlOverride/{*}lvl"):
+            levels[value(change, "ilvl")] = change
+        return shared, levels
 
     def place(self, properties: Element | None) -> tuple[str, str]:
         """Return the list and the level of a paragraph: its own, or those of its style."""
-        place, style = child(properties, "numPr"), value(child(properties, "pStyle"))
-        number, level = value(child(place, "numId")), value(child(place, "ilvl"))
-        names = []
-        for each in based(self.styles, style if not number else ""):
+        own, style = child(properties, "numPr"), value(child(properties, "pStyle"))
+        if number := value(child(own, "numId")):
+            return number, value(child(own, "ilvl"), default="0")
+        names, level = [], ""
+        for each in self.styles.based(style):
             names.append(value(each, "styleId"))
             place = child(each, "pPr", "numPr")
-            number = value(child(place, "numId"))
             level = level or value(child(place, "ilvl"))
-            if number:
+            if number := value(child(place, "numId")):
                 break
-        shared = f"#{value(child(self.nodes.get(number), 'abstractNumId'))}"
-        named = {value(child(e, "pStyle")): value(e, "ilvl") for e in self.nodes.get(shared, ())}
+        _, levels = self.levels(number)
+        named = {value(child(each, "pStyle")): at for at, each in levels.items()}
         return number, level or next((named[name] for name in names if name in named), "0")
 
 
@@ -308,8 +304,6 @@ def written(n: int, form: str) -> str:
         text = ""
         for size, sign in signs:
             text, n = text + n // size * sign, n % size
-    elif form == "decimalZero":
-        text = f"{n:02}"
     return "" if form == "none" else text.upper() if form.startswith("upper") else text
 
 
@@ -317,15 +311,8 @@ def written(n: int, form: str) -> str:
 
 FORMS = {  # of an equation's elements, by their parts
     "f": "{num}/{den}", "sSup": "{e}^{sup}", "sSub": "{e}_{sub}", "sSubSup": "{e}_{sub}^{sup}",
-    "sPre": "_{sub}^{sup}{e}", "rad": "√{deg}{e}", "limLow": "{e}_{lim}", "limUpp": "{e}^{lim}",
-    "nary": "{chr}_{sub}^{sup} {e}",
+    "rad": "√{deg}{e}", "nary": "{chr}_{sub}^{sup} {e}",
 }  # fmt: skip
-JOINED = {
-    "d": ("(", "|", ")"),
-    "m": ("[", "; ", "]"),
-    "eqArr": ("[", "; ", "]"),
-    "mr": ("", ", ", ""),
-}  # what stands around and between
 
 
 def formula(element: Element) -> str:
@@ -340,7 +327,8 @@ def formula(element: Element) -> str:
         flat = value(child(element, "fPr", "type")) == "noBar"
         form = "({num} over {den})" if flat else FORMS[name]
         return form.format_map(defaultdict(str, grouped))
-    first, between, last = JOINED.get(name, ("", "", ""))
-    first = value(child(element, "dPr", "begChr"), default=first)
-    last = value(child(element, "dPr", "endChr"), default=last)
-    return f"{first}{between.join(text for _, text in parts if text)}{last}"
+    texts = [text for _, text in parts if text]
+    if name == "d":
+        first, last = (child(element, "dPr", each) for each in ("begChr", "endChr"))
+        return value(first, default="(") + "|".join(texts) + value(last, default=")")
+    return " ".join(texts) if name in ("m", "mr", "eqArr") else "".join(texts)

@@ -11,27 +11,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from hashlib import blake2b
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 
-from config.errors import UserError, clean, clip
+from config.errors import UserError, clean, clip, first_line
 from data import Task
+
+
+def _whole(text: str) -> str:
+    text.encode()  # of half a surrogate pair, which is no text, a ValueError
+    return text
 
 
 def _filled(text: str) -> str:
     if not text.strip():
         raise ValueError("it is empty")
-    text.encode()  # of half a surrogate pair, which is no text, a ValueError
     return text
 
 
-Text = Annotated[str, AfterValidator(_filled)]
+Unicode = Annotated[str, AfterValidator(_whole)]
+"""A text of a user's file."""
+Text = Annotated[Unicode, AfterValidator(_filled)]
 """A text of a user's file that is not blank."""
-Texts = Annotated[tuple[Text, ...], Field(fail_fast=True)]
-"""Such texts, as far as the first that is none: a million mistakes take a gigabyte to be told."""
+FIRST = Field(fail_fast=True)
+"""Of a list in a user's file the first mistake is told: a million of them take a gigabyte."""
+Texts = Annotated[tuple[Text, ...], FIRST]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +165,28 @@ def fingerprint(parts: object) -> str:
     return blake2b(repr(parts).encode(errors="surrogatepass"), digest_size=8).hexdigest()
 
 
+_adapter = cache(TypeAdapter)
+
+
 def checked(kind: Any, value: object, where: object, form: str) -> Any:
     """Return a value of a user's file as `kind`, a type that pydantic knows.
 
     UserError names the place within the file (where) and the field, and tells the right form.
     """
     try:
-        return TypeAdapter(kind).validate_python(value)
+        return _adapter(kind).validate_python(value)
     except ValidationError as error:
+        raise UserError(f"{where}, {fault_of(error)}; {form}.") from error
+
+
+def fault_of(error: Exception) -> str:
+    """Return the first field that is wrong in a value of a user's file, and why."""
+    reason = f"the field {error} is missing" if isinstance(error, KeyError) else first_line(error)
+    if isinstance(error, ValidationError):
         first = error.errors(include_url=False, include_input=False)[0]
         field = ".".join(map(str, first["loc"]))
         reason = f"{field}: {first['msg'].removeprefix('Value error, ')}".removeprefix(": ")
-        raise UserError(f"{where}, {clip(clean(reason), 300)}; {form}.") from error
+    return clip(clean(reason or type(error).__name__), 300)
 
 
 def items(kind: Any, values: object, where: object, form: str) -> dict[str, Any]:

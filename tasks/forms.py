@@ -159,32 +159,16 @@ def decoded(content: bytes, name: str, markup: bool = False, label: str = "") ->
         text = content.decode(encoding)
     except UnicodeError as error:
         check_text(content[:SNIFFED].decode("latin-1"), name)
-        raise UserError(badly_encoded(content, name, label, error)) from None
+        line = content.count(b"\n", 0, getattr(error, "start", 0)) + 1
+        says = f"says that it is written in {label}" if label else "names no encoding"
+        raise UserError(
+            f"{name} {says}, and line {line:,} is not {label or 'UTF-8'}: save all of it as UTF-8."
+        ) from None
     check_text(text, name)
     if n := text.count("\0"):
         text = re.sub("\0+", "\n", text)
         remark += f" {name}: {n:,} NULs, as a power loss leaves them in a log, are left out."
     return text.replace("\r\n", "\n").replace("\r", "\n"), remark.strip()
-
-
-def badly_encoded(content: bytes, name: str, label: str, error: UnicodeError) -> str:
-    """Say that a text is not in the encoding that it should be in, and what may help."""
-    where = f"byte {getattr(error, 'start', 0) + 1:,}"
-    if label:
-        return f"{name} says that it is written in {label}, and is not ({where}): save it as UTF-8."
-    bad, good = [], 0
-    for number, line in enumerate(content.splitlines(), 1):
-        try:
-            good += not line.isascii() and bool(line.decode())
-        except UnicodeError:
-            bad.append(number)
-    if good:
-        where = f"line {bad[0]:,} ({len(bad):,} in all)"
-        return f"{name} is UTF-8 but for lines such as {where}: mend those."
-    return (
-        f"{name} is no UTF-8 text ({where}), and which encoding it has is not said: save it as "
-        "UTF-8, for example by iconv -f ENCODING -t UTF-8 with the one that it was written in."
-    )
 
 
 def codec(label: str, name: str) -> str:
@@ -193,10 +177,7 @@ def codec(label: str, name: str) -> str:
 
     found = webencodings.lookup(label) or webencodings.lookup(label.replace("-", ""))
     if not found or found.name in ("replacement", "x-user-defined"):
-        raise UserError(
-            f"{name} says that it is written in {label}, which is unknown: save it as UTF-8, "
-            f"for example by iconv -f {label} -t UTF-8."
-        )
+        raise UserError(f"{name} says that it is written in {label}, which is unknown.")
     if found.name.startswith("utf-16"):  # what could be read up to there has one byte a letter
         return "utf-8"
     wider = {"gbk": "gb18030", "euc-jp": "euc_jis_2004"}
@@ -310,13 +291,15 @@ def target(folder: str, path: str) -> str:
     return posixpath.normpath(posixpath.join("/", folder, path.replace("\\", "/")))[1:]
 
 
-def few(names: Sequence[str], most: int = 6) -> str:
-    """Name the first of what was left out, and how many more there are."""
-    more = f" and {len(names) - most:,} more" if len(names) > most else ""
-    return "; ".join(names[:most]) + more
+def few(names: Sequence[str], between: str = "; ") -> str:
+    """Name the first six of what was left out, and how many more there are."""
+    more = f" and {len(names) - 6:,} more" if names[6:] else ""
+    return between.join(names[:6]) + more
 
 
-def counted(counts: dict[str, int]) -> str:
-    """Say how many of each were left out: "1 picture, 2 passages that are hidden"."""
-    pairs = ((n, *what.partition(" ")) for what, n in counts.items() if n)
-    return ", ".join(f"{n:,} {noun}{'s' * (n > 1)}{blank}{more}" for n, noun, blank, more in pairs)
+def remark_on(name: str, left_out: dict[str, int]) -> str:
+    """Say how many of each were left out: "a.html: left out: 1 picture, 2 passages that are
+    hidden."; "" if nothing was."""
+    pairs = ((n, *what.partition(" ")) for what, n in left_out.items() if n)
+    counts = [f"{n:,} {noun}{'s' * (n > 1)}{blank}{more}" for n, noun, blank, more in pairs]
+    return f"{name}: left out: {', '.join(counts)}." if counts else ""

@@ -20,8 +20,8 @@ from tasks.downloads import commit_of, token
 
 PREFIX = "hf:"
 NAME = re.compile(r"hf:(\w[\w.-]*(?:/[\w.-]+)?)(?:/([\w.-]+))?(?:@([\w./-]+))?(?::([\w.-]+))?")
+NAMED = re.compile(r"(?:(?<=,)|\A)hf:[^,=]*")  # in a mixture
 COMMIT = re.compile(r"[0-9a-f]{40}")
-WEIGHTED = re.compile(r"(.*?)(=[\d.e+-]+)?", re.DOTALL)
 FORMATS = re.compile(r"\.(parquet|(json|jsonl)(\.gz)?)$")
 Settings = TypeVar("Settings")
 
@@ -77,14 +77,16 @@ def pinned(settings: Settings, say: Callable[[str], None] = lambda line: None) -
 
     A text may be a mixture, NAME=WEIGHT,NAME=WEIGHT.
     """
-    changed = {}
-    for field in dataclasses.fields(settings):
-        value = getattr(settings, field.name)
-        if isinstance(value, str) and PREFIX in value:
-            parts = (WEIGHTED.fullmatch(part).groups("") for part in value.split(","))
-            changed[field.name] = ",".join(pin(name, say) + weight for name, weight in parts)
-        elif isinstance(value, tuple) and any(map(is_hub, value)):
-            changed[field.name] = tuple(pin(item, say) for item in value)
+
+    def fix(value: object) -> object:
+        if isinstance(value, tuple):
+            return tuple(map(fix, value))
+        if not isinstance(value, str):
+            return value
+        return NAMED.sub(lambda name: pin(name[0], say), value)
+
+    before = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
+    changed = {name: fixed for name, value in before.items() if (fixed := fix(value)) != value}
     return dataclasses.replace(settings, **changed) if changed else settings
 
 

@@ -3,24 +3,25 @@
     parent ── a call as JSON, bytes ──> child   an interpreter of its own, begun when it is needed,
            <── value or error as JSON ──        that reads one thing at a time, and many in turn
 
-What comes back may have been made by a process that hostile data has taken over: it is JSON, and
-taken for what the function says that it returns, or refused.
+The parent ends a child that outlives its seconds, as one may whose signals are blocked. What comes
+back may have been made by a process that hostile data has taken over: it is JSON, and taken for
+what the function says that it returns, or refused.
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
+import ctypes
 import json
 import os
 import resource
-import select
 import signal
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
+from contextlib import suppress
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import get_type_hints
@@ -29,12 +30,11 @@ from pydantic import TypeAdapter
 
 from config.errors import UserError, clip, first_line
 
-MAIN = (
-    "import sys; parent, *sys.path = sys.argv[1:]; import tasks.limited as a; a.work(int(parent))"
-)
+MAIN = "import sys; sys.path[:] = sys.argv[1:]; import tasks.limited as a; a.work()"
 LONGEST_S = 1e6  # that a timer of the system can be set to
-GRACE_S = 5.0  # for a process that has closed its end
+GRACE_S = 5.0  # in which a child ends itself
 LINUX = sys.platform == "linux"
+PR_SET_PDEATHSIG = 1  # of prctl(2)
 
 
 class OverLimit(UserError):
@@ -50,10 +50,10 @@ class Readers:
     """
 
     def __init__(self, seconds: float, mib: int):
-        self.seconds, self.mib = seconds, mib
+        self.seconds, self.mib = min(seconds, LONGEST_S), mib
         self.lock, self.closed = threading.Lock(), False
         self.idle: list[Child] = []
-        self.working: set[Child] = set()
+        self.working: list[Job] = []
 
     def start(
         self, function: Callable, *arguments, content: bytes | None = None, name: str = ""
@@ -63,27 +63,35 @@ class Readers:
         It does not block, and may be called from any thread: whoever asks for the job's `result`
         waits. name: what errors call the bytes.
         """
-        n = None if content is None else len(content)
-        call = {"function": (function.__module__, function.__qualname__), "arguments": arguments}
-        limits = {"seconds": min(self.seconds, LONGEST_S), "mib": self.mib, "n": n}
-        line = json.dumps(call | limits).encode() + b"\n"
-        return Job(self, (line, content or b""), returned(function), name)
+        call = {
+            "function": (function.__module__, function.__qualname__), "arguments": arguments,
+            "seconds": self.seconds, "mib": self.mib, "name": name,
+            "n": None if content is None else len(content),
+        }  # fmt: skip
+        return Job(
+            self, name, [json.dumps(call).encode() + b"\n", content or b""], returns(function)
+        )
 
     def close(self) -> None:
         """End all children, those at work at once."""
         with self.lock:
-            self.closed = True
-            for child in (*self.idle, *self.working):
+            self.closed, working = True, [*self.working]
+            for child in self.idle:
                 child.kill()
+        for job in working:
+            job.cancel()
 
 
+@dataclass(eq=False)
 class Job:
     """One call of a function in a child."""
 
-    def __init__(self, readers: Readers, call: tuple[bytes, bytes], kind: TypeAdapter, name: str):
-        self.readers, self.call, self.kind, self.name = readers, call, kind, name
-        self.cancelled = False
-        self.child: Child | None = None
+    readers: Readers
+    name: str
+    call: list[bytes]
+    kind: TypeAdapter
+    child: Child | None = None
+    cancelled: bool = False
 
     def result(self) -> object:
         """Wait for the value.
@@ -91,87 +99,98 @@ class Job:
         Raises the UserError that the function raises; `OverLimit`; a UserError for every other
         exception and for a child that dies; CancelledError.
         """
-        pool, last = self.readers, True
+        pool, answer = self.readers, Answer("error", True)
         with pool.lock:
             if pool.closed or self.cancelled:
                 raise CancelledError
-            child = pool.idle.pop() if pool.idle else Child()
-            if child.process.poll() is not None:  # the system took it, for its memory
-                child = Child()
-            self.child = child
-            pool.working.add(child)
+            while pool.idle and pool.idle[-1].process.poll() is not None:
+                pool.idle.pop()  # the system took it, for its memory
+            self.child = child = pool.idle.pop() if pool.idle else Child()
+            pool.working.append(self)
         try:
             # a value that is larger than all the child's memory is none that it has made
-            how, last, answer = child.ask(self.call, most=max(1 << 16, pool.mib << 20))
+            answer = child.ask(self.call, pool.seconds, max(1 << 16, pool.mib << 20))
         finally:  # after Ctrl-C as well
             with pool.lock:
-                self.child = None
-                pool.working.discard(child)
-                if last is False and not (pool.closed or self.cancelled):
-                    pool.idle.append(child)
-                else:
+                pool.working.remove(self)
+                if answer.is_last or pool.closed or self.cancelled:
                     child.kill()
+                else:
+                    pool.idle.append(child)
         if pool.closed or self.cancelled:
             raise CancelledError
-        if how == "time":
-            raise self.over(f"{pool.seconds:g} s", "s")
-        if how == "memory":
-            raise self.over(f"{pool.mib:,} MiB of memory", "mib")
+        if answer.kind in ("s", "mib"):
+            limit = f"{pool.seconds:g} s" if answer.kind == "s" else f"{pool.mib:,} MiB of memory"
+            raise OverLimit(
+                f"{self.name} takes more than {limit} to read: such documents are read with a "
+                f"higher --document-{answer.kind}."
+            )
+        if answer.kind == "death":
+            raise UserError(
+                f"{self.name} cannot be read: it ends the process that reads it "
+                f"({answer.text.decode()})."
+            )
         try:
-            if how == "value":
-                return self.kind.validate_json(answer)
-            message = TypeAdapter(str).validate_json(answer)
+            if answer.kind == "value":
+                return self.kind.validate_json(answer.text)
+            message = TypeAdapter(str).validate_json(answer.text)
         except ValueError as error:
             raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
-        raise UserError(message if how == "error" else f"{self.name} cannot be read{message}.")
-
-    def over(self, limit: str, unit: str) -> OverLimit:
-        return OverLimit(
-            f"{self.name} takes more than {limit} to read: such documents are read with a higher "
-            f"--document-{unit}."
-        )
+        raise UserError(message)
 
     def cancel(self) -> None:
         """End the job, and the child that is at it at once; `result` raises CancelledError."""
         with self.readers.lock:
             self.cancelled = True
-            if self.child:
+            if self in self.readers.working:
                 self.child.kill()
+
+
+@dataclass
+class Answer:
+    """What comes of a call; kind: value, error, death, or the limit that it is over, s or mib."""
+
+    kind: str
+    is_last: bool  # of this child
+    text: bytes = b""
 
 
 class Child:
     """A process that does jobs."""
 
     def __init__(self):
-        parent, alive = os.pipe()
-        self.alive = os.fdopen(alive, "wb")  # closed with this object
         # isolated, so that no file of the working directory is taken for a module; in a group of
         # its own, so that Ctrl-C reaches the parent alone
         self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", MAIN, str(parent), *sys.path],
+            [sys.executable, "-I", "-c", MAIN, *sys.path],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            process_group=0, pass_fds=(parent,),
+            process_group=0,
         )  # fmt: skip
-        os.close(parent)
 
-    def ask(self, call: tuple[bytes, bytes], most: int) -> tuple[str, bool, bytes]:
-        """Send a call; return what kind of answer comes, whether it is the last, and the answer."""
+    def ask(self, call: list[bytes], seconds: float, most: int) -> Answer:
+        """Send a call and wait for its answer, of at most so many bytes."""
+        late = threading.Event()
+        watch = threading.Timer(seconds + GRACE_S, lambda: (late.set(), self.process.kill()))
+        watch.daemon = True
         try:
             self.process.stdin.writelines(call)
             self.process.stdin.flush()
+            self.process.stdout.readline(1)  # it is about to begin
+            watch.start()
             head = json.loads(self.process.stdout.readline(1000))
-            answer = self.process.stdout.read(min(head["n"], most))
-            return head["kind"], head["last"], answer
+            text = self.process.stdout.read(min(head["n"], most))
+            return Answer(head["kind"], head["is_last"] is not False, text)
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(GRACE_S)
+            with suppress(subprocess.TimeoutExpired):
+                self.process.wait(1.0)
             self.kill()
+        finally:
+            watch.cancel()
         code = self.process.returncode
-        if code == -signal.SIGALRM:
-            return "time", True, b""
+        if late.is_set() or code == -signal.SIGALRM:
+            return Answer("s", True)
         how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        said = f": it ends the process that reads it ({how})"
-        return "death", True, json.dumps(said).encode()
+        return Answer("death", True, how.encode())
 
     def kill(self) -> None:
         """End the process and wait for its end, which is at once."""
@@ -179,7 +198,7 @@ class Child:
         self.process.wait()
 
 
-def returned(function: Callable) -> TypeAdapter:
+def returns(function: Callable) -> TypeAdapter:
     """Return what takes JSON for the type that a function returns, and makes it."""
     return TypeAdapter(get_type_hints(function)["return"])
 
@@ -187,9 +206,10 @@ def returned(function: Callable) -> TypeAdapter:
 # ---------------------------------------------------------------- in the child
 
 
-def work(parent: int) -> None:
-    """Do jobs from standard input, until it ends; parent: the pipe that it holds open."""
-    end_with(parent)
+def work() -> None:
+    """Do jobs from standard input, until it ends."""
+    if LINUX:  # this process ends with the one that began it, also amid a long call
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
@@ -203,35 +223,38 @@ def work(parent: int) -> None:
         function = getattr(import_module(module), name)
         begun = begun or size()  # what it imports is no growth
         given = [] if call["n"] is None else [jobs.read(call["n"])]
-        before = resource.getrlimit(resource.RLIMIT_AS)
+        _, hard = before = resource.getrlimit(resource.RLIMIT_AS)
         if LINUX:
             limits = min(size() + (call["mib"] << 20), 1 << 62), *before
             least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-            resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+            resource.setrlimit(resource.RLIMIT_AS, (least, hard))
+        answers.write(b"\n")
+        answers.flush()
         signal.setitimer(signal.ITIMER_REAL, call["seconds"])
-        kind, answer = answered(function, [*given, *call["arguments"]])
+        kind, text = answer(function, [*given, *call["arguments"]], call["name"])
         signal.setitimer(signal.ITIMER_REAL, 0)
         resource.setrlimit(resource.RLIMIT_AS, before)
         given.clear()
         # one that has grown is not used again, so that it does not grow on
-        last = kind == "memory" or size() - begun > call["mib"] << 18
-        head = {"kind": kind, "last": last, "n": len(answer)}
-        answers.write(json.dumps(head).encode() + b"\n" + answer)
+        is_last = kind == "mib" or size() - begun > call["mib"] << 18
+        head = {"kind": kind, "is_last": is_last, "n": len(text)}
+        answers.write(json.dumps(head).encode() + b"\n" + text)
         answers.flush()
 
 
-def answered(function: Callable, arguments: list) -> tuple[str, bytes]:
-    """Call a function; return what kind of answer there is, and the answer as JSON."""
+def answer(function: Callable, arguments: list, name: str) -> tuple[str, bytes]:
+    """Call a function; return the kind of its answer, and the answer as JSON."""
     try:
-        value = returned(function).dump_python(function(*arguments), mode="json")
+        value = returns(function).dump_python(function(*arguments), mode="json")
         return "value", json.dumps(value).encode()
     except MemoryError:
-        return "memory", b""
+        return "mib", b""
     except UserError as error:
-        return "error", json.dumps(str(error)).encode()
+        message = str(error)
     except Exception as error:
         reason = clip(f"{type(error).__name__}: {first_line(error)}", 200)
-        return "broken", json.dumps(f" ({reason})").encode()
+        message = f"{name} cannot be read ({reason})."
+    return "error", json.dumps(message).encode()
 
 
 def size() -> int:
@@ -239,17 +262,3 @@ def size() -> int:
     if not LINUX:
         return 0
     return int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-
-
-def end_with(parent: int) -> None:
-    """End this process when the other end of a pipe is closed, also amid a call that takes long.
-
-    Nothing is written into it: SIGIO, which ends a process, can only mean that it was closed. Of
-    the pipe through which jobs come it may be a late word of the last write, which a system sends
-    after the reader could have it.
-    """
-    signal.signal(signal.SIGIO, signal.SIG_DFL)
-    fcntl.fcntl(parent, fcntl.F_SETOWN, os.getpid())
-    fcntl.fcntl(parent, fcntl.F_SETFL, fcntl.fcntl(parent, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([parent], [], [], 0)[0]:  # closed before that
-        os._exit(0)

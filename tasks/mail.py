@@ -9,7 +9,7 @@ from email import message_from_bytes, policy
 from email.message import EmailMessage
 
 from config.errors import UserError
-from tasks.forms import Contents, Piece, counted, damage, decoded, few, joined
+from tasks.forms import Contents, Piece, damage, decoded, few, joined, remark_on
 
 HEAD = re.compile(rb"(?:[!-9;-~]{1,80}+:[^\n]*+\n(?:[ \t][^\n]*+\n)*+)++(?=\r?\n|\Z)")
 FROM = re.compile(rb"^From \S[^\n]{0,100}?\d\d:\d\d[^\n]{0,100}\n(?=[!-9;-~]{1,80}:)", re.M)
@@ -43,10 +43,7 @@ def of_mail(content: bytes, name: str) -> Contents:
             message = message_from_bytes(mail, policy=policy.default)
             text = "\n".join(said(message, name, left_out, remarks)).strip()
             pieces.append((text, number if starts else 0, header(message, "Subject")[:200]))
-    left = counted(left_out)
-    remark = joined(
-        [f"{name}: left out: {left}." if left else "", few(list(dict.fromkeys(remarks)))]
-    )
+    remark = joined([remark_on(name, left_out), few(list(dict.fromkeys(remarks)))])
     title = pieces[0][2] if len(pieces) == 1 else ""
     return Contents("message" if starts else "file", pieces, title, remark)
 

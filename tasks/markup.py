@@ -9,8 +9,6 @@ from __future__ import annotations
 import posixpath
 import re
 from collections import Counter
-from collections.abc import Sequence
-from itertools import permutations
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -18,7 +16,17 @@ from selectolax.lexbor import LexborHTMLParser, LexborNode, SelectolaxError
 
 from config.errors import UserError
 from tasks.docx import written
-from tasks.forms import Contents, Members, Piece, check_size, counted, decoded, few, joined, target
+from tasks.forms import (
+    Contents,
+    Members,
+    Piece,
+    check_size,
+    decoded,
+    few,
+    joined,
+    remark_on,
+    target,
+)
 
 LONGEST_NAME = 200  # characters of a chapter's; a heading that is never closed is all of its text
 UNSEEN = frozenset(
@@ -75,7 +83,7 @@ def of_html(markup: str, name: str) -> tuple[str, str, str]:
     tree = parsed(markup, markup.startswith("<?xml") or name.lower().endswith(".xhtml"))
     page, title = _Page(tree.root), tree.css_first("head title")
     text = page.text(tree.root)
-    return " ".join(title.text().split()) if title else "", text, _remark(name, page.left_out)
+    return " ".join(title.text().split()) if title else "", text, remark_on(name, page.left_out)
 
 
 def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
@@ -86,11 +94,6 @@ def parsed(markup: str, xml: bool = True) -> LexborHTMLParser:
         return LexborHTMLParser(markup)
     except SelectolaxError:  # there is no other reason: what is no HTML is text
         raise MemoryError from None
-
-
-def _remark(name: str, left_out: Counter[str]) -> str:
-    left = counted(left_out)
-    return f"{name}: left out: {left}." if left else ""
 
 
 # ---------------------------------------------------------------- styles
@@ -118,13 +121,12 @@ def _rules(root: LexborNode) -> Rules:
 
 
 def _look(tag: str, given: dict, rules: Rules) -> dict[str, str]:
-    """Return the styles of an element, of selectors that name its tag, class or id, or two."""
+    """Return the styles of an element, of selectors that name its tag, class or id."""
     look: dict[str, str] = {}
     if rules:
         classes = [f".{each}" for each in (given.get("class") or "").split()[:9]]
-        pairs = [first + second for first, second in permutations(classes, 2)]
         id_ = f"#{given.get('id')}"
-        for name in (tag, *classes, *(tag + each for each in classes), *pairs, id_, tag + id_):
+        for name in (tag, *classes, *(tag + each for each in classes), id_, tag + id_):
             look |= rules.get(name, {})
     return look | _declared(given.get("style") or "")
 
@@ -265,36 +267,14 @@ def _shown(field: LexborNode) -> str:
 
 def of_epub(members: Members, name: str) -> Contents:
     """Read a book chapter by chapter, in the order of its package's spine."""
-    title, spine = _package(members)
-    chapters, remark = _chapters(members, spine, name)
-    if not chapters and "META-INF/encryption.xml" in members.names:
-        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
-    if not chapters:
-        reason = f"none of its {len(spine):,} chapters has text. {remark}".strip()
-        raise UserError(f"{name} is empty or damaged: {reason}")
-    return Contents("chapter", chapters, title, remark)
-
-
-def _package(members: Members) -> tuple[str, list[str]]:
-    """Return a book's title and the members that are its chapters, in reading order."""
-    container = _tree(members, "META-INF/container.xml")[0]
-    package = container.css_first("[full-path]").attributes["full-path"]
-    book = _tree(members, package)[0]
+    package = _tree(members, "META-INF/container.xml")[0].css_first("[full-path]")
+    path = package.attributes["full-path"]
+    book, folder = _tree(members, path)[0], posixpath.dirname(path)
     titles = [each.text() for each in book.css("*") if each.tag in ("title", "dc:title")]
     files = {each.attributes["id"]: each.attributes["href"] for each in book.css("[id][href]")}
-    items = [each.attributes["idref"] for each in book.css("[idref]")]
-    paths = [unquote((files.get(item) or item or "").partition("#")[0]) for item in items]
-    spine = [target(posixpath.dirname(package), path) for path in paths]
-    return " ".join(titles[0].split()) if titles else "", spine
-
-
-def _tree(members: Members, member: str) -> tuple[LexborHTMLParser, str]:
-    markup, remark = decoded(members.read(member), f"{members.name}: {member}", markup=True)
-    return parsed(markup), remark
-
-
-def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[Piece], str]:
-    """Return the chapters that hold text, and a remark on what is left out."""
+    items = [each.attributes["idref"] or "" for each in book.css("[idref]")]
+    hrefs = (unquote((files.get(item) or item).partition("#")[0]) for item in items)
+    spine = [target(folder, href) for href in hrefs]
     check_size(sum(members.names[path].file_size for path in spine if path in members.names), name)
     chapters: list[Piece] = []
     unread, remarks, left_out = [], [], Counter()
@@ -306,16 +286,26 @@ def _chapters(members: Members, spine: Sequence[str], name: str) -> tuple[list[P
         except Exception:  # missing or damaged in any way; it must not take the others with it
             unread.append(path)
             continue
-        remarks.append(remark)
         page = _Page(tree.root)
         if text := page.text(tree.root):
             heading = tree.css_first("h1, h2, h3")
             words = " ".join(_Page(heading).text(heading).split()) if heading else ""
             chapters.append((text, len(chapters) + 1, words[:LONGEST_NAME]))
+        remarks.append(remark)
         left_out += page.left_out
     if unread:
-        remarks.append(
-            f"{name}: of {len(spine):,} chapters {len(unread):,} missing, damaged or in no known "
-            f"encoding, and left out: {few(unread)}."
+        which = (
+            f"of {len(spine):,} chapters {len(unread):,} missing, damaged or in no known encoding"
         )
-    return chapters, joined([*remarks, _remark(name, left_out)])
+        remarks.append(f"{name}: {which}, and left out: {few(unread)}.")
+    remark = joined([*remarks, remark_on(name, left_out)])
+    if not chapters and "META-INF/encryption.xml" in members.names:
+        raise UserError(f"{name} is encrypted: its seller's reader alone can open it.")
+    if not chapters:
+        raise UserError(f"{name} is empty or damaged: none of its chapters has text. {remark}")
+    return Contents("chapter", chapters, " ".join(titles[0].split()) if titles else "", remark)
+
+
+def _tree(members: Members, member: str) -> tuple[LexborHTMLParser, str]:
+    markup, remark = decoded(members.read(member), f"{members.name}: {member}", markup=True)
+    return parsed(markup), remark

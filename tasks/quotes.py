@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from array import array
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from io import StringIO
 from typing import NamedTuple
@@ -17,7 +17,6 @@ Range = tuple[int, int]  # characters of a text, from the first to before the la
 
 NOWHERE = {"yes", "no", "none", "unknown", "not known", "nothing", "na", "not applicable",
            "not found", "not mentioned", "not stated", "not specified", "not given"}  # fmt: skip
-RUN_TOGETHER = 8  # characters from which words without blanks are the phrase, not part of a word
 LONGEST = 200  # characters of a quote
 REACH = 600  # characters before and behind an answer, in which its sentence ends
 MOST = 1000  # sentences of which the best is quoted
@@ -72,31 +71,19 @@ class _Index:
             first = bisect_left(self.at, match.start())
             yield self.starts[first], self.ends[first + len(phrase) - 1]
 
-    def run_together(self, phrase: Sequence[str]) -> Iterator[Range]:
-        """Yield the places of a long phrase with no regard to blanks, which files often lose."""
-        sought, bare = "".join(phrase), self.joined.replace(" ", "")
-        if len(sought) < RUN_TOGETHER or not sought.isalpha():
-            return  # columns of numbers would hold it
-        begins = array("q", (at - 2 * n for n, at in enumerate(self.at)))
-        for match in re.finditer(re.escape(sought), bare):
-            first, last = (bisect_right(begins, k) - 1 for k in (match.start(), match.end() - 1))
-            yield self.starts[first], self.ends[last]
-
 
 def places(text: str, answer: str) -> list[Range] | None:
     """Return where the words of an answer stand as the phrase that they are.
 
-    Letters and digits count, in any case and however they are encoded, broken into lines or, in a
-    long answer, run together; a number only as it is written. None if there is nothing to look for,
-    as in yes and unknown.
+    Letters and digits count, in any case and however they are encoded or broken into lines; a
+    number only as it is written. None if there is nothing to look for, as in yes and unknown.
     """
     wanted = [word for word, _, _ in _words(answer, APART)]
     if not wanted or normalize_answer(answer) in NOWHERE:
         return None
     # some hyphens at the ends of lines are a word's own: both readings count
     indexes = [_Index(text, kind) for kind in (WHOLE, APART)[: 1 + bool(BREAK.search(text))]]
-    found = {place for index in indexes for place in index.find(wanted)}
-    return sorted(found or indexes[0].run_together(wanted))
+    return sorted({place for index in indexes for place in index.find(wanted)})
 
 
 # ---------------------------------------------------------------- the sentence

@@ -1,10 +1,10 @@
 """Tasks from files: records of any known form, in any container, become `Task`s.
 
-    file --_items--> (place, fields) --Record--> FORMS[form] --> (Task, Document)
+    file --_values--> Record --function of a form--> Row --read--> Task
 
 Containers are parquet, JSON lines and JSON that is one value (both also as .gz), and a split of
-the hub (tasks/hub.py). Forms take the fields as they come; what they make of them is checked in one
-place, `_task`, and a record that fails is one sentence with its file and line.
+the hub (tasks/hub.py). The function of a form says where in a record things stand, `Row` checks
+them, and a record that fails is one sentence with its file and line.
 """
 
 from __future__ import annotations
@@ -12,14 +12,17 @@ from __future__ import annotations
 import io
 import math
 import re
-import reprlib
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
-from itertools import chain, islice
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated, Literal, NamedTuple, Self
+
+from pydantic import BaseModel, BeforeValidator, Field, StrictInt, TypeAdapter, model_validator
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
@@ -28,10 +31,9 @@ from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
 from tasks import hub
+from tasks.environments import FIRST, Text, Texts, Unicode, checked, fault_of
 
 Passage = tuple[str, str]  # title, text
-LABELS, COUNTS = ("kind", "dataset", "split", "level"), ("num_docs", "tokens")
-Document = str | list[Passage] | list[int]  # a text, passages, or indices into a pool of passages
 
 # ---------------------------------------------------------------- containers
 
@@ -41,59 +43,57 @@ class Record:
     """One record of a file, and where it stands there."""
 
     path: Path
-    place: str  # within the file, such as "line 3"; "" for the whole of it
-    position: int  # among the records of the file, from 0
+    place: str  # such as "line 3"
     fields: dict
-    left_out: Counter = field(default_factory=Counter)  # of the whole file: what -> how often
 
     @property
     def where(self) -> str:
-        return f"{self.path}, {self.place}" if self.place else str(self.path)
+        return f"{self.path}, {clip(self.place, 80)}"
 
     def error(self, reason: str) -> UserError:
-        return UserError(f"{self.where}: {reason}.")
+        return UserError(f"{self.where}: {clip(reason, 500)}.")
 
 
 def records_of(path: Path) -> Iterator[Record]:
     """Yield every record of a file, or of the files of a split of the hub."""
+    if hub.is_hub(path):
+        files = [(file.path, partial(hub.open_file, file)) for file in hub.data_files(path)]
+    else:
+        files = [(path, partial(existing(path).open, "rb"))]
+    for file, opened in files:
+        with _readable(file), opened() as source:
+            for place, fields in _values(file, source):
+                record = Record(Path(file), place, fields)
+                if not isinstance(fields, dict):
+                    raise record.error("a record must be an object with named fields")
+                yield record
+
+
+UNFIT = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
+"""What data raises whose fields are not those of its form."""
+
+
+@contextmanager
+def _readable(path: str | Path) -> Iterator[None]:
+    """Turn what a damaged file raises into one sentence."""
     import pyarrow as pa
 
-    if hub.is_hub(path):
-        files = [(file.path, hub.open_file(file)) for file in hub.data_files(path)]
-    else:
-        files = [(path, existing(path).open("rb"))]
-    position, left_out = 0, Counter()
-    for file, opened in files:
-        record = Record(file, "", position, {}, left_out)
-        try:
-            with opened as source:
-                for place, fields in _items(file, source):
-                    record = Record(file, place, position, fields, left_out)
-                    if not isinstance(fields, dict):
-                        raise record.error("a record must be an object with named fields")
-                    yield record
-                    position += 1
-        except (OSError, EOFError, zlib.error, pa.ArrowException, UnicodeDecodeError) as error:
-            damage = f"it may be damaged ({first_line(error)})"
-            raise record.error(f"the file cannot be read from here on, {damage}") from error
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, pa.ArrowException, *UNFIT) as error:
+        raise UserError(
+            f"{path} may be damaged and cannot be read on ({fault_of(error)})."
+        ) from error
 
 
 def existing(path: str | Path) -> Path:
     """Return the path of a file. UserError: there is none, or the system takes no such path."""
     if is_file(path):
         return Path(path)
-    from tasks.downloads import SOURCES
-
-    path, advice = Path(path), ""
-    if path.is_dir():
-        advice = " It is a folder: name a file in it."
-    elif name := next((part for part in path.parts if part in SOURCES), ""):
-        advice = f" `python cli.py data get {name}` fetches its files to data/{name};"
-        advice += " `data build FILE OUT` makes sets of questions."
-    elif length := re.search(r"_(\d+)\.json(l\.gz)?$", path.name):
-        advice = f" `python cli.py data build FILE {path.parent} --lengths {length[1]}` makes such"
-        advice += " sets, of questions such as `data get hotpotqa` fetches."
-    raise UserError(f"No file at {path}.{advice}")
+    raise UserError(
+        f"No file at {path}. `python cli.py data get NAME` fetches questions to data/NAME, and "
+        "`data build FILE OUT` makes sets of them."
+    )
 
 
 LARGEST = 1 << 30
@@ -101,7 +101,7 @@ LARGEST = 1 << 30
 BLANK = b"\xef\xbb\xbf \t\r\n"  # a byte order mark, and white space
 
 
-def _items(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
+def _values(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
     """Yield the place and the value of every record.
 
     JSON is parsed line by line with the standard library: pyarrow.json (and `datasets` on top of
@@ -120,12 +120,12 @@ def _items(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
     # A line that ends so goes on in the next one; any other is JSON lines', or all of the file
     if begins.startswith(b"[") or begins.endswith((b"{", b"[", b",")):
         whole = b"\n" * (n - 1) + line + stream.read(LARGEST + 1 - len(line))
-        yield from _members(_parse(whole, path), path)
+        yield from _members(_parse(whole, path))
     elif n:
-        first, second = _parse(line, path, n), next(lines, None)
-        yield from _members(first, path, n) if second is None else [(f"line {n}", first)]
+        first, second = _parse(line, f"{path}, line {n}"), next(lines, None)
+        yield from _members(first) if second is None else [(f"line {n}", first)]
         for n, line in chain([second] if second else (), lines):
-            yield f"line {n}", _parse(line, path, n)
+            yield f"line {n}", _parse(line, f"{path}, line {n}")
 
 
 ROW = 256
@@ -154,7 +154,7 @@ def _batches(path: Path, file: IO[bytes]) -> Iterator:
         yield batch
 
 
-def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, object]]:
+def _members(tree: object) -> Iterator[tuple[str, object]]:
     """Yield the records of a single value of JSON: an array; SQuAD's tree; an object with one or
     more lists of records, or with records by their ids; or one record."""
     if isinstance(tree, list):
@@ -163,41 +163,27 @@ def _members(tree: object, path: Path, line: int = 1) -> Iterator[tuple[str, obj
     lists = {name: part for name, part in parts.items() if isinstance(part, list) and part}
     if "item" in lists or (lists := {n: part for n, part in lists.items() if form_of(part[0])}):
         for name, part in lists.items():
-            yield from ((f"{clip(name, 80)} {n}", value) for n, value in enumerate(part, 1))
+            yield from ((f"{name} {n}", value) for n, value in enumerate(part, 1))
     elif isinstance(parts.get("data"), list):
-        yield from _squad_items(parts["data"], path)
+        for n, article in enumerate(parts["data"], 1):
+            about = {"title": article.get("title") or f"Article {n}"}
+            for paragraph in article["paragraphs"]:
+                about["context"] = paragraph["context"]
+                yield from ((f"data {n}", about | question) for question in paragraph["qas"])
     elif parts and all(map(form_of, parts.values())):
-        yield from ((f"'{clip(name, 80)}'", {"id": name} | value) for name, value in parts.items())
+        yield from ((f"'{name}'", {"id": name} | value) for name, value in parts.items())
     else:
-        yield f"line {line}", tree
+        yield "line 1", tree
 
 
-def _squad_items(articles: list, path: Path) -> Iterator[tuple[str, dict]]:
-    """Flatten SQuAD's tree of articles, paragraphs and questions to one record per question."""
-    for n, article in enumerate(articles, 1):
-        place = f"data {n}"
-        try:
-            for m, paragraph in enumerate(article["paragraphs"], 1):
-                place = f"data {n}, paragraphs {m}"
-                title = article.get("title") or f"Article {n}"
-                for question in paragraph["qas"]:
-                    yield place, {"title": title, "context": paragraph["context"]} | question
-        except UNFIT as error:
-            raise UserError(f"{path}, {place}: {_reason(error)}.") from error
-
-
-def _parse(raw: bytes, path: str | Path, line: int = 0) -> object:
-    """Parse JSON: one line, or a whole file, of which the error tells the line itself."""
-    where = f"{path}, line {line}" if line else str(path)
+def _parse(raw: bytes, where: str | Path) -> object:
     if len(raw) > LARGEST:
         largest = f"a value of more than {LARGEST >> 20:,} MiB"
         raise UserError(f"{where} has {largest}: save one record a line.")
     try:
         return from_json(raw)
     except ValueError as error:  # no JSON, not UTF-8; a number, or a nesting, thousands long
-        reason = first_line(error)
-        reason = reason.replace("line 1 ", "") if line else reason
-        raise UserError(f"{where}: this is not JSON ({reason}).") from error
+        raise UserError(f"{where}: this is not JSON ({first_line(error)}).") from error
 
 
 def read_json(path: str | Path) -> object:
@@ -206,45 +192,14 @@ def read_json(path: str | Path) -> object:
 
 
 def _content(path: str | Path) -> bytes:
-    try:
+    with _readable(path):
         return read_data(existing(path))
-    except (OSError, EOFError, zlib.error) as error:
-        raise UserError(f"{path} cannot be read ({first_line(error)}).") from error
 
 
-# ---------------------------------------------------------------- fields
+# ---------------------------------------------------------------- what is read of a record
 
-UNFIT = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
-"""What a record raises whose fields are not those of its form."""
-
-
-def _reason(error: Exception) -> str:
-    if type(error) is KeyError:
-        return f"the field {error} is missing"
-    return first_line(error) or type(error).__name__
-
-
-def _text(name: str, value: object, blank: bool = False) -> str:
-    """Return a text, as a rule one that is not blank. ValueError: it is none."""
-    if not isinstance(value, str) or not (blank or value.strip()):
-        raise ValueError(f"'{name}' must be a text, not {reprlib.repr(value)}")
-    if re.search("[\ud800-\udfff]", value):
-        raise ValueError(f"'{name}' holds half of a surrogate pair, which is no text")
-    return value
-
-
-def _list(name: str, value: object) -> list:
-    if not isinstance(value, list):
-        raise ValueError(f"'{name}' must be a list, not {reprlib.repr(value)}")
-    return value
-
-
-def _indices(name: str, values: object, n: int) -> tuple[int, ...]:
-    """Return indices into n items, from 0; there may be none."""
-    values = _list(name, [] if values is None else values)
-    if any(type(value) is not int or not 0 <= value < n for value in values):
-        raise ValueError(f"'{name}' must be whole numbers from 0 to {n - 1}")
-    return tuple(values)
+Index = Annotated[StrictInt, Field(ge=0)]
+Label = Annotated[Unicode, BeforeValidator(str)]
 
 
 def _accepted(value: object) -> list:
@@ -259,90 +214,82 @@ def _accepted(value: object) -> list:
     return [value]
 
 
-def _context(value: object) -> Document:
-    """Return a document that is a text, or a list of passages: texts or {title, text}."""
-    if not isinstance(value, list):
-        return value
-    parts = [part if isinstance(part, dict) else {"text": part} for part in value]
-    titles = [_text("title", part.get("title") or "", blank=True) for part in parts]
-    passages = [*zip(titles, (_text("text", part.get("text")) for part in parts), strict=True)]
-    if all(title.strip() for title in titles):
-        return passages
-    texts = (f"{title}\n{text}" if title else text for title, text in passages)
-    return "\n\n".join(f"Document {n}:\n{text}" for n, text in enumerate(texts, 1))
+class Row(BaseModel):
+    """A question and its document, which is a text, passages, or indices into a pool of them."""
+
+    id: Annotated[Text, BeforeValidator(str)]
+    question: Text
+    answers: Annotated[Texts, BeforeValidator(_accepted), Field(min_length=1)]
+    text: Text | None = None
+    passages: Annotated[list[tuple[Text, Unicode]], FIRST] = []  # HotpotQA has empty ones
+    numbers: Annotated[list[Index], FIRST] = []
+    gold: Annotated[
+        tuple[Index, ...], FIRST
+    ] = ()  # indices into the document's passages, in hop order
+    kind: Label = ""
+    dataset: Label = ""
+    split: Label = ""
+    level: Label = ""
+    num_docs: int = 0
+    tokens: int = 0
+
+    @model_validator(mode="after")
+    def _has_its_evidence(self) -> Self:
+        n = len(self.passages or self.numbers)
+        if not (n or self.text):
+            raise ValueError("the document is empty")
+        if max(self.gold, default=-1) >= n:
+            raise ValueError(f"evidence is numbered from 0 to {n - 1}")
+        return self
 
 
-def _task(
-    r: Record, question: object, answers: object, document: Document, gold: Iterable = (), **labels
-) -> tuple[Task, Document]:
-    """Make a task, still without its document, of fields that are checked here.
+Sentences = Annotated[list[str], FIRST]
+PAIRS = TypeAdapter(Annotated[list[tuple[str, Sentences]], FIRST])
+PARTS = TypeAdapter(Annotated[list[tuple[str, Text]], FIRST])
 
-    The record's own id, kind, dataset, split and level take precedence over `labels`. Without any
-    id, the position in the file serves as one, as in MemAgent's results.
+
+def _document(value: object, blank: str) -> dict:
+    """Return a document as the fields of a `Row`, by its shape.
+
+    It may be a text; [title, [sentence]] pairs, or a table of them as on the hub; passage numbers;
+    passages, which are texts or {title, text}. blank: stands between sentences.
     """
-    if isinstance(document, str) or not document:
-        _text("context", document)
-    for title, text in document if isinstance(document[0], tuple) else ():
-        _text("title", title), _text("text", text, blank=True)  # HotpotQA has empty paragraphs
-    accepted = tuple(_text("answers", answer) for answer in _accepted(answers))
-    if not accepted:
-        raise ValueError("'answers' is empty")
-    own = {name: value for name, value in r.fields.items() if value is not None}
-    labels = {name: own.get(name, labels.get(name) or "") for name in LABELS}
-    counts = {name: n for name in COUNTS if type(n := own.get(name)) is int and n > 0}
-    return Task(
-        id=_text("id", str(own.get("id", own.get("_id", r.position)))),
-        question=_text("question", question),
-        answers=accepted,
-        gold=_indices("gold", list(gold), len(document)),
-        **{name: _text(name, str(value), blank=True) for name, value in labels.items()},
-        **counts,
-    ), document
+    if isinstance(value, dict):
+        sentences = value["sentences" if "sentences" in value else "content"]
+        value = [*map(list, zip(value["title"], sentences, strict=True))]
+    if not isinstance(value, list) or not value:
+        return {"text": value}
+    if isinstance(value[0], list) and isinstance(value[0][0], int):
+        (value,) = value  # as in some published files
+    if isinstance(value[0], int):
+        return {"numbers": value}
+    if isinstance(value[0], list):
+        pairs = PAIRS.validate_python(value)
+        return {"passages": [(title, blank.join(filter(None, texts))) for title, texts in pairs]}
+    parts = [part if isinstance(part, dict) else {"text": part} for part in value]
+    texts = [part.get("paragraph_text", part.get("text")) for part in parts]
+    titles = [part.get("title") or "" for part in parts]
+    passages = PARTS.validate_python([*zip(titles, texts, strict=True)])
+    if all(titles):
+        return {"passages": passages}
+    framed = (f"{title}\n{text}" if title else text for title, text in passages)
+    return {"text": "\n\n".join(f"Document {n}:\n{text}" for n, text in enumerate(framed, 1))}
 
 
 # ---------------------------------------------------------------- forms
-# Each function makes a task, and its document, out of one record
+# A function returns what of a `Row` is not under the names that `Form` has: of the fields m of a
+# record of the file `path`, with its document as `_document` returns it
 
 
-def _memagent(r: Record) -> tuple[Task, Document]:
-    """Read MemAgent's training parquet and verl's: {prompt: a text or a chat, context,
-    reward_model: {ground_truth}, extra_info}."""
-    about = replace(r, fields=r.fields.get("extra_info") or {})
-    question = r.fields["prompt"]
-    if not isinstance(question, str):
-        *before, last = question
-        if (role := last.get("role", "user")) != "user":
-            raise ValueError(f"'prompt' must end with the user's question, not {role!r:.40}")
-        for message in before:  # which an agent's own prompts have no place for
-            role = clip(str(message.get("role")), 40)
-            r.left_out[f"messages of 'prompt' before the question (role {role})"] += 1
-        question = last["content"]
-    context = (r.fields if "context" in r.fields else about.fields)["context"]
-    answers = r.fields["reward_model"]["ground_truth"]
-    dataset = r.fields.get("data_source", about.fields.get("data_source"))
-    return _task(about, question, answers, _context(context), dataset=dataset)
-
-
-def _eval(r: Record) -> tuple[Task, Document]:
-    """Read MemAgent's eval_N.json: {input, context, answers: [..]}.
-
-    From 12,800 documents on the context is passage numbers. ReMemR1's eval_{data set}_N.json have
-    {evidence_idx: positions of the evidence, from 0, in hop order, some twice; type; level} too.
-    """
-    document, gold = r.fields["context"], ()
-    if isinstance(document, list) and document and isinstance(document[0], list):
-        (document,) = document  # as in some published files
-    if isinstance(document, list) and document and isinstance(document[0], int):
-        document = [*_indices("context", document, 2**31)]
-    else:
-        document = _context(document)
-    indices = r.fields.get("evidence_idx")
-    if indices and isinstance(document, str) and (passages := _split_documents(document)):
-        gold = dict.fromkeys(_indices("evidence_idx", indices, len(passages)))
-        document = passages
-    dataset = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", r.path.name)
-    labels = {"kind": r.fields.get("type"), "dataset": dataset and dataset[1]}
-    return _task(r, r.fields["input"], r.fields["answers"], document, gold, **labels)
+def _eval(m: dict, document: dict, path: Path) -> dict:
+    """MemAgent's eval_N.json, from 12,800 documents on with passage numbers as the context.
+    ReMemR1's eval_{data set}_N.json have positions of the evidence in hop order, some twice."""
+    named = re.match(r"eval_(\w*?[a-z]\w*?)_\d+", path.name)
+    found = {"dataset": named[1]} if named else {}
+    passages = _split_documents(document.get("text") or "") if m.get("evidence_idx") else []
+    if not passages:
+        return found | {"gold": ()}
+    return found | document | {"passages": passages, "gold": [*dict.fromkeys(m["evidence_idx"])]}
 
 
 def _split_documents(text: str) -> list[Passage]:
@@ -354,154 +301,129 @@ def _split_documents(text: str) -> list[Passage]:
     return passages if framed == text else []
 
 
-def _ruler(r: Record) -> tuple[Task, Document]:
-    """Read RULER's eval_{task}_{length}.json as MemAgent writes it: {input, context,
-    outputs: [..], answer_prefix, length}."""
-    name = r.path.name.partition(".")[0].removeprefix("eval_")
-    kind, _, length = name.rpartition("_")
-    if not length.isdecimal():
-        kind, length = name, "0"
-    labels = {"kind": kind, "dataset": "ruler"}
-    task, text = _task(r, r.fields["input"], r.fields["outputs"], r.fields["context"], **labels)
-    return replace(task, tokens=int(length)), _text("context", text)
+def _ruler(m: dict, document: dict, path: Path) -> dict:
+    """RULER's eval_{task}_{length}.json, as MemAgent writes it."""
+    name = path.name.partition(".")[0].removeprefix("eval_")
+    kind, length = re.fullmatch(r"(.*?)(?:_(\d+))?", name).groups("0")
+    return {"kind": kind, "dataset": "ruler", "tokens": int(length)}
 
 
-def _own(r: Record) -> tuple[Task, Document]:
-    """Read the user's own records: {question, answers or answer, context: text or passages} and,
-    optionally, id, kind, dataset, split."""
-    context = r.fields["context"]
-    if isinstance(context, dict) or (context and isinstance(context[0], list)):
-        return _hotpotqa(r)
-    return _task(r, r.fields["question"], _answer(r.fields), _context(context))
-
-
-def _answer(fields: dict) -> object:
-    names = [name for name in ("golden_answers", "answers") if fields.get(name) is not None]
-    return fields[names[0] if names else "answer"]
-
-
-def _hotpotqa(r: Record) -> tuple[Task, Document]:
-    """Read HotpotQA's questions and 2WikiMultiHopQA's, which have `evidences` beside.
-
-    The official json: {_id, question, answer, context: [[title, [sentence]]],
-    supporting_facts: [[title, n]], type}. On the hub tables stand for the pairs, context: {title:
-    [..], sentences: [[..]]} and supporting_facts: {title: [..]}. `data get 2wiki` has the same in
-    `metadata`, with the column content, and golden_answers.
-    """
-    m = r.fields if "context" in r.fields else r.fields["metadata"]
-    is_2wiki = "evidences" in r.fields or m is not r.fields
-    if m is not r.fields and not any(n.startswith("2wiki") for n in r.path.parts[-2:]):
+def _hotpotqa(m: dict, document: dict, path: Path) -> dict:
+    """HotpotQA's questions and 2WikiMultiHopQA's, which have `evidences` beside, with supporting
+    facts as [title, n] or a table: the official json, the hub's, and what `data get 2wiki` has."""
+    if "metadata" in m and not any(part.startswith("2wiki") for part in path.parts[-2:]):
         raise ValueError("this form is read of 2wiki alone, in a file or folder of that name")
-    document = []
-    for title, sentences in _pairs("context", m["context"], "sentences", "content"):
-        texts = [_text("context", text) for text in _list("context", sentences) if text != ""]
-        # HotpotQA's sentences begin with their own blank
-        document.append((title, (" " if is_2wiki else "").join(texts)))
-    facts = _pairs("supporting_facts", m.get("supporting_facts") or [], "title")
-    evidence = dict.fromkeys(_text("supporting_facts", title) for title, _ in facts)
-    titles = [title for title, _ in document]
+    facts = m.get("supporting_facts", ())
+    named = dict.fromkeys(facts["title"] if isinstance(facts, dict) else [t for t, _ in facts])
+    titles = [title for title, _ in document["passages"]]
     # Of a document that lacks some, as fullwiki's may, depths and order would be wrong
-    gold = [titles.index(title) for title in evidence] if {*evidence} <= {*titles} else []
-    labels = {"kind": m.get("type"), "level": m.get("level")}
-    labels["dataset"] = "2wikimultihopqa" if is_2wiki else "hotpotqa"
-    return _task(r, r.fields["question"], _answer(r.fields), document, gold, **labels)
+    gold = [titles.index(title) for title in named] if {*named} <= {*titles} else ()
+    return {"gold": gold, "dataset": "2wikimultihopqa" if _is_2wiki(m) else "hotpotqa"}
 
 
-def _pairs(name: str, value: object, *columns: str) -> list:
-    """Return the pairs (title, value) of a list of pairs, or of a table {title: [..], column: [..]}
-    whose values are the first of `columns` that exists."""
-    if isinstance(value, dict):
-        second = next((column for column in columns if column in value), columns[0])
-        return [*zip(_list(name, value["title"]), _list(name, value[second]), strict=True)]
-    if any(not isinstance(pair, list) or len(pair) != 2 for pair in _list(name, value)):
-        raise ValueError(f"'{name}' must hold pairs that begin with a title")
-    return value
+def _is_2wiki(m: dict) -> bool:
+    return "metadata" in m or "evidences" in m
 
 
-def _passage(fields: dict) -> Passage:
-    text = fields.get("paragraph_text", fields.get("text"))
-    return _text("title", fields["title"]), _text("text", text)
+def _musique(m: dict, document: dict, path: Path) -> dict:
+    """MuSiQue's; and questions that have all `answers`, with numbered paragraphs and `hops`."""
+    if "answers" in m:
+        return {}
+    steps = m.get("question_decomposition", ())
+    hops = dict.fromkeys(step.get("paragraph_support_idx") for step in steps)
+    return {
+        "answers": [m["answer"], *m.get("answer_aliases", ())],
+        "gold": [hop for hop in hops if hop is not None],
+        "dataset": "musique",
+        "kind": f"{len(steps)}hop" if steps else "",
+    }
 
 
-def _paragraphs(r: Record) -> tuple[Task, Document]:
-    """Read questions with numbered paragraphs {title, text}: {id, question, answers: [..],
-    hops: [index of a paragraph], paragraphs, type, orig_split}; or MuSiQue's {id, question, answer,
-    answer_aliases: [..], paragraphs: [{title, paragraph_text}],
-    question_decomposition: [{paragraph_support_idx}]}."""
-    m, question = r.fields, r.fields["question"]
-    passages = [_passage(paragraph) for paragraph in _list("paragraphs", m["paragraphs"])]
-    labels = {"kind": m.get("type"), "split": m.get("orig_split")}
-    if m.get("answers") is not None:
-        gold = _indices("hops", m.get("hops"), len(passages))
-        return _task(r, question, m["answers"], passages, gold, **labels)
-    steps = _list("question_decomposition", m.get("question_decomposition") or [])
-    hops = [step.get("paragraph_support_idx") for step in steps]
-    hops = [hop for hop in hops if hop is not None]
-    gold = dict.fromkeys(_indices("paragraph_support_idx", hops, len(passages)))
-    answers = [m["answer"], *_list("answer_aliases", m.get("answer_aliases") or [])]
-    labels = {"kind": f"{len(steps)}hop" if steps else None, "dataset": "musique"}
-    return _task(r, question, answers, passages, gold, **labels)
+def _squad(m: dict, document: dict, path: Path) -> dict:
+    """SQuAD's, a question and the one paragraph that answers it."""
+    passages, answers = [(m["title"], document.pop("text"))], dict.fromkeys(_accepted(m["answers"]))
+    labels = {"kind": "squad", "dataset": "squad"}
+    return {"passages": passages, "answers": [*answers], "gold": [0]} | labels
 
 
-def _squad(r: Record) -> tuple[Task, Document]:
-    """Read SQuAD, a question and the one paragraph that answers it: {question, title, context,
-    answers: [{text}] or {text: [..]}}."""
-    answers = [*dict.fromkeys(_text("answers", x) for x in _accepted(r.fields["answers"]))]
-    document = [(r.fields["title"], _text("context", r.fields["context"]))]
-    return _task(r, r.fields["question"], answers, document, [0], kind="squad", dataset="squad")
+class Form(NamedTuple):
+    """A form of records: where things stand."""
+
+    recognised: tuple[str, ...]  # the fields of a file's first record
+    more: Callable[[dict, dict, Path], dict] | None = None
+    question: str = "question"
+    answers: str = "answers"  # or answer
+    document: str = "context"
+    gold: str = "gold"
+    within: tuple[str, ...] = ()  # fields whose own fields count too
 
 
-def _built(r: Record) -> tuple[Task, Document]:
-    """Read a task line of our own sets (`write_built`), which follow a first line
-    {form, passages: n, tasks: m} and n lines {title, text}."""
-    order = _list("order", r.fields["order"])
-    gold = _indices("gold", r.fields.get("gold"), len(order))
-    return _task(r, r.fields["question"], r.fields["answers"], order, gold)
-
-
-# form -> its reader, and the fields by which a file's first record is recognised (first match wins)
-FORMS: dict[str, tuple[Callable[[Record], tuple[Task, Document]], tuple[str, ...]]] = {
-    "built": (_built, ("form", "passages", "tasks")),
-    "memagent": (_memagent, ("prompt", "reward_model")),
-    "eval": (_eval, ("input", "context", "answers")),
-    "ruler": (_ruler, ("input", "context", "outputs")),
-    "2wiki": (_hotpotqa, ("question", "golden_answers", "metadata")),
-    "hotpotqa": (_hotpotqa, ("question", "context", "supporting_facts")),
-    "musique": (_paragraphs, ("question", "paragraphs")),
-    "squad": (_squad, ("question", "title", "context", "answers")),
-    "own": (_own, ("question", "context")),
-}
+FORMS = {  # the first that fits
+    "built": Form(("form", "passages", "tasks"), document="order"),
+    "memagent": Form(("prompt", "reward_model"), None, "prompt", "ground_truth",
+                     within=("reward_model", "extra_info")),
+    "eval": Form(("input", "context", "answers"), _eval, "input"),
+    "ruler": Form(("input", "context", "outputs"), _ruler, "input", "outputs"),
+    "2wiki": Form(("question", "golden_answers", "metadata"), _hotpotqa,
+                  answers="golden_answers", within=("metadata",)),
+    "hotpotqa": Form(("question", "context", "supporting_facts"), _hotpotqa),
+    "musique": Form(("question", "paragraphs"), _musique, document="paragraphs", gold="hops"),
+    "squad": Form(("question", "title", "context", "answers"), _squad),
+    "own": Form(("question", "context")),
+}  # fmt: skip
 
 
 def form_of(fields: object) -> str:
     """Return the form of a record, by its fields; "" if none is known."""
     present = {*fields} if isinstance(fields, dict) else set()
-    return next((name for name, (_, names) in FORMS.items() if {*names} <= present), "")
+    return next((name for name, form in FORMS.items() if {*form.recognised} <= present), "")
 
 
-# choices, options, answer_choices; choice_A, option1, opa (MedMCQA's)
-CHOICES = re.compile(
-    r"(?:answer_?)?(?:choices?|options?|candidates|alternatives|endings|distractors?)"
-    r"(?:[_ ]?(?:[A-J]|\d\d?))?|op[a-j]",
-    re.I,
-)
+# choices, options, answer_choices; choice_A, option1, opa (MedMCQA's), A
+CHOICES = re.compile(r"(?:answer_?)?(?:choices?|options?)(?:[_ ]?(?:[A-J]|\d\d?))?|op[a-j]|[A-E]")
 
 
-def _choices(fields: dict) -> str:
-    """Return the name of a field that holds the choices of a question; "" of an open one."""
-    about = fields.get("extra_info")
-    fields = fields | about if isinstance(about, dict) else fields
-    filled = [name for name, value in fields.items() if value not in (None, "", [], {})]
-    found = next(filter(CHOICES.fullmatch, filled), "")
-    return found or ("A" if {"A", "B"} <= {*filled} else "")
+def _filled(fields: dict) -> dict:
+    """Return the fields that hold something: in parquet every row has all."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
-def _is_answerable(fields: dict) -> bool:
-    """Tell whether a record's question is answered: MuSiQue's, SQuAD 2's, also of the hub."""
-    answers = fields.get("answers")
-    none = isinstance(answers, dict) and "answer_start" in answers and not answers.get("text")
-    impossible = fields.get("is_impossible") is True or fields.get("unanswerable") is True
-    return not (none or impossible or fields.get("answerable") is False)
+def _row(record: Record, form: Form, position: int, left_out: Counter) -> Row | None:
+    """Read a record. None: its document does not answer the question, so no answer would be right.
+
+    Without any id, the position in the file serves as one, as in MemAgent's results. What the
+    record itself says of its kind, data set, split and level goes before what the form tells.
+    """
+    m = _filled(record.fields)
+    if choices := [name for name in m if CHOICES.fullmatch(name) and m[name] not in ("", [], {})]:
+        raise record.error(f"{choices[0]!r} holds choices, and only open questions can be asked")
+    try:
+        for name in form.within:
+            m = _filled(m.get(name, {})) | m
+        answers = m.get(form.answers, m.get("answer"))
+        nothing = isinstance(answers, dict) and "answer_start" in answers and not answers["text"]
+        impossible = m.get("is_impossible") is True or m.get("unanswerable") is True
+        if nothing or impossible or m.get("answerable") is False:
+            left_out["questions that their document does not answer"] += 1
+            return None
+        question = m[form.question]
+        if isinstance(question, list):
+            *before, last = question
+            if (role := last.get("role", "user")) != "user":
+                raise ValueError(f"a chat must end with the user's question, not {role!r:.40}")
+            left_out["messages before the question"] += len(before)
+            question = last["content"]
+        document = _document(m[form.document], " " if _is_2wiki(m) else "")
+        row = {"question": question, "answers": answers, "gold": m.get(form.gold, ())}
+        row |= {"kind": m.get("type", ""), "split": m.get("orig_split", "")}
+        row |= {"dataset": m.get("data_source", "")}
+        row |= form.more(m, document, record.path) if form.more else {}
+        own = {name: m[name] for name in ("kind", "dataset", "split", "level") if name in m}
+        own |= {n: k for n in ("num_docs", "tokens") if type(k := m.get(n)) is int and k > 0}
+        id = m.get("id", m.get("_id", position))
+        return Row.model_validate(document | row | own | {"id": id})
+    except UNFIT as error:
+        raise record.error(fault_of(error)) from error
 
 
 # ---------------------------------------------------------------- files
@@ -512,9 +434,9 @@ def is_function(path: str | Path) -> bool:
     return ".py:" in str(path)
 
 
-def made_tasks(place: str, tasks: Iterable[Task]) -> list[Task]:
-    """Check the tasks that a user's function returned; UserError if they are none."""
-    tasks = list(tasks) if isinstance(tasks, Iterable) else []
+def _made(place: str) -> list[Task]:
+    made = load_function(place, "--data")()
+    tasks = list(made) if isinstance(made, Iterable) else []
     if not tasks or not all(isinstance(task, Task) for task in tasks):
         raise UserError(f"{place} must return tasks (data.Task), at least one.")
     return tasks
@@ -529,81 +451,67 @@ def read(path: str | Path, pool: str | Path | None = None, n: int | None = None)
     own.py:function is a function that returns the tasks; hf:ORG/NAME:SPLIT a split of the hub.
     """
     if is_function(path):
-        return made_tasks(str(path), load_function(str(path), "--data")())[:n]
-    if {".csv", ".tsv"} & {*Path(path).suffixes}:
-        raise UserError(f"{path} is a table of text, which is not read: save it as JSON lines.")
+        return _made(str(path))[:n]
     records = records_of(Path(path))
     if (first := next(records, None)) is None:
         raise UserError(f"{path} is empty: it holds no tasks.")
     if not (form := form_of(first.fields)):
-        known = "; ".join(f"{name} ({', '.join(names)})" for name, (_, names) in FORMS.items())
-        fields = ", ".join(first.fields)
+        known = "; ".join(f"{n} ({', '.join(form.recognised)})" for n, form in FORMS.items())
+        fields = clip(", ".join(first.fields), 200)
         raise first.error(f"no form is known with the fields {fields}. Known are {known}")
     records, numbered = chain([first], records), None  # a pool that a document of indices refers to
     if form == "built":
         records, numbered = _built_parts(first, records)
     tasks: dict[str, Task] = {}
-    shared, index = Pool([], []), {}
-    for record, task, document in islice(_tasks_of(records, form), n):
-        if task.id in tasks:
-            raise record.error(f"the id '{task.id}' was there before; results are kept by id")
-        tasks[task.id] = task
-        if isinstance(document, str):
-            task.text = document
-        elif isinstance(document[0], tuple):
+    shared, index, left_out = Pool([], []), {}, Counter()
+    for position, record in enumerate(records):
+        if (row := _row(record, FORMS[form], position, left_out)) is None:
+            continue
+        if row.id in tasks:
+            raise record.error(f"the id '{row.id}' was there before; results are kept by id")
+        task = tasks[row.id] = Task(**row.model_dump(exclude={"passages", "numbers"}))
+        if row.passages:
             task.pool = shared
-            task.order = tuple(index.setdefault(passage, len(index)) for passage in document)
-        else:
+            task.order = tuple(index.setdefault(passage, len(index)) for passage in row.passages)
+        elif row.numbers:
             numbered = _numbered_pool(record, pool) if numbered is None else numbered
-            try:
-                order = _indices("passage numbers", document, len(numbered.texts))
-            except ValueError as error:
-                raise record.error(str(error)) from error
-            task.pool, task.order = numbered, order
+            if max(row.numbers) >= len(numbered.texts):
+                raise record.error(f"passages are numbered from 0 to {len(numbered.texts) - 1}")
+            task.pool, task.order = numbered, tuple(row.numbers)
+        if len(tasks) == n:
+            break
     shared.titles, shared.texts = [title for title, _ in index], [text for _, text in index]
-    for what, count in first.left_out.items():
+    for what, count in (+left_out).items():
         say(f"{path}: left out, {what}: {count:,}.")
     if not tasks:
         raise UserError(f"{path} holds no question that its document answers.")
     return list(tasks.values())
 
 
-def _tasks_of(records: Iterable[Record], form: str) -> Iterator[tuple[Record, Task, Document]]:
-    """Yield what is read of each record; questions that their document does not answer, which no
-    answer would be right for, are counted instead."""
-    for record in records:
-        if name := _choices(record.fields):
-            raise record.error(f"'{name}' holds choices, and only open questions can be asked")
-        if not _is_answerable(record.fields):
-            record.left_out["questions that their document does not answer"] += 1
-            continue
-        try:
-            task, document = FORMS[form][0](record)
-        except UNFIT as error:
-            raise record.error(f"{_reason(error)} (form '{form}')") from error
-        yield record, task, document
+class Head(BaseModel):
+    """The first line of a set of our own."""
+
+    passages: Index
+    tasks: Index
+    frame: Literal[tuple(FRAMES)] = "documents"
 
 
 def _built_parts(first: Record, records: Iterator[Record]) -> tuple[list[Record], Pool]:
     """Separate a set of our own, after its first line, into the records of tasks and the pool."""
     _, *lines = records
-    n, m, frame = (first.fields.get(k) for k in ("passages", "tasks", "frame"))
-    if type(n) is not int or type(m) is not int or min(n, m) < 0 or len(lines) != n + m:
-        announced = f"{n} passages and {m} tasks are announced"
+    head = checked(Head, _filled(first.fields), first.where, "build the set again")
+    if len(lines) != head.passages + head.tasks:
+        announced = f"{head.passages} passages and {head.tasks} tasks are announced"
         raise first.error(f"{announced} and {len(lines)} lines follow; build the set again")
-    if frame not in [None, *FRAMES]:  # a list: the value may not be hashable
-        raise first.error(f"'frame' must be one of {', '.join(FRAMES)}, not {frame!r}")
-    passages = _passages(lines[:n], None if frame in (None, "documents") else "-")
-    return lines[n:], pool_of(passages, frame or "documents")
+    passages, titled = lines[: head.passages], head.frame == "documents"
+    return lines[head.passages :], pool_of(_passages(passages, titled), head.frame)
 
 
-def _passages(records: Iterable[Record], title: str | None = None) -> Iterator[Passage]:
-    """Yield the passages of records. title: of those that need none."""
+def _passages(records: Iterable[Record], titled: bool = True) -> Iterator[Passage]:
+    """Yield the passages {title, text} of records. titled: whether they need a title."""
     for record in records:
-        try:
-            yield _passage(({} if title is None else {"title": title}) | record.fields)
-        except UNFIT as error:
-            raise record.error(_reason(error)) from error
+        passage = record.fields.get("title") if titled else "-", record.fields.get("text")
+        yield checked(tuple[Text, Text], passage, record.where, "a passage has a title and a text")
 
 
 def _numbered_pool(record: Record, pool: str | Path | None) -> Pool:
@@ -637,11 +545,9 @@ def read_texts(path: str | Path) -> list[str]:
     """Read running text: passages {text} (JSON), or a whole text file (UTF-8, or .gz of it)."""
     path = Path(path)
     if path.name.removesuffix(".gz").endswith((".json", ".jsonl", ".parquet")):
-        return [text for _, text in _passages(records_of(path), "-")]
-    try:
+        return [text for _, text in _passages(records_of(path), titled=False)]
+    with _readable(path):
         text = _content(path).decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is no UTF-8 text ({first_line(error)}).") from error
     if not text.strip():
         raise UserError(f"{path} is empty.")
     return [text]

@@ -9,84 +9,67 @@ from __future__ import annotations
 import html
 import json
 import re
+from collections import Counter
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import Any
 
-from tasks.forms import Contents
+from tasks.forms import Contents, Piece, remark_on
 
 DATA = re.compile(  # in JSON, slashes and line ends may be escaped; lines after the first are long
     r"data:(?P<kind>[\w.+/\\-]{0,160}+)(?:;[\w.=+%*-]{1,40}+){0,4};base64,"
-    r"(?P<bits>(?:[\w+/=%-]|\\[/nr]){20,}+(?:\n[\w+/=-]{40,}+)*+)",
+    r"(?:[\w+/=%-]|\\[/nr]){20,}+(?:\n[\w+/=-]{40,}+)*+",
     re.ASCII,
 )
 # a value of JSON that is not said to be base64: longer than keys, with signs of all kinds
 BASE64 = re.compile(
-    r'"(?=[^"a-z]*+[a-z])(?=[^"A-Z]*+[A-Z])(?=[^"0-9]*+[0-9])(?P<bits>[\w+/=\r\n-]{1000,}+)"',
-    re.ASCII,
+    r'"(?=[^"a-z]*+[a-z])(?=[^"A-Z]*+[A-Z])(?=[^"0-9]*+[0-9])[\w+/=\r\n-]{1000,}+"', re.ASCII
 )
 ESCAPES = re.compile(r"(?:\\(?:u\w{4}|.))+")  # together, as a letter may be two of them
 ESCAPED = re.compile('["\\\\\0-\x08\x0b\x0e-\x1a\x1c-\x1f\x7f\ud800-\udfff]')  # these stay escapes
 COLOURS = re.compile(r"\x1b\[[0-?]*+[ -/]*+[@-~]")  # of terminals
 OBJECT = re.compile(r"<[^\n]*>")  # the name of what is shown otherwise
+PICTURE, BLOCK = "picture", "block of data"
 
 
 def of_text(text: str, name: str) -> Contents:
     """Return a text as it is read, with a remark on what was left out of it."""
-    left_out = LeftOut()
-    text = left_out.without(text)
-    pieces, kind = [], "file"
-    if BEGINS.match(text):
-        pieces = [(_subtitles(text), 0, "")]
-    elif text.lstrip().startswith(("{", "[")):
-        pieces, kind = _known_json(text, left_out)
-    shown = [
-        (COLOURS.sub("", piece.replace("\r\n", "\n").replace("\r", "\n")), number, label)
-        for piece, number, label in pieces or [(_json(text, left_out), 0, "")]
-    ]
-    remark = f"{name}: left out: {left_out}." if str(left_out) else ""
-    return Contents(kind, shown, remark=remark)
+    left_out: Counter[str] = Counter()
 
-
-class LeftOut:
-    """Takes pictures and other data out of texts, and counts them."""
-
-    def __init__(self):
-        self.sizes: dict[str, list[float]] = {}  # KB of each, by the kind of thing
-
-    def __str__(self) -> str:
-        """Say what was left out: "2 pictures (120.0 KB)"; "" = nothing."""
-        return " and ".join(
-            f"{len(sizes):,} {what}{'s' * (len(sizes) > 1)}"
-            + (f" ({sum(sizes):,.1f} KB)" if any(sizes) else "")
-            for what, sizes in self.sizes.items()
-        )
-
-    def add(self, what: str, bits: str) -> str:
-        """Count something, with its size in base64; return what stands in its place."""
-        self.sizes.setdefault(what, []).append(0.75 * len(bits) / 1000)
+    def leave_out(match: re.Match) -> str:
+        what = PICTURE if match["kind"].startswith("image") else BLOCK
+        left_out[what] += 1
         return f"{what} left out"
 
-    def without(self, text: str) -> str:
-        """Return a text without the data: URLs in it that are in base64."""
-
-        def place(match: re.Match) -> str:
-            picture = match["kind"].startswith("image")
-            return self.add("picture" if picture else "data block", match["bits"])
-
-        return DATA.sub(place, text)
+    text, kind = DATA.sub(leave_out, text), "file"
+    if BEGINS.match(text):
+        pieces = [(_subtitles(text), 0, "")]
+    elif not text.lstrip().startswith(("{", "[")):
+        pieces = [(text, 0, "")]
+    else:
+        before = left_out.copy()
+        try:
+            kind, pieces = _known_json(text, left_out)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            left_out = before
+            pieces = [(_json(text, left_out), 0, "")]
+    shown = [
+        (COLOURS.sub("", piece.replace("\r\n", "\n").replace("\r", "\n")), number, label)
+        for piece, number, label in pieces
+    ]
+    return Contents(kind, shown, remark=remark_on(name, left_out))
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def _json(text: str, left_out: LeftOut) -> str:
+def _json(text: str, left_out: Counter[str]) -> str:
     """Return JSON, or lines of JSON, with decoded strings and without base64; else the text."""
-    if not text.lstrip().startswith(("{", "[")):
-        return text
     lines = [text] if _is_json(text) else text.split("\n")
     shown = "\n".join(ESCAPES.sub(_letters, line) if _is_json(line) else line for line in lines)
-    return BASE64.sub(lambda match: f'"{left_out.add("data block", match["bits"])}"', shown)
+    shown, n = BASE64.subn(f'"{BLOCK} left out"', shown)
+    left_out[BLOCK] += n
+    return shown
 
 
 def _letters(escapes: re.Match) -> str:
@@ -104,28 +87,21 @@ def _is_json(text: str) -> bool:
     return True
 
 
-def _known_json(text: str, left_out: LeftOut) -> tuple[list, str]:
-    """Return the pieces of a notebook or of ChatGPT's export, and their kind; [] for other JSON."""
-    try:
-        if '"nbformat"' in text:
-            return [(_notebook(json.loads(text), left_out), 0, "")], "file"
-        if '"mapping"' in text:
-            made = json.loads(text)
-            chats = made if isinstance(made, list) else [made]
-            return [
-                (
-                    "\n\n".join(_kept(chat, left_out)),
-                    number,
-                    " ".join(str(chat["title"] or "").split()),
-                )
-                for number, chat in enumerate(chats, 1)
-            ], "conversation"
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        left_out.sizes.clear()  # it is read as other JSON is
-    return [], "file"
+def _known_json(text: str, left_out: Counter[str]) -> tuple[str, list[Piece]]:
+    """Return what a notebook or ChatGPT's export consists of; any of several errors if it is
+    neither, or damaged."""
+    if '"nbformat"' in text:
+        return "file", [(_notebook(json.loads(text), left_out), 0, "")]
+    if '"mapping"' not in text:
+        raise ValueError("no form that is known")
+    made, pieces = json.loads(text), []
+    for number, chat in enumerate(made if isinstance(made, list) else [made], 1):
+        title = " ".join(str(chat["title"] or "").split())
+        pieces.append(("\n\n".join(_kept(chat, left_out)), number, title))
+    return "conversation", pieces
 
 
-def _kept(chat: dict, left_out: LeftOut) -> Iterator[str]:
+def _kept(chat: dict, left_out: Counter[str]) -> Iterator[str]:
     """Yield the messages of a conversation with ChatGPT that its last answer goes back to, with
     their speakers; others belong to branches that were given up."""
     path: dict[str, None] = {}
@@ -134,9 +110,9 @@ def _kept(chat: dict, left_out: LeftOut) -> Iterator[str]:
         path[node] = None
         node = chat["mapping"][node].get("parent")
     said = {key: _message(entry.get("message") or {}) for key, entry in chat["mapping"].items()}
-    for key, words in said.items():
-        if words and key not in path:
-            left_out.add("abandoned message", "")
+    left_out["message of another branch"] += sum(
+        bool(words) and key not in path for key, words in said.items()
+    )
     if chat.get("create_time"):
         yield f"{datetime.fromtimestamp(chat['create_time'], UTC):%Y-%m-%d}"
     yield from (said[key] for key in reversed(path) if said[key])
@@ -156,20 +132,19 @@ def _message(message: dict) -> str:
 
 # ---------------------------------------------------------------- notebooks
 
-SHOWN = ("text/markdown", "text/html", "text/latex", "application/json")
 
-
-def _notebook(notebook: dict, left_out: LeftOut) -> str:
+def _notebook(notebook: dict, left_out: Counter[str]) -> str:
     """Return the cells of a notebook (nbformat 4) with what they print."""
     pieces = []
     for cell in notebook["cells"]:
-        kind, source = cell["cell_type"], _joined(cell.get("source", ""))
-        pieces.append(f"```\n{source}\n```" if kind == "code" and source else source)
+        source = _joined(cell.get("source", ""))
+        is_code = cell["cell_type"] == "code" and source
+        pieces.append(f"```\n{source}\n```" if is_code else source)
         pieces += [_seen(each, left_out) for each in cell.get("attachments", {}).values()]
         for output in cell.get("outputs", ()):
-            error = _joined([f"{line}\n" for line in output.get("traceback", ())])
-            plain = error or output.get("evalue") or output.get("text", "")
-            pieces.append(_seen(output.get("data") or {"text/plain": plain}, left_out))
+            error = "\n".join(output.get("traceback", ())) or output.get("evalue")
+            plain = {"text/plain": error or output.get("text", "")}
+            pieces.append(_seen(output.get("data") or plain, left_out))
     if not any(pieces):
         raise ValueError("no cell says anything")
     return "\n\n".join(piece.strip("\n") for piece in pieces if piece.strip())
@@ -181,7 +156,7 @@ def _joined(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-def _seen(kinds: dict[str, Any], left_out: LeftOut) -> str:
+def _seen(kinds: dict[str, Any], left_out: Counter[str]) -> str:
     """Return an output as text: plain, unless that only names an object that is shown otherwise."""
     from tasks.markup import of_html
 
@@ -189,15 +164,17 @@ def _seen(kinds: dict[str, Any], left_out: LeftOut) -> str:
     plain = texts.pop("text/plain", "")
     if texts and OBJECT.fullmatch(plain):
         plain = ""
-    if pictures := [text for kind, text in texts.items() if kind.startswith("image/")]:
-        return f"{plain}\n[{left_out.add('picture', max(pictures, key=len))}]"
+    if any(kind.startswith("image/") for kind in texts):
+        left_out[PICTURE] += 1
+        return f"{plain}\n[{PICTURE} left out]"
     if plain or not texts:
         return plain
-    for kind in SHOWN:
+    for kind in ("text/markdown", "text/html", "text/latex", "application/json"):
         text = texts.get(kind, "")
         if text := of_html(text, "")[1] if kind == "text/html" else text:
             return text
-    return f"[{left_out.add('data block', ''.join(texts.values()))}]"
+    left_out[BLOCK] += 1
+    return f"[{BLOCK} left out]"
 
 
 # ---------------------------------------------------------------- subtitles
@@ -207,6 +184,7 @@ TIMES = re.compile(rf"^{CLOCK} *+--> *+{CLOCK}[^\n]*+$", re.M)
 BEGINS = re.compile(rf"\s*+(?:WEBVTT\b|(?:\d{{1,6}}[ \t]*+\n)?{CLOCK} *+--> *+{CLOCK})")
 TAG = re.compile(r"<[^<>\n]{0,200}>|\{\\[^{}\n]{0,200}\}")
 SPEAKER = re.compile(r"<v(?:\.[\w.]*+)? ([^<>\n]{1,200})>")
+STOPS = (".", "!", "?", "…", "。", "？", "！")
 EVERY_S = 60  # seconds, after which a time is written where a sentence begins
 
 
@@ -220,20 +198,20 @@ def _subtitles(text: str) -> str:
         second = 3600 * hours + 60 * minutes + seconds
         body = text[cue.end() : following.start() if following else len(text)]
         body = body.lstrip("\n").partition("\n\n")[0] if body.strip() else ""
-        who = SPEAKER.search(body)
+        found = SPEAKER.search(body)
+        speaker = found[1] if found else spoke
         for line in body.split("\n"):
             shown = " ".join(html.unescape(TAG.sub("", line)).split())
             if not shown or shown == last:
                 continue
-            sentence = not out or out.rstrip("\"'”’)]").endswith(
-                (".", "!", "?", "…", "。", "？", "！")
-            )
-            if (who and who[1] != spoke) or (sentence and second - marked >= EVERY_S):
+            begins = not out or out.rstrip("\"'”’)]").endswith(STOPS)
+            timed = begins and second - marked >= EVERY_S
+            if timed or speaker != spoke:
                 out += "\n" * bool(out)
                 if second - marked >= EVERY_S:
                     out, marked = f"{out}[{hours}:{minutes:02}:{seconds:02}] ", second
-                out += f"{who[1]}: " if who else ""
-                spoke = who[1] if who else spoke
+                out += f"{speaker}: " * bool(found)
+                spoke = speaker
             elif out:
                 out += " "
             out, last = out + shown, shown

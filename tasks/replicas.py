@@ -18,8 +18,10 @@ import httpx
 import openai
 
 from config.errors import clean, clip
-from tasks.served import MOST_BYTES, SHORT_OF_MEMORY, Terms
+from tasks.served import SHORT_OF_MEMORY, Terms
 
+MOST_BYTES = 1 << 25
+"""Longest reply, unpacked."""
 AVOID_S = 5.0
 """How long a replica that failed gets no request while there is another one."""
 ONLY = "x-only-replica"
@@ -91,19 +93,18 @@ class Replicas(httpx.AsyncHTTPTransport):
         finally:
             await reply.aclose()
         if not reply.is_success:
-            content = words_of(content, self.secret).encode()
+            content = self.words_of(content).encode()
         told = {"retry-after", "retry-after-ms"} & reply.headers.keys()
         headers = {name: reply.headers[name] for name in told}
         return httpx.Response(reply.status_code, headers=headers, content=bytes(content))
 
-
-def words_of(content: bytes, secret: str) -> str:
-    """Return a server's own words in one line, without the key, which some servers quote."""
-    text = content.decode("utf-8-sig", "replace")
-    with suppress(ValueError, RecursionError):
-        said = json.loads(text)
-        for name in ("error", "message", "detail"):
-            said = said.get(name) or said if isinstance(said, dict) else said
-        text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
-    text = text.replace(secret, "***") if secret else text
-    return clip(" ".join(clean(text).split()).rstrip(". "), 300)
+    def words_of(self, content: bytes) -> str:
+        """Return a server's own words in one line, without the key, which some servers quote."""
+        text = content.decode("utf-8-sig", "replace")
+        with suppress(ValueError, RecursionError):
+            said = json.loads(text)
+            for name in ("error", "message", "detail"):
+                said = said.get(name) or said if isinstance(said, dict) else said
+            text = said if isinstance(said, str) else json.dumps(said, ensure_ascii=False)
+        text = text.replace(self.secret, "***") if self.secret else text
+        return clip(" ".join(clean(text).split()).rstrip(". "), 300)

@@ -12,7 +12,6 @@ import json
 import os
 import re
 import secrets
-import select
 import shutil
 import signal
 import stat
@@ -38,10 +37,6 @@ ENVIRONMENT = {
     "HOME": "/root",
     "TERM": "dumb",
 }
-PACKAGES = {  # of Debian; util-linux for all others
-    "bwrap": "bubblewrap", "mmdebstrap": "mmdebstrap", "perl": "perl-base", "podman": "podman",
-    "runc": "runc",
-}  # fmt: skip
 
 # ---------------------------------------------------------------- a program under a clock
 
@@ -70,43 +65,36 @@ def run(
     """
     begin = time.monotonic()
     process = _start(
-        argv,
-        stdin=subprocess.PIPE if stdin else subprocess.DEVNULL,
-        stderr=subprocess.PIPE if apart else subprocess.STDOUT,
-        pass_fds=pass_fds,
+        argv, stderr=subprocess.PIPE if apart else subprocess.STDOUT, pass_fds=pass_fds
     )
-    kept = [bytearray() for pipe in (process.stdout, process.stderr) if pipe]
-    threads = [
-        threading.Thread(target=_read, args=pair, daemon=True)
-        for pair in zip((process.stdout, process.stderr), kept, strict=False)
-    ]
-    if stdin:
-        threads.append(threading.Thread(target=_feed, args=(process.stdin, stdin), daemon=True))
-    for thread in threads:
-        thread.start()
-    is_over = False
+    pipes = [pipe for pipe in (process.stdout, process.stderr) if pipe]
+    kept = [bytearray() for _ in pipes]
+    readers = [threading.Thread(target=_read, args=pair) for pair in zip(pipes, kept, strict=True)]
+    feeder = threading.Thread(target=_feed, args=(process.stdin, stdin))
+    threads = [*readers, feeder]
+    code = None
     try:
-        is_over = _has_ended(process.pid, begin + seconds - time.monotonic())
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        for thread in readers:  # bwrap's processes end with it, podman's have other pipes
+            thread.join(begin + seconds - time.monotonic())
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(max(0, begin + seconds - time.monotonic()))
     finally:
-        if not is_over:
+        if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-        code = process.wait()
-        for thread in threads:  # bwrap's processes end with it, podman's have other pipes
+            process.wait()
+        for thread in threads:
             thread.join()
     output, errors = [*(text.decode(errors="replace") for text in kept), ""][:2]
-    return Ran(output, errors, code if is_over else None, time.monotonic() - begin)
+    return Ran(output, errors, code, time.monotonic() - begin)
 
 
 def _start(argv: Sequence[str | bytes], **pipes: object) -> subprocess.Popen:
-    return subprocess.Popen(
-        argv,
-        stdout=subprocess.PIPE,
-        env=ENVIRONMENT,
-        cwd="/",
-        umask=0o022,
-        start_new_session=True,
-        **pipes,
-    )
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE} | pipes
+    place = {"env": ENVIRONMENT, "cwd": "/", "umask": 0o022, "start_new_session": True}
+    return subprocess.Popen(argv, **place, **pipes)
 
 
 def _read(pipe: IO[bytes], kept: bytearray) -> None:
@@ -118,17 +106,6 @@ def _read(pipe: IO[bytes], kept: bytearray) -> None:
 def _feed(pipe: IO[bytes], data: bytes) -> None:
     with suppress(BrokenPipeError), pipe:  # it ended before it had read all
         pipe.write(data)
-
-
-def _has_ended(pid: int, seconds: float) -> bool:
-    """Tell whether a child ends within so many seconds."""
-    ended = os.pidfd_open(pid)
-    try:
-        waiting = select.poll()  # select() takes no descriptor over 1023
-        waiting.register(ended, select.POLLIN)
-        return bool(waiting.poll(max(0, 1000 * seconds)))
-    finally:
-        os.close(ended)
 
 
 # ---------------------------------------------------------------- one program, by bubblewrap
@@ -175,37 +152,34 @@ def confine(
     seconds: float,
     stdin: bytes = b"",
     folders: Sequence[Path] = (),
-    memory: int = 4 << 30,
-    variables: Mapping[str, str] | None = None,
+    variables: Mapping[str, str] = {},
 ) -> Ran:
     """Run a program that sees /usr and `folders`, read-only, and writes to 64 MB of /tmp.
 
-    memory: bytes that a process can fill. It has no network, at most 64 processes, and no file
-    of more than 64 MB. When it ends all its processes end. Its errors are apart.
+    It has no network, at most 64 processes of 4 GB each, and no file of more than 64 MB. When it
+    ends all its processes end. Its errors are apart.
     """
-    links = ["--dir", "/etc"]
-    for name in ("bin", "sbin", "lib", "lib32", "lib64"):
-        if (path := Path("/", name)).is_symlink():
-            links += ["--symlink", str(path.readlink()), str(path)]
-        elif path.exists():
-            links += ["--ro-bind", str(path), str(path)]
+    seen = ["--ro-bind", "/usr", "/usr", "--dir", "/etc"]
+    for path in (Path("/", name) for name in ("bin", "sbin", "lib", "lib32", "lib64")):
+        if path.is_symlink():
+            seen += ["--symlink", path.readlink(), path]
+        else:
+            seen += ["--ro-bind-try", path, path]
     for path in ("/etc/alternatives", "/etc/ld.so.cache", "/etc/localtime", "/etc/mime.types"):
-        links += ["--ro-bind-try", path, path]
+        seen += ["--ro-bind-try", path, path]
     for folder in folders:
-        # Folders that bwrap makes on the way to a target would be closed to others
-        for parent in reversed(folder.parents[:-1]):
-            links += ["--dir", str(parent)]
-        links += ["--ro-bind", str(folder), str(folder)]
+        # folders that bwrap makes on the way to a target would be closed to others
+        seen += [word for parent in reversed(folder.parents[:-1]) for word in ("--dir", parent)]
+        seen += ["--ro-bind", folder, folder]
     if Path("/proc/keys").exists():  # names of keys, which the kernel lists to a user's processes
-        links += ["--ro-bind", "/dev/null", "/proc/keys"]
-    given = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
-             "USER": "nobody", "LANG": "C.UTF-8", **(variables or {})}  # fmt: skip
-    names = [word for name, value in given.items() for word in ("--setenv", name, value)]
+        seen += ["--ro-bind", "/dev/null", "/proc/keys"]
+    names = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
+             "USER": "nobody", "LANG": "C.UTF-8", **variables}  # fmt: skip
+    given = [word for name, value in names.items() for word in ("--setenv", name, value)]
     limits = ["prlimit", "--core=0", "--nproc=64", f"--fsize={64 * MEGABYTE}",
-              f"--data={memory}", f"--as={2 * memory}"]  # fmt: skip
-    if os.geteuid():
-        spaces, dropped = ["--unshare-user", "--disable-userns"], []
-    else:
+              f"--data={4 << 30}", f"--as={8 << 30}"]  # fmt: skip
+    spaces, dropped = ["--unshare-user", "--disable-userns"], []
+    if os.geteuid() == 0:
         # Only root could bind folders below /root. A process of uid 0 could write /proc/sys, in
         # bwrap too: the program itself has a uid that nobody has
         uid = str(0x70000000 + secrets.randbelow(1 << 24))
@@ -221,12 +195,11 @@ def confine(
                 "bwrap", *spaces, "--unshare-pid", "--unshare-net", "--unshare-ipc",
                 "--unshare-uts", "--unshare-cgroup-try", "--die-with-parent", "--hostname", "box",
                 "--perms", "1777", "--size", str(64 * MEGABYTE), "--tmpfs", "/tmp",
-                "--ro-bind", "/usr", "/usr", "--proc", "/proc", *links,
-                "--dev", "/dev",
+                "--proc", "/proc", *seen, "--dev", "/dev",
                 "--perms", "1777", "--size", str(16 * MEGABYTE), "--tmpfs", "/dev/shm",
                 # what would be writable without a bound is read-only
                 "--remount-ro", "/dev", "--remount-ro", "/",
-                "--seccomp", str(seccomp.fileno()), "--chdir", "/tmp", "--clearenv", *names, "--",
+                "--seccomp", str(seccomp.fileno()), "--chdir", "/tmp", "--clearenv", *given, "--",
                 *limits, *dropped, *argv,
             ],
             seconds, stdin, apart=True, pass_fds=[seccomp.fileno()],
@@ -244,6 +217,13 @@ DENIED = set(
     "process_vm_writev socket socketcall io_uring_setup io_uring_enter io_uring_register bpf "
     "perf_event_open userfaultfd mount umount umount2".split()
 )
+OPTIONS = f"""
+--rm -i --log-driver none --network none --no-hosts --hostname box --ipc private
+--memory {MEMORY} --memory-swap {MEMORY} --pids-limit {PROCESSES} --oom-score-adj 1000
+--cap-drop all --cap-add CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL
+--security-opt mask=/sys:/proc/kallsyms --uidmap 0:{IDS}:65536 --gidmap 0:{IDS}:65536
+--ulimit nofile=4096:8192 --ulimit nproc=4096:4096 --ulimit core=0 --ulimit fsize={DISK}
+""".split()
 # In mounts of its own, which end with the last process in it: a disk of bounded size in memory, a
 # layer of it over the tree, and what podman would keep on the machine's own disk
 DISK_SCRIPT = f"""set -e
@@ -297,30 +277,20 @@ class System:
         self._folder = tempfile.TemporaryDirectory(prefix="memagent-")
         folder = Path(self._folder.name)
         folder.chmod(0o711)  # the system's root is not ours
-        (disk := folder / "disk").mkdir()
-        (disk / "root").mkdir()  # beneath the mount: runc enters a folder of this name
-        (folder / "seccomp.json").write_text(profile())
-        options = [
-            "--rm", "-i", "--name", self.name, "--log-driver", "none", "--network", "none",
-            "--no-hosts", "--hostname", "box", "--ipc", "private",
-            "--memory", MEMORY, "--memory-swap", MEMORY, "--pids-limit", str(PROCESSES),
-            "--oom-score-adj", "1000",  # the kernel takes it first
-            "--cap-drop", "all",
-            "--cap-add", "CHOWN,DAC_OVERRIDE,FOWNER,FSETID,SETUID,SETGID,KILL",
-            "--security-opt", "mask=/sys:/proc/kallsyms",
-            "--security-opt", f"seccomp={folder / 'seccomp.json'}",
-            "--uidmap", f"0:{IDS}:65536", "--gidmap", f"0:{IDS}:65536",
-            "--ulimit", "nofile=4096:8192", "--ulimit", "nproc=4096:4096", "--ulimit", "core=0",
-            "--ulimit", f"fsize={DISK}",
-            "--volume", f"{disk}/shm:/dev/shm", "--volume", f"{disk}/hostname:/etc/hostname",
-            "--volume", f"{disk}/containerenv:/run/.containerenv",
-        ]  # fmt: skip
+        disk, seccomp = folder / "disk", folder / "seccomp.json"
+        (disk / "root").mkdir(parents=True)  # beneath the mount: runc enters a folder of this name
+        seccomp.write_text(profile())
+        options = [*OPTIONS, "--name", self.name, "--security-opt", f"seccomp={seccomp}"]
+        for made, place in (
+            ("shm", "/dev/shm"), ("hostname", "/etc/hostname"),
+            ("containerenv", "/run/.containerenv"),
+        ):  # fmt: skip
+            options += ["--volume", f"{disk}/{made}:{place}"]
         for name, value in ENVIRONMENT.items():
             options += ["--env", f"{name}={value}"]
-        self.holder = _start(
+        self.holder = _start(  # the end of its input is ours: the system ends with this process
             ["unshare", "--mount", "sh", "-c", DISK_SCRIPT, "-", disk, tree,
              *PODMAN, "run", *options, "--rootfs", disk / "root", "perl", "-e", FIRST],
-            stdin=subprocess.PIPE,  # its end is ours: the system ends with this process
             stderr=subprocess.PIPE,
         )  # fmt: skip
         clock = threading.Timer(60, os.killpg, (self.holder.pid, signal.SIGKILL))
@@ -354,17 +324,12 @@ class System:
         try:
             self.holder.wait(20)
         except subprocess.TimeoutExpired:
-            _podman("rm", "--force", "--time", "0", self.name)
+            run([*PODMAN, "rm", "--force", "--time", "0", self.name], 60)
             self.holder.kill()
             self.holder.wait()
         self.holder.stdout.close()
         self.holder.stderr.close()
         self._folder.cleanup()
-
-
-def _podman(*words: str) -> str:
-    """Return what a command of podman says."""
-    return run([*PODMAN, *words], 60, apart=True).output
 
 
 def system_folder() -> Path:
@@ -378,28 +343,24 @@ def make_system(say: Callable[[str], None] = print) -> Path:
     Takes a minute or two, 190 MB and Debian's package servers. One that is there is left as it is.
     UserError: a program or right is missing, the servers cannot be reached, no room.
     """
-    from filelock import FileLock, Timeout
-
     tree = system_folder()
     if tree.exists():
         say(f"{tree} is there.")
         return tree
-    require("Making the Debian tree", _programs("mmdebstrap") + _beside_tree())
-    new = tree.with_name(f".{tree.name}.new")
+    require("Making the Debian tree", _missing("mmdebstrap", *BESIDE_TREE) + _root())
+    say(f"Debian {SUITE} with {INCLUDE} goes to {tree}; this takes a minute or two.")
     try:
         tree.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(tree.with_name(f".{tree.name}.lock"), timeout=0):
-            say(f"Debian {SUITE} with {INCLUDE} goes to {tree}; this takes a minute or two.")
-            shutil.rmtree(new, ignore_errors=True)
+        with tempfile.TemporaryDirectory(dir=tree.parent, prefix=".os-root-") as folder:
+            Path(folder).chmod(0o755)  # apt has a user of its own
+            new = Path(folder, "root")
             ran = run(
                 ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={INCLUDE}",
                  '--customize-hook=echo box > "$1/etc/hostname"',
-                 '--customize-hook=echo 127.0.0.1 localhost box > "$1/etc/hosts"',
-                 SUITE, str(new)],
+                 '--customize-hook=echo 127.0.0.1 localhost box > "$1/etc/hosts"', SUITE, new],
                 3600,
             )  # fmt: skip
             if ran.code:
-                shutil.rmtree(new, ignore_errors=True)
                 lines = ran.output.strip().split("\n")
                 errors = [line for line in lines if line.startswith("E:")] or lines[-3:]
                 reason = clip(" ".join(errors).strip(" ."), 300)
@@ -410,8 +371,6 @@ def make_system(say: Callable[[str], None] = print) -> Path:
             (new / "dev").mkdir()
             _shift(new)
             new.rename(tree)
-    except Timeout:
-        raise UserError("The Debian tree is being made already: wait until it is there.") from None
     except OSError as error:
         raise UserError(f"The Debian tree cannot be kept in {tree} ({error.strerror}).") from error
     return tree
@@ -429,6 +388,8 @@ def _shift(tree: Path) -> None:
 
 # ---------------------------------------------------------------- what is missing
 
+BESIDE_TREE = ("podman", "runc", "unshare")
+
 
 def lacking(system: bool = False) -> list[tuple[str, str]]:
     """Return what is missing to confine programs, or to run systems, and what brings each.
@@ -437,32 +398,24 @@ def lacking(system: bool = False) -> list[tuple[str, str]]:
     """
     if sys.platform != "linux":
         return [("Linux", "use a Linux machine")]
-    if (
-        found := _beside_tree()
-        if system
-        else _programs("bwrap", "choom", "perl", "prlimit", "setpriv")
-    ):
+    if system:
+        found, tree = _missing(*BESIDE_TREE) + _root(), system_folder()
+        if not found and not (tree.exists() and tree.stat().st_uid == IDS):
+            found = [("a Debian tree of its own", f"rm -rf {tree} && {GET_SYSTEM}")]
+    else:
+        found = _missing("bwrap", "choom", "perl", "prlimit", "setpriv")
+    if found:
         return found
     try:
-        if not system:
-            ran = confine(["true"], 10)
-            reason = ran.errors if ran.code else ""
-        elif not (tree := system_folder()).exists():
-            return [("a Debian tree", GET_SYSTEM)]
-        elif (owner := tree.stat().st_uid) != IDS:
-            what = f"a Debian tree of its own (it is that of uid {owner})"
-            return [(what, f"rm -rf {tree} && {GET_SYSTEM}")]
-        else:
+        if system:
             System().close()
-            reason = ""
+            return []
+        ran = confine(["true"], 10)
+        reason = ran.errors if ran.code else ""
     except UserError as error:
         reason = str(error)
     reason = clip(" ".join(reason.split()).strip(" ."), 300)
-    allow = (
-        "allow user namespaces (sysctl -w kernel.apparmor_restrict_unprivileged_userns=0 "
-        "kernel.unprivileged_userns_clone=1 user.max_user_namespaces=10000), use another machine, "
-        "or docker run --privileged"
-    )
+    allow = "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0, or use another machine"
     return [(f"namespaces and mounts, which are refused here ({reason})", allow)] if reason else []
 
 
@@ -474,17 +427,18 @@ def require(what: str, found: Sequence[tuple[str, str]]) -> None:
         raise UserError(f"{what} needs {things}: {commands}.")
 
 
-def _beside_tree() -> list[tuple[str, str]]:
-    """Return what systems lack but for their tree. Rootless podman has no limits of memory and
-    processes where cgroups are not delegated, so that a system is root's."""
-    root = [] if os.geteuid() == 0 else [("root", "use sudo, or a machine where you are root")]
-    return _programs("podman", "runc", "unshare") + root
+def _root() -> list[tuple[str, str]]:
+    # rootless podman has no limits of memory and processes where cgroups are not delegated
+    return [("root", "use sudo, or a machine where you are root")] if os.geteuid() else []
 
 
-def _programs(*names: str) -> list[tuple[str, str]]:
-    missing = [name for name in names if not shutil.which(name, path=ENVIRONMENT["PATH"])]
-    packages = " ".join(dict.fromkeys(PACKAGES.get(name, "util-linux") for name in missing))
-    return [(name, f"apt-get install --no-install-recommends {packages}") for name in missing]
+def _missing(*programs: str) -> list[tuple[str, str]]:
+    """Return those programs that are not there, with the command that brings them."""
+    missing = [name for name in programs if not shutil.which(name, path=ENVIRONMENT["PATH"])]
+    packages = {"bwrap": "bubblewrap", "perl": "perl-base"}
+    packages |= {name: name for name in ("mmdebstrap", "podman", "runc")}
+    wanted = " ".join(dict.fromkeys(packages.get(name, "util-linux") for name in missing))
+    return [(name, f"apt-get install --no-install-recommends {wanted}") for name in missing]
 
 
 # ---------------------------------------------------------------- code in a response

@@ -1,8 +1,7 @@
 """Servers of OpenAI's protocol: one client for the engine, the judge, the embedder.
 
-The openai library sends the requests and tries them again, in one event loop in a daemon thread;
-tasks/replicas.py keeps the environment and replies without end away from it. Both are loaded where
-a server is asked.
+The openai library sends the requests and tries them again, in one event loop in a daemon thread,
+over the transport of tasks/replicas.py. Both are loaded where a server is asked.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -26,8 +25,6 @@ API_KEY = "OPENAI_API_KEY"
 """Name of the environment variable with the API key; it may be unset."""
 CONNECT_S = 10.0
 """Longest wait for a connection."""
-MOST_BYTES = 1 << 25
-"""Longest reply, unpacked."""
 SHORT_OF_MEMORY = re.compile(r"\bmemory\b", re.IGNORECASE)
 """How Ollama, llama.cpp and CUDA say that a model does not fit the machine."""
 NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
@@ -35,7 +32,6 @@ NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
 NEEDED = {"model", "messages", "prompt", "input", "tools"}
 """Fields without which a request would be another one."""
 URL = r"https?://(?:[\w.-]+|\[[0-9a-f:.]+\])(?::\d{1,4}|:[1-5]\d{4}|:6[0-5]\d{3})?(?:/[^\s?#@]*)?"
-
 STOP = ("stop", "eos", "eos_token", "end_turn", "stop_sequence")
 LENGTH = ("length", "max_tokens", "max_output_tokens", "model_length")
 
@@ -136,17 +132,18 @@ class Client:
         if not urls or not all(re.fullmatch(URL, url) for url in urls):
             example = "http://127.0.0.1:8000/v1"
             raise UserError(f"An endpoint's URL is like {example}, without a password or a query.")
-        self.urls, self.terms = urls, terms
-        self._secret = os.environ.get(API_KEY, "").strip() if terms.keyed else ""
-        if not re.fullmatch(r"[!-~]*", self._secret):  # httpx would quote it
+        secret = os.environ.get(API_KEY, "").strip() if terms.keyed else ""
+        if not re.fullmatch(r"[!-~]*", secret):  # httpx would quote it
             raise UserError(f"{API_KEY} in the environment has characters that no API key has.")
+        self.urls, self.terms = urls, terms
         self._refused: set[str] = set()  # fields
         self._remarks: set[str] = set()
-        beneath = Replicas(urls, terms, self._secret)
-        http = httpx.AsyncClient(transport=beneath, trust_env=False, follow_redirects=False)
-        timeout = httpx.Timeout(terms.timeout_s, connect=min(CONNECT_S, terms.timeout_s), pool=None)
+        self._beneath = Replicas(urls, terms, secret)
         self._openai = openai.AsyncOpenAI(
-            api_key="none", base_url="http://replicas", http_client=http, timeout=timeout
+            api_key="none",
+            base_url="http://replicas",
+            http_client=httpx.AsyncClient(transport=self._beneath, trust_env=False),
+            timeout=httpx.Timeout(terms.timeout_s, connect=min(CONNECT_S, terms.timeout_s)),
         )
         self._over, started = asyncio.Event(), Future()
         live = self._live(started)
@@ -170,8 +167,6 @@ class Client:
         """Return what a coroutine of this client returns."""
         future = self.submit(coroutine)
         try:
-            while not future.done():  # an endless wait holds up Ctrl-C on some systems
-                wait([future], 0.2)
             return future.result()
         finally:
             future.cancel()
@@ -190,7 +185,7 @@ class Client:
         import httpx
         import openai
 
-        from tasks.replicas import ONLY, words_of
+        from tasks.replicas import ONLY
 
         patience_s = self.terms.patience_s if patience_s is None else patience_s
         longest_s, began = self.terms.timeout_s + patience_s, time.monotonic()
@@ -214,19 +209,22 @@ class Client:
         except Failed as failure:
             raise Failed(f"{reply.request.url}: {failure}", reply.status_code) from None
         except (AttributeError, LookupError, TypeError, ValueError, RecursionError):
-            why = f"{reply.request.url}: the reply is not of OpenAI's protocol: "
-            raise Failed(why + words_of(reply.content, self._secret), reply.status_code) from None
+            words = self._beneath.words_of(reply.content)
+            why = f"{reply.request.url}: the reply is not of OpenAI's protocol: {words}"
+            raise Failed(why, reply.status_code) from None
         return await self.ask(path, body, read, patience_s, only)  # without what was refused
 
     def _failure(self, error, seconds: float) -> Failed:
         """Return what the library's last error says, in the words of the server or the system."""
-        url, tries = error.request.url, 1 + int(error.request.headers["x-stainless-retry-count"])
-        after = f" after {tries} tries in {seconds:.0f} s" if tries > 1 else ""
-        if (reply := getattr(error, "response", None)) is None:
-            why = f"{url}{after}: {error} {error.__cause__ or ''}".rstrip(". ")
-            return Failed(why, retry=error.__cause__ is not None)
-        status, words = reply.status_code, reply.text
-        why = f"{url}{after}: HTTP {status}: {words}".rstrip(": ")
+        import openai
+
+        tries = 1 + int(error.request.headers["x-stainless-retry-count"])
+        why = str(error.request.url) + (f" after {tries} tries in {seconds:.0f} s" * (tries > 1))
+        if not isinstance(error, openai.APIStatusError):
+            cause = error.__cause__
+            return Failed(f"{why}: {error} {cause or ''}".rstrip(". "), retry=cause is not None)
+        status, words = error.status_code, error.response.text
+        why = f"{why}: HTTP {status}: {words}".rstrip(": ")
         if status in (401, 403):
             key = f"the key is taken from the environment variable {API_KEY}"
             none = "no key is sent to a server that was found here: name it by --endpoint"

@@ -8,14 +8,12 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
-from config.errors import UserError
 from config.files import replacing_output
 from data import Task
 
 
 def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
     """Write MemAgent's eval form, with the full text; ReMemR1's, if the evidence is known."""
-    check_gradable(tasks)
     with replacing_output(Path(path)) as temporary, temporary.open("w", encoding="utf-8") as file:
         for index, task in enumerate(tasks):
             row = {"input": task.question, "answers": task.answers, "index": index}
@@ -27,17 +25,12 @@ def write_eval_json(path: str | Path, tasks: Sequence[Task]) -> None:
 
 
 def write_built(path: str | Path, tasks: Sequence[Task], **about: str | int | bool) -> None:
-    """Write our own form, compressed if the name ends in .gz: each passage once, documents as
-    indices.
+    """Write our own form of tasks that share a pool, compressed if the name ends in .gz: each
+    passage once, documents as indices.
 
     about: how the set was made (seed, n_documents, ...), for its first line.
     """
-    check_gradable(tasks)
     pool = tasks[0].pool
-    if pool is None or any(task.pool is not pool for task in tasks):
-        raise UserError(
-            "Only tasks that share one pool of passages can be kept as a set: build it first."
-        )
     titled = pool.frame == "documents"
     head = {"form": "memagent-set", "passages": len(pool.texts), "tasks": len(tasks)}
     head |= ({} if titled else {"frame": pool.frame}) | about
@@ -62,15 +55,3 @@ def labels_of(task: Task) -> dict[str, object]:
     """Return the fields that the published forms lack, so that reading restores the whole task."""
     labels = {"id": task.id, "kind": task.kind, "dataset": task.dataset, "split": task.split}
     return labels | {name: n for name in ("level", "tokens") if (n := getattr(task, name))}
-
-
-def check_gradable(tasks: Sequence[Task]) -> None:
-    """Raise a UserError if there are none, or one that no reader would accept."""
-    for task in tasks:
-        if not (task.question.strip() and task.answers and all(map(str.strip, task.answers))):
-            raise UserError(
-                f"Task {task.id} has no question or no accepted answer; only tasks that can be "
-                "graded are written."
-            )
-    if not tasks:
-        raise UserError("There are no tasks to write.")

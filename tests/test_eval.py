@@ -285,8 +285,6 @@ def stores(tmp_path_factory):
         engine = Seeded(codec, None, per_step=1)
         engine.failures = failures
         rows = run(codec, path, asked, engine, keeper.agent(), samples=2, **other)
-        for row in rows:
-            row.get("counts", {}).pop("search_s", None)
         return timeless(rows)
 
     fill.file = tmp_path_factory.mktemp("stores") / "whole"

@@ -4,11 +4,9 @@ import math
 import os
 import subprocess
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,16 +127,6 @@ def test_what_is_found_does_not_depend_on_hashes():
     assert done.stdout == here.getvalue() and "(" in done.stdout
 
 
-@pytest.mark.parametrize("name", RETRIEVERS)
-def test_the_words_of_an_item_are_taken_once(name, monkeypatch):
-    asked, retriever = [], RETRIEVERS[name]()
-    monkeypatch.setattr("agents.retrieval.words", lambda text: asked.append(text) or words(text))
-    for memory in MEMORIES:
-        retriever.add(memory)
-        retriever.top_k("Anna")
-    assert Counter(asked) == {"Anna": 4} | dict.fromkeys(MEMORIES, 1)
-
-
 # ---------------------------------------------------------------- the state
 
 
@@ -164,17 +152,6 @@ def test_the_first_update_recalls_nothing_and_the_second_what_was_overwritten():
     ]
 
 
-def test_the_memory_of_the_next_prompt_is_no_candidate():
-    s = state()
-    s.update("Anna met Otto.", "Anna")
-    assert s.recalled.text == ""
-    s.update(None, "Anna")  # the memory is kept: it is still the one that is shown
-    assert s.recalled.text == "" and len(s.history) == 1
-    s.update("Ida left.", None)
-    s.update("Anna met Otto.", "Anna")  # written anew: the older, equal one is the same text
-    assert s.recalled.text == ""
-
-
 def test_placeholders_are_never_stored():
     s = state()
     for memory in ("none yet", " none yet\n", "", "  "):
@@ -191,40 +168,6 @@ def test_several_memories_stand_in_the_order_in_which_they_were_written():
     assert s.recalled == Recall(
         "Anna met Otto.\n\nAnna met Ida.", "Anna and Ida", (3, 1), 2 / 3, age=2
     )
-
-
-def test_a_memory_that_was_written_several_times_is_found_once_as_the_last_time():
-    s = state()
-    met, came = "Anna met Otto.", "Anna came."
-    for memory in (met, "Ida left.", met, met, came, "Nobody."):
-        s.update(memory, None)
-    s.update("Rome.", "Anna Otto", k=5)
-    assert s.recalled.steps == (4, 5) and s.recalled.text == f"{met}\n\n{came}"
-    assert s.recalled.age == 3
-    kept = [(1, met), (2, "Ida left."), (4, met), (5, came), (6, "Nobody."), (7, "Rome.")]
-    assert s.history == kept
-
-
-def test_a_long_history_costs_what_is_found():
-    """Not a walk through all of it: updates with a query each take as many steps later on.
-
-    And a memory that stays takes one place.
-    """
-    s = state()
-
-    def update(n):
-        for k in range(n, n + 100):
-            s.update(f"fact{k} of name{k}", f"name{k - 1} fact{k // 2}")
-
-    first = steps_run(lambda: update(0))
-    update(100)
-    for n in range(200, 1000, 100):
-        update(n)
-    assert steps_run(lambda: update(1000)) < 2 * first and len(s.history) == 1100
-    same = state()
-    for _ in range(1000):
-        same.update("Anna met Otto.", "Otto")
-    assert same.history == [(1000, "Anna met Otto.")] and same.recalled == Recall(query="Otto")
 
 
 @given(

@@ -28,10 +28,6 @@ def forgotten(monkeypatch):
     monkeypatch.setattr(suites.FINDER, "loaded", {})
 
 
-def test_the_suite_of_these_tests_is_a_file_of_twenty_five_lines():
-    assert len(Path(MINE).read_text().splitlines()) <= 25
-
-
 @pytest.mark.parametrize("path", [MINE, EXAMPLE])
 def test_two_agents_are_asked_it_and_its_tasks_are_written(path, tmp_path):
     words = ("--suite", path, "--lengths", "4", "--n", 2, *FLAG[path])

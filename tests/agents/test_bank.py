@@ -1,24 +1,28 @@
 """The bank beside a naive one in plain Python: the same entries, the same utilities; transactions,
-files, a process that is killed at any time."""
+a process that is killed at any time, files of strangers, one writer."""
 
 import hashlib
 import itertools
 import math
+import os
 import random
 import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from contextlib import closing
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import calls_of, killed_in_child
+from conftest import HANG_S, calls_of, killed_in_child
 
 from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
 from config.errors import UserError
 from data import seed_of
+
+ROOT = Path(__file__).parents[2]
 
 
 class Plane:
@@ -208,17 +212,10 @@ def test_phase_b_is_a_hand_computed_table():
     assert [f.q_z for f in found.shown] == pytest.approx([-z, 0, z], abs=1e-4)
     assert [f.score for f in found.shown] == pytest.approx([0.5 * z, 0, -0.5 * z], abs=1e-4)
     assert found.pool == 3 and found.best_sim == pytest.approx(0.9, abs=1e-6)
-
-
-@pytest.mark.parametrize(("values", "settings", "ids"), [
-    ([(0.9, 0.0), (0.6, 0.0), (0.5, 0.0)], {}, (1, 2)),  # .5 is not above .5
-    ([(0.7, 0.3), (0.9, 0.3), (0.8, 0.3)], {}, (2, 3, 1)),  # of equals the more similar
-    ([(0.9, 0.0)] * 30 + [(0.9, 1.0)], dict(k1=40, lam=1.0, k2=1), (31,)),
-    ([(0.4, 1.0)], {}, ()),
-])  # fmt: skip
-def test_what_is_shown_by_hand(values, settings, ids):
-    found = filled(values, **settings).retrieve("q")
-    assert found.ids == ids and all(-3 <= f.q_z <= 3 for f in found.shown)
+    assert filled([(0.9, 0.0), (0.5, 0.0)]).retrieve("q").ids == (1,)  # .5 is not above .5
+    assert filled([(0.7, 0.3), (0.9, 0.3), (0.8, 0.3)]).retrieve("q").ids == (2, 3, 1)
+    outlier = filled([(0.9, 0.0)] * 30 + [(0.9, 1.0)], k1=40, lam=1.0, k2=1).retrieve("q")
+    assert outlier.ids == (31,) and outlier.shown[0].q_z == 3.0  # CLIP
     assert bank(embedder=Plane()).retrieve("q") == Retrieved()
 
 
@@ -383,32 +380,17 @@ def test_frozen_sees_what_a_killed_process_left_in_the_log(tmp_path):
     assert path.read_bytes() == before
 
 
-@pytest.mark.parametrize("at", ["schema", "embedder"])
-def test_a_bank_whose_making_was_broken_off_is_made_anew(tmp_path, at, monkeypatch):
-    path, real = tmp_path / "b.db", Bank._set
-
-    def broken(self, key, value):
-        if key == at:
-            raise KeyboardInterrupt
-        real(self, key, value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Bank, "_set", broken)
-        with pytest.raises(KeyboardInterrupt):
-            bank(path, Plane())
-    made = bank(path, Plane())
-    made.write("q", "x", success=True, task_id="t")
-    made.close()
-    assert bank(path, Plane(), frozen=True)._value("PRAGMA integrity_check") == "ok"
-
-
-def test_a_bank_in_use_and_a_full_disk_are_one_sentence_and_change_nothing(tmp_path, monkeypatch):
+def test_a_bank_in_use_a_full_disk_and_a_making_broken_off_lose_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr("agents.bank.BUSY_S", 0.1)
-    made = filled([(0.9, 0.5)], tmp_path / "b.db")
-    holder = sqlite3.connect(tmp_path / "b.db", isolation_level=None)
+    path = tmp_path / "b.db"
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Bank, "_set", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        bank(path, Plane(q=1.0, i0=0.9))
+    made = filled([(0.9, 0.5)], path)
+    holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
     digest = made.digest
-    with pytest.raises(UserError, match="in use by another process"):
+    with pytest.raises(UserError, match="locked"):
         made.write("x", "y", success=True, task_id="t")
     holder.execute("ROLLBACK")
     made._db.execute(f"PRAGMA max_page_count = {made._value('PRAGMA page_count')}")
@@ -443,3 +425,158 @@ def test_killed_at_any_time_it_goes_on_to_the_same_rows(tmp_path):
         bank(p, Plane(), delta=-1.0, frozen=True).digest for p in (path, tmp_path / "whole.db")
     }
     assert len(digests) == 1
+
+
+# ---------------------------------------------------------------- files of strangers
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory) -> bytes:
+    """The bytes of a bank: two entries, a delta and an event."""
+    path = tmp_path_factory.mktemp("sound") / "b.db"
+    with closing(Bank(path, BankConfig(delta=0.0))) as made:
+        first = made.write("count dogs", "SELECT", success=True, task_id="t1", kind="script")
+        made.write("drop cats", "it", success=False, task_id="t2", parents=[first], meta={"n": 1})
+        made.feedback(made.retrieve("count dogs").shown, 1.0)
+        made.calibrate(["count dogs", "drop cats"])
+    return path.read_bytes()
+
+
+@pytest.fixture
+def path(tmp_path, sound) -> Path:
+    (tmp_path / "b.db").write_bytes(sound)
+    return tmp_path / "b.db"
+
+
+def run(path: Path, sql: str) -> None:
+    """Execute SQL without any of the care that a bank takes."""
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript(sql)
+
+
+ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT x FROM c"
+ALTER = "PRAGMA writable_schema = ON; UPDATE sqlite_master SET "
+WRONG = {
+    "view in place of a table": f"DROP TABLE event; CREATE VIEW event AS {ENDLESS}",
+    "view beside": f"CREATE VIEW other AS {ENDLESS}",
+    "trigger": "CREATE TRIGGER tr AFTER INSERT ON info BEGIN DELETE FROM entry; END",
+    "endless trigger": (
+        "CREATE TRIGGER tr AFTER UPDATE ON entry BEGIN "
+        f"INSERT INTO event (t) {ENDLESS}; END"
+    ),
+    "generated column": "ALTER TABLE entry ADD COLUMN g AS (zeroblob(1000000000))",
+    "index of an expression": "CREATE INDEX ix ON entry (abs(q))",
+    "missing table": "DROP TABLE event",
+    "one table more": "CREATE TABLE more (x)",
+    "virtual table": "DROP TABLE event; CREATE VIRTUAL TABLE event USING fts5 (x)",
+    "constraint": (
+        f"{ALTER}sql = replace(sql, 'q REAL NOT NULL,', "
+        "'q REAL NOT NULL CHECK (abs(random()) > q),') WHERE name = 'entry'"
+    ),
+    "no SQL": f"{ALTER}sql = 'noise' WHERE name = 'entry'",
+    "another program's": "PRAGMA application_id = 7",
+    "newer": "UPDATE info SET value = '99' WHERE key = 'schema'",
+    "no version": "DELETE FROM info WHERE key = 'schema'",
+    "other tables alone": (
+        "PRAGMA application_id = 0; DROP TABLE event; DROP TABLE entry; DROP TABLE intent"
+    ),
+    "vectors of no embedder": (
+        "UPDATE info SET value = '{\"name\": 1, \"dim\": \"x\"}' WHERE key = 'embedder'"
+    ),
+    "text": lambda raw: b"these are notes, no bank\n" * 40,
+    "zeros": lambda raw: bytes(8192),
+    "truncated": lambda raw: raw[: len(raw) // 2],
+    "header alone": lambda raw: raw[:100],
+    "noise": lambda raw: raw[:100] + bytes(range(256)) * 40,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("frozen", [False, True], ids=["open", "frozen"])
+@pytest.mark.parametrize("how", WRONG)
+def test_what_is_no_bank_is_one_sentence_and_stays_as_it_is(path, how, frozen):
+    if frozen and how == "vectors of no embedder":  # it may be searched by words
+        return
+    if isinstance(WRONG[how], str):
+        run(path, WRONG[how])
+    else:
+        path.write_bytes(WRONG[how](path.read_bytes()))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=path.name) as caught:
+        Bank(path, BankConfig(), frozen=frozen)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+    assert path.read_bytes() == before
+
+
+def test_functions_of_a_schema_are_not_trusted_and_values_are_bounded(path):
+    for frozen in (False, True):
+        with closing(Bank(path, BankConfig(), frozen=frozen)) as made:
+            assert made._value("PRAGMA trusted_schema") == 0
+            assert made._db.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) < 1 << 27
+
+
+def test_what_is_no_file_of_a_bank_is_one_sentence(path, tmp_path, monkeypatch):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "loop").symlink_to("loop")
+    for name in ("folder", "fifo", "loop", "a\0b", "x" * 300, "none/b.db"):
+        with pytest.raises(UserError):
+            Bank(tmp_path / name, BankConfig())
+    with pytest.raises(UserError):
+        Bank(tmp_path / "none.db", BankConfig(), frozen=True)
+    monkeypatch.setattr("agents.bank.MOST_BYTES", 4096)
+    with pytest.raises(UserError, match="too large"):
+        Bank(path, BankConfig(), frozen=True)
+
+
+@pytest.mark.parametrize("rows", [
+    {}, [], {"info": 7}, {"intent": [[1, "default", "x"]]}, {"intent": [[1, "default", "x", "?"]]},
+    {"event": [[10**30] * 9]}, {"info": [["schema", "[" * 100_000]]}, {"info": [["schema", "2"]]},
+    {"entry": [[1, 55, "k", "e", 1, 0.5, 0, 0, "t", 0, 1, "[1]", "[]", 0]]},
+])  # fmt: skip
+def test_rows_of_a_model_folder_that_are_no_bank_are_one_sentence(rows, path):
+    with closing(Bank(path, BankConfig(), frozen=True)) as sound_one:
+        whole = sound_one.dump()
+    made = Bank(None, BankConfig(delta=0.0))
+    made.load(whole)
+    before = made.digest
+    with pytest.raises(UserError) as caught:
+        made.load(whole | rows if isinstance(rows, dict) and rows else rows)
+    assert "\n" not in str(caught.value) and made.digest == before
+
+
+def test_a_journal_of_a_stranger_is_not_used(path):
+    """SQLite removes the file that a journal names at its end, wherever it is."""
+    Path(f"{path}-journal").write_bytes(bytes.fromhex("d9d505f920a163d7"))
+    with pytest.raises(UserError, match="is not of a bank"):
+        Bank(path, BankConfig())
+    with closing(Bank(path, BankConfig(), frozen=True)) as looking:
+        assert len(looking.entries()) == 2
+    assert Path(f"{path}-journal").exists()
+
+
+# ---------------------------------------------------------------- one writer
+
+
+def test_a_second_writer_is_told_who_the_first_one_is(path):
+    """Readers are not kept out, and a writer that was killed keeps nobody out."""
+    code = (
+        "import sys; from pathlib import Path; from agents.bank import Bank, BankConfig; "
+        f"bank = Bank(Path({str(path)!r}), BankConfig()); print('open', flush=True); "
+        "sys.stdin.read()"
+    )
+    writer = subprocess.Popen(
+        [sys.executable, "-c", code], cwd=ROOT,
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    try:
+        assert writer.stdout.readline() == "open\n"
+        with pytest.raises(UserError, match=f"written by process {writer.pid} .* since 2"):
+            Bank(path, BankConfig())
+        with closing(Bank(path, BankConfig(), frozen=True)) as looking:
+            assert len(looking.entries()) == 2
+    finally:
+        writer.kill()
+        writer.wait(HANG_S)
+    with closing(Bank(path, BankConfig())) as left:
+        assert len(left.entries()) == 2
+    assert not [each for each in path.parent.iterdir() if each != path]

@@ -148,14 +148,6 @@ def test_the_window_ends_a_task():
     assert "window" in tried(reader, engine, world.task(0)).error and world.open == 0
 
 
-def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
-    reader, world = agent(), Counting()
-    trajectory = tried(reader, answering("yes"), world.task(99))
-    assert "cannot be begun" in trajectory.error
-    assert reader.tried(trajectory) is None and reader.reward(trajectory) == 0.0
-    assert reader.lesson([trajectory]) is None
-
-
 @pytest.mark.parametrize(("settings", "solved", "kind"), [
     (dict(build="trajectory"), True, "trajectory"), (dict(build="script"), True, "script"),
     (dict(update="validation"), False, ""), (dict(update="validation"), True, "script"),
@@ -285,17 +277,6 @@ def test_a_document_is_read_as_memagent_reads_it_with_the_block_above():
     assert reader.reward(trajectory) == 1.0 and trajectory.turns[-1].prompt.trained is False
 
 
-def test_a_lesson_is_no_section_and_stands_below_the_answer():
-    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 4)
-    reader = agent(chunk_tokens=40)
-    trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
-    made, n = record(trajectory, reader), len(trajectory.turns) - 2
-    assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
-    assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
-    shown = str(joined(map(html, trace(made, None, 100))))
-    assert shown.count("<h3>section") == n and shown.index("became") < shown.index("do it well")
-
-
 def test_an_answer_that_stands_in_what_is_shown_is_counted_and_the_own_one_is_not_shown():
     task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo.")
     for said, leaked in (("Bob went to Oslo.", 1.0), ("Bob went to Oslofjord.", 0.0)):
@@ -343,13 +324,6 @@ def test_no_token_of_an_experience_or_of_a_lesson_is_trained():
     assert all("how 5 went" in engine.codec.response(row.prompt_ids) for row in rows)
 
 
-def test_graded_rewards_are_mapped_to_the_range_of_utilities():
-    reader = agent(graded=True)
-    trajectory = tried(reader, answering("no"), Counting().task(0))
-    trajectory.turns[-1].notes = Tried(success=False, reward=0.25)
-    assert reader.lesson([trajectory]).reward == 0.25
-
-
 def test_state_brings_back_the_bank():
     reader = filled()
     reader.learn([reader.lesson([tried(reader, answering("yes"), Counting().task(0))])])
@@ -369,8 +343,6 @@ def test_published_constants_are_settings_of_every_environment():
     ]  # fmt: skip
     with pytest.raises(UserError, match="name an embedder"):
         MemRLConfig(retrieve="dense")
-    with pytest.raises(UserError, match="Rewards"):
-        MemRLConfig(success_reward=-1, failure_reward=1)
 
 
 def test_of_several_ranks_the_first_alone_writes_the_file(tmp_path, monkeypatch):
@@ -387,3 +359,29 @@ def test_of_several_ranks_the_first_alone_writes_the_file(tmp_path, monkeypatch)
     monkeypatch.setenv("RANK", "0")
     first.learn([first.lesson([tried(first, answering("yes"), Counting().task(0))])])
     assert first.bank.digest == second.bank.digest
+
+
+def test_a_lesson_is_no_section_and_stands_below_the_answer():
+    task = Task("d", "Where is Anna?", ("Oslo",), text="Anna went to Oslo. " * 4)
+    reader = agent(chunk_tokens=40)
+    trajectory = tried(reader, answering("\\boxed{Oslo}"), task)
+    made, n = record(trajectory, reader), len(trajectory.turns) - 2
+    assert n_sections(made) == n == row_of(trajectory, Cell("", "", "", 1), reader)["sections"]
+    assert made["answer"] == "\\boxed{Oslo}" and made["turns"][-1]["aside"]
+    shown = str(joined(map(html, trace(made, None, 100))))
+    assert shown.count("<h3>section") == n and shown.index("became") < shown.index("do it well")
+
+
+def test_graded_rewards_are_mapped_to_the_range_of_utilities():
+    reader = agent(graded=True)
+    trajectory = tried(reader, answering("no"), Counting().task(0))
+    trajectory.turns[-1].notes = Tried(success=False, reward=0.25)
+    assert reader.lesson([trajectory]).reward == 0.25
+
+
+def test_a_task_that_cannot_be_begun_is_an_error_of_its_trajectory():
+    reader, world = agent(), Counting()
+    trajectory = tried(reader, answering("yes"), world.task(99))
+    assert "cannot be begun" in trajectory.error
+    assert reader.tried(trajectory) is None and reader.reward(trajectory) == 0.0
+    assert reader.lesson([trajectory]) is None

@@ -518,7 +518,8 @@ def test_which_model_of_an_ollama_and_its_window(monkeypatch):
         assert answerer(AskConfig()).window == local.WINDOW
         monkeypatch.setenv(local.CONTEXT, "8192")
         assert answerer(AskConfig()).window == 8192
-    for nothing in ([], [VECTORS], [CLOUD], [{"no": "name"}], ["x"]):
+    endless = SMALL | {"name": "m" * local.MOST_BYTES}
+    for nothing in ([], [VECTORS], [CLOUD], [{"no": "name"}], ["x"], [SMALL, endless]):
         with ollama(monkeypatch, nothing):
             assert answerer(AskConfig()).model == READER
 

@@ -1,6 +1,5 @@
 """All baselines of conversations in one evaluation, from a file to the summary, by a tiny model."""
 
-import csv
 import json
 from statistics import fmean
 
@@ -10,13 +9,11 @@ from test_train_conversations import model  # noqa: F401  a fixture
 from typer.testing import CliRunner
 
 import cli
-from report.summary import csv_of
 
 AGENTS = (
     "memupdate", "memupdate@untrained", "none", "bm25", "facts", "full", "newest", "idle",
     "evidence", "oracle",
 )  # fmt: skip
-SEARCHING = ("memupdate", "memupdate@untrained", "facts", "newest", "idle", "evidence")
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +57,11 @@ def test_every_baseline_has_its_rows_and_its_costs(evaluated):
     cells = summary["cells"]
     assert len(cells) == len({(c["agent"], c["question"]) for c in cells}) == 5 * len(AGENTS)
     assert summary["metric"] == "reward" and all("official_em" in cell for cell in cells)
-    table = {(r["agent"], r["question"]): r for r in csv.DictReader(csv_of(summary).splitlines())}
     for cell in cells:
-        where = cell["agent"], cell["question"]
         made = [r for r in of(rows, cell["agent"]) if r["question"] == cell["question"]]
-        for cost in ("tokens_read", "tokens_written", "model_calls", "seconds"):
-            assert cell[cost] == pytest.approx(fmean(row[cost] for row in made)), where
-            assert cell[cost] > 0 and float(table[where][cost]) == pytest.approx(cell[cost]), where
-        assert cell["n"] == len(made), where
-        assert ("search_s" in cell.get("rates", {})) == (cell["agent"] in SEARCHING), where
-        if cell["agent"] in SEARCHING:
-            searched = fmean(row["counts"]["search_s"] for row in made)
-            assert cell["rates"]["search_s"] == pytest.approx(searched, abs=1e-4), where
+        assert cell["n"] == len(made) and cell["seconds"] > 0
+        for cost in ("tokens_read", "tokens_written", "model_calls"):
+            assert cell[cost] == pytest.approx(fmean(row[cost] for row in made))
 
 
 def test_the_baselines_read_what_they_are_named_for(evaluated):

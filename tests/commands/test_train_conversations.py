@@ -12,8 +12,7 @@ import math
 import pytest
 from conftest import random_policy
 from test_locomo import question, sample, write
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from test_memupdate import by_bytes, call, create, delete
 from typer.testing import CliRunner
 
 import cli
@@ -32,29 +31,16 @@ def no_report(monkeypatch):
     monkeypatch.setattr("report.page.write_report", lambda *_, **__: None)
 
 
-def calls() -> list[str]:
-    """Return calls that a tiny policy has in its vocabulary."""
-
-    def call(name, **arguments):
-        return f"<tool_call>{json.dumps({'name': name, 'arguments': arguments})}</tool_call>"
-
-    create = [call("manage_memory", operation="create", content=f"Fact {k}.") for k in range(40)]
-    delete = [call("delete_memory", memory_id=f"m{k}") for k in range(1, 9)]
-    return [*create, *delete, call("search_memory", query="pears")]
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     """A folder with a random policy, a chat template with roles and tools, and Hermes calls."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    vocabulary = {token: k for k, token in enumerate(["<pad>", "<eos>", *alphabet])}
-    backend = Tokenizer(models.BPE(vocabulary, []))
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, eos_token="<eos>", pad_token="<pad>"
+    tokenizer = by_bytes()
+    searches = call("search_memory", query="pears")
+    creates, deletes = (
+        [create(f"Fact {k}.") for k in range(40)],
+        [delete(f"m{k}") for k in range(1, 9)],
     )
-    tokenizer.add_tokens(calls())
+    tokenizer.add_tokens([*creates, *deletes, searches])
     tokenizer.chat_template = (
         "{% for tool in tools or [] %}{{ tool['function']['name'] }} {% endfor %}"
         "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}<eos>{% endfor %}"
@@ -155,14 +141,7 @@ def test_a_part_validates_a_training_on_another(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(memupdate.MemUpdate, "reward", noted)
     source = f"locomo:{tmp_path / 'made.json'}#memory-r1"
-    more = [
-        "--validation",
-        f"{source}/validation",
-        "--validation-n",
-        "6",
-        "--keep-checkpoints",
-        "1",
-    ]
+    more = f"--validation {source}/validation --validation-n 6 --keep-checkpoints 1".split()
     step(model, f"{source}/train", tmp_path, *BUILD, *more)
     asked = [(t, worth) for t, worth in seen if t.task.id == "conv-30"]
     assert asked and all(len(t.task.sessions) == 3 and len(t.task.probes) == 6 for t, _ in asked)

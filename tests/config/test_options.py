@@ -196,7 +196,7 @@ def test_settings_that_an_agent_would_not_have_by_itself_are_named():
     assert {name: said.get(name) for name in ("bm25", "full", "memupdate")} == {
         "bm25": "top_k 2", "full": None, "memupdate": "embedder openai:#m",
     }  # fmt: skip
-    assert said["memagent"].endswith(", 1 more") and said["memagent"].count(",") == 3
+    assert said["memagent"] == "chunk_tokens 32, memory_tokens 20, max_sections 8, over head"
     # beside a server nothing is known of its model: the agent's own defaults are the usual ones
     assert "chunk_tokens 24" in find.altered(agents, EvalConfig(endpoint=("http://h/v1",)))["full"]
 

@@ -133,20 +133,17 @@ class Server:
 
     def answer(self, body, path):
         if path.endswith("/chat/completions"):
-            (message,) = body["messages"]
-            content = f" Anna joined {len(message['content'])} Boris."
-            choice = {"message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-            return {"choices": [choice], "usage": {"prompt_tokens": 7, "completion_tokens": 3}}
+            content = f" Anna joined {len(body['messages'][-1]['content'])} Boris."
+            return text_of(content) | {"usage": {"prompt_tokens": 7, "completion_tokens": 3}}
         ids, finish = reply(self.codec, body["prompt"], body["max_tokens"])
         choice = {"text": str(self.codec.response(ids)), "finish_reason": finish}
         if self.ids and body["return_token_ids"]:
             choice |= {"token_ids": ids, "prompt_token_ids": body["prompt"]}
-        usage = {
-            "prompt_tokens": len(body["prompt"]),
-            "completion_tokens": len(ids),
-            "prompt_tokens_details": {"cached_tokens": 5},
+        usage = {"prompt_tokens": len(body["prompt"]), "completion_tokens": len(ids)}
+        return {
+            "choices": [choice],
+            "usage": usage | {"prompt_tokens_details": {"cached_tokens": 5}},
         }
-        return {"choices": [choice], "usage": usage}
 
 
 @pytest.fixture
@@ -205,7 +202,7 @@ def one(engine, **settings):
 
 
 def at(number, act):
-    """Make an `on_request` that acts at a request, and holds up it and all further ones so long."""
+    """Return an `on_request` that acts at a request, and holds up it and all further ones."""
     done = threading.Event()
 
     def on_request(n):
@@ -267,11 +264,12 @@ def test_what_a_request_says_and_an_answer_without_ids(codec, serve):
     own |= {"presence_penalty": 0, "frequency_penalty": 0, "stop_token_ids": [1]}
     assert plain == both | own | {"prompt": codec.chat([("Anna joined Boris.", False)])}
     (choice,) = server.answer(plain, "/completions")["choices"]
-    texts = choice["text"], " Anna joined 18 Boris."
-    for turn, text in zip(turns, texts, strict=True):
+    for turn, text in zip(turns, (choice["text"], " Anna joined 18 Boris."), strict=True):
         assert turn.response == text and turn.finish is Finish.STOP
         assert turn.response_ids == [*turn.response.ids, 1] == [*codec.encode(text), 1]
     assert [*engines[1].counts().values()] == [7, 0, 3]  # as the server counts them
+    with pytest.raises(UserError), engines[1].awake("a policy"):  # it is never trained from
+        pass
 
 
 def test_thoughts_are_known_as_thoughts_however_they_are_marked(codec, serve, monkeypatch):
@@ -401,9 +399,8 @@ def test_all_tries_together_take_so_long_and_no_longer(serve, monkeypatch):
     monkeypatch.setattr(served, "count_retries", lambda patience_s: 1000)
     server = serve()
     server.always = "hang"
-    assert (
-        "no answer within 0.7 s" in one(serve.engine(server, timeout_s=0.2, patience_s=0.5)).error
-    )
+    turn = one(serve.engine(server, timeout_s=0.2, patience_s=0.5))
+    assert "no answer within 0.7 s" in turn.error
 
 
 def test_the_first_failure_is_told_and_where_someone_waits_a_lack_of_memory_is_final(serve):
@@ -416,12 +413,6 @@ def test_the_first_failure_is_told_and_where_someone_waits_a_lack_of_memory_is_f
     assert "more system memory" in one(engine).error and len(server.bodies) == 4
     assert not one(engine).error and len(told) == 1
     assert not one(serve.engine(server)).error and len(server.bodies) == 7  # an evaluation waits
-
-
-def test_a_bug_of_the_engine_is_raised(serve, monkeypatch):
-    monkeypatch.setattr(served.Completion, "of", lambda reply: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        one(serve.engine(serve()))
 
 
 def test_prompts_longer_than_the_window_are_not_sent(serve):
@@ -606,11 +597,6 @@ URLS += ["http://h:99999", "http://", "", []]
 def test_what_is_no_address_is_refused(codec, url):
     with pytest.raises(UserError):
         EndpointEngine(url, "m", codec)
-
-
-def test_it_is_never_trained_from(serve):
-    with pytest.raises(UserError), serve.engine(serve()).awake("a policy"):
-        pass
 
 
 # ---------------------------------------------------------------- the end

@@ -48,7 +48,7 @@ PATTERNS = {
     forms: "HTML MARKUP CODING CONTROL LONE",
     markup: "EMPTY COMMENT SIMPLE",
     mail: "HEAD FROM QUOTED",
-    pdf: "BLANKS WORD DIGIT NUMBER",
+    pdf: "WORD DIGIT NUMBER",
     records: "DATA BASE64 COLOURS ESCAPES ESCAPED OBJECT TIMES BEGINS TAG SPEAKER",
     lexicon: "_SCRIPTS _DROPPED _ODD BREAK _BROKEN _ASCII _PLAIN _WORD SCRIPT",
     quotes: "APART WHOLE WITHIN END SHORT",
@@ -62,6 +62,7 @@ PASSES = [
 # patterns that are written where they are used: `contents` goes through them
 IN_PLACE = {
     "forms": {"\0+"},
+    "pdf": {r"\S+"},  # between two words
     "markup": {r"\n{3,}", r"\s+", "-?[0-9]{1,9}"},
     "documents": {r"(\d+)"},  # of a file's name
     "quotes": {"[{ ]", r"\S{0,20}\s*", r"\s*\S{0,20}$"},  # of a number, and around an answer

@@ -1,4 +1,4 @@
-"""BigCodeBench's verdicts, and seven tasks of our own, in a real interpreter that is shut in.
+"""BigCodeBench's verdicts, and tasks of our own, in a real interpreter that is shut in.
 
 Run by `make test-sandbox`; nothing here is skipped.
 """
@@ -28,17 +28,6 @@ ITEMS = [
          "    self.assertEqual(task_func([['a'], ['b,c', 'd']], self.path), 3)\n"
          "    self.assertEqual(open(self.path).read().split(), ['\"b,c\",d', 'a'])",
          "csv", setup="import os, tempfile"),
-    item("Return the days from one ISO date to another, negative if the second is earlier; raise "
-         "ValueError for anything else.", "first, second",
-         "parse = datetime.date.fromisoformat\nreturn (parse(second) - parse(first)).days",
-         "def test_days(self):\n"
-         "    for first, second, days in [('2024-02-28', '2024-03-01', 2),\n"
-         "                                ('2023-01-02', '2023-01-01', -1)]:\n"
-         "        with self.subTest(first):\n"
-         "            self.assertEqual(task_func(first, second), days)\n"
-         "def test_wrong(self):\n"
-         "    with self.assertRaises(ValueError): task_func('today', '2023-01-01')",
-         "datetime"),
     item("Run a command, a list of words, and return what it writes to standard output; raise "
          "RuntimeError with its exit code as text if that is not 0.", "command",
          "ran = subprocess.run(command, capture_output=True, text=True)\n"
@@ -47,54 +36,6 @@ ITEMS = [
          "def test_failure(self):\n"
          "    with self.assertRaisesRegex(RuntimeError, '7'): task_func(['sh', '-c', 'exit 7'])",
          "subprocess"),
-    item("Insert (name, amount) pairs into a new table sales in an SQLite file at path, and return "
-         "the sums by name as a dict.", "pairs, path",
-         "base = sqlite3.connect(path)\n"
-         "base.execute('create table sales (name text, amount real)')\n"
-         "base.executemany('insert into sales values (?, ?)', pairs)\n"
-         "base.commit()\n"
-         "found = dict(base.execute('select name, sum(amount) from sales group by name'))\n"
-         "base.close()\nreturn found",
-         "@classmethod\n"
-         "def setUpClass(cls):\n    cls.folder = tempfile.mkdtemp()\n"
-         "def test_sums(self):\n"
-         "    pairs = [('a', 1), ('b', 2), ('a', .5), (\"x'); --\", 1)]\n"
-         "    found = task_func(pairs, self.folder + '/a.db')\n"
-         "    self.assertEqual(found, {'a': 1.5, 'b': 2, \"x'); --\": 1})\n"
-         "    with sqlite3.connect(self.folder + '/a.db') as base:\n"
-         "        self.assertEqual(base.execute('select count(*) from sales').fetchone(), (4,))",
-         "sqlite3", setup="import tempfile"),
-    item("Call function on every item in n threads and return the results in the order of the "
-         "items.", "function, items, n",
-         "with concurrent.futures.ThreadPoolExecutor(n) as pool:\n"
-         "    return list(pool.map(function, items))",
-         "def test_order(self):\n"
-         "    wait = lambda k: time.sleep(.05 / (k + 1)) or k * k\n"
-         "    self.assertEqual(task_func(wait, range(5), 5), [0, 1, 4, 9, 16])\n"
-         "def test_threads(self):\n"
-         "    barrier = threading.Barrier(3)\n"
-         "    task_func(lambda _: barrier.wait(), range(3), 3)",
-         "concurrent.futures", setup="import threading, time"),
-    item("Return the status of the HTTP answer to a GET request for url, or None if there is no "
-         "answer.", "url",
-         "try:\n    return urllib.request.urlopen(url, timeout=2).status\n"
-         "except OSError:\n    return None",
-         "@patch('urllib.request.urlopen')\n"
-         "def test_answer(self, opened):\n"
-         "    opened.return_value.status = 204\n"
-         "    self.assertEqual(task_func('http://localhost/x'), 204)\n"
-         "    self.assertEqual(opened.call_args[0][0], 'http://localhost/x')\n"
-         "def test_none(self):\n    self.assertIsNone(task_func('http://127.0.0.1:9/'))",
-         "urllib.request", setup="from unittest.mock import patch"),
-    item("Return mean and population standard deviation of numbers, both rounded to two places; "
-         "(None, None) without any.", "numbers",
-         "if not numbers: return None, None\n"
-         "return round(statistics.fmean(numbers), 2), round(statistics.pstdev(numbers), 2)",
-         "def test_both(self):\n    self.assertEqual(task_func([1, 2, 4]), (2.33, 1.25))\n"
-         "def test_none(self):\n    self.assertEqual(task_func([]), (None, None))\n"
-         "@unittest.expectedFailure\n"
-         "def test_text(self):\n    task_func(['a'])",
-         "statistics"),
 ]  # fmt: skip
 for number, record in enumerate(ITEMS):
     record["task_id"] = f"Own/{number}"
@@ -145,14 +86,14 @@ CASES = {  # code -> reward, failure, what is said
     "skips all": (SKIP.format(""), -1.0, "", "0 of 2 tests passed."),
     "skips one": (SKIP.format("\n  if k != 1: return k + 1\n  "), -1.0, "", "1 of 2 tests passed."),
     "skips a part": (SKIP.format("\n  if k != 2: return k + 1\n  "), 1.0, "", "2 of 2"),
-    "leaves the module": ("import sys; sys.exit(0)", -1.0, "", "0 of 2 tests passed."),
-    "leaves the process": ("import os; os._exit(0)", -1.0, "crashed", "0 of 2 tests passed"),
-    "leaves in a test": ("import os\ndef task_func(k): os._exit(0)", -1.0, "crashed", "0 of 2"),
+    "leaves the module": ("import sys; sys.exit(0)", -1.0, "", "0 of 0 tests passed."),
+    "leaves the process": ("import os; os._exit(0)", -1.0, "crashed", "0 of 0 tests passed"),
+    "leaves in a test": ("import os\ndef task_func(k): os._exit(0)", -1.0, "crashed", "0 of 0"),
     "says a verdict": ("import os, sys\nfor f in (sys.stdout, sys.stderr):\n print('[\"test_one\", "
                        "\"test_two\"]', file=f, flush=True)\nos._exit(0)", -1.0, "crashed", "0 of"),
-    "breaks": ("import ctypes\ndef task_func(k): ctypes.string_at(0)", -1.0, "crashed", "0 of 2"),
-    "no end": ("def task_func(k):\n while True: pass", -1.0, "timed out", "0 of 2"),
-    "no end of output": ("while True: print('spam')", -1.0, "timed out", "0 of 2"),
+    "breaks": ("import ctypes\ndef task_func(k): ctypes.string_at(0)", -1.0, "crashed", "0 of 0"),
+    "no end": ("def task_func(k):\n while True: pass", -1.0, "timed out", "0 of 0"),
+    "no end of output": ("while True: print('spam')", -1.0, "timed out", "0 of 0"),
     "much output": (RIGHT + "\nprint('x' * 3_000_000)", 1.0, "", "left out"),
     "a thread that stays": ("import threading, time\nthreading.Thread(target=time.sleep, "
                             "args=[3600]).start()\n" + RIGHT, 1.0, "", "2 of 2"),
@@ -162,7 +103,7 @@ CASES = {  # code -> reward, failure, what is said
     "own TestCases": (RIGHT.replace("+ 1", "") + "\nimport unittest\nclass TestCases("
                       "unittest.TestCase):\n def test_one(self): pass\n", -1.0, "", "0 of 2"),
     "other text": ("", -1.0, "", "NameError"),
-    "half a letter": (RIGHT + " # \ud800", -1.0, "", "0 of 2"),
+    "half a letter": (RIGHT + " # \ud800", -1.0, "", "0 of 0"),
 }  # fmt: skip
 
 
@@ -202,71 +143,53 @@ def test_what_fails_around_the_tests_fails_them(path):
 EXIT = "@classmethod\ndef {}(cls): sys.exit(0)"
 IN_TEST = "def test_one(self): {}"
 EXITS = IN_TEST.format("\n with self.assertRaises(SystemExit): {}(1)")
-# what the released evaluator has said of tests and, where it is not `RIGHT`, of code, run beside
-# the checkout
-GOLDEN = {
-    "pass": {
-        "plain": case_file(ONE),
-        "all tests are of the base": heir("x = 1", inherits=ONE),
-        "unpickling in a test": (
-            case_file(IN_TEST.format("pickle.loads(pickle.dumps(A()))")),
-            f"import pickle\nclass A: pass\n{RIGHT}",
-        ),
-        "environ": (
-            case_file(ONE),
-            "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])",
-        ),
-        "a module of builtins": (case_file(ONE), f"__builtins__.len\n{RIGHT}"),
-        "the zone of time": (
-            case_file(IN_TEST.format("self.assertEqual(time.tzname[0], os.environ['TZ'])")),
-            f"import time\n{RIGHT}",
-        ),
-        "unexpected success": case_file("@unittest.expectedFailure", ONE),
-        "expected failure": case_file("@unittest.expectedFailure", WRONG),
-        "an import of the prompt": (
-            case_file(ONE),
-            "def task_func(k): return k + math.floor(1.5)",
-        ),
-        "the function of the prompt": (
-            case_file(IN_TEST.format("self.assertIsNone(task_func(1))")),
-            "x = 1",
-        ),
-    },
-    "fail": {
-        "a test of the base fails": heir(ONE, inherits=WRONG),
-        "one of a base that is no case": case_file(
-            ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG)
-        ),
-        "all tests are of the base": heir("x = 1", inherits=WRONG),
-        "a test that the text does not name": case_file(
-            ONE, after="TestCases.test_two = lambda self: self.fail()\n"
-        ),
-        "exit in tearDownClass": case_file(ONE, EXIT.format("tearDownClass")),
-        "exit in tearDownModule": case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"),
-        "exit in a cleanup of the class": case_file(
-            ONE, "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"
-        ),
-        "interrupted at last": case_file(ONE, "def test_two(self): raise KeyboardInterrupt"),
-        "unpickling at import": (
-            case_file(ONE),
-            f"import pickle\nclass A: pass\npickle.loads(pickle.dumps(A()))\n{RIGHT}",
-        ),
-        "exit without sys": case_file(EXITS.format("exit")),
-        "quit without sys": case_file(EXITS.format("quit")),
-        "from the future": (case_file(ONE), f"from __future__ import annotations\n{RIGHT}"),
-    },
-}
+# (case, whether it passes, tests, code), as the released evaluator said, run beside the checkout
+IMPORTED = "def task_func(k): return k + math.floor(1.5)"
+ENVIRON = "def task_func(k):\n environ['A'] = '1'\n return k + int(os.environ['A'])"
+PICKLED = "pickle.loads(pickle.dumps(A()))"
+MIXED = case_file(ONE, base="Mixin, unittest.TestCase", before=class_of("Mixin", "", WRONG))
+UNNAMED = "TestCases.test_two = lambda self: self.fail()\n"
+CLEANUP = "@classmethod\ndef setUpClass(cls): cls.addClassCleanup(sys.exit, 0)"
+GOLDEN = [
+    ("plain", True, case_file(ONE), RIGHT),
+    ("all tests are of the base", True, heir("x = 1", inherits=ONE), RIGHT),
+    ("unpickling in a test", True, case_file(IN_TEST.format(PICKLED)),
+     f"import pickle\nclass A: pass\n{RIGHT}"),
+    ("environ", True, case_file(ONE), ENVIRON),
+    ("a module of builtins", True, case_file(ONE), f"__builtins__.len\n{RIGHT}"),
+    ("the zone of time", True,
+     case_file(IN_TEST.format("self.assertEqual(time.tzname[0], os.environ['TZ'])")),
+     f"import time\n{RIGHT}"),
+    ("unexpected success", True, case_file("@unittest.expectedFailure", ONE), RIGHT),
+    ("expected failure", True, case_file("@unittest.expectedFailure", WRONG), RIGHT),
+    ("an import of the prompt", True, case_file(ONE), IMPORTED),
+    ("the function of the prompt", True,
+     case_file(IN_TEST.format("self.assertIsNone(task_func(1))")), "x = 1"),
+    ("a test of the base fails", False, heir(ONE, inherits=WRONG), RIGHT),
+    ("one of a base that is no case", False, MIXED, RIGHT),
+    ("all tests of the base fail", False, heir("x = 1", inherits=WRONG), RIGHT),
+    ("a test that the text does not name", False, case_file(ONE, after=UNNAMED), RIGHT),
+    ("exit in tearDownClass", False, case_file(ONE, EXIT.format("tearDownClass")), RIGHT),
+    ("exit in tearDownModule", False,
+     case_file(ONE, after="def tearDownModule(): sys.exit(0)\n"), RIGHT),
+    ("exit in a cleanup of the class", False, case_file(ONE, CLEANUP), RIGHT),
+    ("interrupted at last", False,
+     case_file(ONE, "def test_two(self): raise KeyboardInterrupt"), RIGHT),
+    ("unpickling at import", False, case_file(ONE),
+     f"import pickle\nclass A: pass\n{PICKLED}\n{RIGHT}"),
+    ("exit without sys", False, case_file(EXITS.format("exit")), RIGHT),
+    ("quit without sys", False, case_file(EXITS.format("quit")), RIGHT),
+    ("from the future", False, case_file(ONE), f"from __future__ import annotations\n{RIGHT}"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("verdict", "case"), [(verdict, case) for verdict in GOLDEN for case in GOLDEN[verdict]]
+    ("passes", "tests", "code"), [row[1:] for row in GOLDEN], ids=[row[0] for row in GOLDEN]
 )
-def test_a_verdict_is_that_of_the_released_evaluator(path, verdict, case):
-    found = GOLDEN[verdict][case]
-    tests, code = (found, RIGHT) if isinstance(found, str) else found
+def test_a_verdict_is_that_of_the_released_evaluator(path, passes, tests, code):
     write(path, [{**ITEMS[0], "test": tests, "task_id": "0", "code_prompt": PROMPT}])
     step = response(Programs(path, sys.executable, seconds=20), "0", fence(code, "python"))
-    assert (step.reward, step.failure) == (1.0 if verdict == "pass" else -1.0, ""), step
+    assert (step.reward, step.failure) == (1.0 if passes else -1.0, ""), step
 
 
 def test_the_block_with_the_function_counts_and_without_any_nothing_runs(judged):
@@ -286,8 +209,8 @@ def test_a_patched_assertion_deceives_the_verdict(judged):
 
 def test_interpreters_below_tmp_and_root_and_debians_own(tmp_path):
     """The sandbox's own /tmp hides none; ours lies below /root where the tests run as root."""
-    ours = Interpreter.from_program(sys.executable)
-    assert ours.lacks(["pytest", "json", "no_such_library"]) == {"no_such_library"}
+    ours = Interpreter.from_program(sys.executable, ["pytest", "json", "no_such_library"])
+    assert ours.missing == {"no_such_library"}
     venv.create(tmp_path / "venv", symlinks=True)
     pythons = [tmp_path / "venv" / "bin" / "python"]
     if os.access("/usr/bin/python3", os.X_OK):

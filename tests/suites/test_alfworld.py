@@ -4,7 +4,6 @@ They compile for minutes and are not installed here: what is tested is the proce
 protocol, not ALFWorld.
 """
 
-import importlib.util
 import json
 import os
 import re
@@ -61,7 +60,7 @@ class PddlEnv:
         if command == "raise": raise ValueError("a bug")
         if command == "long": return self.state("x\\x1b[2J" * 9000), 0, False
         print("noise")
-        return self.state(f"{self.n}: {command} {os.environ['ALFWORLD_DATA'][:5]}",
+        return self.state(f"{self.n}: {command} {os.environ['ALFWORLD_DATA']}",
                           command == "win"), 0, False
 """,
 }
@@ -77,6 +76,7 @@ def site(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(site))
     monkeypatch.setenv("PYTHONPATH", str(site))
     monkeypatch.setattr(module, "SECONDS", HANG_S)
+    monkeypatch.setattr("tempfile.tempdir", "/tmp")
     return site
 
 
@@ -122,13 +122,12 @@ def test_a_tree_is_read_by_the_names_of_its_folders(tmp_path):
         tmp_path, b={"pddl_problem": two}, a={"task_type": "look_at_obj_in_light"}, c_movable={},
         d={"solvable": False}, e={"solvable": None}, f_Sliced={},
     )  # fmt: skip
-    games, left_out = read(folder)
-    assert [(game.id, game.kind) for game in games] == [
-        ("a/trial", "look_at_obj_in_light"), ("b/trial", "pick_and_place_simple"),
-    ]  # fmt: skip
-    assert left_out == 4 and games[0].content == "016d3f611cb25cd4"  # of all versions
-    assert "you see a bed 1, and a desk 1.\n" in games[1].intent
-    assert games[0].intent == (
+    (one, other), left_out = read(folder)
+    assert (one.id, one.kind) == ("a/trial", "look_at_obj_in_light") and left_out == 4
+    assert (other.id, other.kind) == ("b/trial", "pick_and_place_simple")
+    assert one.content == "016d3f611cb25cd4"  # of all versions
+    assert "you see a bed 1, and a desk 1.\n" in other.intent
+    assert one.intent == (
         "You are in the middle of a room. Looking quickly around you, you see a desk 1.\n"
         "Your task is to: put a mug on desk."
     )
@@ -177,28 +176,14 @@ def test_a_command_is_the_last_line_of_a_response(action, command):
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_missing_package_is_named_with_the_command_that_brings_it(monkeypatch, name, site):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda n: None if n == name else find(n))
-    with pytest.raises(UserError, match=f"package {name}: {re.escape(module.INSTALL)}"):
+@pytest.mark.parametrize(("code", "reason"), [
+    ("raise ModuleNotFoundError('No\\nmodule')", r"\(crashed: ModuleNot.*: No module\)"),
+    ("import os; os._exit(1)", r"\(crashed\)"),
+])  # fmt: skip
+def test_a_package_that_cannot_be_imported_is_told_before_the_first_task(site, name, code, reason):
+    (site / name / "__init__.py").write_text(code)
+    with pytest.raises(UserError, match=f"{reason}: {re.escape(module.INSTALL)}"):
         opened("alfworld", "x")
-
-
-@pytest.mark.parametrize(
-    ("code", "reason"),
-    [
-        ("raise ImportError('libGL.so\\nis missing')", r"\(crashed: ImportError: libGL.so is miss"),
-        ("import os; os._exit(1)", r"\(crashed\): pip install"),
-    ],
-)
-def test_packages_that_cannot_be_imported_are_refused_before_the_first_task(
-    site, tmp_path, code, reason
-):
-    (site / "textworld/__init__.py").write_text(code)
-    with pytest.raises(UserError, match=reason):
-        opened("alfworld", str(tree(tmp_path / "games", a={})))
-    with pytest.raises(UserError, match="file"):
-        opened("alfworld")
 
 
 # ---------------------------------------------------------------- the process
@@ -211,10 +196,10 @@ def test_games_of_one_task_share_nothing(environment):
     with closing(task.begin()) as one, closing(task.begin()) as two:
         # the game's own, without its welcome
         assert one.observation == f"A room.\nA task.\n{POSSIBLE}"
-        assert one.step("x") == Step(f"1: x /tmp/\n{POSSIBLE}")
+        assert one.step("x") == Step(f"1: x /tmp\n{POSSIBLE}")
         assert one.step("y").observation.startswith("2: y")
         assert two.step("z").observation.startswith("1: z")
-        assert two.step("win") == Step("2: win /tmp/\nThe task is done.", True, 1.0)
+        assert two.step("win") == Step("2: win /tmp\nThe task is done.", True, 1.0)
         shown = one.step("long").observation
         assert len(shown) < 21_000 and "\033" not in shown
         pids = [one._player.process.pid, two._player.process.pid]
@@ -242,19 +227,8 @@ def test_a_game_that_breaks_off_fails_the_task_alone(environment, monkeypatch, a
             assert game.step(action) == Step("The game has ended.", True, -1.0, failure)
         assert game.step("x").failure == "crashed"  # and so it stays
         assert other.step("win").reward == 1.0
-
-
-def test_a_damaged_game_cannot_be_begun(environment):
     with pytest.raises(UserError, match=r"bad/trial/.* cannot be played: crashed: KeyError"):
         environment.tasks()[1].begin()
-
-
-def test_nothing_is_left_when_it_is_closed(environment):
-    folder = Path(environment._data.name)
-    assert folder.is_dir()
-    environment.close()
-    environment.close()
-    assert not folder.exists()
 
 
 def test_a_game_ends_with_the_process_that_plays_it(site, tmp_path):

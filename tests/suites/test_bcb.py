@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import sys
 
@@ -11,8 +10,8 @@ from conftest import opened
 
 from config.errors import UserError
 from suites import bcb
-from suites.bcb import Interpreter, Programs, read
-from tasks.sandbox import fence
+from suites.bcb import Interpreter, Programs
+from tasks.sandbox import Ran, fence
 
 
 def item(prompt: str, arguments: str, gold: str, tests: str, *libs: str, setup: str = "") -> dict:
@@ -79,7 +78,6 @@ def path(tmp_path):
 @pytest.fixture
 def unconfined(monkeypatch):
     monkeypatch.setattr(bcb, "lacking", lambda: [])
-    monkeypatch.setattr(Interpreter, "lacks", lambda self, libraries: set())
 
 
 def test_the_prompts_code_comes_first_where_a_file_has_it(path, monkeypatch, unconfined):
@@ -115,32 +113,26 @@ def test_tasks_carry_what_is_asked_and_a_fingerprint_of_the_tests(path, unconfin
     assert changed == [True, False]
 
 
-def test_tasks_of_a_missing_library_are_refused_or_left_out(path, monkeypatch, capsys, unconfined):
-    lacks = {"no_such_library"}
-    monkeypatch.setattr(Interpreter, "lacks", lambda self, libraries: lacks & {*libraries})
-    write(path, [ITEM, missing := {**OTHER, "libs": "['csv', 'no_such_library']"}])
-    with pytest.raises(UserError, match=r"lacks no_such_library, which 1 of 2 tasks need: .* pip"):
+def test_tasks_of_a_missing_library_are_refused_or_left_out(path, capsys, unconfined):
+    write(path, [ITEM, missing := {**OTHER, "libs": "['csv', 'no_such.library', '.']"}])
+    with pytest.raises(UserError, match=r"1 of 2 tasks .* need \., no_such.library"):
         Programs(path, sys.executable)
     (ready,) = opened("bcb", str(path), leave_out=True).tasks()
     said = " ".join(capsys.readouterr().out.split())
-    assert ready.id == "Own/0" and "bcb: 1 tasks are left out, which need no_such_library." in said
+    assert ready.id == "Own/0" and "1 tasks are left out, which need ., no_such.library." in said
     write(path, [missing])
-    with pytest.raises(UserError, match="No task of"):
+    with pytest.raises(UserError):
         Programs(path, sys.executable, skip=True)
 
 
-@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true", "/bin/false", "/"])
-def test_what_is_no_interpreter_is_one_sentence(path, unconfined, python):
-    with pytest.raises(UserError, match="cannot be run as a Python interpreter"):
-        Programs(path, python)
-
-
-def test_an_interpreter_that_needs_the_whole_machine_is_refused(path, tmp_path, unconfined):
-    """Its folder would be shown to what models write."""
-    (python := tmp_path / "python").write_text('#!/bin/sh\necho \'["/usr/bin/x", "/", "/"]\'\n')
-    python.chmod(0o755)
-    with pytest.raises(UserError, match="has / as its folder"):
-        Programs(path, python)
+@pytest.mark.parametrize("python", ["/no/such/python", "/bin/true", "/bin/false", "/", "whole"])
+def test_what_is_no_interpreter_or_needs_the_whole_machine_is_refused(tmp_path, python):
+    """The folder of the last one would be shown to what models write."""
+    if python == "whole":
+        (python := tmp_path / "python").write_text('#!/bin/sh\necho \'["/x", ["/", "/"], []]\'\n')
+        python.chmod(0o755)
+    with pytest.raises(UserError):
+        Interpreter.from_program(python)
 
 
 def test_what_is_missing_is_told_before_the_first_task(path, monkeypatch):
@@ -158,44 +150,32 @@ def test_an_error_of_the_machine_is_a_failure(path, monkeypatch, unconfined):
     assert step.failure == "crashed: Resource temporarily unavailable" and step.reward == -1.0
 
 
-def test_a_compressed_file_libraries_as_a_list_and_tests_of_a_base(tmp_path):
-    item = {**ITEM, "libs": ["re"], "test": heir(ONE, inherits=WRONG)}
-    path = tmp_path / "bcb.jsonl.gz"
-    path.write_bytes(gzip.compress(f"{json.dumps(item)}\n\n".encode()))
-    found = read(path)["Own/0"]
-    assert found.libs == ("re",) and found.tests == {"test_one", "test_base"}
+def test_a_verdict_is_whatever_the_code_has_written_there(path, monkeypatch, unconfined):
+    for said, reward, good in (
+        ('{"a": true, "b": 1}', 1.0, "2 of 2"), ('{"a": "", "b": [1]}', -1.0, "1 of 2"),
+        ("{}", -1.0, "0 of 0"), ("5", -1.0, "0 of 0"), ("[" * 10**5, -1.0, "0 of 0"),
+    ):  # fmt: skip
+        monkeypatch.setattr(bcb, "confine", lambda *_, said=said: Ran("", said, 0, 1.0))
+        step = response(Programs(path, sys.executable), "Own/0", "```python\npass\n```")
+        assert step.reward == reward and good in step.observation
 
 
 def broken(**fields) -> str:
     return json.dumps({**ITEM, **fields})
 
 
-@pytest.mark.parametrize(
-    ("text", "field"),
-    [
-        (None, "No file"),
-        ("", "holds no task"),
-        ("{", "line 1"),
-        (b"\xff\xfe", "line 1"),
-        (broken() + "\n" + "[" * 100_000, "line 2"),
-        (broken() + "\n5", "line 2"),
-        (broken(task_id=3), "line 1, task_id"),
-        (broken(instruct_prompt=" "), "line 1, instruct_prompt"),
-        (broken(test=None), "line 1, test"),
-        (broken(test="def x("), "no Python"),
-        (broken(test="\0"), "no Python"),
-        (broken(test="class Other: pass"), "no class TestCases"),
-        (broken(test="class TestCases:\n def other(self): pass"), "no class TestCases"),
-        (broken(test="class TestCases(TestCases): pass"), "no class TestCases"),
-        (broken(entry_point="a b"), "line 1, entry_point"),
-        (broken(code_prompt=["x"]), "line 1, code_prompt"),
-        (broken(libs="['a"), "line 1, libs"),
-        (broken(libs=[1]), "line 1, libs"),
-        (broken(libs="5"), "line 1, libs"),
-        (broken() + "\n" + broken(), "Own/0 was there before"),
-    ],
-)
-def test_a_file_that_is_wrong_is_one_sentence(tmp_path, text, field):
+@pytest.mark.parametrize(("text", "field"), [
+    (None, "No file"), ("", "holds no task"), ("{", "line 1"), (b"\xff\xfe", "line 1"),
+    (broken() + "\n" + "[" * 100_000, "line 2"), (broken() + "\n5", "line 2"),
+    (broken(task_id=3), "line 1, task_id"),
+    (broken(instruct_prompt=" "), "line 1, instruct_prompt"),
+    (broken(test=None), "line 1, test"), (broken(test="class Other: pass"), "line 1, test"),
+    (broken(entry_point="a b"), "line 1, entry_point"),
+    (broken(code_prompt=["x"]), "line 1, code_prompt"), (broken(libs="['a"), "line 1, libs"),
+    (broken(libs=[1]), "line 1, libs"), (broken(libs="5"), "line 1, libs"),
+    (broken() + "\n" + broken(), "Own/0 was there before"),
+])  # fmt: skip
+def test_a_file_that_is_wrong_is_one_sentence(tmp_path, text, field, unconfined):
     path = tmp_path / "bcb.jsonl"
     if text is not None:
         path.write_bytes(text if isinstance(text, bytes) else text.encode())

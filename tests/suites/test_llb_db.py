@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[2]
 TRAIN = ROOT.parent / "shared" / "data" / "llb_db_train.json.gz"
 published = pytest.mark.skipif(not TRAIN.is_file(), reason=f"needs {TRAIN}, which is not there")
 FDS = Path("/proc/self/fd")
-SECONDS = llb_db.SECONDS
 RIGHT = "Answer: [('Petrel', 9.5), ('Puffin', 9.5), ('Tern', 7)]"  # to own-1
 LOOK = "```sql\nSELECT 1\n```"
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) "
@@ -70,32 +69,29 @@ def with_field(path: Path, place: str, value: object) -> Databases:
 # ---------------------------------------------------------------- the file
 
 
-@pytest.mark.parametrize(
-    ("place", "value", "field"),
-    [
-        ("instruction", None, "item own-1, instruction"),
-        ("instruction", "\ud800", "item own-1, instruction"),
-        ("answer_info.sql", " ", "item own-1, answer_info.sql"),
-        ("answer_info.direct", None, "'direct'"),
-        ("answer_info.direct.0.0", {"a": 1}, "item own-1, answer_info.direct.0.0"),
-        ("answer_info.md5", "5e55", "'direct'"),
-        ("table_info.name", "a\nb", "item own-1, table_info.name"),
-        ("table_info.column_info_list", [], "column_info_list"),
-        ("table_info.column_info_list.0.name", "NAME", "the same name"),
-        ("table_info.column_info_list.0.type", "INT); DROP", "column_info_list.0.type"),
-        ("table_info.row_list.2", [3, "Tern"], "one value per column"),
-        ("table_info.row_list.0.0", 2**63, "item own-1, table_info.row_list.0.0"),
-        ("table_info.row_list.0.1", "a\0", "item own-1, table_info.row_list.0.1"),
-        ("table_info.row_list", [[{}] * 5] * 1000, "item own-1, table_info.row_list.0.0"),
-        ("skill_list", "insert", "item own-1, skill_list"),
-    ],
-)
+@pytest.mark.parametrize(("place", "value", "field"), [
+    ("instruction", None, "instruction"), ("instruction", "\ud800", "instruction"),
+    ("answer_info.sql", " ", "answer_info.sql"), ("answer_info.direct", None, "'direct'"),
+    ("answer_info.direct.0.0", {"a": 1}, "answer_info.direct.0.0"),
+    ("answer_info.md5", "5e55", "'direct'"), ("table_info.name", "a\nb", "table_info.name"),
+    ("table_info.name", "sqlite_boats", "reserved"),
+    ("table_info.column_info_list", [], "column_info_list"),
+    ("table_info.column_info_list.0.name", "NAME", "duplicate column name"),
+    ("table_info.column_info_list.0.type", "INT); DROP", "column_info_list.0.type"),
+    ("table_info.row_list.2", [3, "Tern"], "one value per column"),
+    ("table_info.row_list.0.1", "a\0", "table_info.row_list.0.1"),
+    ("table_info.row_list.0.1", "\ud800", "table_info.row_list.0.1"),
+    ("table_info.row_list.0.1", float("nan"), "table_info.row_list.0.1"),
+    ("table_info.row_list", [[{}] * 5] * 1000, "table_info.row_list.0.0"),
+    ("skill_list", "insert", "skill_list"),
+])  # fmt: skip
 def test_a_malformed_item_is_one_sentence_about_its_first_mistake(tmp_path, place, value, field):
     """Other malformed files are those of tests/commands/test_malformed.py."""
     with pytest.raises(UserError) as caught:
         with_field(path := tmp_path / "db.json", place, value)
-    assert field in str(caught.value) and str(path) in str(caught.value)
-    assert "\n" not in str(caught.value) and caught.value.__cause__.error_count() < 10
+    told = str(caught.value)
+    assert field in told and f"{path}, item own-1" in told and "\n" not in told
+    assert caught.value.__cause__.error_count() < 10
 
 
 def test_tasks_have_kinds_and_a_fingerprint_of_tables_and_answers(tmp_path):
@@ -130,44 +126,25 @@ def test_the_digest_by_hand(rows, of_them):
     assert digest(rows) == digest(reversed(rows)) == of_them
 
 
-@pytest.mark.parametrize(
-    ("answer", "gold", "right"),
-    [
-        ("[('a', 1), ('b', 2)]", [("a", 1), ("b", 2)], True),
-        ("[('b', 2), ('a', 1)]", [("a", 1), ("b", 2)], False),  # order always counts
-        ("(a, 1) and (b, 2)", [("a", 1), ("b", 2)], True),
-        ("[('a', 1.0000009)]", [("a", 1)], True),
-        ("[('a', 1.000002)]", [("a", 1)], False),
-        ("[(1000000.5,)]", [(1000000,)], True),  # a millionth of the number
-        ("[('7',)]", [(7,)], False),  # a number in quotes
-        ("[(7%,)]", [(7,)], False),
-        ("[(+7,)]", [(7,)], True),
-        ("[(Decimal('7.50'),)]", [(7.5,)], True),
-        ("[(Decimal(\"7\"), 'a')]", [(7, "a")], True),
-        ("[(Decimal(Decimal(7)),)]", [(7,)], False),
-        ("[(7, 8)]", [(7,)], False),
-        ("[('a, b',)]", [("a, b",)], False),  # cut at the comma
-        ("[('f(x)',)]", [("f(x)",)], False),  # cut at the parenthesis
-        ('[("O\'Neil",)]', [("O'Neil",)], True),
-        ("[('O'Neil',)]", [("O'Neil",)], True),
-        ("[(''a'',)]", [("a",)], False),
-        ("[(a,)]", [("a",)], True),
-        ("[(A,)]", [("a",)], False),
-        ("[('',)]", [("",)], True),
-        ("[(None,)]", [(None,)], False),
-        ("[(NULL,)]", [("NULL",)], True),
-        ("7, 'a'", [(7, "a")], True),  # without parentheses it is one row
-        ("7", [(7,), (8,)], False),
-        ('[["a", 1]]', [("a", 1)], False),
-        ("there are none", [], True),
-        ("[(1,)]", [], False),
-        ("", [(1,)], False),
-        ("[(1,]", [(1,)], False),
-        ("[1,)]", [(1,)], False),
-        ("[(Decimal(1,)]", [(1,)], False),
-        ("[(no,)]", [(1,)], False),
-    ],
-)
+@pytest.mark.parametrize(("answer", "gold", "right"), [
+    ("[('a', 1), ('b', 2)]", [("a", 1), ("b", 2)], True),
+    ("[('b', 2), ('a', 1)]", [("a", 1), ("b", 2)], False),  # order always counts
+    ("(a, 1) and (b, 2)", [("a", 1), ("b", 2)], True),
+    ("[('a', 1.0000009)]", [("a", 1)], True), ("[('a', 1.000002)]", [("a", 1)], False),
+    ("[(1000000.5,)]", [(1000000,)], True),  # a millionth of the number
+    ("[('7',)]", [(7,)], False), ("[(7%,)]", [(7,)], False), ("[(+7,)]", [(7,)], True),
+    ("[(Decimal('7.50'),)]", [(7.5,)], True), ("[(Decimal(\"7\"), 'a')]", [(7, "a")], True),
+    ("[(Decimal(Decimal(7)),)]", [(7,)], False), ("[(7, 8)]", [(7,)], False),
+    ("[('a, b',)]", [("a, b",)], False),  # cut at the comma, or the parenthesis
+    ("[('f(x)',)]", [("f(x)",)], False),
+    ('[("O\'Neil",)]', [("O'Neil",)], True), ("[('O'Neil',)]", [("O'Neil",)], True),
+    ("[(''a'',)]", [("a",)], False), ("[(a,)]", [("a",)], True), ("[(A,)]", [("a",)], False),
+    ("[('',)]", [("",)], True), ("[(None,)]", [(None,)], False), ("[(NULL,)]", [("NULL",)], True),
+    ("7, 'a'", [(7, "a")], True), ("7", [(7,), (8,)], False),  # without parentheses one row
+    ('[["a", 1]]', [("a", 1)], False), ("there are none", [], True), ("[(1,)]", [], False),
+    ("", [(1,)], False), ("[(1,]", [(1,)], False), ("[1,)]", [(1,)], False),
+    ("[(Decimal(1,)]", [(1,)], False), ("[(no,)]", [(1,)], False),
+])  # fmt: skip
 def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right):
     """Golden values: what its own validator has said of each, run beside the checkout."""
     assert right_rows(answer, gold) is right
@@ -176,23 +153,18 @@ def test_which_answers_are_right_as_the_release_judges_them(answer, gold, right)
 # ---------------------------------------------------------------- responses and episodes
 
 
-@pytest.mark.parametrize(
-    ("response", "action"),
-    [
-        ("```sql\nSELECT 1;\n```", ("sql", "SELECT 1;")),
-        ("I look.\n```SQL SELECT 1```\nThen more.", ("sql", "SELECT 1")),
-        ("```\nSELECT 1\n```", ("sql", "SELECT 1")),
-        ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", ("sql", "SELECT 1")),
-        ("```sql\nSELECT 1\n```\nAnswer: [[1]]", ("sql", "SELECT 1")),
-        ("Answer: done\n```sql\nSELECT 1\n```", ("answer", "done\n```sql\nSELECT 1\n```")),
-        ("It is so.\n**Final Answer:** [[1]]", ("answer", "[[1]]")),
-        ("```\nAnswer: [[1]]\n```", ("answer", "[[1]]")),
-        ("```sql\nSELECT 1", None),
-        ("A response must hold a block that begins with ```sql and ends with ```.", None),
-        ("The answer is done", None),
-        ("", None),
-    ],
-)
+@pytest.mark.parametrize(("response", "action"), [
+    ("```sql\nSELECT 1;\n```", ("sql", "SELECT 1;")),
+    ("I look.\n```SQL SELECT 1```\nThen more.", ("sql", "SELECT 1")),
+    ("```\nSELECT 1\n```", ("sql", "SELECT 1")),
+    ("```sql\nSELECT 1\n```\n```sql\nSELECT 2\n```", ("sql", "SELECT 1")),
+    ("```sql\nSELECT 1\n```\nAnswer: [[1]]", ("sql", "SELECT 1")),
+    ("Answer: done\n```sql\nSELECT 1\n```", ("answer", "done\n```sql\nSELECT 1\n```")),
+    ("It is so.\n**Final Answer:** [[1]]", ("answer", "[[1]]")),
+    ("```\nAnswer: [[1]]\n```", ("answer", "[[1]]")), ("```sql\nSELECT 1", None),
+    ("A response must hold a block that begins with ```sql and ends with ```.", None),
+    ("The answer is done", None), ("", None),
+])  # fmt: skip
 def test_what_a_response_does(response, action):
     assert read_action(response) == action
 
@@ -245,17 +217,12 @@ def test_an_episode_shows_results_and_errors_and_goes_on(monkeypatch):
     assert end.done and end.reward == -1.0
 
 
-@pytest.mark.parametrize(
-    ("actions", "last"),
-    [
-        ([LOOK, LOOK], (False, 0.0, "")),
-        ([LOOK, LOOK, LOOK], (True, -1.0, "steps")),
-        ([LOOK, LOOK, RIGHT], (True, 1.0, "")),
-        (["Let me think."], (True, -1.0, "no action")),
-        ([f"{RIGHT}\nThese are all."], (True, 1.0, "")),  # of several lines the first
-        ([RIGHT.replace(" ('Tern'", "\n('Tern'")], (True, -1.0, "")),
-    ],
-)
+@pytest.mark.parametrize(("actions", "last"), [
+    ([LOOK, LOOK], (False, 0.0, "")), ([LOOK, LOOK, LOOK], (True, -1.0, "steps")),
+    ([LOOK, LOOK, RIGHT], (True, 1.0, "")), (["Let me think."], (True, -1.0, "no action")),
+    ([f"{RIGHT}\nThese are all."], (True, 1.0, "")),  # of several lines the first
+    ([RIGHT.replace(" ('Tern'", "\n('Tern'")], (True, -1.0, "")),
+])  # fmt: skip
 def test_how_an_episode_ends(actions, last):
     assert outcomes(Databases(), "own-1", *actions)[-1] == last
 
@@ -263,17 +230,6 @@ def test_how_an_episode_ends(actions, last):
 def test_no_answer_is_that_of_no_rows(tmp_path):
     env = with_field(tmp_path / "db.json", "answer_info.direct", [])
     assert outcomes(env, "own-1", "I do not know.") == [(True, 1.0, "")]
-
-
-def test_what_the_instructions_say_can_be_done():
-    env = Databases()
-    assert env.most_steps == 3 and "You have 3 responses" in env.instructions
-    assert "SQLite" in env.instructions and SECONDS == 5 and "5 seconds" in env.instructions
-    lines = env.instructions.splitlines()
-    start = lines.index("```sql")
-    assert read_action("\n".join(lines[start : start + 3]))[0] == "sql"
-    shown = [line for line in lines if line.startswith("Answer:")]
-    assert len(shown) == 2 and all(steps(env, "own-1", line)[0].done for line in shown)
 
 
 def test_without_an_answer_a_change_is_judged_by_its_table():
@@ -334,7 +290,7 @@ HOSTILE = [
     ("SELECT ?", "bindings"),
     ("SELECT '\ud800'", "surrogates"),
     ("SELECT 'a\0b'", "null character"),
-    ("SELECT 1 " + "+ 1" * 1_000, "Expression tree is too large"),
+    ("SELECT 1 " + "+ 1" * 250, "Expression tree is too large"),
     ("SELECT 1" + " UNION SELECT 1" * 1_000, "too many terms"),
     ("SELECT " + ", ".join("1" * 201), "too many columns"),
     ("UPDATE sqlite_master SET sql = ''", "may not be modified"),
@@ -349,18 +305,14 @@ def test_a_hostile_statement_is_an_error_reply(tmp_path, sql, reason):
     assert not step.done and not [*tmp_path.iterdir()] and end.reward == 1.0
 
 
-@pytest.mark.parametrize(
-    "sql",
-    [
-        ENDLESS + "SELECT count(*) FROM c",
-        ENDLESS + "SELECT STDDEV(x) FROM c",
-        f"{ENDLESS}SELECT sum(instr({LONG} || x, {LONG} || 'b')) FROM c",
-        f"{ENDLESS}SELECT sum({LONG} LIKE '{'%a' * 200}b' || x) FROM c",
-        f"{ENDLESS}SELECT sum({LONG} GLOB '{'*a' * 200}b' || x) FROM c",
-        ENDLESS + "UPDATE boats SET berth = (SELECT count(*) FROM c)",
-        "CREATE VIEW v AS " + ENDLESS + "SELECT sum(x) AS s FROM c",
-    ],
-)
+@pytest.mark.parametrize("sql", [
+    ENDLESS + "SELECT count(*) FROM c", ENDLESS + "SELECT STDDEV(x) FROM c",
+    f"{ENDLESS}SELECT sum(instr({LONG} || x, {LONG} || 'b')) FROM c",
+    f"{ENDLESS}SELECT sum({LONG} LIKE '{'%a' * 200}b' || x) FROM c",
+    f"{ENDLESS}SELECT sum({LONG} GLOB '{'*a' * 200}b' || x) FROM c",
+    ENDLESS + "UPDATE boats SET berth = (SELECT count(*) FROM c)",
+    "CREATE VIEW v AS " + ENDLESS + "SELECT sum(x) AS s FROM c",
+])  # fmt: skip
 def test_an_endless_statement_is_ended(monkeypatch, boats, sql):
     with monkeypatch.context() as patch, pytest.raises(StatementError, match="took longer than"):
         patch.setattr(llb_db, "SECONDS", 0.2)
@@ -380,12 +332,6 @@ def test_what_is_no_table_any_more_is_wrong_and_a_temporary_one_hides_none(monke
     for sql in ([view], []):
         *_, end = steps(env, "own-5", block("DROP TABLE loans"), *sql, "Answer: done")
         assert end.done and end.reward == -1.0
-
-
-def test_a_table_that_cannot_be_made_is_one_sentence(tmp_path):
-    env = with_field(tmp_path / "db.json", "table_info.name", "sqlite_boats")
-    with pytest.raises(UserError, match="sqlite_boats cannot be made"):
-        env.reset("own-1")
 
 
 def test_memory_is_limited():
@@ -415,22 +361,13 @@ def test_memory_is_limited():
     assert int(peak) < 450
 
 
-@pytest.mark.parametrize(
-    ("column", "where", "found"),
-    [
-        # berths 4, 11, 7, 2: mean 6, squares 4 + 25 + 1 + 16 = 46
-        ("berth", "1", ((46 / 4) ** 0.5,) * 3 + ((46 / 3) ** 0.5,)),
-        ("berth", "boat_id = 1", (0, 0, 0, None)),
-        ("berth", "berth IS NULL", (None,) * 4),
-        ("'3 men'", "1", (0, 0, 0, 0)),
-        ("name || '1'", "1", (0, 0, 0, 0)),
-        ("boat_id || ' men'", "boat_id < 3", (0.5, 0.5, 0.5, 0.5**0.5)),
-        ("x'00'", "1", (0, 0, 0, 0)),
-    ],
-)
+@pytest.mark.parametrize(("column", "where", "found"), [
+    ("berth", "1", (46 / 4) ** 0.5),  # 4, 11, 7, 2: mean 6, squares 4 + 25 + 1 + 16
+    ("berth", "boat_id = 1", 0), ("berth", "berth IS NULL", None),
+])  # fmt: skip
 def test_standard_deviations_are_mysqls(boats, column, where, found):
-    select = "SELECT STDDEV({0}), STD({0}), STDDEV_POP({0}), STDDEV_SAMP({0}) FROM boats WHERE {1}"
-    assert boats.execute(select.format(column, where))[1] == [pytest.approx(found)]
+    select = "SELECT STDDEV({0}), STD({0}), STDDEV_POP({0}) FROM boats WHERE {1}"
+    assert boats.execute(select.format(column, where))[1] == [pytest.approx((found,) * 3)]
 
 
 def test_nothing_is_on_the_disk(tmp_path, monkeypatch, boats):

@@ -38,8 +38,7 @@ def text(markup: str | bytes, name: str = "x.html") -> str:
         ("a<p hidden>no<p style='color:red;display : none'>no<p style='VISIBILITY:hidden'>no", "a"),
         ("a<dialog>no</dialog><div popover>no</div> <input type=hidden value=no> b", "a b"),
         ("a<details><summary>b</summary>c</details><dialog open>d</dialog>", "a\n\nb\nc\n\nd"),
-        ("<style>.n,p#o{display:none} .t{display:none} .t.on{display:block}</style>a<b class=n>no"
-         "</b><p id=o>no<p class=t>no<p class='t on'>b", "a\nb"),
+        ("<style>.n,p#o{display:none}</style>a<b class=n>no</b><p id=o>no<p>b", "a\nb"),
         ("<style>@media print{.k{display:none}} @import 'x'; .k .l{display:none}</style>"
          "<style media=print>.l{display:none}</style><p class=k>a<b class=l>b", "ab"),
         ("<p aria-hidden=true>a<template>no</template><noscript>no</noscript><nav>no</nav>", "a"),
@@ -158,20 +157,17 @@ def test_a_label_means_what_browsers_take_it_for(label, encoding, words):
 
 
 @pytest.mark.parametrize(
-    ("content", "advice"),
+    ("content", "why"),
     [
-        ("<meta charset=cp-437><p>né".encode("cp437"), "iconv -f cp-437 -t UTF-8"),
-        (b"<meta charset=gb2312><p>n\xff", "says that it is written in gb2312, and is not"),
-        ("Анна".encode("cp1251"), "iconv -f ENCODING -t UTF-8"),
-        ("價格".encode("big5"), "iconv -f ENCODING -t UTF-8"),
-        (b"<meta charset=$(reboot)>n\xff", "iconv -f ENCODING -t UTF-8"),
-        ("<meta charset=utf-8>né".encode("latin-1"), "written in utf-8, and is not"),
-        ("né\nné\n".encode() + "né\n".encode("latin-1"), "UTF-8 but for lines such as line 3 (1"),
+        ("<meta charset=cp-437><p>né".encode("cp437"), "cp-437, which is unknown"),
+        (b"<meta charset=gb2312><p>n\xff", "line 1 is not gb2312"),
+        ("Анна".encode("cp1251"), "line 1 is not UTF-8"),
+        ("<meta charset=utf-8>né".encode("latin-1"), "line 1 is not utf-8"),
+        ("né\nné\n".encode() + "né\n".encode("latin-1"), "line 3 is not UTF-8"),
     ],
 )
-def test_advice_makes_no_nonsense(content, advice):
-    name = "x.html" if content.startswith(b"<") else "x.txt"
-    assert advice in said(content, name)
+def test_an_encoding_is_not_guessed(content, why):
+    assert why in said(content, "x.html" if content.startswith(b"<") else "x.txt")
 
 
 @pytest.mark.parametrize("encoding", ["utf-16-le", "utf-16-be"])

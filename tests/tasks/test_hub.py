@@ -12,11 +12,8 @@ from pathlib import Path
 import pytest
 from test_downloads import REPO, Hub, serve
 from test_readers import MUSIQUE, SQUAD, parquet
-from typer.testing import CliRunner
 
-import cli
 import suites
-from commands import train
 from config.errors import UserError
 from config.options import EvalConfig, RunConfig
 from tasks import hub, readers
@@ -80,7 +77,8 @@ def test_files_of_a_split_are_those_of_the_data_set_alone(monkeypatch, splits, p
     monkeypatch.setattr(datasets, "load_dataset_builder", lambda *_, **__: Builder)
     name = f"hf:a/b/c@{COMMIT}{place}"
     if isinstance(named, str):
-        assert named in refused(name)
+        with pytest.raises(UserError, match=named):
+            hub.data_files(name)
     else:
         root = f"hf:a/b@{COMMIT}"
         assert [str(file.path) for file in hub.data_files(name)] == [f"{root}/{n}" for n in named]
@@ -138,27 +136,8 @@ def test_names_are_pinned_and_all_else_is_left_alone(commits):
         assert (run.data, run.validation) == (found, "x.json")
     config = hub.pinned(EvalConfig(suite="ruler", data=("q.json", "hf:a/b")))
     assert config.data == ("q.json", f"hf:a/b{at}")
-    suite = suites.pinned(suites.make("ruler", {"squad": "hf:s:dev"}), print)
+    suite = hub.pinned(suites.make("ruler", {"squad": "hf:s:dev"}))
     assert suite.squad == f"hf:s{at}:dev"
-
-
-def test_train_and_eval_are_given_the_commit(commits, monkeypatch):
-    """And so write it into the settings of the run, config.yaml."""
-    import eval
-
-    given = []
-    monkeypatch.setattr(train, "train", lambda run, *rest, **more: given.append(run.data) or Path())
-    monkeypatch.setattr("report.runlog.summary", lambda folder: {})
-    monkeypatch.setattr("report.summary.write_summary", lambda path, summary: None)
-    monkeypatch.setattr("report.page.write_report", lambda *_: None)
-    monkeypatch.setattr(
-        eval, "run_suite", lambda config, *_: given.extend(config.data) or Path("x")
-    )
-    for command in ("train", "sft", "eval"):
-        done = CliRunner().invoke(cli.app, [command, "--data", "hf:a/b:train"])
-        assert done.exit_code == 0, done.output
-        assert f"hf:a/b@{COMMIT}:train" in done.output.replace("\n", "")
-    assert given == [f"hf:a/b@{COMMIT}:train"] * 3
 
 
 # ---------------------------------------------------------------- a hub

@@ -59,7 +59,6 @@ def test_every_place_of_a_phrase_is_found(words, data):
         ("Karin Lin\u00ad\ndström kam", "Lindström"),
         ("Karin Lin-\n\ndström kam", "Lindström"),
         ("a well-\nknown man", "well-known"),
-        ("byKarinLindströmin 1999", "Karin Lindström"),
         ("ลงนามโดยอันนา", "อันนา"),
         ("von Lindt¹ unterzeichnet", "Lindt"),
         ("Jean-\nLuc came", "Luc"),

@@ -13,6 +13,8 @@ import struct
 
 import pytest
 from conftest import HANG_S
+from hypothesis import given
+from hypothesis import strategies as st
 
 from config.errors import UserError
 from tasks import sandbox
@@ -76,15 +78,10 @@ def test_podmans_profile_is_narrowed(tmp_path, monkeypatch):
     assert masks == {0xFFFFFFFF, 0x7E020080}  # all namespaces, time's too
 
 
-@pytest.mark.parametrize(
-    ("system", "user", "there", "missing"),
-    [
-        (False, 0, "", "bwrap choom perl prlimit setpriv"),
-        (True, 0, "", "podman runc unshare"),
-        (True, 1000, "podman runc unshare", "root"),
-        (True, 0, "podman unshare", "runc"),
-    ],
-)
+@pytest.mark.parametrize(("system", "user", "there", "missing"), [
+    (False, 0, "", "bwrap choom perl prlimit setpriv"), (True, 0, "", "podman runc unshare"),
+    (True, 1000, "podman runc unshare", "root"), (True, 0, "podman unshare", "runc"),
+])  # fmt: skip
 def test_each_missing_part_comes_with_its_command(monkeypatch, system, user, there, missing):
     monkeypatch.setattr(shutil, "which", lambda name, path=None: name in there.split() or None)
     monkeypatch.setattr(os, "geteuid", lambda: user)
@@ -93,15 +90,18 @@ def test_each_missing_part_comes_with_its_command(monkeypatch, system, user, the
     with pytest.raises(UserError, match=f"^it needs {missing.split()[0]}") as refused:
         sandbox.require("it", found)
     assert str(refused.value).count("apt-get install") == (missing != "root")
+    sandbox.require("it", [])
 
 
-def test_a_kernel_that_refuses_is_told(monkeypatch):
-    monkeypatch.setattr(sandbox, "_programs", lambda *names: [])
+def test_a_kernel_that_refuses_is_told_and_a_program_begins_with_a_keyring(monkeypatch):
+    """What the kernel looks up in the caller's is answered by no filter."""
+    monkeypatch.setattr(sandbox, "_missing", lambda *names: [])
+    ran = []
     refusal = sandbox.Ran("", "bwrap: No permissions.\n", 1, 0.0)
-    monkeypatch.setattr(sandbox, "confine", lambda *_: refusal)
+    monkeypatch.setattr(sandbox, "run", lambda argv, *_, **__: ran.append(argv) or refusal)
     ((what, command),) = lacking()
     assert "bwrap: No permissions" in what and "sysctl" in command
-    sandbox.require("it", [])
+    assert tuple(ran[0][: len(sandbox.JOIN)]) == sandbox.JOIN
 
 
 @pytest.mark.parametrize(
@@ -128,25 +128,15 @@ def test_a_program_is_ended_at_its_limit():
     assert (ran.output, ran.code) == ("first\n", None) and ran.seconds >= 1
 
 
-def test_a_program_begins_with_a_keyring_of_its_own(monkeypatch):
-    """What the kernel looks up in the caller's is answered by no filter."""
-    monkeypatch.setattr(sandbox, "run", lambda argv, *_, **__: argv)
-    assert tuple(sandbox.confine(["true"], 1)[: len(sandbox.JOIN)]) == sandbox.JOIN
-
-
-@pytest.mark.parametrize(
-    ("response", "blocks"),
-    [
-        ("Say:\n```bash\nls\n```\nand\n```\nid\n```\n", ["ls\n", "id\n"]),
-        ("```BASH\nls\n```", ["ls\n"]),
-        ("```python\nx\n```", []),
-        ("```bash\nls", []),
-    ],
-)
+@pytest.mark.parametrize(("response", "blocks"), [
+    ("Say:\n```bash\nls\n```\nand\n```\nid\n```\n", ["ls\n", "id\n"]),
+    ("```BASH\nls\n```", ["ls\n"]), ("```python\nx\n```", []), ("```bash\nls", []),
+])  # fmt: skip
 def test_blocks_of_a_response(response, blocks):
     assert fenced(response, "bash") == blocks
 
 
-def test_a_fence_holds_any_code():
-    for code in ("ls", "cat <<E\n```\n````\nE"):
-        assert fenced(f"so\n{fence(code, 'bash')}\n", "bash") == [code + "\n"]
+@given(st.text(st.sampled_from("a`~# \n"), min_size=1))
+def test_a_fence_holds_any_code(text):
+    code = f"a{text}".rstrip()  # it begins with no mark of its own
+    assert fenced(f"so\n{fence(code, 'bash')}\n", "bash") == [code + "\n"]
