@@ -19,6 +19,7 @@ import pytest
 from conftest import HANG_S, calls_of, killed_in_child
 
 from agents.bank import Bank, BankConfig, Entry, Found, Retrieved
+from agents.likeness import Words
 from config.errors import UserError
 from data import seed_of
 
@@ -580,3 +581,15 @@ def test_a_second_writer_is_told_who_the_first_one_is(path):
     with closing(Bank(path, BankConfig())) as left:
         assert len(left.entries()) == 2
     assert not [each for each in path.parent.iterdir() if each != path]
+
+
+def test_an_intent_without_a_word_in_common_is_not_like_a_text():
+    words = Words()
+    words.begin([(1, "ask for pears", b""), (2, "sell the house", b"")])
+    assert [id for id, _ in words.nearest("pears, please", 2)] == [1]
+    assert words.nearest("zebra", 2) == [] == words.nearest("", 2)
+
+
+def test_meanings_are_compared_by_an_embedder_that_is_named():
+    with pytest.raises(UserError, match="name an embedder"):
+        BankConfig(retrieve="dense")

@@ -173,8 +173,8 @@ HOW = 'QUESTION".'
     ("a.txt|Where|is|Anna?", "No file at Where", HOW),
     ("Where is Anna?|README", "No file at Where is Anna?", HOW),
     ("Where is Anna?|a.txt", "a.txt is a file or folder", "comes last."),
-    ("b.pdf|Where?", "No file at b.pdf", "b.pdf."),  # no question by its looks
-    ("x/y|Where?", "No file at x/y", "x/y."),
+    ("b.pdf|Where?", "b.pdf cannot be read", "directory."),  # no question by its looks
+    ("x/y|Where?", "x/y cannot be read", "directory."),
     ("https://b.org/c.pdf|Who?", "https://b.org/c.pdf is on the web", 'cli.py ask - "QUESTION".'),
 ])  # fmt: skip
 def test_a_question_among_the_files_is_told_from_a_file_that_is_not_there(words, named, how):

@@ -306,7 +306,8 @@ def test_what_needs_no_torch_is_refused_without_it(tmp_path):
         ("train", "--resume", *runs, "--name", "none"): "There is no run",
         ("train", "--data", f"{tmp_path}/damaged.jsonl"): "line 1: this is not JSON",
         ("export", f"{tmp_path}/t"): "checkpoint. Name the folder of a `train` or `sft`.",
-        ("ask", "no.txt", "Where?"): "No file at no.txt", ("plan", "--model", "a/b/c"): "No model",
+        ("ask", "no.txt", "Where?"): "no.txt cannot be read",
+        ("plan", "--model", "a/b/c"): "No model",
     }  # fmt: skip
     done = python("-c", CHILD, json.dumps([*wrong]), text=True)
     found = [json.loads(line) for line in done.stdout.splitlines()]

@@ -67,7 +67,9 @@ def test_a_stream_has_the_same_page_from_outside_and_its_banks_are_opened_to_be_
 ):
     opened, connect = [], Bank._connect
     monkeypatch.setattr(
-        Bank, "_connect", lambda self, place: opened.append(place) or connect(self, place)
+        Bank,
+        "_connect",
+        lambda self, place, *how: opened.append(place) or connect(self, place, *how),
     )
     page, before = stream / "report.html", {p: p.read_bytes() for p in stream.glob("*.db*")}
     written = page.read_text()

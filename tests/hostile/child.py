@@ -2,6 +2,7 @@
 guard is missing it is ended, on any machine, and nothing here looks at a clock."""
 
 import faulthandler
+import gc
 import json
 import os
 import resource
@@ -48,6 +49,7 @@ def in_child(function: Callable[[], str], memory: int = LIGHT, seconds: int = 12
         try:
             os.close(read)
             faulthandler.disable()  # what ends here is meant to
+            gc.disable()  # nothing is ended that waits for a thread, which a child does not have
             signal.signal(signal.SIGALRM, signal.SIG_DFL)
             signal.alarm(int(HANG_S))  # ends what waits for ever, and judges no speed
             resource.setrlimit(resource.RLIMIT_AS, (begun + memory, begun + memory))

@@ -107,12 +107,13 @@ MISTAKES = [
     bytes(range(256)) * 8, b"Anna\0Boris", b"\x89PNG\r\n\x1a\n" + bytes(200), b"{\\rtf1 Anna}",
     b"\xd0\xcf\x11\xe0" + bytes(99), b"PK\x03\x04" + bytes(9), zipped(a___txt="Anna"),
     b"<html><meta charset=nonsense>Anna", b"<html><meta charset=undefined>Anna",
-    gzip.compress(b"Anna." * 99, mtime=0)[:-9], gzip.compress(gzip.compress(b"Anna.")),
+    gzip.compress(b"Anna." * 99, mtime=0)[:-9],
+    gzip.compress(gzip.compress(b"Anna.", mtime=0), mtime=0),
     epub("<html></html>"), epub("x", O__b___opf="<package"), epub("<p>né".encode("latin-1")),
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("content", MISTAKES)
+@pytest.mark.parametrize("content", MISTAKES, ids=[str(k) for k in range(len(MISTAKES))])
 def test_a_mistake_is_one_sentence(content):
     said(content)
 

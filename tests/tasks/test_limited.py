@@ -64,6 +64,19 @@ def lie(text: str) -> int:
     return 1
 
 
+def boast() -> str:
+    """Answer with two MiB of letters, as such a process would."""
+    for fd in range(3, 20):
+        try:
+            os.write(fd, b'{"kind": "value", "is_last": false, "n": 2000002}\n"')
+            for _ in range(2000):
+                os.write(fd, b"x" * 1000)
+            os.write(fd, b'"')
+        except OSError:
+            continue
+    return ""
+
+
 @pytest.fixture
 def readers():
     made: list[Readers] = []
@@ -127,8 +140,8 @@ def test_a_child_that_dies_is_one_sentence_and_replaced(readers, how):
 @pytest.mark.parametrize(
     "said",
     [
-        '{"kind": "value", "is_last": false, "n": 9}\n[{"a": 1}]',
-        '{"kind": "error", "is_last": false, "n": 9}\n[{"a": 1}]',
+        '{"kind": "value", "is_last": false, "n": 10}\n[{"a": 1}]',
+        '{"kind": "error", "is_last": false, "n": 10}\n[{"a": 1}]',
         "no JSON\n", "[]\n", '{"n": "x"}\n', "[" * 900 + "\n",
     ],
 )  # fmt: skip
@@ -137,6 +150,11 @@ def test_nothing_but_data_of_its_type_comes_back(readers, said):
     pool = readers(seconds=5)
     with pytest.raises(UserError, match=r"^a\.pdf cannot be read: "):
         pool.start(lie, said, name="a.pdf").result()
+
+
+def test_no_more_is_taken_from_a_child_than_it_may_have_made(readers):
+    with pytest.raises(UserError, match="what comes of it is no data"):
+        readers(mib=1).start(boast, name="a.pdf").result()
 
 
 def waits(job: Job, ended: list[str]) -> threading.Thread:
