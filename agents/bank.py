@@ -69,7 +69,7 @@ class BankConfig(ReadConfig):
     retrieve: Literal["dense", "bm25"] = "bm25"
     """what similarity is: dense = of embeddings, which needs an embedder; bm25 = of words"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256"""
+    """hf:FOLDER, or openai:URL#MODEL"""
     k1: Annotated[int, COUNT] = 5
     """most similar intents whose entries are candidates"""
     k2: Annotated[int, COUNT] = 3

@@ -101,8 +101,7 @@ class MemUpdateConfig(ReadConfig):
     search: Literal["bm25", "dense"] = "bm25"
     """how entries are found; dense needs an embedder"""
     embedder: str = ""
-    """hf:FOLDER, openai:URL#MODEL or hash:256; a folder's own files say how it is used, or words
-    after it: hf:FOLDER#pooling=last,tokens=512,query=TEXT"""
+    """hf:FOLDER, whose own files say how it is used, or openai:URL#MODEL"""
     answer_k: Annotated[int, COUNT] = 10
     """entries that a question is answered from"""
     answer_order: Literal["best", "newest", "oldest"] = "best"

@@ -56,11 +56,10 @@ def of_agents(agent: Agent, *others: type[Agent]) -> Contents:
     """Return the templates and the embedder that an agent and others with its settings read."""
     prompts = dict.fromkeys(chain.from_iterable(kind.prompts for kind in (agent, *others)))
     folder = agent.config.templates
-    form, _, embedder = agent.embedder.partition(":")
-    model, _, words = embedder.partition("#")
+    form, _, model = agent.embedder.partition(":")
     read = {
         "agent.templates": [(Path(folder, f"{name}.txt"),) for name in prompts if folder],
-        "agent.embedder": [(Path(model).expanduser() if form == "hf" else "", words)],
+        "agent.embedder": [(Path(model).expanduser() if form == "hf" else "",)],
     }
     return _digests(read)
 

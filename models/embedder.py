@@ -57,7 +57,7 @@ class _Local(Embedder):
 
     @alone()
     def __init__(self, spec: str, what: str):
-        folder = named_folder(Path(what).expanduser())
+        self.name, folder = spec, named_folder(Path(what).expanduser())
         _check_modules(folder)
         try:
             from sentence_transformers import SentenceTransformer
@@ -80,7 +80,7 @@ class _Local(Embedder):
             )
             self._model[0].auto_model = whole.eval()
             check_tokenizer(self._model.tokenizer, folder)
-            self.name, self.dim = spec, self.embed(["dimensions"]).shape[1]
+            self.dim = self.embed(["dimensions"]).shape[1]
 
     def cut(self, texts: Sequence[str], query: bool = False) -> list[bool]:
         prompts = self._model.prompts

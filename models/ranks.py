@@ -277,6 +277,8 @@ def _run_rank(
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
     # the system ends this process when the one that called `launch` has ended, in whatever way
     torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM if stoppable else signal.SIGINT)
+    if os.getppid() != multiprocessing.parent_process().pid:  # it ended before the line above
+        os._exit(1)
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import pytest
 from conftest import random_policy
+from hashes import Hashes
 from test_calls import write
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
-import models.embedder as embedders
 from agents import find, memupdate
 from agents.calls import Format, format_of
 from agents.search import searched
@@ -593,7 +593,7 @@ def test_an_embedder_decides_what_is_found_in_the_very_snapshot(codec):
             codec, agent, replace(REFINED, probes=(Probe("p", query, ("-",), 0),)), edits
         )
         replies[how] = notes_of(done)[0].ops[-1]["message"]
-    embed, (answer,) = embedders.embedder_of("hash:256").embed, notes_of(done)[-1].answers
+    embed, (answer,) = Hashes("", 256).embed, notes_of(done)[-1].answers
     for side, state in (("before", stored(done).at(0)), ("after", stored(done).snapshot())):
         cosines = embed([*map(searched, state.entries)]) @ embed([query], True)[0]
         order = sorted(range(len(cosines)), key=lambda i: (-round(float(cosines[i]), 6), i))

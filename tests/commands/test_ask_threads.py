@@ -15,7 +15,7 @@ import pytest
 import torch
 from conftest import HANG_S, random_policy
 from test_ask import alone  # noqa: F401
-from transformers import AutoModel, AutoModelForCausalLM, LlamaModel, PreTrainedModel
+from transformers import AutoModel, AutoModelForCausalLM, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from commands import ask as commands_ask
@@ -27,7 +27,6 @@ from data import Task
 from embedded import tiny
 from engines.open import open_engine
 from memagent import ask
-from models.embedder import embedder_of
 from models.load import load_model
 from models.policy import Policy
 from rollout import Sampling, follow
@@ -136,16 +135,13 @@ class Queue:
         self.lock.release()
 
 
-def test_loads_of_policies_and_embedders_wait_for_each_other(monkeypatch, codec, tmp_path):
+def test_loads_of_policies_wait_for_each_other(monkeypatch, codec, tmp_path):
     """The first one ends when all others have come to the door."""
-    for kind, folder in ((LlamaModel, "embedder"), (None, "policy")):
-        model = random_policy(codec)
-        (kind(model.config) if kind else model).save_pretrained(folder)
-        codec.tokenizer.save_pretrained(folder)
+    random_policy(codec).save_pretrained("policy")
+    codec.tokenizer.save_pretrained("policy")
     jobs = [
         lambda: load_model("policy"),
         lambda: load_model("policy", "bfloat16"),
-        lambda: embedder_of("hf:embedder#pooling=mean"),
         lambda: open_engine(Policy(EMBEDDED)),
     ]
     queue, inside, most = Queue(len(jobs)), [], []

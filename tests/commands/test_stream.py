@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import calls_of, forked
+from hashes import Hashes
 from typer.testing import CliRunner
 
 import cli
@@ -23,7 +24,6 @@ from config.errors import ServerFailed, UserError
 from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
-from models.embedder import embedder_of
 from report.streams import epochs_of, read_summary
 from suites import bandit
 from suites.bandit import Bandit
@@ -288,7 +288,7 @@ class Failing:
     name, dim = "hash:64", 64
 
     def __init__(self, texts=(), times=0):
-        self.inner, self.left = embedder_of("hash:64"), dict.fromkeys(texts, times)
+        self.inner, self.left = Hashes("hash:64", 64), dict.fromkeys(texts, times)
         self.refused = 0
 
     def cut(self, texts, query=False):
@@ -567,7 +567,7 @@ def at_hand(tmp_path_factory) -> Path:
         (run_stream(config, {}) / "memrl.db").rename(folder / "learnt.db")
     (folder / "damaged.db").write_bytes((folder / "learnt.db").read_bytes()[:5000])
     vectors = BankConfig(retrieve="dense", embedder="hash:64")
-    Bank(folder / "vectors.db", vectors, embedder_of("hash:64")).close()
+    Bank(folder / "vectors.db", vectors, Hashes("hash:64", 64)).close()
     return folder
 
 

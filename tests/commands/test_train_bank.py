@@ -8,6 +8,7 @@ from statistics import fmean
 
 import pytest
 from conftest import Stop, stop_at
+from hashes import HASHES
 from test_train import assert_same, model, outcome, varied_reward  # noqa: F401
 from typer.testing import CliRunner
 
@@ -151,7 +152,7 @@ def test_a_model_is_evaluated_with_the_bank_of_its_training_and_writes_nothing(
     model, tmp_path, retrieve  # noqa: F811
 ):  # fmt: skip
     """Its answers are graded, though a lesson may follow them; the file may have gone on since."""
-    path, given = tmp_path / "r.db", {"retrieve": retrieve, "embedder": "hash:64"}
+    path, given = tmp_path / "r.db", {"retrieve": retrieve, "embedder": HASHES}
     agent = find.make(find.learner().name, READING | given | {"bank": str(path)})
     give_embedder([agent])
     with closing(agent.opened()):

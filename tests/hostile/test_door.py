@@ -8,9 +8,7 @@ from typer.testing import CliRunner
 
 import cli
 from agents import find
-from config.errors import UserError
 from engines import local
-from models.embedder import embedder_of
 
 KEY = "sk-of-the-user"
 ASK = ("ask", "a.txt", "Where is Anna?")
@@ -200,17 +198,6 @@ def test_the_settings_of_a_run_have_no_address_asked(section, fields):
             out = said(*words, *trust)
             assert "names an address, " in out and "may have come with data" in out and keys == []
             assert "secret" not in out
-
-
-def test_an_embedders_folder_runs_no_code_and_nobody_is_asked_whether_it_may(monkeypatch):
-    mark = door.code(Path("e/notes.py"))
-    own = '"auto_map": {"AutoConfig": "notes.Mine", "AutoTokenizer": ["notes.Mine", null]}'
-    Path("e/config.json").write_text(f'{{"model_type": "mine", {own}}}')
-    Path("e/tokenizer_config.json").write_text(f"{{{own}}}")
-    monkeypatch.setattr("builtins.input", lambda words: "y")
-    with pytest.raises(UserError, match="cannot be loaded"):
-        embedder_of("hf:e#pooling=mean")
-    assert not mark.exists()
 
 
 def test_a_bank_of_a_models_folder_is_not_written():
