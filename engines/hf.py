@@ -84,7 +84,7 @@ class _Request:
         return len(self.ids) + self.prompt.max_tokens
 
     def draft(self, most: int) -> list[int]:
-        """Guess what follows `out`: what followed its last two tokens in the prompt, or its last."""
+        """Guess what follows `out`: what followed its last one or two tokens in the prompt."""
         # one more is drawn after them
         most = min(most, self.prompt.max_tokens - len(self.out) - 1)
         if most < 1:

@@ -43,7 +43,7 @@ def both():
     engine = TransformersEngine(policy, codec)
     module = GRPO(policy, engine, tiny.agent("memagent"), None, CONFIG)
     with engine.awake(policy):
-        groups = module.sample_groups(tasks, 0)
+        groups = module.sample(tasks, seed)
     return module, groups, model, plain
 
 

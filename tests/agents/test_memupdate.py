@@ -482,7 +482,7 @@ def test_in_training_and_its_validation_every_trajectory_makes_its_own_store(cod
         validation=tasks,
     )
     for k in (1, 2):
-        groups = module.sample_groups(tasks, k)
+        groups = module.sample(tasks, k)
         assert [len(g.trajectories) for g in groups] == [3, 3]
         assert all(t.reward == 1.0 and len(t.turns) == 1 + len(TASK.sessions)
                    for g in groups for t in g.trajectories)  # fmt: skip
