@@ -301,8 +301,7 @@ def with_lora(model, config: TrainConfig):
     linear = sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
 
     def refusal(why: str) -> UserError:
-        found = ",".join(linear)
-        return UserError(f"lora_targets {targets!r} {why}: give --lora-targets {found}, or fewer.")
+        return UserError(f"lora_targets {targets!r} {why}: give --lora-targets {','.join(linear)}.")
 
     if "lm_head" in targets.split(","):
         raise refusal("name the lm_head, whose weights are the embedding's in many models")
@@ -321,7 +320,6 @@ def with_lora(model, config: TrainConfig):
     except ValueError as error:
         raise refusal("do not fit this model") from error
     if fused := policy.base_model.targeted_parameter_names:
-        linear = [name for name in linear if name not in fused[0]]
         raise refusal(f"reach the fused experts of this mixture ({fused[0]})")
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
@@ -351,7 +349,7 @@ def load_adapter(policy, folder: str | Path) -> None:
 
 def inner(model):
     """Return the causal LM inside a peft wrapper, adapters included, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 # ---------------------------------------------------------------- and back to plain weights
