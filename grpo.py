@@ -26,7 +26,7 @@ from engines.checks import SamplerChecks
 from memagent import Agent, Group, Trajectory, Turn, differ, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
-from models.loads import levelled, passes
+from models.loads import balance, passes
 from models.logprobs import Row, TokenBatch, logprobs, policy_logprobs
 from models.proof import WeightMatch, WeightSnapshot, agreement
 from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, times_of
@@ -447,7 +447,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
             n = max(1, int(ranks.all_reduce_sum(len(rows))) // self.config.rows_per_update)
         n = min(n, len(ids))
         part_of = {trajectory: i * n // len(ids) for i, trajectory in enumerate(ids)}
-        return [levelled([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
+        return [balance([r for r in rows if part_of[r.trajectory] == k]) for k in range(n)]
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
         """Yield rows packed into tries, one per pass through the model (a collective)."""

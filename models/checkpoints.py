@@ -10,15 +10,22 @@ from __future__ import annotations
 
 import csv
 import json
-import pickle
 import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from hashlib import sha256
 from math import isnan
 from pathlib import Path
 
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.tensor import DTensor
 
 from config.errors import UserError, first_line
 from config.files import replacing, sync
@@ -26,6 +33,7 @@ from config.foreign import from_json
 from config.options import RunConfig
 from config.realmodels import named_folder, titled
 from models import ranks
+from models.shards import Comparing, Loading, Reader
 
 # ---------------------------------------------------------------- what a run's folder holds
 
@@ -75,17 +83,9 @@ def best_step(folder: Path) -> int | None:
 
 # ---------------------------------------------------------------- save and load
 
-# Errors of a damaged or foreign checkpoint; parts of it are unpickled, which fails in many ways.
-_UNREADABLE = (
-    OSError,
-    RuntimeError,
-    EOFError,
-    pickle.UnpicklingError,
-    LookupError,
-    TypeError,
-    ValueError,
-    AttributeError,
-)
+# what a damaged or foreign checkpoint raises, in many ways; the last is no Exception
+_UNREADABLE = Exception, dcp.CheckpointException
+_OPTIONS = StateDictOptions(ignore_frozen_params=True)
 
 
 def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
@@ -96,10 +96,6 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
     where the folder cannot be written, or is not read back as it was written; the checkpoint before
     it is whole then.
     """
-    import torch.distributed.checkpoint as dcp
-
-    from models.shards import Comparing, Reader
-
     temporary, text = path.with_name(f".{path.name}.tmp"), json.dumps(state)
     try:
         if ranks.rank() == 0:
@@ -107,9 +103,9 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             path.parent.mkdir(exist_ok=True)  # never the run's folder, which may be gone
             temporary.mkdir()
         ranks.barrier()
-        state_dict = {"weights": _trained_weights(model)}
+        state_dict: dict[str, dict] = {"weights": _trained_weights(model)}
         if optimizer.state:  # before the first step torch would make one to fill the state
-            state_dict["optimizer"] = _optimizer_state(model, optimizer)
+            state_dict["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
         alone = _has_all_weights(model)
         dcp.save(state_dict, checkpoint_id=temporary, no_dist=alone)
         reader = Reader(temporary)
@@ -120,12 +116,10 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
             # a power cut must not leave the new name with empty files behind it
             for part in (*temporary.iterdir(), temporary):
                 sync(part)
-            if (temporary / "state.json").read_text(encoding="utf-8") != text:
-                raise OSError("state.json is read back otherwise than it was written")
             shutil.rmtree(path, ignore_errors=True)
             temporary.rename(path)
             sync(path.parent)
-    except (*_UNREADABLE, dcp.CheckpointException) as error:
+    except _UNREADABLE as error:
         raise OSError(f"{path} cannot be written ({_reason(error)})") from error
     finally:
         if ranks.rank() == 0:  # also where a signal has ended it
@@ -139,31 +133,26 @@ def load_checkpoint(path: Path, model, optimizer=None, base: Mapping[str, str] =
     base: `base_digests` as they are now. UserError if the checkpoint is damaged, belongs to another
     model, or to another base.
     """
-    import torch.distributed.checkpoint as dcp
-
-    from models.shards import Loading, Reader
-
     state = read_state(path)
     _check_base(path, state["base"], base)
     try:
-        reader, alone = Reader(path), _has_all_weights(model)
+        reader, weights = Reader(path), _trained_weights(model)
         saved = reader.read_metadata().state_dict_metadata
         names = {name.removeprefix("weights.") for name in saved}
-        weights = _trained_weights(model)
         if other := {name for name in names if not name.startswith("optimizer.")} ^ set(weights):
             raise ValueError(f"its weights have other names, such as {min(other)}")
 
-        def load(state_dict: dict) -> None:
-            dcp.load(state_dict, storage_reader=reader, planner=Loading(), no_dist=alone)
-
+        load = partial(
+            dcp.load, storage_reader=reader, planner=Loading(), no_dist=_has_all_weights(model)
+        )
         load({"weights": weights})
         if optimizer and len(names) > len(weights):
-            moments = {"optimizer": _optimizer_state(model, optimizer)}
-            load(moments)
-            _set_optimizer_state(model, optimizer, moments["optimizer"])
+            moments = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
+            load({"optimizer": moments})
+            set_optimizer_state_dict(model, optimizer, moments, options=_OPTIONS)
         return state
-    except (*_UNREADABLE, dcp.CheckpointException) as error:
-        raise _unreadable(path, error) from error
+    except _UNREADABLE as error:
+        raise _damage(path, error) from error
 
 
 def read_state(path: Path) -> dict:
@@ -175,16 +164,32 @@ def read_state(path: Path) -> dict:
             raise ValueError("state.json does not hold what it should")
         return state
     except (OSError, ValueError) as error:
-        raise _unreadable(path, error) from error
+        raise _damage(path, error) from error
 
 
-def _unreadable(path: Path, error: Exception) -> UserError:
+def _damage(path: Path, error: BaseException) -> UserError:
     others = checkpoints(path.parents[1])
     before = max((step for step in others if f"step-{step}" != path.name), default=None)
     way = f"remove it to go on from step {before}" if before else "train anew by another --name"
     return UserError(
         f"{path} is damaged or is no checkpoint of this model ({_reason(error)}): {way}."
     )
+
+
+def _reason(error: BaseException) -> str:
+    """Return the first line of an error, of one rank's error where several ranks failed."""
+    if isinstance(error, dcp.CheckpointException):  # rank -> (error, trace)
+        error = next(iter(error.failures.values()))[0]
+    return first_line(error) or "it is empty"
+
+
+def _trained_weights(model) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
+
+
+def _has_all_weights(model) -> bool:
+    """Return whether nothing is sharded: this process then reads and writes without the others."""
+    return not any(isinstance(p, DTensor) for p in model.parameters())
 
 
 # ---------------------------------------------------------------- the base
@@ -221,11 +226,10 @@ def _digest(model: str | Path) -> str:
         kind = f"{name} {weight.dtype} {[*weight.shape]} ".encode()
         return sha256(kind + sha256(weight.reshape(-1).view(torch.uint8).numpy()).digest()).digest()
 
-    digests = []
-    with ThreadPoolExecutor() as pool:
-        for path in folder.glob("*.safetensors"):
-            with safe_open(path, "pt") as file:
-                digests += pool.map(lambda name, file=file: digest(file, name), file.keys())
+    digests: list[bytes] = []
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file, ThreadPoolExecutor() as pool:
+            digests += pool.map(partial(digest, file), file.keys())
     return sha256(b"".join(sorted(digests))).hexdigest()
 
 
@@ -237,33 +241,3 @@ def _check_base(path: Path, saved: object, base: Mapping[str, str]) -> None:
             f"The weights of {moved[0]} are not those that {path} was trained with: put these "
             "back, or train anew by another --name."
         )
-
-
-def _trained_weights(model) -> dict[str, torch.Tensor]:
-    return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
-
-
-def _has_all_weights(model) -> bool:
-    """Return whether nothing is sharded: this process then reads and writes without the others."""
-    return not any(hasattr(p, "full_tensor") for p in model.parameters())
-
-
-def _optimizer_state(model, optimizer) -> dict:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
-
-    options = StateDictOptions(ignore_frozen_params=True)
-    return get_optimizer_state_dict(model, optimizer, options=options)
-
-
-def _set_optimizer_state(model, optimizer, state: dict) -> None:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
-
-    options = StateDictOptions(ignore_frozen_params=True)
-    set_optimizer_state_dict(model, optimizer, state, options=options)
-
-
-def _reason(error: Exception) -> str:
-    """Return the first line of an error, of one rank's error where several ranks failed."""
-    failures = getattr(error, "failures", None)  # of a CheckpointException: rank -> (error, trace)
-    error = next(iter(failures.values()))[0] if failures else error
-    return first_line(error) or "it is empty"

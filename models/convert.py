@@ -14,7 +14,7 @@ from pathlib import Path
 from config.errors import loading
 
 SPECIAL = 3  # of tokenizer.ggml.token_type
-ENDS = ("bos", "eos", "pad")
+NAMES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # transformers' and GGUF's
 
 
 def convert(path: Path, folder: Path) -> None:
@@ -25,12 +25,13 @@ def convert(path: Path, folder: Path) -> None:
     """
     # progress bars that cannot be switched off, and hints
     with contextlib.redirect_stderr(io.StringIO()), loading(f"The GGUF file {path}"):
-        tokenizer = _tokenizer(path)
-        _save(_weights(path), tokenizer, folder)
+        tokenizer = _read_tokenizer(path)
         tokenizer.save_pretrained(folder)
+        ends = (f"{end}_token_id" for end in ("bos", "eos", "pad"))
+        _save_weights(path, {name: getattr(tokenizer, name) for name in ends}, folder)
 
 
-def _tokenizer(path: Path):
+def _read_tokenizer(path: Path):
     """Return the tokenizer of a GGUF file, with the special tokens and words of its metadata."""
     from gguf import GGUFReader
     from tokenizers import AddedToken, pre_tokenizers
@@ -38,15 +39,10 @@ def _tokenizer(path: Path):
 
     fields = {name: field.contents() for name, field in GGUFReader(path).fields.items()}
     tokens = fields["tokenizer.ggml.tokens"]
-    kinds = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    special = {
-        f"{short}_token": tokens[fields[f"tokenizer.ggml.{name}_token_id"]]
-        for short, name in kinds.items()
-    }
+    kinds = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
     backend = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name).backend_tokenizer
-    control = zip(tokens, fields["tokenizer.ggml.token_type"], strict=True)
     backend.add_special_tokens(
-        [AddedToken(t, normalized=False, special=True) for t, kind in control if kind == SPECIAL]
+        [AddedToken(t, normalized=False, special=True) for t, kind in kinds if kind == SPECIAL]
     )
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -59,36 +55,31 @@ def _tokenizer(path: Path):
         chat_template=fields["tokenizer.chat_template"],
         clean_up_tokenization_spaces=False,
         model_max_length=fields["llama.context_length"],
-        **special,
+        **{
+            f"{ours}_token": tokens[fields[f"tokenizer.ggml.{theirs}_token_id"]]
+            for ours, theirs in NAMES.items()
+        },
     )
 
 
-def _weights(path: Path):
-    """Load the model as transformers dequantises it."""
+def _save_weights(path: Path, ends: dict[str, int], folder: Path) -> None:
+    """Save the model as transformers dequantises it; ends: the ids that begin, end and pad."""
     import torch
-    from transformers import AutoModelForCausalLM, GgufConfig
+    from safetensors.torch import save_file
+    from transformers import AutoModelForCausalLM, GenerationConfig, GgufConfig
 
-    return AutoModelForCausalLM.from_pretrained(
+    model = AutoModelForCausalLM.from_pretrained(
         path.parent,
         gguf_file=path.name,
         dtype=torch.bfloat16,
         quantization_config=GgufConfig(dequantize=True),
         attn_implementation="sdpa",
     )
-
-
-def _save(model, tokenizer, folder: Path) -> None:
-    import torch
-    from transformers import GenerationConfig
-
+    # each part by itself: as a whole it takes itself for quantised, and refuses
+    weights = {name: p.detach() for name, p in model.named_parameters()}  # shared ones once
+    save_file(weights, folder / "model.safetensors", {"format": "pt"})
     config = model.config
-    config.dtype = torch.bfloat16
-    ends = {f"{kind}_token_id": getattr(tokenizer, f"{kind}_token_id") for kind in ENDS}
-    for name, i in ends.items():
-        setattr(config, name, i)
-    with torch.device("meta"):
-        plain = type(model)(config)  # the loaded one refuses: it takes itself for quantised
-    plain.load_state_dict(model.state_dict(), assign=True)
-    plain.tie_weights()
-    plain.generation_config = GenerationConfig(**ends)
-    plain.save_pretrained(folder)
+    config.__dict__.pop("quantization_config", None)
+    config.update(ends | {"dtype": torch.bfloat16, "architectures": [type(model).__name__]})
+    config.save_pretrained(folder)
+    GenerationConfig(**ends).save_pretrained(folder)

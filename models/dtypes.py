@@ -17,6 +17,17 @@ from config.foreign import from_json
 from config.options import EMBEDDED, ModelConfig, TrainConfig
 from config.realmodels import PACKAGED, base_of, titled
 
+BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
+"""Instructions by which a processor computes in bfloat16, as torch calls them."""
+FASTER = 1.3
+"""How many times as fast as in float32 products must be in bfloat16: on some processors that have
+the instructions they take up to twice as long."""
+ROWS, WIDEST = 64, (1024, 2048)
+"""Tokens of the products that are timed, and the most of a model's sizes, hidden and intermediate:
+with these all of it takes less than 100 ms where nothing else computes."""
+taken: dict[str, str] = {}
+"""By model what `auto` has taken in this process, and why."""
+
 
 def resolve_device(device: str) -> str:
     """Return cpu, cuda or mps, with `auto` resolved."""
@@ -31,14 +42,9 @@ def check_device(device: str) -> None:
     """Raise a UserError if this machine, or this torch, does not have the device."""
     import torch
 
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise UserError("No CUDA device was found; use --device cpu.")
-    if device == "mps" and not torch.backends.mps.is_available():
-        raise UserError("No GPU of Apple's (mps) was found; use --device cpu.")
-
-
-BFLOAT16 = ("amx_bf16", "avx512_bf16", "avx10_2", "bf16", "sve_bf16")
-"""Instructions by which a processor computes in bfloat16, as torch calls them."""
+    cuda, mps = torch.cuda.is_available(), torch.backends.mps.is_available()
+    if (device.startswith("cuda") and not cuda) or (device == "mps" and not mps):
+        raise UserError(f"No device {device} was found; use --device cpu.")
 
 
 def bfloat16_instructions() -> list[str]:
@@ -47,16 +53,6 @@ def bfloat16_instructions() -> list[str]:
 
     able = torch.cpu.get_capabilities()
     return [name for name in BFLOAT16 if able.get(name)]
-
-
-FASTER = 1.3
-"""How many times as fast as in float32 products must be in bfloat16: on some processors that have
-the instructions they take up to twice as long."""
-ROWS, WIDEST = 64, (1024, 2048)
-"""Tokens of the products that are timed, and the most of a model's sizes, hidden and intermediate:
-with these all of it takes less than 100 ms where nothing else computes."""
-taken: dict[str, str] = {}
-"""By model what `auto` has taken in this process, and why."""
 
 
 def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = None) -> str:
@@ -87,16 +83,15 @@ def _sizes_in_bfloat16(model: str | Path) -> tuple[int, int] | None:
     None; read from config.json, without loading or fetching anything."""
     from models.plan import SIZES
 
+    if str(model) in PACKAGED:  # stored so, once it is converted
+        known = SIZES.get(str(model))
+        return (known.hidden, known.intermediate) if known else WIDEST
     try:
-        if str(model) in PACKAGED:  # stored so, once it is converted
-            known = SIZES.get(str(model))
-            sizes = (known.hidden, known.intermediate) if known else WIDEST
-        else:
-            config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
-            if (config.get("dtype") or config.get("torch_dtype")) != "bfloat16":
-                return None
-            text = config.get("text_config") or config
-            sizes = text.get("hidden_size"), text.get("intermediate_size")
+        config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
+        if (config.get("dtype") or config.get("torch_dtype")) != "bfloat16":
+            return None
+        text = config.get("text_config") or config
+        sizes = text.get("hidden_size"), text.get("intermediate_size")
     except (OSError, ValueError, AttributeError):
         return None
     hidden, between = (
@@ -123,9 +118,9 @@ def product_seconds(hidden: int, between: int) -> tuple[float, float]:
         if turn > 1 and time.perf_counter() > end:
             break
         for k, (x, weight) in enumerate(factors):
-            begun = time.perf_counter()
+            start = time.perf_counter()
             torch.nn.functional.linear(x, weight)
-            best[k] = min(best[k], time.perf_counter() - begun)
+            best[k] = min(best[k], time.perf_counter() - start)
     return best[0], best[1]
 
 

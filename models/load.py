@@ -1,10 +1,12 @@
-"""Models: loading, 4-bit weights, adapters, optimizers, and the weights that an export writes."""
+"""A model of transformers out of safetensors: loaded, given adapters, trained, and plain again.
+
+Nothing of a model's folder is unpickled, and none of its code runs without `trust_remote_code`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import copy
-import ctypes
 import functools
 import importlib
 import logging
@@ -17,14 +19,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
-from config.errors import UserError, alone, first_line, loading
+from config.errors import UserError, alone, loading
 from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, named_folder
-from models.dtypes import check_device
+from models.dtypes import check_device, resolve_device
 from models.policy import FOUR_BITS, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -37,48 +38,51 @@ def load_model(
     trust_remote_code: bool = False,
     quantise: bool = False,
     base: str | Path = "",
+    weights: bool = True,
 ):
     """Load a causal LM from safetensors onto a device; UserError where that fails.
 
     A folder of adapters is loaded with their base model: base, or the one that they name.
 
-    device: cpu, cuda, mps, auto, or "unset": the model is built in uninitialised host memory, which
-    is committed lazily, and no weights are read. That is for ranks whose weights rank 0 will send.
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
     scales, computing in `dtype` (arXiv 2305.14314). Weights that are stored in 4 bits stay as they
-    are, quantise or not.
+    are, quantise or not. weights: False = rank 0 will send them; they are not read, and lie in
+    uninitialised memory of the host, which is committed lazily.
     """
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if is_adapter(path):
-        named = base or base_of(path)
-        model = load_model(named, dtype, device, trust_remote_code, quantise)
+        model = load_model(base or base_of(path), dtype, device, trust_remote_code, quantise)
         with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten
             policy = with_lora(model, with_adapter(TrainConfig(), path))
         load_adapter(policy, path)
         return inner(policy.requires_grad_(False))
-    if device == "unset":
-        return _uninitialised_model(path, dtype, trust_remote_code)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    how = {"trust_remote_code": trust_remote_code, "attn_implementation": "sdpa"}
+    if not weights:
+        return _load_without_weights(path, dtype, how)
+    device = resolve_device(device)
     check_device(device)
     stored = stored_as(path) == FOUR_BITS
-    quantisation = _four_bits(dtype, device, stored) if quantise or stored else {}
-    model = from_safetensors(
-        AutoModelForCausalLM,
-        path,
-        dtype,
-        trust_remote_code=trust_remote_code,
-        attn_implementation="sdpa",
-        **quantisation,
-    )
-    with loading(f"The model {path}"):
-        model = model if quantisation else model.to(device)
+    if not (quantise or stored):
+        model = from_safetensors(AutoModelForCausalLM, path, dtype, **how)
+        with loading(f"The model {path}"):
+            return model.to(device)
+    import_bitsandbytes()
+    from bitsandbytes.nn import Linear4bit
+
+    if not stored:
+        how["quantization_config"] = BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=getattr(torch, dtype),
+        )
+    model = from_safetensors(AutoModelForCausalLM, path, dtype, device_map={"": device}, **how)
     for module in model.modules():
-        if quantisation and hasattr(module, "compute_dtype"):  # stored with another one
-            module.compute_dtype = getattr(torch, dtype)
-        # In passes without gradient bitsandbytes would repack its weights and compute in bfloat16:
-        # neither what is trained nor what can be saved.
-        if hasattr(module, "support_avx512bf16_for_cpu"):
+        if isinstance(module, Linear4bit):
+            module.compute_dtype = getattr(torch, dtype)  # it may be stored with another one
+            # In passes without gradient bitsandbytes would repack its weights and compute in
+            # bfloat16: neither what is trained nor what can be saved.
             module.support_avx512bf16_for_cpu = False
     return model
 
@@ -92,19 +96,14 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     check_model(path)
     config_of(path, settings["trust_remote_code"])  # checked before anything is built
     with loading(f"The model {path}"):
-        try:
-            model, report = kind.from_pretrained(
-                path,
-                dtype=getattr(torch, dtype),
-                use_safetensors=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,
-                **settings,
-            )
-        except SafetensorError as error:
-            raise UserError(
-                f"The weights of {path} are no valid safetensors file: {error}."
-            ) from error
+        model, report = kind.from_pretrained(
+            path,
+            dtype=getattr(torch, dtype),
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,
+            **settings,
+        )
     wrong = {*report["missing_keys"], *(key for key, *_ in report["mismatched_keys"])}
     if wrong := sorted(key for key in wrong if not (unread and key.startswith(unread))):
         raise UserError(
@@ -114,57 +113,19 @@ def from_safetensors(kind, path: str | Path, dtype: str, unread: str | None = No
     return model
 
 
-def _uninitialised_model(path: str | Path, dtype: str, trust_remote_code: bool):
-    """Build a model in uninitialised host memory, with its buffers, from its config alone."""
+def _load_without_weights(path: str | Path, dtype: str, how: dict):
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
 
-    config = config_of(path, trust_remote_code)
-    with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
-        model = AutoModelForCausalLM.from_config(
-            config,
-            dtype=getattr(torch, dtype),
-            trust_remote_code=trust_remote_code,
-            attn_implementation="sdpa",
-        )
+    config = config_of(path, how["trust_remote_code"])
     # buffers, such as rotary frequencies, are computed by the model and never sent
-    buffers = {name: b.clone() for name, b in model.named_buffers()}
-    model.to_empty(device="cpu").tie_weights()
-    for name, b in model.named_buffers():
-        b.copy_(buffers[name])
+    with loading(f"The model {path}"), init_empty_weights(include_buffers=False):
+        model = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, dtype), **how)
+    for module in model.modules():
+        for name, p in [*module.named_parameters(recurse=False)]:
+            setattr(module, name, torch.nn.Parameter(torch.empty_like(p, device="cpu")))
+    model.tie_weights()
     return model.eval()
-
-
-def meta_model(path: str, download: bool = True):
-    """Build a model on the meta device, which has names and shapes alone, from its config.
-
-    path: a folder, or a name on the hub.
-    """
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    if download:
-        check_hub(path)
-    config = AutoConfig.from_pretrained(
-        path, local_files_only=not download, trust_remote_code=False
-    )
-    with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(_checked(path, config))
-
-
-def _four_bits(dtype: str, device: str, stored: bool) -> dict:
-    """Return the arguments of `from_pretrained` for 4-bit weights; stored: they are so already."""
-    from transformers import BitsAndBytesConfig
-
-    import_bitsandbytes()
-    if stored:
-        return {"device_map": {"": device}}
-    config = BitsAndBytesConfig(
-        load_in_4bit=True,
-        bnb_4bit_quant_type="nf4",
-        bnb_4bit_use_double_quant=True,
-        bnb_4bit_compute_dtype=getattr(torch, dtype),
-    )
-    return {"quantization_config": config, "device_map": {"": device}}
 
 
 def config_of(path: str | Path, trust_remote_code: bool = False):
@@ -174,32 +135,72 @@ def config_of(path: str | Path, trust_remote_code: bool = False):
     check_hub(path)
     with loading(f"The model {path}"):
         config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
-    return _checked(path, config)
+    _check_sizes(path, config)
+    return config
 
 
 LAYERS = 1000
 """Most layers of a model; the largest published ones have fewer than 200."""
 
 
-def _checked(path: str | Path, config):
-    """Return a model's config. UserError: it declares more layers, or weights, than there can be.
+def _check_sizes(path: str | Path, config) -> None:
+    """Raise a UserError for a config that declares more layers, or weights, than there can be.
 
     transformers would build all of them before it looks into the weights' files. A weight takes
     a bit or more there, and a layer has one matrix of these sizes at least.
     """
-    text = config.get_text_config()
     names = ("num_hidden_layers", "vocab_size", "hidden_size", "intermediate_size")
-    sizes = [getattr(text, name, 0) for name in names]
+    sizes = (getattr(config.get_text_config(), name, 0) for name in names)
     layers, vocabulary, width, between = (n if isinstance(n, int) else 0 for n in sizes)
     weights = (vocabulary + layers * max(width, between)) * width
     held = sum(file.stat().st_size for file in Path(path).glob("*.safetensors"))
     if layers > LAYERS or (held and weights > 8 * held):
         raise UserError(
             f"{path} does not hold what its config.json declares, {layers:,} layers and "
-            f"{weights:,} weights or more: its .safetensors files, which are damaged or another "
-            f"model's, have {held:,} bytes."
+            f"{weights:,} weights or more: its .safetensors files have {held:,} bytes."
         )
-    return config
+
+
+def meta_model(path: str):
+    """Build a model on the meta device, which has names and shapes alone, from its config."""
+    from transformers import AutoModelForCausalLM
+
+    config = config_of(path)
+    with loading(f"The model {path}"), torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config)
+
+
+def stored_dtype(path: str | Path, trust_remote_code: bool = False) -> str:
+    """Return the type of a model's stored weights, by its config: float32 or bfloat16, for which
+    float16 counts too."""
+    dtype = config_of(path, trust_remote_code).dtype
+    return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else "float32"
+
+
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes, if it is installed, without its downloads, complaints and compiler.
+
+    peft imports it anyway. On some CPUs it then fetches compiled code from the hub if the package
+    `kernels` is installed, and warns if it is not; and what it decorates with `torch.compile` loads
+    the compiler at once, 4.5 s of a processor, though nothing of it is ever called here.
+    """
+    if "bitsandbytes" in sys.modules:
+        return
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    kernels, compile = sys.modules.get("kernels"), torch.compile
+    sys.modules["kernels"] = None  # type: ignore[assignment]  # importing it now fails
+    torch.compile = lambda function=None, **_: function or (lambda function: function)
+    try:
+        with contextlib.suppress(ImportError):
+            importlib.import_module("bitsandbytes")
+    finally:
+        torch.compile = compile
+        del sys.modules["kernels"]
+        if kernels:
+            sys.modules["kernels"] = kernels
+
+
+# ---------------------------------------------------------------- what can be computed
 
 
 def longest_context(config) -> int:
@@ -237,7 +238,7 @@ def _ropes(config) -> list[dict]:
     return [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
 
 
-@functools.cache
+@functools.cache  # a line a model, however many engines
 def _say_window(kind: str, window: int, longest: int) -> None:
     print(
         f"The window of this {kind} is {window:,} tokens, not {longest:,}: its rotary table for "
@@ -255,78 +256,23 @@ def check_architecture(model) -> None:
 
     Its weights are not read: they may be on the meta device.
     """
-    config, window = model.config, longest_context(model.config)
+    config, window, why = model.config, longest_context(model.config), ""
     layers = getattr(config, "layer_types", None) or ()
     slides = getattr(config, "use_sliding_window", True) and getattr(config, "sliding_window", None)
-    if any(kind != "full_attention" for kind in layers) or (
-        not layers and slides and slides < window
-    ):
-        raise UserError(
-            "The transformers engine serves models with full attention in every layer; "
-            "give another --model."
-        )
+    changes = [name for name in LOGITS if getattr(config, name, None) not in (None, 1.0)]
     body = getattr(model, "model", None)
-    if not (window and hasattr(body, "layers") and hasattr(model, "lm_head")):
+    if {*layers} - {"full_attention"} or (not layers and slides and slides < window):
+        why = "not every layer of it has full attention"
+    elif not (window and hasattr(body, "layers") and hasattr(model, "lm_head")):
+        why = "it has no .model.layers and .lm_head like Llama or Qwen"
+    elif changes:
+        why = f"its logits are not those of lm_head(model) ({changes[0]})"
+    if why:
         raise UserError(
-            f"The transformers engine cannot serve a {type(model).__name__}: "
-            "it has no .model.layers and .lm_head like Llama or Qwen."
-        )
-    changes = (name for name in LOGITS if getattr(config, name, None) not in (None, 1.0))
-    if name := next(changes, ""):
-        raise UserError(
-            f"The transformers engine cannot serve a {type(model).__name__}: its logits are not "
-            f"those of lm_head(model) ({name}); give another --model."
+            f"The transformers engine cannot serve a {type(model).__name__}: {why}; give another "
+            "--model."
         )
     use_our_attention(model)
-
-
-def stored_dtype(path: str | Path, trust_remote_code: bool = False) -> str:
-    """Return the type of a model's stored weights, by its config.
-
-    float32 or bfloat16; float16 counts as bfloat16.
-    """
-    dtype = config_of(path, trust_remote_code).dtype
-    return "bfloat16" if dtype in (torch.bfloat16, torch.float16) else "float32"
-
-
-def import_bitsandbytes() -> None:
-    """Import bitsandbytes, if it is installed, without its downloads and complaints.
-
-    peft imports it anyway. On some CPUs it then fetches compiled code from the hub if the package
-    `kernels` is installed, and warns if it is not. Imported here first, with `kernels` hidden, it
-    does neither, and loads no compiler.
-    """
-    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
-    hidden = {"kernels": sys.modules["kernels"]} if "kernels" in sys.modules else {}
-    sys.modules["kernels"] = None  # type: ignore[assignment]  # importing it now fails
-    try:
-        with contextlib.suppress(ImportError), _compiled_when_called():
-            importlib.import_module("bitsandbytes")
-    finally:
-        del sys.modules["kernels"]
-        sys.modules.update(hidden)
-
-
-@contextlib.contextmanager
-def _compiled_when_called() -> Iterator[None]:
-    """Put off what `torch.compile` does to the first call of what it returns.
-
-    It loads the compiler at once otherwise: two seconds in every process that imports a module with
-    a function to be compiled, called or not.
-    """
-    compile = torch.compile
-
-    def put_off(function=None, **settings):
-        if function is None:
-            return functools.partial(put_off, **settings)
-        compiled = functools.cache(lambda: compile(function, **settings))
-        return functools.wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
-
-    torch.compile = put_off
-    try:
-        yield
-    finally:
-        torch.compile = compile
 
 
 # ---------------------------------------------------------------- adapters
@@ -340,7 +286,8 @@ class _Adapter(torch.nn.Linear):
 
 
 def with_lora(model, config: TrainConfig):
-    """Add LoRA adapters to the linear layers named by config.lora_targets, never to the lm_head.
+    """Add LoRA adapters to the layers named by config.lora_targets; UserError where they do not fit
+    or could not be exported: of the lm_head, of fused experts, of weights that two layers share.
 
     They learn in float32 and compute in the model's type. vLLM rounds them to that type too, and
     peft's way, widening every layer's input, took 1.36 times as long for Qwen3-4B's geometry on an
@@ -350,43 +297,34 @@ def with_lora(model, config: TrainConfig):
     from peft import LoraConfig, get_peft_model
 
     targets = config.lora_targets
-    if targets != "all-linear":
-        targets = targets.split(",")
-    linear = ",".join(_linear_layers(model))
-    if "lm_head" in targets:
-        raise UserError(
-            "lora_targets cannot name the lm_head: it has no adapter, many models share its "
-            "weights with the embedding."
-        )
-    weights = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
+    linear = (name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear))
+    linear = sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
+
+    def refusal(why: str) -> UserError:
+        return UserError(f"lora_targets {targets!r} {why}: give --lora-targets {','.join(linear)}.")
+
+    if "lm_head" in targets.split(","):
+        raise refusal("name the lm_head, whose weights are the embedding's in many models")
     lora = LoraConfig(
         r=config.lora_rank,
         lora_alpha=config.lora_alpha or 2 * config.lora_rank,
-        target_modules=targets,
+        target_modules=targets if targets == "all-linear" else targets.split(","),
         task_type="CAUSAL_LM",
     )
+    uses = Counter(id(p) for _, p in model.named_parameters(remove_duplicate=False))
     torch.manual_seed(config.seed)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about experts and shared weights: refused below
             policy = get_peft_model(model, lora)
     except ValueError as error:
-        raise UserError(
-            f"lora_targets {config.lora_targets!r} do not fit this model; its linear layers are "
-            f"{linear.replace(',', ', ')}."
-        ) from error
+        raise refusal("do not fit this model") from error
     if fused := policy.base_model.targeted_parameter_names:
-        raise UserError(
-            f"lora_targets {config.lora_targets!r} reach the fused experts of this mixture "
-            f"({fused[0]}), whose adapters cannot be exported: give --lora-targets {linear}."
-        )
+        raise refusal(f"reach the fused experts of this mixture ({fused[0]})")
     for name, module in policy.named_modules():
         if hasattr(module, "lora_A"):
-            if weights[id(module.base_layer.weight)] > 1:
-                raise UserError(
-                    f"lora_targets cannot name {name.rpartition('.')[2]}: this model shares its "
-                    f"weights with another layer; its linear layers are {linear}."
-                )
+            if uses[id(module.base_layer.weight)] > 1:
+                raise refusal(f"name {name}, which shares its weights with another layer")
             module.cast_input_dtype_enabled = False
         elif ".lora_A." in name or ".lora_B." in name:
             module.__class__ = _Adapter
@@ -409,15 +347,12 @@ def load_adapter(policy, folder: str | Path) -> None:
         raise UserError(f"The adapters in {folder} do not fit the model: {what}.")
 
 
-def _linear_layers(model) -> list[str]:
-    """List the last names of a model's linear layers except the lm_head."""
-    linear = (name for name, m in model.named_modules() if isinstance(m, torch.nn.Linear))
-    return sorted({name.rsplit(".")[-1] for name in linear} - {"lm_head"})
-
-
 def inner(model):
     """Return the causal LM inside a peft wrapper, adapters included, or the model itself."""
-    return model.get_base_model() if hasattr(model, "peft_config") else model
+    return model.get_base_model() if hasattr(model, "get_base_model") else model
+
+
+# ---------------------------------------------------------------- and back to plain weights
 
 
 @torch.no_grad()
@@ -427,75 +362,30 @@ def merge_adapters(model):
     On the host in float32, 4-bit weights dequantised, adapters added. All arithmetic is in float32
     and nothing is merged in place: in 16 bits that would wear the base weights down.
     """
-    return _plain(inner(model), _merged_weights(inner(model)))
-
-
-@torch.no_grad()
-def check_export(model) -> None:
-    """Build what `merge_adapters` would of names and shapes alone, in no memory.
-
-    UserError where they do not fit, so that no training ends without a policy.
-    """
     lm = inner(model)
-    try:
-        _plain(lm, _merged_weights(lm, values=False))
-    except Exception as error:  # of transformers or torch: whatever it is would end the export
-        raise UserError(
-            f"A training of this {type(lm).__name__} could not be exported: {first_line(error)}. "
-            "Give another --model or other --lora-targets."
-        ) from error
-
-
-def _plain(lm, weights: dict[str, torch.Tensor]):
-    """Make a model of the same class of some weights; RuntimeError where they do not fit it."""
     config = copy.deepcopy(lm.config)
     config.dtype = torch.float32
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    config.__dict__.pop("quantization_config", None)
     with torch.device("meta"):
         plain = type(lm)(config)
+    weights = {name: value.cpu() for name, value in _plain_weights(lm)}
+    saved = plain.state_dict()
+    weights |= {name: b.detach().cpu() for name, b in lm.named_buffers() if name in saved}
     missing, unexpected = plain.load_state_dict(weights, strict=False, assign=True)
-    plain.tie_weights()
-    unset = sorted(
-        {*missing} & {name for name, _ in (*plain.named_parameters(), *plain.named_buffers())}
-    )
+    plain.tie_weights()  # after it a shared weight has one name
+    unset = {*missing} & {name for name, _ in (*plain.named_parameters(), *plain.named_buffers())}
     if unexpected or unset:
-        raise RuntimeError(
-            f"An export does not fit the model: {unexpected[:1] or unset[:1]}, "
-            f"{len(missing)} missing."
-        )
+        raise RuntimeError(f"An export does not fit the model: {min({*unexpected, *unset})}.")
     plain.generation_config = lm.generation_config
     return plain
 
 
-def _merged_weights(lm, values: bool = True) -> dict[str, torch.Tensor]:
-    """Return the weights of a plain model by their names, or without `values` their shapes."""
-    weights = {}
-    for name, _, base in _plain_modules(lm):
-        for key in base._buffers.keys() - base._non_persistent_buffers_set:
-            weights[f"{name}.{key}"] = base._buffers[key].detach().cpu()
-        if not values:
-            for key, value in base.named_parameters(recurse=False):
-                shape = getattr(value, "quant_state", value).shape
-                weights[f"{name}.{key}"] = torch.empty(shape, device="meta")
-    if values:
-        weights |= {name: value.cpu() for name, value in _plain_weights(lm)}
-    return weights
-
-
-def _plain_modules(lm) -> Iterator[tuple[str, torch.nn.Module, torch.nn.Module]]:
-    """Yield the modules of a model but adapters: name, module, and what the adapter is around."""
-    for name, module in lm.named_modules():
-        if not (name.endswith(".base_layer") or ".lora_" in name):
-            yield name, module, getattr(module, "base_layer", module)
-
-
 def _plain_weights(lm) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the weights of the plain model that a peft model computes, by their names, in float32.
-
-    4-bit weights are dequantised, adapters added.
-    """
-    for name, module, base in _plain_modules(lm):
+    """Yield the weights of the plain model that a peft model computes, by its names, in float32."""
+    for name, module in lm.named_modules():
+        if name.endswith(".base_layer") or ".lora_" in name:
+            continue
+        base = getattr(module, "base_layer", module)
         for key, value in base.named_parameters(recurse=False):
             if hasattr(value, "quant_state"):
                 from bitsandbytes.functional import dequantize_4bit
@@ -516,10 +406,8 @@ def start_weights(model) -> dict[str, torch.Tensor]:
     """
     if inner(model) is model:
         return {name: p.detach().clone() for name, p in model.named_parameters()}
-    modules = (
-        (name, base) for name, module, base in _plain_modules(inner(model)) if module is not base
-    )
-    return {f"{name}.weight": base.weight for name, base in modules}
+    weights = inner(model).named_parameters()
+    return {name.replace(".base_layer", ""): p for name, p in weights if ".base_layer." in name}
 
 
 @torch.no_grad()
@@ -580,22 +468,6 @@ def settle_threads(model, processes: int = 1) -> None:
     torch.set_num_threads(1 if small else max(1, len(allowed) // processes))
 
 
-KEPT = 1 << 30
-"""Bytes of a freed block that malloc keeps for the next one."""
-
-
-def keep_freed_memory(model) -> None:
-    """Let the C library keep what a step on a CPU frees, instead of returning it to the system.
-
-    The next step asks for the same blocks again, and each page of theirs costs an interrupt: 1.3 of
-    25 CPU seconds of a SmolLM2 update in float32 (dev/LESSONS.md). Does nothing but under glibc.
-    """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
-    if model.device.type == "cpu" and mallopt:
-        mallopt(-3, KEPT)  # M_MMAP_THRESHOLD: larger blocks are still returned at once
-        mallopt(-1, KEPT)  # M_TRIM_THRESHOLD: so much is kept at the end of the heap
-
-
 def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
     """Make AdamW, or for config.optimizer = adamw8bit that of bitsandbytes.
 
@@ -612,12 +484,12 @@ def optimizer_of(parameters, config: TrainConfig) -> torch.optim.Optimizer:
 
     optimizer = AdamW8bit(parameters, **settings)
 
-    def written(optimizer, *_) -> None:
+    def raise_versions(optimizer, *_) -> None:
         # its kernels write through pointers, and what was made of a weight is kept by its version
         for group in optimizer.param_groups:
             torch.autograd.graph.increment_version(group["params"])
 
-    optimizer.register_step_post_hook(written)
+    optimizer.register_step_post_hook(raise_versions)
     return optimizer
 
 

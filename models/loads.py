@@ -36,7 +36,7 @@ def new_tokens(rows: Sequence[Row]) -> tuple[list[int], list[int]]:
     return order, [len(rows[i]) - shared for i, shared in zip(order, overlaps, strict=True)]
 
 
-def levelled(rows: list[Row]) -> list[Row]:
+def balance(rows: list[Row]) -> list[Row]:
     """Move whole trajectories between ranks, so that each has about as many tokens to compute.
 
     rows: this rank's; a trajectory's follow one another. Ranks keep what they have as far as that
@@ -45,39 +45,19 @@ def levelled(rows: list[Row]) -> list[Row]:
     """
     if ranks.world() == 1:
         return rows
-    parts = destinations(ranks.all_gather_object(trajectory_tokens(rows)))
-    mine, kept = parts[ranks.rank()], by_trajectory(rows)
-    for arriving in ranks.all_gather_object(leaving(rows, mine)):
-        kept |= arriving
-    return [row for number in mine for row in kept[number]]
-
-
-def by_trajectory(rows: Sequence[Row]) -> dict[int, list[Row]]:
-    found: dict[int, list[Row]] = {}
+    here: dict[int, list[Row]] = {}  # by trajectory
     for row in rows:
-        found.setdefault(row.trajectory, []).append(row)
-    return found
-
-
-def trajectory_tokens(rows: Sequence[Row]) -> dict[int, int]:
-    """Return how many tokens of a rank's rows each trajectory adds: what is shared counts once."""
-    tokens = dict.fromkeys(by_trajectory(rows), 0)
+        here.setdefault(row.trajectory, []).append(row)
+    tokens = dict.fromkeys(here, 0)  # that each adds: what is shared counts once
     for i, new in zip(*new_tokens(rows), strict=True):
         tokens[rows[i].trajectory] += new
-    return tokens
-
-
-def destinations(homes: Sequence[dict[int, int]]) -> list[list[int]]:
-    """Return the trajectories of each rank, by `trajectory_tokens` of what each has now."""
-    numbers = list(chain.from_iterable(homes))
-    parts = stretches([tokens for home in homes for tokens in home.values()], len(homes))
-    return [[numbers[i] for i in part] for part in parts]
-
-
-def leaving(rows: Sequence[Row], mine: Sequence[int]) -> dict[int, list[Row]]:
-    """Return the trajectories that a rank has now and is not to keep."""
-    kept = {*mine}
-    return {n: part for n, part in by_trajectory(rows).items() if n not in kept}
+    everywhere = [*chain.from_iterable(t.items() for t in ranks.all_gather_object(tokens))]
+    parts = stretches([size for _, size in everywhere], ranks.world())
+    mine = [everywhere[i][0] for i in parts[ranks.rank()]]
+    leaving = {number: part for number, part in here.items() if number not in mine}
+    for arriving in ranks.all_gather_object(leaving):
+        here |= arriving
+    return [row for number in mine for row in here[number]]
 
 
 def passes(

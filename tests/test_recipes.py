@@ -82,7 +82,7 @@ def test_a_recipe_fits_the_cards_that_it_names(name):
     if config.lora_rank:
         mode = "lora"
     gib, devices = 24 if name.endswith("24gb") else 80, run.devices * run.num_nodes
-    g = geometry(run.model, download=False)
+    g = geometry(run.model)
     p = plan(g, mode, gib, devices, config, agent)
     assert p.fits and p.micro_tokens >= config.micro_tokens
     assert p.sleep == ("never" if config.lora_rank else "2")

@@ -1,8 +1,6 @@
 """How many threads compute, and what they do while they wait."""
 
-import inspect
 import os
-import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +11,6 @@ import torch
 from conftest import random_policy
 
 from commands import doctor
-from models import load
 from models.load import settle_threads
 
 ROOT = Path(__file__).parent.parent
@@ -79,28 +76,3 @@ def test_doctor_says_how_many_threads_compute(monkeypatch, env, value, state):
         monkeypatch.setenv(name, setting)
     (cores,) = (f for f in doctor.machine() if f.item == "cores")
     assert value in cores.value and cores.state == state
-
-
-PAGES = """
-import ctypes, resource, sys
-from types import SimpleNamespace
-import numpy as np
-
-def new_pages():
-    for _ in range(6):
-        np.ones(1 << 23)
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-before = -new_pages() + new_pages()
-keep_freed_memory(SimpleNamespace(device=SimpleNamespace(type="cpu")))
-print(before, -new_pages() + new_pages())
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="no other C library can be told")
-def test_what_a_step_frees_is_kept_for_the_next():
-    """Pages that are new to a process when blocks of 64 MiB come and go, before and after."""
-    kept = f"KEPT = {load.KEPT}\n{inspect.getsource(load.keep_freed_memory)}"
-    command = [sys.executable, "-c", f"from __future__ import annotations\n{kept}\n{PAGES}"]
-    before, after = map(int, subprocess.check_output(command, text=True).split())
-    assert before > 150 and after < 0.1 * before

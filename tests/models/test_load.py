@@ -1,11 +1,21 @@
-import json
-from dataclasses import replace
+"""Models loaded, adapted and merged: what is trained is what is computed, or it is refused."""
 
+import json
+from dataclasses import fields, replace
+
+import psutil
 import pytest
 import torch
 from conftest import random_policy
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader
+from transformers import (
+    AutoModelForCausalLM,
+    BitsAndBytesConfig,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from commands import train
 from commands.dryrun import dry_run, made_up
@@ -18,12 +28,15 @@ from engines.hf import TransformersEngine
 from engines.open import fingerprint, open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
-    check_export,
+    cast_parameters,
+    dequantised_folder,
     import_bitsandbytes,
     inner,
     load_model,
     merge_adapters,
     optimizer_of,
+    share_kept,
+    start_weights,
     with_lora,
 )
 from models.policy import Policy, adapt_training, divide_adapter, mode_of, stored_as
@@ -31,7 +44,8 @@ from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
 
-LORA = GRPOConfig(lora_rank=4)
+STEP = dict(steps=1, tasks_per_step=(2,), group_size=4)
+LORA = GRPOConfig(**STEP, lora_rank=4)
 IDS = torch.arange(10, 40)[None]
 
 
@@ -44,46 +58,78 @@ def folder(codec, tmp_path):
     return path
 
 
+def load(folder, **how):
+    return load_model(folder, device="cpu", **how)
+
+
+@torch.no_grad()
+def logits(folder):
+    """What a folder computes, or a model."""
+    model = folder if isinstance(folder, torch.nn.Module) else load(folder)
+    return inner(model)(IDS).logits
+
+
 def perturb(model):
     torch.manual_seed(1)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name or "lora_embedding_A" in name:
                 p.add_(0.3 * torch.randn_like(p))
+    return model
+
+
+def run_config(folder, tmp_path, name="a"):
+    usual = dict(lengths=(2,), device="cpu", save_every=2)
+    return RunConfig(name=name, runs=str(tmp_path / "runs"), model=str(folder), **usual)
+
+
+# ---------------------------------------------------------------- loaded, in 4 bits, and merged
 
 
 @pytest.mark.parametrize("quantise", [False, True])
 def test_a_merged_model_computes_what_was_trained(folder, tmp_path, quantise):
-    model = with_lora(load_model(folder, device="cpu", quantise=quantise), LORA).eval()
-    plain = inner(model)(IDS).logits
-    perturb(model)
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    merge_adapters(model).save_pretrained(tmp_path / "merged")
-    again = load_model(tmp_path / "merged", device="cpu")
-    with torch.no_grad():
-        expected = inner(model)(IDS).logits
-        assert (again(IDS).logits - expected).abs().max() < 2e-5
-        assert (expected - plain).abs().max() > 1e-2
+    model = with_lora(load(folder, quantise=quantise), LORA).eval()
+    plain = logits(model)
+    start = start_weights(model)
+    before = {name: p.clone() for name, p in perturb(model).named_parameters()}
+    merged = merge_adapters(model)
+    merged.save_pretrained(tmp_path / "merged")
+    again = load(tmp_path / "merged")
+    assert (logits(again) - logits(model)).abs().max() < 2e-5
+    assert (logits(model) - plain).abs().max() > 1e-2
     assert all(p.dtype == torch.float32 for p in again.parameters())
     assert not hasattr(again.config, "quantization_config")
     assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    with dequantised_folder(model, "bfloat16") as half:  # which vLLM reads
+        assert torch.equal(logits(half), logits(cast_parameters(again).float()))
+    if not quantise:
+        assert {*start} == {name for name, _ in merged.named_parameters() if "proj" in name}
+        assert share_kept(start, merged, torch.float32) == pytest.approx(1)
+        assert 0.9 < share_kept(start, merged) < 1
+
+
+def test_a_small_change_is_rounded_away(folder):
+    model = load(folder).to(torch.bfloat16).float()
+    start = start_weights(model)
+    assert share_kept(start, model) == 1
+    with torch.no_grad():
+        for p in model.parameters():
+            p.mul_(1 + 1e-5)
+    assert share_kept(start, model) < 0.1 and share_kept(start, model, torch.float32) > 0.9
 
 
 def test_four_bits_are_four_bits(folder):
-    model = load_model(folder, device="cpu", quantise=True)
-    whole = load_model(folder, device="cpu")
+    model, whole = load(folder, quantise=True), load(folder)
     packed = {name: p for name, p in model.named_parameters() if hasattr(p, "quant_state")}
     assert len(packed) == 7 * 2 and all(p.dtype == torch.uint8 for p in packed.values())
     n_weights = sum(whole.get_parameter(name).numel() for name in packed)
     assert sum(p.numel() for p in packed.values()) * 2 == n_weights
-    with torch.no_grad():
-        apart = (model(IDS).logits - whole(IDS).logits).abs().mean()
-    assert 0.005 < apart < 0.5 * whole(IDS).logits.std()  # rounded, and not broken
+    apart = (logits(model) - logits(whole)).abs().mean()
+    assert 0.005 < apart < 0.5 * logits(whole).std()  # rounded, and not broken
 
 
 def test_qlora_samples_and_trains_the_same_weights(folder, codec):
-    model = with_lora(load_model(folder, device="cpu", quantise=True), LORA)
-    perturb(model)
+    model = perturb(with_lora(load(folder, quantise=True), LORA))
     engine = TransformersEngine(inner(model), codec)
     jobs = [(task, 0) for task in worlds.make_tasks(0, 3, 2, "one_fact")]
     done = list(rollout(engine, tiny.agent(), jobs, Sampling()))
@@ -93,11 +139,6 @@ def test_qlora_samples_and_trains_the_same_weights(folder, codec):
             logp = inner(model)(ids).logits[0].log_softmax(-1)[len(turn.prompt_ids) - 1 : -1]
         own = logp.gather(1, ids[0, len(turn.prompt_ids) :, None])[:, 0]
         assert (own - torch.tensor(turn.logprobs)).abs().max() < 1e-5
-
-
-def run_config(folder, tmp_path, name):
-    usual = dict(lengths=(2,), device="cpu", save_every=2)
-    return RunConfig(name=name, runs=str(tmp_path / "runs"), model=str(folder), **usual)
 
 
 def test_a_step_in_8_bits_raises_the_versions_of_the_weights():
@@ -114,135 +155,54 @@ def test_training_goes_on_after_a_stop_to_the_same_weights(tmp_path, more):
     settings = dict(steps=2, tasks_per_step=(3,), group_size=8, warmup=0, lr=1e-3)
     config = GRPOConfig(**settings, max_mismatch=1e-4, **more)
     whole = train.train(run_config(folder, tmp_path, "whole"), config, tiny.agent())
-    train.train(run_config(folder, tmp_path, "parts"), replace(config, steps=1), tiny.agent())
-    parts = train.train(run_config(folder, tmp_path, "parts"), config, tiny.agent(), resume=True)
-    a, b = (load_model(run / "model", device="cpu") for run in (whole, parts))
-    assert all(torch.equal(p, q) for p, q in zip(a.parameters(), b.parameters(), strict=True))
-    start = load_model(folder, device="cpu")
-    pairs = zip(a.parameters(), start.parameters(), strict=True)
-    assert any(not torch.equal(p, q) for p, q in pairs)
+    parts = run_config(folder, tmp_path, "parts")
+    train.train(parts, replace(config, steps=1), tiny.agent())
+    parts = train.train(parts, config, tiny.agent(), resume=True)
+    a, b, start = (load(path).state_dict() for path in (whole / "model", parts / "model", folder))
+    assert all(torch.equal(a[name], b[name]) for name in start)
+    assert any(not torch.equal(a[name], start[name]) for name in start)
 
 
-def test_adapters_are_added_to_the_target_layers(folder):
-    def adapt_training(targets):
-        config = replace(LORA, lora_targets=targets)
-        model = with_lora(load_model(folder, device="cpu"), config)
-        return {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
-
-    assert adapt_training("q_proj,v_proj") == {"q_proj", "v_proj"}
-    assert len(adapt_training(LORA.lora_targets)) == 7
-    with pytest.raises(UserError, match="cannot name the lm_head"):
-        adapt_training("q_proj,lm_head")
-    with pytest.raises(UserError, match="its linear layers are down_proj"):
-        adapt_training("wq")
-
-
-def stored(folder, out, **bits):
-    """Store a model quantised by bitsandbytes, with half precision to compute in."""
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig
-
-    import_bitsandbytes()
-    how = BitsAndBytesConfig(**bits, bnb_4bit_compute_dtype=torch.bfloat16)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, quantization_config=how, device_map={"": "cpu"}
-    )
-    model.save_pretrained(out)
-    Codec.load(folder).tokenizer.save_pretrained(out)
-    return out
-
-
-def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path):
+def test_weights_stored_in_4_bits_are_trained_beside_or_refused(folder, tmp_path, codec):
     """The published -bnb-4bit models: their weights cannot be trained, adapters beside them can."""
-    packed = stored(folder, tmp_path / "packed", load_in_4bit=True, bnb_4bit_quant_type="fp4")
+    import_bitsandbytes()
+    bits = dict(load_in_4bit=True, bnb_4bit_quant_type="fp4", bnb_4bit_compute_dtype=torch.bfloat16)
+    how = dict(quantization_config=BitsAndBytesConfig(**bits), device_map={"": "cpu"})
+    packed = tmp_path / "packed"
+    AutoModelForCausalLM.from_pretrained(folder, **how).save_pretrained(packed)
+    codec.tokenizer.save_pretrained(packed)
     assert stored_as(packed) == "4 bits" and stored_as(folder) == stored_as("no/where") == ""
-    settings = dict(steps=1, tasks_per_step=(2,), group_size=4, max_mismatch=1e-6)
-    run = run_config(packed, tmp_path, "a")
+    run = run_config(packed, tmp_path)
     for go in (train.train, dry_run):
-        with pytest.raises(UserError, match=r"stored quantised \(4 bits\)"):
-            go(run, GRPOConfig(**settings), tiny.agent())
+        with pytest.raises(UserError, match="--lora-rank"):
+            go(run, GRPOConfig(**STEP), tiny.agent())
     assert not (tmp_path / "runs").exists()
-    config = GRPOConfig(**settings, lora_rank=4)
+    config = replace(LORA, max_mismatch=1e-6)
     assert mode_of(adapt_training(config, run)) == "qlora"
     done = train.train(run, config, tiny.agent(), reward=made_up)
-    one = load_model(done / "adapter", device="cpu")
-    assert not hasattr(load_model(done / "model", device="cpu").config, "quantization_config")
-    with torch.no_grad():  # computed in float32, which is what was said, not what was stored
-        apart = (one(IDS).logits - load_model(done / "model", device="cpu")(IDS).logits).abs()
-        moved = (one(IDS).logits - load_model(packed, device="cpu")(IDS).logits).abs()
-    assert apart.max() < 2e-5 and moved.max() > 0
+    # computed in float32, which is what was said, not what was stored
+    assert (logits(done / "adapter") - logits(done / "model")).abs().max() < 2e-5
+    assert not torch.equal(logits(done / "adapter"), logits(packed))
 
 
+@pytest.mark.parametrize("lora_rank", [0, 4])
 @pytest.mark.parametrize(
     "how",
     [{"quant_method": "bitsandbytes", "load_in_8bit": True}, {"quant_method": "gptq", "bits": 4}],
 )
-def test_weights_stored_in_another_way_are_refused_before_they_are_read(folder, tmp_path, how):
+def test_weights_stored_in_another_way_are_refused_before_they_are_read(
+    folder, tmp_path, how, lora_rank
+):
     path = folder / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"quantization_config": how}))
     (folder / "model.safetensors").unlink()
-    for config in (GRPOConfig(), GRPOConfig(lora_rank=4)):
-        with pytest.raises(UserError, match=rf"stored quantised \({how['quant_method']}\)"):
-            train.train(run_config(folder, tmp_path, "a"), config, tiny.agent())
-
-
-MIXTURE = dict(
-    hidden_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16,
-    intermediate_size=128, moe_intermediate_size=64, num_experts=4, num_experts_per_tok=2,
-    max_position_embeddings=4096, pad_token_id=0, eos_token_id=1, initializer_range=0.2,
-)  # fmt: skip
-
-
-@pytest.fixture
-def mixture(codec, tmp_path):
-    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    path = tmp_path / "mixture"
-    torch.manual_seed(0)
-    config = Qwen3MoeConfig(vocab_size=len(codec.tokenizer), **MIXTURE)
-    Qwen3MoeForCausalLM(config).save_pretrained(path)
-    codec.tokenizer.save_pretrained(path)
-    return path
-
-
-def test_adapters_on_fused_experts_are_refused_with_the_targets_that_work(mixture, tmp_path):
-    run = run_config(mixture, tmp_path, "a")
-    settings = dict(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
-    for go in (train.train, dry_run):
-        with pytest.raises(UserError, match=r"experts .* give --lora-targets") as refused:
-            go(run, GRPOConfig(**settings), tiny.agent())
-    targets = str(refused.value).rstrip(".").rpartition(" ")[2]
-    assert targets == "k_proj,o_proj,q_proj,v_proj"
-    config = GRPOConfig(**settings, lora_targets=targets)
-    done = train.train(run, config, tiny.agent(), reward=made_up)
-    adapted, merged = (load_model(done / name, device="cpu") for name in ("adapter", "model"))
-    with torch.no_grad():
-        assert (adapted(IDS).logits - merged(IDS).logits).abs().max() < 2e-5
-        assert (load_model(mixture, device="cpu")(IDS).logits - merged(IDS).logits).abs().max() > 0
-
-
-def test_that_an_export_can_be_built_is_proven_before_the_first_step(folder, tmp_path, monkeypatch):
-    """Of names and shapes: whatever the model is, no training ends without a policy."""
-    model = load_model(folder, device="cpu")
-    check_export(model)
-    check_export(with_lora(load_model(folder, device="cpu", quantise=True), LORA))
-    # a weight that the class does not make, as of a layer that was put in after loading
-    whole = Policy.load_trainable
-
-    def with_more(*args):
-        policy = whole(*args)
-        policy.model.layers[0].mlp.gate = torch.nn.Linear(4, 4)
-        return policy
-
-    monkeypatch.setattr(Policy, "load_trainable", with_more)
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4)
-    with pytest.raises(UserError, match=r"could not be exported: .*mlp.gate"):
-        train.train(run_config(folder, tmp_path, "a"), config, tiny.agent())
-    assert not (tmp_path / "runs").exists()
+    with pytest.raises(UserError, match=how["quant_method"]):
+        train.train(run_config(folder, tmp_path), GRPOConfig(lora_rank=lora_rank), tiny.agent())
 
 
 def test_buffers_that_are_saved_are_exported(folder):
     """As DeepSeek's corrections of its router's scores are, which no gradient reaches."""
-    model = load_model(folder, device="cpu")
+    model = load(folder)
     kind = type(model)
 
     class WithBuffer(kind):
@@ -253,96 +213,127 @@ def test_buffers_that_are_saved_are_exported(folder):
     model.__class__ = WithBuffer
     model.model.register_buffer("bias", torch.tensor([1.0, 2.0, 3.0]))
     assert torch.equal(merge_adapters(model).model.bias, model.model.bias)
-    check_export(model)
+    model.model.layers[0].mlp.gate = torch.nn.Linear(4, 4)  # of a layer put in after loading
+    with pytest.raises(RuntimeError):
+        merge_adapters(model)
 
 
-def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, codec, tmp_path):
-    rows = len(codec.tokenizer)
+def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, tmp_path):
     larger = Codec.load(folder).tokenizer
     larger.add_tokens(["<|one|>", "<|two|>"])
     larger.save_pretrained(folder)
     (folder / "model.safetensors").unlink()  # nothing is computed, nothing read
-    said = f"{rows + 2:,} tokens and embeddings of {rows:,}"
     config = EvalConfig(model=str(folder), device="cpu")
-    with pytest.raises(UserError, match=said):
-        open_reader(config, [tiny.agent()])
-    with pytest.raises(UserError, match=said):
-        open_reader(replace(config, engine="vllm"), [tiny.agent()])
-    for kind in (GRPOConfig, SFTConfig):
-        with pytest.raises(UserError, match=said):
-            train.train(run_config(folder, tmp_path, "a"), kind(), tiny.agent())
+    for go in (
+        lambda: open_reader(config, [tiny.agent()]),
+        lambda: open_reader(replace(config, engine="vllm"), [tiny.agent()]),
+        lambda: train.train(run_config(folder, tmp_path), GRPOConfig(), tiny.agent()),
+        lambda: train.train(run_config(folder, tmp_path), SFTConfig(), tiny.agent()),
+    ):
+        with pytest.raises(UserError, match="tokens and embeddings of"):
+            go()
 
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec, tmp_path, tied):
-    import psutil
-
     large = random_policy(codec, hidden_size=1024, intermediate_size=4096, tie_word_embeddings=tied)
     large.config.save_pretrained(tmp_path)  # and no weights
     n_bytes = sum(p.numel() * 4 for p in large.parameters())
     process = psutil.Process()
     before = process.memory_info().rss
-    model = load_model(tmp_path, device="unset")
+    model = load_model(tmp_path, weights=False)
     assert process.memory_info().rss - before < n_bytes / 4
     ours, theirs = ({n: p.shape for n, p in m.named_parameters()} for m in (model, large))
     assert ours == theirs
     buffers = list(zip(model.buffers(), large.buffers(), strict=True))
     assert buffers and all(torch.equal(a, b) for a, b in buffers)
     model.load_state_dict(large.state_dict())
-    with torch.no_grad():
-        assert torch.equal(model(IDS).logits, large.eval()(IDS).logits)
+    assert torch.equal(logits(model), logits(large.eval()))
+
+
+# ---------------------------------------------------------------- adapters
+
+
+@pytest.mark.parametrize(
+    ("targets", "found"), [("q_proj,v_proj", 2), ("all-linear", 7), ("q_proj,lm_head", 0), ("q", 0)]
+)
+def test_adapters_are_added_to_the_target_layers(folder, targets, found):
+    config = replace(LORA, lora_targets=targets)
+    if found:
+        model = with_lora(load(folder), config)
+        trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
+        assert len(trained) == found and (found == 7 or trained == {*targets.split(",")})
+        return
+    with pytest.raises(UserError, match="down_proj,gate_proj,k_proj"):
+        with_lora(load(folder), config)
+
+
+def test_adapters_on_fused_experts_are_refused_with_the_targets_that_work(codec, tmp_path):
+    torch.manual_seed(0)
+    mixture = tmp_path / "mixture"
+    Qwen3MoeForCausalLM(Qwen3MoeConfig(
+        vocab_size=len(codec.tokenizer), hidden_size=64, num_hidden_layers=2, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, intermediate_size=128, num_experts=4,
+        moe_intermediate_size=64, num_experts_per_tok=2, max_position_embeddings=4096,
+        pad_token_id=0, eos_token_id=1, initializer_range=0.2,
+    )).save_pretrained(mixture)  # fmt: skip
+    codec.tokenizer.save_pretrained(mixture)
+    run = run_config(mixture, tmp_path)
+    for go in (train.train, dry_run):
+        with pytest.raises(UserError, match="experts") as refused:
+            go(run, LORA, tiny.agent())
+    targets = str(refused.value).rstrip(".").rpartition(" ")[2]
+    assert targets == "k_proj,o_proj,q_proj,v_proj"
+    config = replace(LORA, lora_targets=targets)
+    done = train.train(run, config, tiny.agent(), reward=made_up)
+    adapted, merged = (logits(done / name) for name in ("adapter", "model"))
+    assert (adapted - merged).abs().max() < 2e-5 and not torch.equal(logits(mixture), merged)
 
 
 def test_a_checkpoint_of_adapters_holds_nothing_else(tmp_path):
-    config = GRPOConfig(steps=1, tasks_per_step=(2,), group_size=4, lora_rank=4)
-    run, other = (run_config(options.EMBEDDED, tmp_path, name) for name in "ab")
-    folder = train.train(run, config, tiny.agent(), reward=made_up)
-    path = folder / "checkpoints" / "step-1"
+    run = run_config(options.EMBEDDED, tmp_path)
+    path = train.train(run, LORA, tiny.agent(), reward=made_up) / "checkpoints" / "step-1"
     names = FileSystemReader(path).read_metadata().state_dict_metadata
     tensors = [name for name in names if "param_groups" not in name]
     # a weight, two moments and a count of steps each
     assert len(tensors) == 4 * sum(name.startswith("weights.") for name in names)
     assert all(".lora_" in name for name in tensors)
-    module = train.build(other, replace(config, lora_targets="q_proj"), tiny.agent())
     with pytest.raises(UserError, match="other names"):
-        load_checkpoint(path, module.model)
+        load_checkpoint(
+            path, with_lora(load(options.EMBEDDED), replace(LORA, lora_targets="q_proj"))
+        )
 
 
-def test_adapters_are_a_model_with_their_base(codec, tmp_path):
+def test_adapters_are_a_model_with_their_base(folder, tmp_path):
     """As they were trained: not merged, and computed in the base's type."""
-    base, folder = tmp_path / "base", tmp_path / "adapter"
-    random_policy(codec).save_pretrained(base), codec.tokenizer.save_pretrained(base)
-    policy = with_lora(load_model(base, device="cpu"), GRPOConfig(lora_rank=4))
-    with torch.no_grad():
-        for name, p in policy.named_parameters():
-            if "lora_B" in name:
-                p.copy_(torch.randn_like(p))
-    policy.save_pretrained(folder)
-    ids = torch.tensor([codec.encode("Anna joined Boris.")])
+    base, adapters = folder, tmp_path / "adapter"
+    policy = perturb(with_lora(load(base), LORA))
+    policy.save_pretrained(adapters)
     drawn = torch.get_rng_state()
-    alone = load_model(folder, device="cpu")
+    alone = load(adapters)
     assert torch.equal(torch.get_rng_state(), drawn)  # a reader's program may have its own
-    assert torch.equal(alone(ids).logits, policy(ids).logits)
-    assert not torch.allclose(alone(ids).logits, load_model(base, device="cpu")(ids).logits)
+    assert torch.equal(logits(alone), logits(policy))
+    assert not torch.allclose(logits(alone), logits(base))
     assert not any(p.requires_grad for p in alone.parameters())
-    assert is_adapter(folder) and not is_adapter(base) and base_of(folder) == str(base)
-    run = RunConfig(model=str(folder), device="cpu")  # training goes on from them
+    assert is_adapter(adapters) and not is_adapter(base) and base_of(adapters) == str(base)
+    run = RunConfig(model=str(adapters), device="cpu")  # training goes on from them
     beside, training, policy = train.resolved(run, GRPOConfig(), tiny.agent())
     assert (policy.model, policy.adapter) == (beside.model, beside.adapter)
-    assert (policy.model, policy.adapter) == (str(base), str(folder))
+    assert (policy.model, policy.adapter) == (str(base), str(adapters))
     assert training.lora_rank == 4
-    with pytest.raises(UserError, match="not as both"):
-        divide_adapter(replace(run, adapter=str(folder)))
+    assert torch.equal(logits(policy.load_trainable(training)), logits(alone))
+    with pytest.raises(UserError, match="--adapter"):
+        divide_adapter(replace(run, adapter=str(adapters)))
     # the tokenizer is the base's, and what answers has a fingerprint of both
-    config = EvalConfig(model=str(folder), device="cpu")
+    config = EvalConfig(model=str(adapters), device="cpu")
     policy = Policy.of_evaluation(config, [tiny.agent()])
     assert policy.codec().fingerprint == Codec.load(base).fingerprint
-    before = fingerprint(str(folder))
+    before = fingerprint(str(adapters))
     (base / "generation_config.json").write_text("{}")
-    assert fingerprint(str(folder)) != before != fingerprint(str(base))
-    (folder / "adapter_config.json").write_text("{}")
-    with pytest.raises(UserError, match="holds no LoRA adapters"):
-        load_model(folder, device="cpu")
+    assert fingerprint(str(adapters)) != before != fingerprint(str(base))
+    (adapters / "adapter_config.json").write_text("{}")
+    with pytest.raises(UserError):
+        load(adapters)
 
 
 SAME = {  # settings of peft that change nothing of what adapters compute, or that are taken over
@@ -370,36 +361,28 @@ BEGUN = {True, False, "gaussian", "orthogonal", "eva", "mica"}  # with the base'
 CHANGES += [("init_lora_weights", x) for x in (*BEGUN, "pissa", "olora", "corda", "lora_ga")]
 
 
-def plain_adapters(base, folder):
-    """Write adapters of rank 4 on two layers by peft, with weights that count."""
-    from peft import LoraConfig, get_peft_model
-
+@pytest.fixture
+def adapters(folder, tmp_path):
+    """Adapters of rank 4 on two layers by peft, with weights that count."""
     how = LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
-    policy = get_peft_model(load_model(base, device="cpu"), how)
-    perturb(policy)
-    policy.save_pretrained(folder)
+    perturb(get_peft_model(load(folder), how)).save_pretrained(tmp_path / "adapters")
+    return tmp_path / "adapters"
 
 
-def test_adapters_are_computed_as_peft_does_or_refused_whatever_they_set(folder, tmp_path):
+@pytest.mark.filterwarnings("ignore")
+def test_adapters_are_computed_as_peft_does_or_refused_whatever_they_set(folder, adapters):
     """Each setting in a config alone: all tensors of plain LoRA would fit, and another sum."""
-    from dataclasses import fields
-
-    from peft import LoraConfig, PeftModel
-
     assert {field.name for field in fields(LoraConfig)} <= {*SAME, *OTHER}
-    adapters = tmp_path / "adapters"
-    plain_adapters(folder, adapters)
     path = adapters / "adapter_config.json"
     saved, computed = json.loads(path.read_text()), []
     for name, value in CHANGES:
         path.write_text(json.dumps(saved | {name: value}))
         try:
-            ours = load_model(adapters, device="cpu")
+            ours = load(adapters)
         except UserError:
             continue
-        theirs = PeftModel.from_pretrained(load_model(folder, device="cpu"), adapters).eval()
-        with torch.no_grad():
-            assert torch.allclose(ours(IDS).logits, theirs(IDS).logits, atol=1e-5), name
+        theirs = PeftModel.from_pretrained(load(folder), adapters).eval()
+        assert torch.allclose(logits(ours), logits(theirs), atol=1e-5), name
         computed.append((name, value))
     expected = [*SAME.items(), *(("init_lora_weights", x) for x in BEGUN)]
     assert computed == [change for change in CHANGES if change in expected]
@@ -407,43 +390,35 @@ def test_adapters_are_computed_as_peft_does_or_refused_whatever_they_set(folder,
 
 @pytest.mark.parametrize("name", ["lm_head.weight", "model.embed_tokens.weight", "model.b.lora_A"])
 @pytest.mark.parametrize("rows", [None, 600])
-def test_adapters_with_other_tensors_are_refused(folder, tmp_path, name, rows):
+def test_adapters_with_other_tensors_are_refused(folder, adapters, name, rows):
     """Layers that were trained whole, or that have more rows: peft would put them into the base."""
-    adapters = tmp_path / "adapters"
-    plain_adapters(folder, adapters)
     tensors = load_file(adapters / "adapter_model.safetensors")
-    whole = load_model(folder, device="cpu").state_dict().get(name, torch.zeros(4, 64))
+    whole = load(folder).state_dict().get(name, torch.zeros(4, 64))
     tensors[f"base_model.model.{name}"] = whole[:1].expand(rows, -1).clone() if rows else whole
     save_file(tensors, adapters / "adapter_model.safetensors")
-    with pytest.raises(UserError, match=r"do not fit|cannot be loaded"):
-        load_model(adapters, device="cpu")
+    with pytest.raises(UserError):
+        load(adapters)
 
 
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("targets", ["embed_tokens,q_proj", "embed_tokens"])
 def test_weights_that_two_layers_share_have_no_adapter(codec, folder, tmp_path, targets):
     """The export would add it to both. Where nothing is shared an embedding may have one."""
-    from peft import LoraConfig, get_peft_model
-
+    config = replace(LORA, lora_targets=targets)
+    model = perturb(with_lora(load(folder), config).eval())
+    merge_adapters(model).save_pretrained(tmp_path / "merged")
+    assert (logits(model) - logits(tmp_path / "merged")).abs().max() < 1e-3
+    assert not torch.equal(logits(model), logits(folder))
     tied, adapters = tmp_path / "tied", tmp_path / "adapters"
     random_policy(codec, tie_word_embeddings=True).save_pretrained(tied)
     codec.tokenizer.save_pretrained(tied)
-    config = replace(LORA, lora_targets=targets)
-    model = with_lora(load_model(folder, device="cpu"), config).eval()
-    with torch.no_grad():
-        for p in (p for p in model.parameters() if p.requires_grad):
-            p.copy_(torch.randn_like(p))
-        merge_adapters(model).save_pretrained(tmp_path / "merged")
-        merged = load_model(tmp_path / "merged", device="cpu")(IDS).logits
-        assert (inner(model)(IDS).logits - merged).abs().max() < 1e-3
     how = LoraConfig(r=4, target_modules=targets.split(","), task_type="CAUSAL_LM")
-    get_peft_model(load_model(tied, device="cpu"), how).save_pretrained(adapters)
-    run = run_config(tied, tmp_path, "a")
+    get_peft_model(load(tied), how).save_pretrained(adapters)
     for go in (
-        lambda: with_lora(load_model(tied, device="cpu"), config),
-        lambda: load_model(adapters, device="cpu"),
-        lambda: dry_run(run, config, tiny.agent()),
-        lambda: train.train(run, config, tiny.agent()),
+        lambda: load(adapters),
+        lambda: dry_run(run_config(tied, tmp_path), config, tiny.agent()),
+        lambda: train.train(run_config(tied, tmp_path), config, tiny.agent()),
     ):
-        with pytest.raises(UserError, match="cannot name embed_tokens"):
+        with pytest.raises(UserError, match="embed_tokens"):
             go()
     assert not (tmp_path / "runs").exists()

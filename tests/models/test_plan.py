@@ -1,13 +1,18 @@
+"""The arithmetic of what fits: the figures of docs/engines.md, and models that are counted."""
+
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
+import transformers
 
 from commands.plan import card_of
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig
+from config.options import EMBEDDED, GRPOConfig, PlanConfig
 from memagent import MemAgent
+from models.load import load_model, with_lora
 from models.plan import (
     CARD_OF_SIZE,
     CARDS,
@@ -18,10 +23,12 @@ from models.plan import (
     MODES,
     SIZES_GIB,
     activations_gib,
+    checkpoint_gb,
     dense,
     geometry,
     longest_section,
     plan,
+    smallest,
     step_seconds,
     turns_in_cache,
 )
@@ -30,13 +37,18 @@ GRPO, AGENT = GRPOConfig(tasks_per_step=(8,), group_size=8), MemAgent()
 FOUR = KNOWN["Qwen/Qwen3-4B"]
 
 
-def seconds(g, p, devices=1, agent=AGENT, **more):
-    return step_seconds(g, p, devices, GRPO, agent, **more)
+def planned(mode, gib, g=FOUR, devices=1, agent=AGENT, **grpo):
+    return plan(g, mode, gib, devices, replace(GRPO, **grpo), agent)
+
+
+def seconds(p, g=FOUR, devices=1, agent=AGENT, card="H100", **grpo):
+    return step_seconds(g, p, devices, replace(GRPO, **grpo), agent, card=card)
+
+
+# ---------------------------------------------------------------- sizes
 
 
 def test_sizes_are_those_of_the_model_that_is_loaded():
-    from models.load import load_model, with_lora
-
     model = load_model(EMBEDDED, "float32", "cpu")
     g = geometry("")
     assert g == geometry(str(EMBEDDED))
@@ -47,8 +59,6 @@ def test_sizes_are_those_of_the_model_that_is_loaded():
 
 
 def written(folder, kind, **sizes):
-    import transformers
-
     getattr(transformers, f"{kind}Config")(**sizes).save_pretrained(folder)
     return str(folder)
 
@@ -79,7 +89,7 @@ def test_experts_are_counted(tmp_path, kind, more, billions, passed):
     # the pages count the embeddings, too
     assert (g.passed + g.embedding) / 1e9 == pytest.approx(passed, rel=0.02)
     # fused experts stay in 16 bits, whatever the mode
-    assert plan(g, "qlora", 80, 1, GRPO, AGENT).weights > 0.85 * 2 * g.weights / 2**30
+    assert planned("qlora", 80, g).weights > 0.85 * 2 * g.weights / 2**30
 
 
 def test_layers_of_a_mixture_are_counted_one_by_one(tmp_path):
@@ -98,10 +108,9 @@ def test_layers_of_a_mixture_are_counted_one_by_one(tmp_path):
     g = geometry(written(tmp_path / "b", "Glm4Moe", **sizes))
     assert g.experts == 3 * 4 * expert
     assert g.passed == 4 * ATTENTION + mlp + 3 * (expert + 2 * expert + 4 * 8)
-    dense_one = {k: v for k, v in SMALL.items() if k != "num_experts_per_tok"}
-    g = geometry(written(tmp_path / "c", "Qwen3", **dense_one))
+    one = {k: v for k, v in SMALL.items() if k != "num_experts_per_tok"}
+    g, computed = geometry(written(tmp_path / "c", "Qwen3", **one)), dense(4, 8, 2, 1, 4, 32, 96, 0)
     assert g.passed == g.linear == 4 * (ATTENTION + mlp) and not g.experts
-    computed = dense(4, 8, 2, 1, 4, 32, 96, False)
     assert (g.adapter(3), g.linear) == (computed.adapter(3), computed.linear)
 
 
@@ -119,38 +128,22 @@ def test_a_model_that_no_engine_trains_is_not_planned(tmp_path, kind, more):
 
 
 @pytest.mark.parametrize("wrong", [
-    lambda: geometry("./nowhere"),
-    lambda: plan(FOUR, "half", 80, 1, GRPO, AGENT),
-    lambda: plan(FOUR, "lora", 0, 1, GRPO, AGENT),
-    lambda: plan(FOUR, "lora", 80, 0, GRPO, AGENT),
-    lambda: plan(FOUR, "full", 80, 2, replace(GRPO, optimizer="adamw8bit"), AGENT),
-    lambda: seconds(FOUR, plan(FOUR, "lora", 80, 1, GRPO, AGENT), sections=0),
-    lambda: seconds(FOUR, plan(FOUR, "lora", 80, 1, GRPO, AGENT), card="B300"),
-    lambda: card_of(24, "B300"),
+    lambda: geometry("./nowhere"), lambda: planned("full", 80, devices=2, optimizer="adamw8bit"),
+    lambda: PlanConfig(gpu_gib=0), lambda: PlanConfig(devices=0), lambda: PlanConfig(sections=0),
+    lambda: card_of(24, "B300"), *(partial(card_of, None, n) for n in ("4070", "H10", "a1000")),
 ])  # fmt: skip
 def test_what_cannot_be_planned_is_refused(wrong):
     with pytest.raises(UserError):
         wrong()
 
 
-def test_every_pass_forward_of_an_update_is_counted():
-    """8 FLOP a weight and token with recomputation, 12 in the published settings."""
-    p = plan(FOUR, "full", 141, 1, GRPO, AGENT)
-
-    def update(**more):
-        return step_seconds(FOUR, p, 1, replace(GRPO, **more), AGENT)[1]
-
-    assert update(kl=0.001) == pytest.approx(10 / 8 * update())
-    for several in ({"updates_per_rollout": 16}, {"rows_per_update": 64}):
-        assert update(**several) == pytest.approx(10 / 8 * update())
-        assert update(**several, kl=0.001) == pytest.approx(12 / 8 * update())
-    assert seconds(FOUR, p)[0] == step_seconds(FOUR, p, 1, replace(GRPO, kl=0.1), AGENT)[0]
+# ---------------------------------------------------------------- memory
 
 
 def test_the_sampler_sleeps_before_a_pass_is_cut():
     """Awake beside the trainer it would leave room for short passes alone."""
     for gib in range(20, 90):
-        p = plan(FOUR, "lora", gib, 1, GRPO, AGENT)
+        p = planned("lora", gib)
         if p.fits:
             awake = p.sampler + p.cache + GRAPHS_GIB
             rest = p.weights + p.gradients + p.optimizer + CONTEXT_GIB + awake
@@ -159,58 +152,86 @@ def test_the_sampler_sleeps_before_a_pass_is_cut():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_plan_never_takes_more_than_the_card_and_grows_with_it(mode):
-    for g in KNOWN.values():
-        before = None
-        for gpu_gib in (8, 16, 24, 40, 48, 80, 141, 288):
-            p = plan(g, mode, gpu_gib, 1, GRPO, AGENT)
-            if p.fits:
-                assert max(p.rollout, p.update) <= gpu_gib
-            if before:
-                assert p.turns >= before.turns and p.micro_tokens >= before.micro_tokens
-                assert p.fits >= before.fits
-            before = p
-        assert before.fits
-        if mode != "qlora":  # whose weights are on every rank
-            two = plan(g, mode, 288, 2, GRPO, AGENT)
-            assert two.weights == pytest.approx(before.weights / 2)
-            assert seconds(g, two, devices=2)[0] < seconds(g, before)[0]
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_plan_never_takes_more_than_the_card_and_grows_with_it(name, mode):
+    g, sizes = KNOWN[name], (8, 16, 24, 40, 48, 80, 141, 288)
+    plans = {gib: planned(mode, gib, g) for gib in sizes}
+    assert all(max(p.rollout, p.update) <= gib for gib, p in plans.items() if p.fits)
+    for p, larger in pairwise(plans.values()):
+        assert larger.turns >= p.turns and larger.micro_tokens >= p.micro_tokens
+        assert larger.fits >= p.fits
+    assert larger.fits
+    assert smallest(lambda gib: planned(mode, gib, g)) == next(
+        (gib for gib in SIZES_GIB if plans[gib].fits), 0
+    )
+    if mode != "qlora":  # whose weights are on every rank
+        two = planned(mode, 288, g, devices=2)
+        assert two.weights == pytest.approx(larger.weights / 2)
+        assert seconds(two, g, devices=2)[0] < seconds(larger, g)[0]
 
 
 def test_eight_bits_of_optimizer_and_the_rank_are_counted():
     usual, eight, wide = (
-        plan(FOUR, "lora", 80, 1, replace(GRPO, **c), AGENT)
-        for c in ({}, {"optimizer": "adamw8bit"}, {"lora_rank": 64})
+        planned("lora", 80, **c) for c in ({}, {"optimizer": "adamw8bit"}, {"lora_rank": 64})
     )
     assert eight.optimizer == pytest.approx(usual.optimizer / 4)
     assert wide.optimizer == pytest.approx(2 * usual.optimizer)
-
-
-def test_the_shared_layout_takes_less_time():
-    p = plan(FOUR, "lora", 80, 1, GRPO, AGENT)
-    rollout_s, update_s = seconds(FOUR, p)
-    paper_rollout_s, paper_update_s = seconds(FOUR, p, agent=AGENT.with_settings(layout="paper"))
-    assert paper_update_s > 1.7 * update_s and paper_rollout_s > rollout_s
+    assert checkpoint_gb(FOUR, "lora", GRPO) == 12 * FOUR.adapter(32) / 1e9
+    assert checkpoint_gb(FOUR, "full", replace(GRPO, optimizer="adamw8bit")) == pytest.approx(
+        6 * FOUR.weights / 1e9
+    )
 
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
     for gib in SIZES_GIB:
-        longest = longest_section(AGENT, partial(plan, FOUR, mode, gib, 1, GRPO))
+        longest = longest_section(AGENT, lambda agent, gib=gib: planned(mode, gib, agent=agent))
         fits = [
-            plan(FOUR, mode, gib, 1, GRPO, AGENT.with_settings(chunk_tokens=n)).fits
+            planned(mode, gib, agent=AGENT.with_settings(chunk_tokens=n)).fits
             for n in (longest or 512, 2 * longest or 512)
         ]
         assert fits == [bool(longest), False] or longest == 32768
-    smallest = partial(plan, FOUR, mode, SIZES_GIB[0], 1, GRPO)
-    assert longest > longest_section(AGENT, smallest)
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
-    long = AGENT.with_settings(chunk_tokens=20_000)
-    alone = replace(GRPO, tasks_per_step=(1,), group_size=2)
-    fitting = [gib for gib in range(8, 200) if plan(FOUR, mode, gib, 1, alone, long).fits]
-    p = plan(FOUR, mode, fitting[0], 1, alone, long)
+    long, few = AGENT.with_settings(chunk_tokens=20_000), dict(tasks_per_step=(1,), group_size=2)
+    plans = {gib: planned(mode, gib, agent=long, **few) for gib in range(8, 200)}
+    gib, p = next((gib, p) for gib, p in plans.items() if p.fits)
     assert p.micro_tokens == GRPO.micro_tokens < long.turn_tokens() < 1 << 15
-    assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < fitting[0]
+    assert p.weights + p.gradients + p.optimizer + activations_gib(FOUR, 1 << 15, mode) < gib
+
+
+def test_a_cache_holds_as_many_turns_as_their_tokens_fit():
+    """Qwen3-4B has 144 KiB of keys and values a token: 2 x 36 layers x 8 heads x 128 x 2 bytes."""
+    assert FOUR.kv_bytes == 144 * 1024
+    assert turns_in_cache(FOUR, 9.0, 4096) == 16  # of .5625 GiB each
+    assert [turns_in_cache(FOUR, gib, 4096) for gib in (0.1, 1.12, 1.125)] == [1, 1, 2]
+
+
+# ---------------------------------------------------------------- time
+
+
+def test_every_pass_forward_of_an_update_is_counted():
+    """8 FLOP a weight and token with recomputation, 12 in the published settings."""
+    p = planned("full", 141)
+    rollout_s, update_s = seconds(p)
+    for more, flop in (
+        ({"kl": 0.001}, 10), ({"updates_per_rollout": 16}, 10), ({"rows_per_update": 64}, 10),
+        ({"updates_per_rollout": 16, "kl": 0.001}, 12), ({"rows_per_update": 64, "kl": 0.1}, 12),
+    ):  # fmt: skip
+        assert seconds(p, **more) == pytest.approx((rollout_s, flop / 8 * update_s))
+
+
+def test_the_shared_layout_takes_less_time():
+    p = planned("lora", 80)
+    shared, paper = seconds(p), seconds(p, agent=AGENT.with_settings(layout="paper"))
+    assert paper[1] > 1.7 * shared[1] and paper[0] > shared[0]
+
+
+WRITTEN = {
+    "4090": (24, "RTX 4090"), "rtx4090": (24, "RTX 4090"), "h100": (80, "H100"),
+    "a100-80": (80, "A100"), "A100 40GB": (40, "A100"), "l40s": (48, "L40S"),
+    "NVIDIA A100-SXM4-80GB": (80, "A100"), "a10": (24, "A10"), "3060": (12, "RTX 3060"),
+    "NVIDIA GeForce RTX 4060 Ti": (16, "RTX 4060 Ti"), "mi300x": (192, "MI300X"),
+}  # fmt: skip
 
 
 def test_seconds_and_memory_are_those_of_the_same_card():
@@ -218,42 +239,24 @@ def test_seconds_and_memory_are_those_of_the_same_card():
     assert tuple(CARDS[card][2] for card in CARD_OF_SIZE) == SIZES_GIB
     assert card_of() == (80, "H100")
     assert card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
-    written = {"4090": (24, "RTX 4090"), "rtx4090": (24, "RTX 4090"), "h100": (80, "H100"),
-               "a100-80": (80, "A100"), "A100 40GB": (40, "A100"), "l40s": (48, "L40S"),
-               "NVIDIA A100-SXM4-80GB": (80, "A100"), "a10": (24, "A10"),
-               "3060": (12, "RTX 3060"), "NVIDIA GeForce RTX 4060 Ti": (16, "RTX 4060 Ti"),
-               "mi300x": (192, "MI300X")}  # fmt: skip
-    assert {card: card_of(None, card) for card in written} == written
-    for wrong, near in {"4070": "RTX 5070", "L40": "L40S", "H10": "H100", "a1000": "A100"}.items():
-        with pytest.raises(UserError, match=f"did you mean {near}"):
-            card_of(None, wrong)
+    assert {card: card_of(None, card) for card in WRITTEN} == WRITTEN
     cards = {16: "RTX 4090", 24: "RTX 4090", 25: "L40S", 48: "L40S", 80: "H100", 141: "H200"}
     assert {gib: card_of(gib)[1] for gib in cards} == cards and card_of(200)[1] == "H200"
 
 
-def docs_row(name):
-    """Return a model's row: in each mode the smallest fitting size, and hours on its usual card."""
-    g, cells = KNOWN[name], []
-    for mode in MODES:
-        fitting = []
-        for gib in SIZES_GIB:
-            p = plan(g, mode, gib, 1, GRPO, AGENT)
-            if p.fits:
-                hours = sum(seconds(g, p, card=card_of(gib)[1])) / 36  # for 100 steps
-                fitting.append(f"{gib} GiB, {p.turns} turns, {hours:.1f} h")
-        cells.append(fitting[0] if fitting else "more")
-    return f"| {name.split('/')[1].removesuffix('-Instruct')} | " + " | ".join(cells) + " |"
-
-
 @pytest.mark.parametrize("name", KNOWN)
 def test_the_docs_have_the_planners_figures(name):
+    """In each mode the smallest fitting size, and hours on its usual card."""
+    cells = [name.split("/")[1].removesuffix("-Instruct")]
+    for mode in MODES:
+        plans = {gib: planned(mode, gib, KNOWN[name]) for gib in SIZES_GIB}
+        cells += next(
+            (
+                [f"{gib} GiB, {p.turns} turns, "
+                 f"{sum(seconds(p, KNOWN[name], card=card_of(gib)[1])) / 36:.1f} h"]
+                for gib, p in plans.items() if p.fits
+            ),
+            ["more"],
+        )  # fmt: skip
     page = Path(__file__).parents[2] / "docs/engines.md"
-    assert docs_row(name) in page.read_text(encoding="utf-8").splitlines()
-
-
-def test_a_cache_holds_as_many_turns_as_their_tokens_fit():
-    """Qwen3-4B has 144 KiB of keys and values a token: 2 x 36 layers x 8 heads x 128 x 2 bytes."""
-    g = geometry("Qwen/Qwen3-4B")
-    assert g.kv_bytes == 144 * 1024
-    assert turns_in_cache(g, 9.0, 4096) == 16  # of .5625 GiB each
-    assert [turns_in_cache(g, gib, 4096) for gib in (0.1, 1.12, 1.125)] == [1, 1, 2]
+    assert f"| {' | '.join(cells)} |" in page.read_text(encoding="utf-8").splitlines()
