@@ -3,7 +3,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import random_policy
+from conftest import random_policy, worst_mismatch
 from safetensors.torch import load_file, save_file
 from torch.distributed.checkpoint import FileSystemReader
 
