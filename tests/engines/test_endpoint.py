@@ -77,10 +77,13 @@ class Server:
             def do_GET(self):
                 server.keys.add(self.headers["Authorization"])
                 card = {"id": server.name, "max_model_len": server.window}
-                self.send(*(server.models or (200, {"data": [card]})))
+                names = [{"name": server.name}]  # as an Ollama lists them
+                self.send(*(server.models or (200, {"data": [card], "models": names})))
 
             def do_POST(self):
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if self.path == "/api/show":
+                    return self.do_GET()
                 with server.lock:
                     server.now += 1
                     server.most = max(server.most, server.now)
