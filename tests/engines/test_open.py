@@ -1,6 +1,5 @@
 """What an engine is opened with: the type of the weights, 4 bits, the device, a server."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -55,20 +54,6 @@ def test_weights_in_4_bits_answer_with_their_own_fingerprint_and_take_adapters(t
     policy.save_pretrained(tmp_path)
     engine, _ = opened(model=str(tmp_path), quantise=True)
     assert linear(engine).base_layer.weight.dtype == torch.uint8
-
-
-def test_ask_computes_in_the_type_and_bits_that_are_said(tmp_path, monkeypatch):
-    pytest.importorskip("bitsandbytes")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
-    asked = "ask notes.txt Where --model tiny --agent memagent --name a".split()
-    seen, load = [], Policy.of_evaluation
-    monkeypatch.setattr(Policy, "of_evaluation", lambda *a: seen.append(load(*a)) or seen[-1])
-    done = CliRunner().invoke(cli.app, [*asked, "--dtype", "bfloat16", "--quantise"])
-    assert done.exit_code == 0, done.output
-    assert {(s.dtype, s.quantise) for s in seen} == {("bfloat16", True)}
-    record = json.loads((tmp_path / "runs/a/transcripts.jsonl").read_text())
-    assert record["turns"][0]["response"]
 
 
 @pytest.mark.parametrize(("model", "untrained"), [("", False), (str(EMBEDDED), True)])
