@@ -109,7 +109,8 @@ class EndpointEngine(Engine):
         name = self.model or (*served, "")[0] * (len(served) == 1)
         alike = [other for other in served if plain_name(other) == plain_name(name)]
         if not alike:
-            raise UserError(f"Name the model to ask by --served-as, not {name!r}: {why}.")
+            wrong = f", not {name!r}" if name else ""
+            raise UserError(f"Name the model to ask by --served-as{wrong}: {why}.")
         self.model = name if name in served else alike[0]
         if window := served[self.model]:
             self.window = min(self.window or window, window)
