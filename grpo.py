@@ -22,13 +22,12 @@ from agents.rewards import grade, reward_of
 from config.errors import UserError
 from config.options import GRPOConfig, TrainConfig
 from data import Task, Tasks, seed_of
-from engines.checks import SamplerChecks
+from engines.proof import SamplerChecks, WeightMatch, WeightSnapshot, agreement
 from memagent import Agent, Group, Trajectory, Turn, differ, place_of
 from models import ranks
 from models.load import inner, optimizer_of, recompute
 from models.loads import balance, passes
 from models.logprobs import Row, TokenBatch, logprobs, policy_logprobs
-from models.proof import WeightMatch, WeightSnapshot, agreement
 from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, times_of
 from rollout import Engine, Sampling, rollout
 from tokens.trie import Cost
@@ -289,8 +288,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         self.validation = validation
         self.validated: dict[str, float] = {}  # result of the last validation
         self.memory = PeakMemory()
-        # for SamplerChecks: the weights at the start of training, until the sampler is proven to
-        # have left them; and the proofs, with the number of steps done before each
+        # for SamplerChecks; proofs with the number of steps done before each
         self.initial_weights: WeightSnapshot | None = None
         self.proofs: list[tuple[int, WeightMatch]] = []
 
@@ -345,7 +343,8 @@ class GRPO(SamplerChecks, lightning.LightningModule):
         olds = [self.row_logprobs(part, inner(self.model)) if n > 1 else None for part in parts]
         if n > 1:
             sampler = [r.sampler for part in parts for r in part]
-            self.check_mismatch(agreement(sampler, [logps for old in olds for logps in old]).kl)
+            found = agreement(sampler, [logps for old in olds for logps in old])
+            self.check_mismatch(found["mismatch_kl"])
         metrics = dict.fromkeys(UPDATE_METRICS, 0.0)
         for part, old in zip(parts, olds, strict=True):
             sums = self.gradient(part, old)

@@ -39,7 +39,7 @@ from config.settings import hints_of
 from config.terminal import bar, console, say
 from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer
-from engines.open import open_reader
+from engines.open import Use, open_reader
 from memagent import Agent, Finish, Prompt, Trajectory, Turn
 from models.dtypes import settle_dtype
 from report.reading import begins
@@ -106,8 +106,8 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
     evaluation = evaluation_of(first.config, name="ask", in_flight=1)
     keep = first.config.cache_tokens if further else 0  # sections, for the next question
     # a reading that is told to nobody is another program's: its threads are its own
-    opened = {"window": first.window, "terms": terms, "cache_tokens": keep}
-    engine = open_reader(evaluation, agents, **opened, settle=not first.to.quiet)
+    use = Use(window=first.window, terms=terms, cache_tokens=keep, settle=not first.to.quiet)
+    engine = open_reader(evaluation, agents, use=use)
     with contextlib.closing(engine):
         way = _choose(first, how, engine, agents)
         first.say(f"{way[0].upper()}{way[1:]}.")

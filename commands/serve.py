@@ -92,7 +92,7 @@ def run(config: ServeConfig, how: How) -> None:
             f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
             f"key that they must send, or set {API_KEY}."
         )
-    from engines.open import open_reader
+    from engines.open import Use, open_reader
 
     listening = _listen(config)
     who = answerer(config)
@@ -101,8 +101,8 @@ def run(config: ServeConfig, how: How) -> None:
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
     terms = served.Terms(patience_s=PATIENCE_S, memory_is_final=True, keyed=who.keyed)
-    opened = {"window": who.window, "terms": terms, "cache_tokens": config.cache_tokens}
-    engine = open_reader(evaluation_of(config, name="serve"), [agent], **opened)
+    use = Use(window=who.window, terms=terms, cache_tokens=config.cache_tokens)
+    engine = open_reader(evaluation_of(config, name="serve"), [agent], use=use)
     agent, fits = fitted(agent, engine.window, how.settings)
     service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
     model = config.served_as or Path(config.model or "model").name  # without its folder

@@ -1,7 +1,7 @@
-"""Any OpenAI-compatible server as an engine: `vllm serve` and others, one or several replicas.
+"""Servers of OpenAI's protocol as an engine: vLLM's, llama.cpp's, Ollama, and others.
 
-A server's weights are its own: an endpoint answers evaluations and `ask`, and is never trained
-from. How a request gets there is a matter of tasks/served.py.
+A server's weights are its own: it answers evaluations and `ask`, and is never trained from. How a
+request gets there, and is tried again, is a matter of tasks/served.py.
 """
 
 from __future__ import annotations
@@ -25,15 +25,23 @@ READY_S = 30.0
 
 
 def read_windows(reply: object) -> dict[str, int]:
-    """Read a list of models, in any form that servers have: name -> window, 0 = not told."""
+    """Read a list of models, in any form that servers have: name -> window, 0 = not told.
+
+    vLLM tells max_model_len, llama.cpp its n_ctx; what a model was trained for is no window.
+    """
     while isinstance(reply, dict):
         reply = reply.get("data") or reply.get("models")
     windows = {}
     for card in reply if isinstance(reply, list) else ():
         card = card if isinstance(card, dict) else {"id": card}
+        meta = card["meta"] if isinstance(card.get("meta"), dict) else {}
         if isinstance(name := card.get("id") or card.get("name"), str):
-            windows[name] = whole(card.get("max_model_len"), 0)
+            windows[name] = whole(card.get("max_model_len")) or whole(meta.get("n_ctx"), 0)
     return windows
+
+
+def plain_name(name: str) -> str:
+    return name.removeprefix("models/").removesuffix(":latest")
 
 
 def worded(answer: Completion, codec: Codec) -> Text:
@@ -46,24 +54,17 @@ def worded(answer: Completion, codec: Codec) -> Text:
     return Text(text, ids)
 
 
-def plain_name(name: str) -> str:
-    return name.removeprefix("models/").removesuffix(":latest")
-
-
 class EndpointEngine(Engine):
-    """An engine that sends its prompts to servers which speak OpenAI's protocol.
+    """An engine that asks servers. A failure becomes a turn, and log-probs are empty.
 
-    A failure becomes a turn. Log-probs are empty: nothing is trained from it.
+    urls: several are replicas of one model. model: "" = the only one that is served. codec: the
+    model's own, or `Characters` if that is not known: lengths are then estimates, and the server
+    refuses what is too long. window: most tokens of a prompt and its response, never more than the
+    servers report. concurrency: most requests in flight. chat: False sends token ids to
+    /completions and takes those that vLLM returns; True sends text to /chat/completions, where the
+    server applies its own chat template.
 
-    urls: one, or those of several replicas, such as http://127.0.0.1:8000/v1. model: "" = the only
-    one that is served. codec: the model's own, or `Characters` if that is not known; then `chat`
-    must be True, and the server refuses prompts that are too long, since their length here is an
-    estimate. window: most tokens of a prompt and its response, never more than the servers report.
-    concurrency: most requests in flight, at all replicas together. chat: False sends token ids to
-    /completions and takes the ids that vLLM returns; True sends text to /chat/completions, where
-    the server applies its own chat template. If a server returns text alone, the codec encodes it.
-
-    UserError if a server does not answer, or says that it does not serve the model.
+    UserError if a server does not answer, or does not serve the model.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class EndpointEngine(Engine):
     ):
         self.codec, self.model, self.window, self.chat = codec, model, window, chat
         self.client = Client([urls] if isinstance(urls, str) else urls, terms)
-        self._keys, self._closed, self._room = 0, False, asyncio.Semaphore(concurrency)
+        self._keys, self._room = 0, asyncio.Semaphore(concurrency)
         self._jobs: dict[int, tuple[Prompt, list[int], Future]] = {}
         self._finished: queue.SimpleQueue[int] = queue.SimpleQueue()
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
@@ -96,38 +97,32 @@ class EndpointEngine(Engine):
         """Ask a replica for its models, settle the model's name, and respect its window."""
         served, why = {}, f"{url} lists no models"
         try:
-            asking = self.client.ask("/models", None, read_windows, READY_S, replica)
-            served = self.client.wait(asking)
+            asked = self.client.ask("/models", None, read_windows, READY_S, replica)
+            if served := self.client.wait(asked):
+                why = f"{url} serves {clip(clean(', '.join(served)), 300)}"
         except Failed as failure:
             if failure.status in (0, 401, 403):
                 raise UserError(f"The endpoint cannot be used: {failure}.") from None
             why = str(failure)
-        names = clip(clean(", ".join(served)), 300)
-        if not self.model and len(served) != 1:
-            why = f"{url} serves {names}" if served else why
-            raise UserError(f"Name the model to ask; {why}.")
-        if not served:
+        if self.model and not served:
             return self.client.remark(f"{why}; the first request shows if it has {self.model}.")
-        self.model = self.model or names
-        alike = [name for name in served if plain_name(name) == plain_name(self.model)]
+        name = self.model or (*served, "")[0] * (len(served) == 1)
+        alike = [other for other in served if plain_name(other) == plain_name(name)]
         if not alike:
-            raise UserError(f"{url} does not serve the model {self.model!r}; it serves {names}.")
-        self.model = self.model if self.model in served else alike[0]
+            wrong = f", not {name!r}" if name else ""
+            raise UserError(f"Name the model to ask by --served-as{wrong}: {why}.")
+        self.model = name if name in served else alike[0]
         if window := served[self.model]:
             self.window = min(self.window or window, window)
 
     # ------------------------------------------------------------ turns
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
-        if self._closed:
-            raise RuntimeError("The engine is closed: a prompt would wait for ever.")
         self._keys += 1
-        key, ids, refused = self._keys, prompt.ids(self.codec), None
-        if self.window and self.codec.exact:
-            refused = refusal(prompt, ids, self.window, self.codec)
-        future: Future = Future()
-        if refused:
-            future.set_result(refused)
+        key, ids, future = self._keys, prompt.ids(self.codec), Future()
+        known = self.window if self.codec.exact else None
+        if known and (turn := refusal(prompt, ids, known, self.codec)):
+            future.set_result(turn)
         else:
             future = self.client.submit(self._answer(self._body(prompt, ids, sampling, seed)))
         self._jobs[key] = prompt, ids, future
@@ -167,7 +162,6 @@ class EndpointEngine(Engine):
             job[-1].cancel()
 
     def step(self) -> list[tuple[int, Turn]]:
-        """Block until a turn has finished; return all that have."""
         return self.poll(math.inf)
 
     def poll(self, most_s: float = 0.0) -> list[tuple[int, Turn]]:
@@ -224,6 +218,5 @@ class EndpointEngine(Engine):
                 self.drop(key)
 
     def close(self) -> None:
-        self._closed = True
         self._jobs.clear()
         self.client.close()

@@ -1,8 +1,8 @@
 """Turns by the policy as it was before training, beside those of the one that is trained.
 
-Two engines stand behind one interface. The second one is the trained model without its adapters, or
-a copy of it. Where adapters are trained vLLM needs none of this: a request without the adapter is
-answered by the base weights.
+Two engines stand behind one interface. The second has the trained model without its adapters, or a
+copy of it. vLLM with adapters needs none of this: a request without the adapter is answered by the
+base weights.
 """
 
 from __future__ import annotations
@@ -26,48 +26,42 @@ class WithFrozen(Engine):
         frozen: Engine,
         without_adapters: Callable[[], AbstractContextManager] = nullcontext,
     ):
-        self.engine, self.frozen, self.without_adapters = engine, frozen, without_adapters
+        self.engines, self.without_adapters = (engine, frozen), without_adapters
         self.codec, self.window = engine.codec, engine.window
         self._asked: set[int] = set()  # in flight of the second engine
 
     def add(self, prompt: Prompt, sampling: Sampling, seed: int) -> int:
-        """Queue a prompt; keys of the second engine are negative."""
-        if not prompt.frozen:
-            return self.engine.add(prompt, sampling, seed)
-        key = self.frozen.add(prompt, sampling, seed)
-        self._asked.add(key)
-        return -1 - key
+        """Queue a prompt; the keys of the first engine become even ones, of the second odd ones."""
+        key = 2 * self.engines[prompt.frozen].add(prompt, sampling, seed) + prompt.frozen
+        if prompt.frozen:
+            self._asked.add(key)
+        return key
 
     def drop(self, key: int) -> None:
-        """Give up a prompt of either engine."""
-        if key >= 0:
-            self.engine.drop(key)
-        else:
-            self._asked.discard(-1 - key)
-            self.frozen.drop(-1 - key)
+        self._asked.discard(key)
+        self.engines[key % 2].drop(key // 2)
 
     def step(self) -> list[tuple[int, Turn]]:
-        finished = self.engine.step()
-        if not self._asked:
-            return finished
-        with self.without_adapters():
-            answered = self.frozen.step()
-        self._asked -= {key for key, _ in answered}
-        return finished + [(-1 - key, turn) for key, turn in answered]
+        engine, frozen = self.engines
+        finished = [(2 * key, turn) for key, turn in engine.step()]
+        if self._asked:
+            with self.without_adapters():
+                answered = [(2 * key + 1, turn) for key, turn in frozen.step()]
+            self._asked -= {key for key, _ in answered}
+            finished += answered
+        return finished
 
     @contextmanager
     def awake(self, policy=None) -> Iterator[None]:
         """Hold both ready: the second has its weights, whatever becomes of the policy's."""
-        with self.engine.awake(policy), self.frozen.awake():
+        engine, frozen = self.engines
+        with engine.awake(policy), frozen.awake():
             yield
 
     def counts(self) -> dict[str, int]:
-        other = self.frozen.counts()
-        return {name: n + other[name] for name, n in self.engine.counts().items()}
+        ours, other = (engine.counts() for engine in self.engines)
+        return {name: n + other[name] for name, n in ours.items()}
 
     def close(self) -> None:
-        self.engine.close()
-        self.frozen.close()
-
-    def __getattr__(self, name: str):
-        return getattr(self.engine, name)  # what an engine has beyond the protocol, such as dtype
+        for engine in self.engines:
+            engine.close()

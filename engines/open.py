@@ -6,17 +6,18 @@ import copy
 import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 from weakref import WeakValueDictionary
 
 from config.errors import UserError, alone
 from config.files import is_file
-from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, TrainConfig
+from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
 from config.realmodels import base_of, is_adapter
 from memagent import Agent
 from models.packaged import ready
-from models.plan import GIB, GRAPHS_GIB, geometry, plan, turns_in_cache
+from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
 from models.policy import Policy, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
@@ -41,6 +42,51 @@ def give_embedder(agents: Sequence[Agent]) -> None:
 # ---------------------------------------------------------------- for reading
 
 
+@dataclass(frozen=True, slots=True)
+class Use:
+    """What an engine is opened for, beside the settings of an evaluation."""
+
+    window: int | None = None
+    """of servers that do not say theirs"""
+    terms: Terms | None = None
+    """of servers; None = those of an evaluation, which waits for long"""
+    cache_tokens: int = 0
+    """of our own engine's cache, in which finished turns stay as long as there is room, for texts
+    that are read again; 0 = as an evaluation needs it"""
+    settle: bool = True
+    """choose the process's threads by the model"""
+
+
+def open_engine(policy: Policy, config: EvalConfig = EvalConfig(), use: Use = Use()) -> Engine:
+    """Open what answers with a policy by an evaluation's settings, its codec inside.
+
+    With config.endpoint servers answer. The policy's model then is only where the tokenizer comes
+    from; without one text is sent and lengths are estimated.
+    """
+    if config.endpoint:
+        return _open_servers(policy, config, use)
+    with alone():
+        if config.engine == "vllm":
+            return _open_vllm(policy, config)
+        return _open_transformers(policy, config, use)
+
+
+def _open_servers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
+    from engines.endpoint import EndpointEngine
+    from tasks.served import Terms
+    from tokens.codec import Characters
+
+    return EndpointEngine(
+        config.endpoint,
+        config.served_as,
+        policy.codec(weights=False) if policy.model else Characters(),
+        window=use.window,
+        concurrency=config.in_flight,
+        chat=config.chat or not policy.model,
+        terms=use.terms or Terms(),
+    )
+
+
 class _Weights:
     """A model as it was loaded, which never computes itself: engines compute with its copies."""
 
@@ -58,42 +104,26 @@ _weights: WeakValueDictionary[tuple, _Weights] = WeakValueDictionary()
 """What engines of this process have at this moment, by policy and by the state of its files."""
 
 
-def _shared(policy: Policy) -> _Weights:
-    """Return the weights of a policy: loaded, unless another engine that lives has them."""
-    folders = dict.fromkeys(map(Path, (policy.folder, policy.base_folder)))
-    paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
-    key = policy, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    if (found := _weights.get(key)) is None:
-        found = _weights[key] = _Weights(policy.load())
-    return found
-
-
-@alone()
-def open_engine(
-    policy: Policy, config: EvalConfig = EvalConfig(), cache_tokens: int = 0, settle: bool = True
-) -> Engine:
-    """Open the engine of an evaluation's settings with a policy's weights, its codec inside.
-
-    cache_tokens: of our engine's cache, in which finished turns stay as long as there is room, for
-    texts that are read again; 0 = as an evaluation needs it. settle: choose the process's threads
-    by the model.
-    """
-    codec = policy.codec()
-    if config.engine == "vllm":
-        return _open_vllm(policy, codec, config)
+def _open_transformers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
+    """Load the weights, unless another engine that lives has them."""
     from engines.hf import TransformersEngine
     from models.load import settle_threads
 
-    weights = _shared(policy)
-    if settle:
+    codec = policy.codec()
+    folders = dict.fromkeys(map(Path, (policy.folder, policy.base_folder)))
+    paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
+    key = policy, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
+    if (weights := _weights.get(key)) is None:
+        weights = _weights[key] = _Weights(policy.load())
+    if use.settle:
         settle_threads(weights.model)
-    room = {"max_cache_tokens": cache_tokens, "remember": True} if cache_tokens else {}
-    engine = TransformersEngine(weights.copy(), codec, max_rows=config.in_flight, **room)
+    kept = {"max_cache_tokens": use.cache_tokens, "remember": True} if use.cache_tokens else {}
+    engine = TransformersEngine(weights.copy(), codec, max_rows=config.in_flight, **kept)
     engine.weights = weights  # whoever opens the same meanwhile finds them
     return engine
 
 
-def _open_vllm(policy: Policy, codec: Codec, config: EvalConfig) -> Engine:
+def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
@@ -109,68 +139,33 @@ def _open_vllm(policy: Policy, codec: Codec, config: EvalConfig) -> Engine:
     most = window_for_vllm(config_of(policy.folder, policy.trust_remote_code))
     return ColocatedEngine(
         policy.folder,
-        codec,
+        policy.codec(),
         window=min(policy.window or most, most),
         rows=config.in_flight,
         kv_gib=config.kv_gib or (0.0 if policy.on_gpu else 1.0),
         dtype=policy.dtype,
         packed=True,
-        gpu_memory_utilization=_share_of_card(policy, config.kv_gib) if policy.on_gpu else 0.9,
+        gpu_memory_utilization=0.9,
         trust_remote_code=policy.trust_remote_code,
     )
 
 
-def _gpu_gib() -> float:
-    """Return the memory of this process's GPU."""
-    import torch
-
-    return torch.cuda.get_device_properties(0).total_memory / 2**30
-
-
-def _share_of_card(policy: Policy, kv_gib: float) -> float:
-    """Return the share of the GPU's memory that vLLM is given for reading.
-
-    .9; no more than weights and cache take where the size of the cache is given, and the model's
-    sizes are known.
-    """
-    share = 0.9
-    if not kv_gib:
-        return share
-    try:
-        weights = geometry(str(policy.folder)).weights
-    except UserError:  # an architecture whose sizes are not known
-        return share
-    weights_gib = weights * (4 if policy.dtype == "float32" else 2) / GIB
-    return min(share, (weights_gib + kv_gib + GRAPHS_GIB) / _gpu_gib())
-
-
-def open_endpoint(
-    config: EvalConfig,
-    served_as: str,
-    thinking: bool,
-    window: int | None = None,
-    terms: Terms | None = None,
-    date: str = TEMPLATE_DATE,
+def open_reader(
+    config: EvalConfig, agents: Sequence[Agent], untrained: bool = False, use: Use = Use()
 ) -> Engine:
-    """Open an engine over servers of an OpenAI-compatible protocol.
-
-    config.model is only where the tokenizer comes from; without it text is sent and lengths are
-    estimated. served_as: the model's name at the servers. window: theirs, where they do not say.
-    terms: None = those of an evaluation, which waits for long. date: that a chat template tells.
-    """
-    from engines.endpoint import EndpointEngine
-    from tasks.served import Terms
-    from tokens.codec import Characters
-
-    codec: Codec = Characters()
-    if config.model:
-        policy = Policy(
-            config.model, thinking=thinking, trust_remote_code=config.trust_remote_code, date=date
-        )
-        codec = policy.codec(weights=False)
-    chat = config.chat or not config.model
-    urls, terms = config.endpoint, terms or Terms()
-    return EndpointEngine(urls, served_as, codec, window, config.in_flight, chat, terms)
+    """Open the engine that answers agents, with the one or the other weights of an evaluation."""
+    give_embedder(agents)
+    if not config.endpoint:
+        return open_engine(Policy.of_evaluation(config, agents, untrained), config, use)
+    policy = Policy(
+        config.model,
+        thinking=any(agent.config.thinking for agent in agents),
+        trust_remote_code=config.trust_remote_code,
+        date=date_of(agents),
+    )
+    if untrained:  # another model of the same server
+        config = replace(config, served_as=config.untrained)
+    return open_engine(policy, config, use)
 
 
 def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
@@ -193,30 +188,8 @@ def policy_folder(config: EvalConfig, untrained: bool) -> str:
     return named or ("" if config.endpoint else str(EMBEDDED))
 
 
-def open_reader(
-    config: EvalConfig,
-    agents: Sequence[Agent],
-    untrained: bool = False,
-    window: int | None = None,
-    terms: Terms | None = None,
-    cache_tokens: int = 0,
-    settle: bool = True,
-) -> Engine:
-    """Open the engine that answers agents, with the one or the other weights of an evaluation.
-
-    window: of an endpoint whose server does not say. terms: see `open_endpoint`. cache_tokens,
-    settle: see `open_engine`.
-    """
-    give_embedder(agents)
-    if config.endpoint:  # the policy before training is another model of the same server
-        thinking = any(agent.config.thinking for agent in agents)
-        name = config.untrained if untrained else config.served_as
-        return open_endpoint(config, name, thinking, window, terms, date_of(agents))
-    policy = Policy.of_evaluation(config, agents, untrained)
-    return open_engine(policy, config, cache_tokens, settle)
-
-
-SMALL, ON_A_CPU = 10_000_000, (64, 16)  # weights of a model; trajectories of such, and of others
+SMALL = 10_000_000
+"""Weights of a model of which a CPU reads many texts side by side."""
 
 
 def most_in_flight(config: EvalConfig, policy: Policy) -> int:
@@ -231,7 +204,7 @@ def most_in_flight(config: EvalConfig, policy: Policy) -> int:
         small = geometry(str(policy.base_folder)).weights < SMALL
     except UserError:  # an architecture whose sizes are not known
         small = False
-    return min(config.in_flight, ON_A_CPU[not small])
+    return min(config.in_flight, 64 if small else 16)
 
 
 # ---------------------------------------------------------------- for training
@@ -258,17 +231,8 @@ def open_sampler(
 ) -> Engine:
     """Open what samples for the trainer of `model`, and what answers frozen prompts."""
     give_embedder([agent])
-    opened = _vllm_sampler if run.engine == "vllm" else _transformers_sampler
-    return opened(run, training, agent, policy, model, codec)
-
-
-def _transformers_sampler(
-    run: RunConfig, training: TrainConfig, agent: Agent, policy: Policy, model, codec: Codec
-) -> Engine:
-    """Sample from the trainer's own weights, or from a copy where those are shards.
-
-    Where the policy before training answers frozen prompts it is here, too.
-    """
+    if run.engine == "vllm":
+        return _vllm_sampler(run, training, agent, policy, model, codec)
     from engines.frozen import WithFrozen
     from engines.hf import TransformersEngine
     from models.load import inner
@@ -278,7 +242,7 @@ def _transformers_sampler(
     def load_copy():
         return policy.load_trainable(training, dtype=policy.compute_dtype).requires_grad_(False)
 
-    ours = load_copy() if policy.sharded else model
+    ours = load_copy() if policy.sharded else model  # else the trainer's own weights
     engine = TransformersEngine(inner(ours), codec, max_rows=rows, copy=policy.sharded)
     if not agent.frozen_turns:
         return engine
@@ -293,12 +257,15 @@ def _vllm_sampler(
     run: RunConfig, training: TrainConfig, agent: Agent, policy: Policy, model, codec: Codec
 ) -> Engine:
     """Sample with vLLM in this process; memory is shared out by the plan."""
+    import torch
+
     from engines.vllm_colocated import ColocatedEngine
     from models.load import dequantised_folder, inner, window_for_vllm
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if policy.on_gpu:
-        gpu_gib, sizes = _gpu_gib(), geometry(str(policy.folder))
+        gpu_gib = torch.cuda.get_device_properties(0).total_memory / 2**30
+        sizes = geometry(str(policy.folder))
         p = plan(sizes, mode_of(training), gpu_gib, policy.ranks, training, agent)
         if not p.fits and (sleep == "auto" or not kv_gib):
             raise UserError(

@@ -1,18 +1,23 @@
 """vLLM in the trainer's own process: it samples, sleeps while the trainer updates, and wakes again.
 
-One engine of tensor parallelism 1 a rank. The phases of a step are one context manager:
+One engine of tensor parallelism 1 a rank. `awake(policy)` is a step of it, in an order that counts:
 
-    with engine.awake(policy):    wake the weights, load the policy's over them,
-                                  wake the key/value cache, drop every cached prefix
-        ...                       sample
-                                  sleep, and the trainer has the memory
+    wake the weights       memory is mapped again: what is written to it before is lost
+    stream, or swap        the policy's present weights, see below
+    wake the cache         of keys and values; a prompt before that waits for ever
+    forget every prefix    it was computed with other weights
+    sample
+    sleep                  never: nothing moves; 1: weights go to host memory, the cache is dropped;
+                           2: both are dropped, so that the next step has to stream all weights
 
-How deep it sleeps:
+Full weights are streamed, one tensor at a time in the policy's order and by its names:
 
-    never   weights and cache stay where they are
-    1       the weights move to host memory, the cache is dropped
-    2       both are dropped. The weights come back from the trainer alone, so level 2 cannot be
-            used with adapters, which bring no base weights
+    model.layers.0.self_attn.q_proj.weight   gathered from its shards, in vLLM's dtype
+    -> model.layers.0.self_attn.qkv_proj     rows [0, n_q), written in place by vLLM's own loader,
+                                             which joins q, k, v and gate, up, and casts nothing
+
+Adapters are swapped: what is trained goes, by peft's names, to a folder in shared memory, and from
+there over the one adapter that vLLM has a slot for. Frozen prompts go without that adapter.
 """
 
 from __future__ import annotations
@@ -23,7 +28,6 @@ import random
 import shutil
 import tempfile
 import time
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -41,6 +45,9 @@ from tokens.codec import Codec
 
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Adapter ranks that vLLM can allocate; any other rank takes the next larger one."""
+FINISHES = {"stop": Finish.STOP, "length": Finish.LENGTH}
+
+# ---------------------------------------------------------------- vLLM in this process
 
 
 @contextmanager
@@ -65,23 +72,18 @@ def preserve_process() -> Iterator[None]:
     environment = dict(os.environ)
     set_threads, threads = torch.set_num_threads, torch.get_num_threads()
     states = random.getstate(), np.random.get_state()
-    affinity = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else None
     try:
         with preserve_rng():
             yield
     finally:
-        for name in set(os.environ) | set(environment):
-            if name not in environment:
-                if not name.startswith("VLLM_"):
-                    del os.environ[name]
-            else:
-                os.environ[name] = environment[name]
+        for name in os.environ.keys() - environment.keys():
+            if not name.startswith("VLLM_"):
+                del os.environ[name]
+        os.environ.update(environment)
         torch.set_num_threads = set_threads  # on a CPU vLLM replaces it by a no-op
         torch.set_num_threads(threads)
         random.setstate(states[0])
         np.random.set_state(states[1])
-        if affinity:
-            os.sched_setaffinity(0, affinity)
 
 
 def import_vllm(packed: bool = False):
@@ -89,27 +91,27 @@ def import_vllm(packed: bool = False):
 
     It reads its settings from the environment when it is imported. packed: see `ColocatedEngine`.
     """
-    for name, value in {
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }.items():
-        os.environ.setdefault(name, value)
-    if importlib.util.find_spec("flashinfer") is None:  # vLLM 0.31 imports it unless told not to
-        os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
-    if not torch.cuda.is_available():
+    on_cpu = not torch.cuda.is_available()
+    for name, value, wanted in (
+        ("VLLM_ENABLE_V1_MULTIPROCESSING", "0", True),
+        ("VLLM_LOGGING_LEVEL", "ERROR", True),
+        ("VLLM_NO_USAGE_STATS", "1", True),
+        # vLLM 0.31 imports it unless told not to
+        ("VLLM_USE_FLASHINFER_SAMPLER", "0", importlib.util.find_spec("flashinfer") is None),
         # else the first prompt spends half a minute on compiling
-        os.environ.setdefault("TORCHDYNAMO_DISABLE", "1")
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        ("TORCHDYNAMO_DISABLE", "1", on_cpu),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind", on_cpu),
+    ):
+        if wanted:
+            os.environ.setdefault(name, value)
     try:
-        with preserve_process(), warnings.catch_warnings():
-            warnings.simplefilter("ignore", FutureWarning)  # about vLLM's internals
+        with preserve_process():
             import vllm
     except ImportError as error:
         raise UserError(
             f"The engine vllm is not installed ({error}); docs/engines.md says how."
         ) from error
-    if not torch.cuda.is_available():
+    if on_cpu:
         import vllm._custom_ops
 
         # packed weights silently stay as they are when new ones are loaded
@@ -149,7 +151,7 @@ def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
     def compute_logits(*args, **kwargs) -> torch.Tensor | None:
         logits = compute(*args, **kwargs)
         nonlocal masked
-        if logits is not None and masked.device != logits.device:
+        if logits is not None:
             masked = masked.to(logits.device)
         return logits if logits is None else without(masked, logits)
 
@@ -165,6 +167,9 @@ def _logprobs_of(scores, ids: list[int]) -> list[float]:
     if [scores.token_ids[i] for i in starts] != ids:
         raise RuntimeError("vLLM's log-probs are not those of the tokens that it has drawn.")
     return [scores.logprobs[i] for i in starts]
+
+
+# ---------------------------------------------------------------- the engine
 
 
 class ColocatedEngine(Engine):
@@ -197,17 +202,12 @@ class ColocatedEngine(Engine):
         **options,
     ):
         check_settings(sleep, lora_rank)
+        if ColocatedEngine._open is not None:
+            raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
-        if ColocatedEngine._open is not None:
-            raise RuntimeError("There is one vLLM engine a process: close the other one first.")
-        vllm = import_vllm(self.packed)
-        from vllm.lora.request import LoRARequest
-        from vllm.sampling_params import RequestOutputKind
-
-        self._params, self._lora_request = vllm.SamplingParams, LoRARequest
-        self._final_only = RequestOutputKind.FINAL_ONLY
+        self._vllm = import_vllm(self.packed)
         settings = {
             "dtype": dtype,
             "max_model_len": window,
@@ -217,19 +217,15 @@ class ColocatedEngine(Engine):
         }
         settings |= self._fixed_settings() | options
         with preserve_process():
-            self._engine = vllm.LLM(str(model), **settings).llm_engine
+            self._engine = self._vllm.LLM(str(model), **settings).llm_engine
         masked = codec.never_sampled(self._engine.model_config.get_vocab_size())
         self._engine.apply_model(partial(_mask_logits, ids=masked))
         ColocatedEngine._open = self
         self._adapter: object | None = None
-        self._folder: Path | None = None
-        self._prompts: dict[str, tuple[int, Prompt, list[int]]] = {}  # in flight
-        # On a CPU, vLLM 0.31 adds the adapter to base-model requests of the same batch (its pull
-        # request 48421), so frozen prompts and others wait for each other there.
-        self._apart = bool(lora_rank) and not torch.cuda.is_available()
-        self._waiting: list[tuple[str, Prompt, list[int], object]] = []
-        self._refused: list[tuple[int, Turn]] = []
+        self._folder: Path | None = None  # of the adapter
         self._keys = 0
+        self._waiting: dict[int, tuple[Prompt, Sampling, int]] = {}
+        self._prompts: dict[str, tuple[Prompt, list[int]]] = {}  # in flight
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
         self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}  # spent in the phases so far
         self._sleep()
@@ -279,79 +275,75 @@ class ColocatedEngine(Engine):
         if self._asleep:
             raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
-        ids = prompt.ids(self.codec)
-        if turn := refusal(prompt, ids, self.window, self.codec):
-            self._refused.append((self._keys, turn))
-            return self._keys
-        params = self._params(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=prompt.max_tokens,
-            seed=seed % 2**63,
-            stop_token_ids=sorted(self.codec.eos_ids),
-            logprobs=0,
-            flat_logprobs=True,
-            detokenize=False,
-            output_kind=self._final_only,
-        )
-        request = str(self._keys), prompt, ids, params
-        _, other, _ = next(iter(self._prompts.values()), (0, prompt, ids))
-        if self._apart and other.frozen != prompt.frozen:
-            self._waiting.append(request)
-        else:
-            self._submit(*request)
+        self._waiting[self._keys] = prompt, sampling, seed
         return self._keys
 
-    def _submit(self, name: str, prompt: Prompt, ids: list[int], params: object) -> None:
-        adapter = None if prompt.frozen else self._adapter
-        read = {"prompt_token_ids": ids}
-        self._engine.add_request(name, read, params, lora_request=adapter)
-        self._prompts[name] = int(name), prompt, ids
+    def _admit(self) -> list[tuple[int, Turn]]:
+        """Hand what waits to vLLM; return the turns of prompts that do not fit the window.
+
+        On a CPU, vLLM 0.31 adds the adapter to base-model requests of the same batch (its pull
+        request 48421), so frozen prompts and others wait for each other there.
+        """
+        apart = self.lora_rank and not torch.cuda.is_available()
+        refused: list[tuple[int, Turn]] = []
+        for key, (prompt, sampling, seed) in [*self._waiting.items()]:
+            first, _ = next(iter(self._prompts.values()), (prompt, ()))
+            if apart and first.frozen != prompt.frozen:
+                continue
+            del self._waiting[key]
+            ids = prompt.ids(self.codec)
+            if turn := refusal(prompt, ids, self.window, self.codec):
+                refused.append((key, turn))
+                continue
+            self._prompts[str(key)] = prompt, ids
+            self._engine.add_request(
+                str(key),
+                {"prompt_token_ids": ids},
+                self._vllm.SamplingParams(
+                    temperature=sampling.temperature,
+                    top_p=sampling.top_p,
+                    max_tokens=prompt.max_tokens,
+                    seed=seed % 2**63,
+                    stop_token_ids=sorted(self.codec.eos_ids),
+                    logprobs=0,
+                    flat_logprobs=True,
+                    detokenize=False,
+                    output_kind=self._vllm.sampling_params.RequestOutputKind.FINAL_ONLY,
+                ),
+                lora_request=None if prompt.frozen else self._adapter,
+            )
+        return refused
 
     def step(self) -> list[tuple[int, Turn]]:
-        done, self._refused = self._refused, []
+        done = self._admit()
         if done or not self._prompts:
             return done
         with preserve_rng():
             outputs = self._engine.step()
         for output in outputs:
-            if not output.finished or output.request_id not in self._prompts:  # given up
-                continue
-            key, prompt, ids = self._prompts.pop(output.request_id)
-            turn = self._turn(prompt, ids, output)
-            turn.reused_tokens = reused = output.num_cached_tokens or 0
-            self.reused_tokens += reused
-            self.prefilled_tokens += len(ids) - reused
-            self.generated_tokens += len(turn.response_ids)
-            done.append((key, turn))
-        self._submit_waiting()
+            if output.finished and output.request_id in self._prompts:  # else it was given up
+                prompt, ids = self._prompts.pop(output.request_id)
+                done.append((int(output.request_id), self._turn(prompt, ids, output)))
         return done
 
-    def _submit_waiting(self) -> None:
-        if self._waiting and not self._prompts:  # they are all of one kind
-            waiting, self._waiting = self._waiting, []
-            for request in waiting:
-                self._submit(*request)
-
     def drop(self, key: int) -> None:
-        name = str(key)
-        self._refused = [(k, turn) for k, turn in self._refused if k != key]
-        self._waiting = [request for request in self._waiting if request[0] != name]
-        if self._prompts.pop(name, None):
-            self._engine.abort_request([name])
-            self._submit_waiting()
+        self._waiting.pop(key, None)
+        if self._prompts.pop(str(key), None):
+            self._engine.abort_request([str(key)])
 
     def _turn(self, prompt: Prompt, ids: list[int], output) -> Turn:
-        """Make a turn of what vLLM has drawn."""
+        """Make and count a turn of what vLLM has drawn."""
         (sampled,) = output.outputs
         out = list(sampled.token_ids)
         logprobs = _logprobs_of(sampled.logprobs, out)
-        finish = {"stop": Finish.STOP, "length": Finish.LENGTH}.get(
-            sampled.finish_reason, Finish.ERROR
-        )
+        finish = FINISHES.get(sampled.finish_reason, Finish.ERROR)
         turn = Turn(prompt, ids, out, logprobs, finish, self.codec.response(out))
         if finish is Finish.ERROR:
             turn.error = f"vLLM ended the turn for the reason {sampled.finish_reason!r}"
+        turn.reused_tokens = output.num_cached_tokens or 0
+        self.reused_tokens += turn.reused_tokens
+        self.prefilled_tokens += len(ids) - turn.reused_tokens
+        self.generated_tokens += len(out)
         return turn
 
     # ------------------------------------------------------------ phases
@@ -359,7 +351,7 @@ class ColocatedEngine(Engine):
     @contextmanager
     def awake(self, policy=None) -> Iterator[None]:
         """Keep the engine ready to generate, with the policy's present weights (None: its own)."""
-        if self.level == "2" and policy is None and self._lost:
+        if self.level == "2" and policy is None:
             raise RuntimeError(
                 "After sleep level 2 the weights come from the trainer: awake() needs the policy."
             )
@@ -372,7 +364,7 @@ class ColocatedEngine(Engine):
             self._wake("kv_cache")
         if self._engine.is_sleeping():
             raise RuntimeError("vLLM is still asleep after it was woken up.")
-        self._asleep = self._lost = False
+        self._asleep = False
         self.forget()
         try:
             yield
@@ -390,28 +382,28 @@ class ColocatedEngine(Engine):
         self.seconds[phase] += time.perf_counter() - start
 
     def take_over(self, policy) -> None:
-        """Load the policy's weights, cast to the engine's dtype.
+        """Load the policy's weights: stream all of them, or swap the adapter.
 
-        Adapters go through files in shared memory and replace the old ones. An engine without room
-        for adapters loads every weight by its name. Cached prefixes are still those of the old
-        weights until `forget`.
+        Cached prefixes are still those of the old weights until `forget`.
         """
         if self.packed:
             raise RuntimeError("This engine's weights are packed: they cannot be replaced.")
-        if not self.lora_rank:
-            names = ((name, full_tensor(p, self.dtype)) for name, p in policy.named_parameters())
-            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": names})
-            return
-        weights = {
-            name: full_tensor(p, self.dtype)
+        weights = (
+            (name, full_tensor(p, self.dtype))
             for name, p in policy.named_parameters()
-            if p.requires_grad
-        }
+            if p.requires_grad or not self.lora_rank
+        )
+        if not self.lora_rank:
+            self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
+            return
+        from vllm.lora.request import LoRARequest
+
+        adapters = dict(weights)
         if self._folder is None:
-            self._folder = adapter_folder(sum(p.nbytes for p in weights.values()))
-        policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=weights)
-        self._engine.add_lora(self._lora_request("policy", 1, str(self._folder), load_inplace=True))
-        self._adapter = self._lora_request("policy", 1, str(self._folder))
+            self._folder = adapter_folder(sum(p.nbytes for p in adapters.values()))
+        policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=adapters)
+        self._engine.add_lora(LoRARequest("policy", 1, str(self._folder), load_inplace=True))
+        self._adapter = LoRARequest("policy", 1, str(self._folder))
 
     def forget(self) -> None:
         """Drop every cached prefix: it was computed with other weights.
@@ -427,12 +419,11 @@ class ColocatedEngine(Engine):
             self._engine.abort_request(list(self._prompts))
             while self._engine.has_unfinished_requests():
                 self._engine.step()
-            self._prompts.clear()
+        self._prompts.clear()
         self._waiting.clear()
 
     def _sleep(self) -> None:
         self._asleep = True
-        self._lost = self.level == "2"
         if self.level != "never":
             self._engine.sleep(level=int(self.level))
 

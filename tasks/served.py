@@ -27,7 +27,7 @@ CONNECT_S = 10.0
 """Longest wait for a connection."""
 SHORT_OF_MEMORY = re.compile(r"\bmemory\b", re.IGNORECASE)
 """How Ollama, llama.cpp and CUDA say that a model does not fit the machine."""
-NO_ROOM = re.compile(r"context.?(length|size|window)", re.IGNORECASE)
+NO_ROOM = re.compile(r"context.?(length|size|window)|max_model_len", re.IGNORECASE)
 """How vLLM, SGLang, llama.cpp and OpenAI say that prompt and response do not fit."""
 NEEDED = {"model", "messages", "prompt", "input", "tools"}
 """Fields without which a request would be another one."""

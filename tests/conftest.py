@@ -190,6 +190,38 @@ def random_policy(codec: Codec, window: int = 4096, **other):
     return LlamaForCausalLM(LlamaConfig(**config | other))
 
 
+def obvious_logits(model, turn):
+    """Return the logits, in float32, after the prompt of a turn or a row and after each token of
+    its response but the last: one pass over the whole text, without a cache."""
+    import torch
+
+    ids = torch.tensor([turn.prompt_ids + turn.response_ids])
+    return model(input_ids=ids).logits[0, len(turn.prompt_ids) - 1 : -1].float()
+
+
+def obvious_logprobs(model, turn, temperature=1.0, said=None):
+    """Return the log-probs of a response's tokens, the oracle of every engine and of the trainer.
+
+    said: (first, end) of the ids that may be said at all.
+    """
+    import torch
+
+    logits = obvious_logits(model, turn) / temperature
+    if said:
+        ids = torch.arange(logits.shape[-1])
+        logits = logits.masked_fill((ids < said[0]) | (ids >= said[1]), -torch.inf)
+    return logits.log_softmax(-1).gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0]
+
+
+def worst_mismatch(model, turns, temperature=1.0):
+    """Return the largest distance of the log-probs of turns from the obvious ones."""
+    import torch
+
+    with torch.no_grad():
+        pairs = [(obvious_logprobs(model, t, temperature), torch.tensor(t.logprobs)) for t in turns]
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
 LATENT = dict(
     num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=4, kv_lora_rank=16,
     q_lora_rank=24, qk_nope_head_dim=8, qk_rope_head_dim=8, v_head_dim=12, first_k_dense_replace=2,

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import random_policy
+from conftest import obvious_logprobs, random_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,12 +78,6 @@ def check_same(found, expected):
 
 
 # ---------------------------------------------------------------- the obvious
-
-
-def obvious_logprobs(policy, row, temperature=1.0):
-    ids, n = torch.tensor([row.prompt_ids + row.response_ids]), len(row.prompt_ids)
-    logits = policy(input_ids=ids).logits[0, n - 1 : -1] / temperature
-    return logits.log_softmax(-1).gather(1, ids[0, n:, None])[:, 0]
 
 
 def obvious_loss(policy, rows, config, reference=None):

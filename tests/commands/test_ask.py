@@ -1,13 +1,10 @@
 """`ask`: pages, the estimate, who answers, which agent reads, readings that are stopped."""
 
-import contextlib
 import json
 import re
 import shutil
-import threading
 from dataclasses import asdict
 from datetime import datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -22,12 +19,11 @@ from commands import ask as commands_ask
 from commands.ask import Document, Inquiry
 from config.errors import UserError
 from config.locks import writing
-from config.options import EMBEDDED, READER, READER_TITLE, AskConfig
+from config.options import EMBEDDED, AskConfig
 from config.terminal import bar
 from data import NOT_FOUND
 from embedded import tiny
 from engines import local
-from engines.local import answerer
 from engines.open import open_reader
 from engines.scripted import ScriptedEngine
 from memagent import NO_MEMORY, Finish, Prompt, Turn
@@ -449,79 +445,6 @@ def reading(text, question="Where?") -> Inquiry:
 
 
 # ---------------------------------------------------------------- who answers
-
-
-@contextlib.contextmanager
-def ollama(monkeypatch, tags, loaded=()):
-    """Run what answers as an Ollama with these models does."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self):
-            cards = {"/api/tags": tags, "/api/ps": loaded}.get(self.path, ())
-            body = json.dumps({"models": list(cards)}).encode()
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *args): ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-    monkeypatch.setenv(local.HOST, f"127.0.0.1:{server.server_port}")
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-        monkeypatch.setenv(local.HOST, NOBODY)
-
-
-SMALL = {"name": "small:1b", "size": 10}
-LARGE = {"name": "large:7b", "size": 70, "details": {"family": "llama"}}
-VECTORS = {"name": "nomic-embed-text", "size": 99, "details": {"family": "nomic-bert"}}
-CLOUD = {"name": "huge:cloud", "size": 300, "remote_host": "https://example.com"}
-
-
-def test_the_order_in_which_a_model_to_answer_is_looked_for(monkeypatch):
-    with ollama(monkeypatch, [SMALL, LARGE, VECTORS, CLOUD]) as url:
-        found = answerer(AskConfig())
-        assert (found.endpoint, found.served_as, found.model) == ((url,), "large:7b", "")
-        assert found.said == (
-            "large:7b of the Ollama on this machine (the largest of 2; "
-            "no --endpoint, no OPENAI_BASE_URL)"
-        )
-        monkeypatch.setenv(local.BASE_URL, "http://127.0.0.1:9/v1")
-        aside = f"--served-as names one of the server of {local.BASE_URL}"
-        assert aside in answerer(AskConfig(model="m")).said
-        found = answerer(AskConfig(served_as="m"))
-        assert (found.endpoint, found.served_as) == (("http://127.0.0.1:9/v1",), "m")
-        found = answerer(AskConfig(model="tiny"))
-        assert (found.model, found.endpoint) == ("tiny", ())
-        found = answerer(AskConfig(model="m", endpoint=("http://127.0.0.1:8/v1",)))
-        assert (found.model, found.endpoint) == ("m", ("http://127.0.0.1:8/v1",))
-    monkeypatch.delenv(local.BASE_URL)
-    found = answerer(AskConfig())
-    assert (found.model, found.endpoint) == (READER, ())
-    assert found.said == (
-        f"{READER_TITLE} on this machine (no --endpoint, no OPENAI_BASE_URL, no Ollama)"
-    )
-
-
-def test_which_model_of_an_ollama_and_its_window(monkeypatch):
-    loaded = SMALL | {"context_length": 16384}
-    with ollama(monkeypatch, [LARGE, SMALL], [VECTORS, loaded]):
-        found = answerer(AskConfig())
-        assert (found.served_as, found.window) == ("small:1b", 16384) and "loaded" in found.said
-        assert answerer(AskConfig(served_as="large:7b")).served_as == "large:7b"
-    with ollama(monkeypatch, [SMALL]):
-        assert answerer(AskConfig()).window == local.WINDOW
-        monkeypatch.setenv(local.CONTEXT, "8192")
-        assert answerer(AskConfig()).window == 8192
-    endless = SMALL | {"name": "m" * local.MOST_BYTES}
-    for nothing in ([], [VECTORS], [CLOUD], [{"no": "name"}], ["x"], [SMALL, endless]):
-        with ollama(monkeypatch, nothing):
-            assert answerer(AskConfig()).model == READER
 
 
 def as_ollama(monkeypatch, server, window):

@@ -155,7 +155,7 @@ def test_an_evaluation_over_servers_of_no_known_tokenizer(tmp_path, monkeypatch,
     assert not any("prompt" in body for body in bodies)
     for other, said in (
         ("--suite ruler --ruler-tasks vt", "--model"),
-        (f"{words} f --served-as other", "does not serve"),
+        (f"{words} f --served-as other", "Name the model"),
     ):
         refused = run(servers[:1], other)
         assert refused.exit_code == 2 and said in refused.stderr

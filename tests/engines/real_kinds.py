@@ -8,7 +8,8 @@ import random
 
 import pytest
 import torch
-from test_hf import check, of_ids, worst_mismatch
+from conftest import obvious_logprobs, worst_mismatch
+from test_hf import check, of_ids
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KINDS
 
@@ -80,9 +81,7 @@ def test_a_kind_of_model_is_computed_as_by_itself_or_refused(kind, codec):
         logp.sum().backward()
     gradients.append(gradient_of(model))
     for turn in turns:
-        logits = model(torch.tensor([turn.prompt_ids + turn.response_ids])).logits[0]
-        logp = logits[len(turn.prompt_ids) - 1 : -1].log_softmax(-1)
-        logp.gather(1, torch.tensor(turn.response_ids)[:, None]).sum().backward()
+        obvious_logprobs(model, turn).sum().backward()
     gradients.append(gradient_of(model))
     assert (gradients[0] - gradients[1]).norm() < 1e-4 * gradients[1].norm()
     merge_adapters(model)  # an export has all of its weights

@@ -6,6 +6,7 @@ otherwise; the model is fetched if it is not there.
 
 import pytest
 import torch
+from conftest import worst_mismatch
 
 from agents import find
 from models.load import load_model
@@ -20,18 +21,6 @@ pytest.importorskip("vllm", reason="vLLM is not installed here: make test-real")
 from engines.vllm_colocated import ColocatedEngine
 
 
-def distance(policy, turns) -> float:
-    """The largest |log-prob of the sampler - the policy's|, one turn at a time, full logits."""
-    worst = 0.0
-    for turn in turns:
-        n, ids = len(turn.prompt_ids), torch.tensor([turn.prompt_ids + turn.response_ids])
-        with torch.no_grad():
-            logp = policy(ids).logits[0, n - 1 : -1].log_softmax(-1)
-        own = logp.gather(1, ids[0, n:, None])[:, 0]
-        worst = max(worst, (own - torch.tensor(turn.logprobs)).abs().max().item())
-    return worst
-
-
 def test_vllm_samples_from_what_the_trainer_computes_before_and_after_a_step():
     folder = ready("smollm2")
     codec, policy = Codec.load(folder), load_model(folder, "float32", "cpu")
@@ -39,18 +28,18 @@ def test_vllm_samples_from_what_the_trainer_computes_before_and_after_a_step():
     small = {"chunk_tokens": 64, "memory_tokens": 12, "final_tokens": 12, "max_sections": 2}
     agent = find.resolve("default", "smollm2", {}, small)[1]
     jobs = [(task, g) for task in worlds.make_tasks(0, 1, 12, "one_fact") for g in range(2)]
-    engine = ColocatedEngine(folder, codec, 512, 4, 0.25, "float32")
+    engine = ColocatedEngine(folder, codec, window=512, rows=4, kv_gib=0.25)
     try:
         for step in range(2):
             with engine.awake(policy):
                 done = list(rollout(engine, agent, jobs, Sampling(1.0), seed=step))
             turns = [turn for trajectory in done for turn in trajectory.turns]
             assert len(turns) == 6 and not any(trajectory.error for trajectory in done)
-            assert distance(policy, turns) < 1e-4
+            assert worst_mismatch(policy, turns) < 1e-4
             with torch.no_grad():  # a step that is large enough for stale weights to show
                 for p in policy.parameters():
                     p.mul_(1.02)
-            assert distance(policy, turns) > 1e-2
+            assert worst_mismatch(policy, turns) > 1e-2
         assert engine.reused_tokens > 0
     finally:
         engine.close()

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from conftest import LATENT, random_policy
+from conftest import LATENT, obvious_logits, random_policy, worst_mismatch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,23 +37,6 @@ def of_ids(ids, max_tokens):
     return Prompt(((Text("x", ids), False),), max_tokens)
 
 
-@torch.no_grad()
-def logits_of(policy, turn):
-    """Return the logits after the prompt and after each token of the response but the last."""
-    ids = torch.tensor([turn.prompt_ids + turn.response_ids])
-    return policy(input_ids=ids).logits[0, len(turn.prompt_ids) - 1 : -1]
-
-
-def worst_mismatch(policy, turns, temperature=1.0):
-    """Return the largest distance of the turns' log-probs from the obvious ones."""
-    worst = 0.0
-    for turn in turns:
-        logp = (logits_of(policy, turn) / temperature).log_softmax(-1)
-        obvious = logp.gather(1, torch.tensor(turn.response_ids)[:, None])[:, 0]
-        worst = max(worst, (obvious - torch.tensor(turn.logprobs)).abs().max().item())
-    return worst
-
-
 def run(engine, added, drop=()):
     """Add (prompt, sampling), three each step, and drop some, which wait or are in flight.
 
@@ -79,7 +62,7 @@ def check(engine, added, drop=()):
         prompt, sampling = added[place]
         n = len(turn.response_ids)
         ids, logprobs = draw(
-            logits_of(engine.model, turn),
+            obvious_logits(engine.model, turn),
             torch.full((n,), sampling.temperature),
             torch.full((n,), sampling.top_p),
             torch.from_numpy(uniforms(np.full(n, place, np.uint64), np.arange(n))),

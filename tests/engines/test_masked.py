@@ -6,36 +6,26 @@ The model has more rows than the tokenizer has tokens, as Qwen2.5 does.
 import numpy as np
 import pytest
 import torch
-from conftest import random_policy
-from test_frozen import disturbed, turn_of
+from conftest import obvious_logprobs, random_policy
+from test_frozen import pair, turn_of
 
 import models.logprobs as module
 from config.errors import UserError
-from config.options import GRPOConfig
 from embedded import tiny
-from engines.frozen import WithFrozen
 from engines.hf import TransformersEngine
+from engines.proof import row_of
 from memagent import Prompt
-from models.load import inner, with_lora
+from models.load import inner
 from models.logprobs import Row, logprobs, mask_head, pack
 from rollout import Sampling, rollout
 from tasks import worlds
 
-ROWS = 1000  # of the lm_head; the tokenizer has 426 tokens
-PAD = 0  # special, and no end of a response
+ROWS, SAID = 1000, (1, 426)  # of the lm_head, and those of tokens that a response may have
 
 
 @pytest.fixture
 def padded(codec):
     return random_policy(codec, vocab_size=ROWS)
-
-
-def obvious(policy, row, temperature=1.0):
-    """Return log-probs [response ids], in plain sight over the tokens that may be said."""
-    ids, p = torch.tensor([row.prompt_ids + row.response_ids]), len(row.prompt_ids)
-    hidden = policy.model(input_ids=ids).last_hidden_state[0, p - 1 : -1]
-    scores = (hidden.float() @ policy.lm_head.weight.float().t())[:, PAD + 1 : 426] / temperature
-    return scores.log_softmax(-1).gather(1, ids[0, p:, None] - PAD - 1)[:, 0]
 
 
 def sampled(policy, codec, sampling, n=6):
@@ -44,12 +34,8 @@ def sampled(policy, codec, sampling, n=6):
     jobs = [(task, 0) for task in worlds.make_tasks(0, n, 3, "one_fact")]
     turns = [turn for t in rollout(engine, tiny.agent(), jobs, sampling) for turn in t.turns]
     for turn in turns:  # the response is what is carried on
-        assert all(PAD < i < 426 for i in [*turn.response_ids, *turn.response.ids])
+        assert all(i in range(*SAID) for i in [*turn.response_ids, *turn.response.ids])
     return turns, *pack([row_of(turn) for turn in turns], 10**6)
-
-
-def row_of(turn):
-    return Row(turn.prompt_ids, turn.response_ids, turn.logprobs)
 
 
 class Head(torch.nn.Linear):
@@ -61,13 +47,16 @@ def test_sampler_and_trainer_agree_on_a_model_with_more_rows_than_tokens(
     codec, padded, temperature, monkeypatch
 ):
     before = padded(torch.tensor([[5, 6, 7]])).logits.softmax(-1)
-    assert before[..., 426:].sum(-1).min() > 0.3  # they would be sampled
+    assert before[..., SAID[1] :].sum(-1).min() > 0.3  # they would be sampled
     turns, batch = sampled(padded, codec, Sampling(temperature))
-    expected = torch.cat([obvious(padded, row_of(turns[i]), temperature) for i in batch.index])
+    plain = random_policy(codec, vocab_size=ROWS)  # the same weights, and nothing is masked
+    expected = torch.cat(
+        [obvious_logprobs(plain, turns[i], temperature, SAID) for i in batch.index]
+    )
     assert torch.allclose(batch.sampler, expected, atol=1e-5)
     expected.sum().backward()
-    gradient = padded.lm_head.weight.grad.clone()
-    assert not gradient[426:].any() and not gradient[PAD].any() and gradient.norm() > 1
+    gradient = plain.lm_head.weight.grad
+    assert not gradient[SAID[1] :].any() and not gradient[0].any() and gradient.norm() > 1
     for vocabulary, kept, head in (
         (ROWS, 0, torch.nn.Linear),
         (1 << 24, 0, torch.nn.Linear),  # in chunks, whose logits are computed again
@@ -100,16 +89,13 @@ def test_greedily_in_16_bits_and_in_transformers_own_way_nothing_of_it_is_said(c
         assert ours.isfinite().all() and (ours - batch.sampler).abs().mean() < 0.05
 
 
-def test_the_policy_before_training_says_what_the_trainers_reference_has(codec, padded):
-    policy = disturbed(with_lora(padded, GRPOConfig(lora_rank=4)))
-    lm = inner(policy)
-    engines = TransformersEngine(lm, codec), TransformersEngine(lm, codec)
-    engine = WithFrozen(*engines, policy.disable_adapter)
+def test_the_policy_before_training_says_what_the_trainers_reference_has(codec):
+    policy, engine = pair(codec, vocab_size=ROWS)
     turn = turn_of(engine, Prompt((("Who? ", False),), 9, frozen=True), Sampling())
     (batch,) = pack([row_of(turn)], 99)
     with policy.disable_adapter(), torch.no_grad():
-        assert torch.allclose(logprobs(lm, batch), torch.tensor(turn.logprobs), atol=1e-5)
-        assert torch.allclose(obvious(lm, row_of(turn)), torch.tensor(turn.logprobs), atol=1e-5)
+        for logp in (logprobs(inner(policy), batch), obvious_logprobs(policy, turn, 1.0, SAID)):
+            assert torch.allclose(logp, torch.tensor(turn.logprobs), atol=1e-5)
 
 
 def test_what_is_never_said_is_not_learnt(codec, padded):
@@ -117,8 +103,8 @@ def test_what_is_never_said_is_not_learnt(codec, padded):
     for _ in range(2):  # the mask is no weight and comes once
         mask_head(padded, codec)
     assert [*padded.state_dict()] == names and len(padded.lm_head._forward_hooks) == 1
-    assert np.array_equal(padded.lm_head.masked.numpy(), [PAD, *range(426, ROWS)])
-    for wrong in (PAD, 426, 999):
+    assert np.array_equal(padded.lm_head.masked.numpy(), [0, *range(SAID[1], ROWS)])
+    for wrong in (0, 426, 999):
         (batch,) = pack([Row([5, 6], [7, wrong], [0.0, 0.0])], 99)
         with pytest.raises(UserError, match=str(wrong)):
             logprobs(padded, batch)

@@ -1,6 +1,5 @@
-"""What an engine is opened with: the type of the weights, 4 bits, the device."""
+"""What an engine is opened with: the type of the weights, 4 bits, the device, a server."""
 
-import json
 from types import SimpleNamespace
 
 import pytest
@@ -11,15 +10,16 @@ import cli
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
-from engines.open import _share_of_card, engine_fingerprint, most_in_flight, open_reader
+from engines.open import Use, engine_fingerprint, most_in_flight, open_reader
 from models.dtypes import check_device
-from models.plan import GRAPHS_GIB
 from models.policy import Policy
 from rollout import Sampling, rollout
+from tasks.served import Terms
 from tasks.worlds import make_task
 from tokens.codec import Characters
 
 AGENT = find.resolve("default", EMBEDDED, {}, {"memory_tokens": 8, "final_tokens": 8})[1]
+SERVER = ("http://127.0.0.1:1/v1",)
 
 
 def opened(**settings):
@@ -56,26 +56,17 @@ def test_weights_in_4_bits_answer_with_their_own_fingerprint_and_take_adapters(t
     assert linear(engine).base_layer.weight.dtype == torch.uint8
 
 
-def test_ask_computes_in_the_type_and_bits_that_are_said(tmp_path, monkeypatch):
-    pytest.importorskip("bitsandbytes")
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
-    asked = "ask notes.txt Where --model tiny --agent memagent --name a".split()
-    seen, load = [], Policy.of_evaluation
-
-    def kept(*args, **kwargs):
-        seen.append(load(*args, **kwargs))
-        return seen[-1]
-
-    monkeypatch.setattr(Policy, "of_evaluation", kept)
-    done = CliRunner().invoke(cli.app, [*asked, "--dtype", "bfloat16", "--quantise"])
-    assert done.exit_code == 0, done.output
-    assert {(s.dtype, s.quantise) for s in seen} == {("bfloat16", True)}
-    record = json.loads((tmp_path / "runs/a/transcripts.jsonl").read_text())
-    assert record["turns"][0]["response"]
-
-
-SERVER = ("http://127.0.0.1:1/v1",)
+@pytest.mark.parametrize(("model", "untrained"), [("", False), (str(EMBEDDED), True)])
+def test_a_server_is_opened_with_all_that_is_said(monkeypatch, model, untrained):
+    seen, terms = {}, Terms(timeout_s=7)
+    monkeypatch.setattr("engines.endpoint.EndpointEngine", lambda *a, **how: seen.update(how, a=a))
+    names = {"served_as": "m", "untrained": "u"} if untrained else {"served_as": "m"}
+    config = EvalConfig(endpoint=SERVER, model=model, in_flight=3, **names)
+    open_reader(config, [AGENT], untrained, Use(window=99, terms=terms))
+    urls, name, codec = seen.pop("a")
+    assert (urls, name) == (SERVER, "u" if untrained else "m")
+    assert isinstance(codec, Characters) == seen["chat"] == (not model)
+    assert seen | {"chat": 0} == {"window": 99, "concurrency": 3, "chat": 0, "terms": terms}
 
 
 @pytest.mark.parametrize(
@@ -118,24 +109,9 @@ def test_on_a_cpu_few_trajectories_are_in_flight_and_rows_come_before_the_end(tm
 
     assert most() == 64 and most("Qwen/Qwen3-0.6B") == 16
     assert most(in_flight=8) == 8 and most(device="cuda") == most(device="mps") == 256
-    assert most(engine="vllm") == most(endpoint=("http://h/v1",)) == 256
+    assert most(engine="vllm") == most(endpoint=SERVER) == 256
     (tmp_path / "config.json").write_text("{}")  # sizes that nothing is known of
     assert most(str(tmp_path)) == 16
-
-
-def test_vllm_takes_of_a_card_what_weights_and_cache_need(monkeypatch):
-    """By a card that is said to be there: nothing here allocates anything."""
-
-    def unknown(model):
-        raise UserError("The sizes are not known.")
-
-    monkeypatch.setattr("engines.open._gpu_gib", lambda: 80.0)
-    small = Policy.of_evaluation(EvalConfig(), [AGENT])
-    shares = [_share_of_card(small, kv_gib) for kv_gib in (0, 4)]
-    assert shares == pytest.approx([0.9, (4 + GRAPHS_GIB) / 80], abs=1e-3)
-    assert _share_of_card(small, 100.0) == pytest.approx(0.9)  # never more than without
-    monkeypatch.setattr("engines.open.geometry", unknown)
-    assert _share_of_card(small, 4.0) == 0.9
 
 
 def test_rows_of_a_server_are_the_same_wherever_it_is():

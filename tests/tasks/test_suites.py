@@ -176,16 +176,11 @@ def test_the_policy_before_training_answers_for_itself(tmp_path, monkeypatch, en
         made.model = word
         return made
 
-    def open_engine(setup, *rest):
-        opened.append(setup.model)
-        return answers("old" if setup.model == "u" else "new")
-
-    def open_endpoint(config, served, *rest):
-        opened.append(served)
-        return answers("old" if served == "u" else "new")
+    def open_engine(policy, config, use):
+        opened.append(config.served_as if endpoint else policy.model)
+        return answers("old" if opened[-1] == "u" else "new")
 
     monkeypatch.setattr(opening, "open_engine", open_engine)
-    monkeypatch.setattr(opening, "open_endpoint", open_endpoint)
     monkeypatch.setattr(opening, "fingerprint", lambda model, dtype: model)
     config = replace(QUICK, agents=("full", "full@untrained"), lengths=(1,), runs=str(tmp_path))
     config = replace(config, model="u" if endpoint else "m", untrained="u")
