@@ -14,7 +14,7 @@ from config.errors import UserError
 from config.options import EMBEDDED
 from data import grade, strip_thinking
 from embedded import tiny
-from tokens.codec import ENTRY, Characters, Codec, LRUCache, Text
+from tokens.codec import Characters, Codec, Text
 
 CODEC = Codec(tiny.make_tokenizer())
 
@@ -238,28 +238,6 @@ def test_a_long_text_in_parts_has_the_ids_that_it_has_at_once(make, text, monkey
     if make is byte_level and text.startswith("Document"):
         assert max(sizes) < 2000  # it was encoded in parts
     assert tuple(codec.ids(Text(text, (3, 1, 2)))) == (3, 1, 2)
-
-
-def test_many_short_texts_and_documents_are_held_only_for_a_while():
-    codec = Characters()
-    codec._recent.max_tokens = 20 * ENTRY
-    for k in range(50):
-        codec.text(f"text {k}")
-        codec.cut(f"document {k}", 8)
-    assert len(codec._recent.entries) < 20
-
-
-def test_the_cache_keeps_to_its_budget_and_the_latest_results():
-    cache, made = LRUCache(10), []
-
-    def get(key, n):
-        return cache.get((key,), lambda: made.append(key) or "x" * n, len)
-
-    calls = [("a", 4), ("b", 4), ("a", 4), ("c", 4), ("a", 4), ("b", 4)]
-    for key, n in [*calls, ("long", 11), ("long", 11), ("b", 4)]:
-        assert len(get(key, n)) == n
-        assert cache.tokens == sum(n for n, _ in cache.entries.values()) <= 10
-    assert made == ["a", "b", "c", "b", "long", "long"]
 
 
 @given(st.lists(st.integers(0, 414), max_size=30))
