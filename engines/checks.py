@@ -1,9 +1,9 @@
 """Checks of a training: the sampler has the trainer's weights, and samples from them.
 
-    before the first step    prove_before     disturbed weights reach the sampler
-    after steps 1, 2, 4, ..  prove_after      the sampler has left the weights it began with
-    in every step            check_rollout    something was sampled and given a reward
-                             check_mismatch   its log-probs are the trainer's, up to rounding
+before the first step    prove_before     disturbed weights reach the sampler
+after steps 1, 2, 4, ..  prove_after      the sampler has left the weights it began with
+in every step            check_rollout    something was sampled and given a reward
+                         check_mismatch   its log-probs are the trainer's, up to rounding
 """
 
 from __future__ import annotations
