@@ -467,8 +467,10 @@ def test_uniform_is_uniform_and_a_function_of_its_arguments():
 @pytest.mark.parametrize(
     ("n_queries", "depths"), [(4, None), (4, [0, 4, 7]), (20, None), (20, [0, 4, 30])]
 )
-def test_attention_is_the_librarys(n_queries, depths, kv_heads, dtype, apart):
+@pytest.mark.parametrize("at_once", [7, 256])
+def test_attention_is_the_librarys(n_queries, depths, kv_heads, at_once, dtype, apart, monkeypatch):
     """Three rows of queries, behind `depths` tokens; None: causal."""
+    monkeypatch.setattr("tokens.attention.AT_ONCE", at_once)
     torch.manual_seed(0)
     mask, n_keys = None, n_queries
     if depths:
