@@ -30,7 +30,6 @@ from models.loads import balance, passes
 from models.logprobs import Row, TokenBatch, logprobs, policy_logprobs
 from report.metrics import UPDATE_METRICS, Clock, PeakMemory, describe, describe_turns, times_of
 from rollout import Engine, Sampling, rollout
-from tokens.trie import Cost
 
 # ---------------------------------------------------------------- sample, reward
 
@@ -450,9 +449,7 @@ class GRPO(SamplerChecks, lightning.LightningModule):
 
     def passes(self, rows: list[Row]) -> Iterator[TokenBatch]:
         """Yield rows packed into tries, one per pass through the model (a collective)."""
-        # On a GPU sharing everything is best; a CPU cuts tries by what sharing costs.
-        cost = Cost.from_model(inner(self.model)) if self.device.type == "cpu" else None
-        return passes(rows, self.config.micro_tokens, cost, self.agent.codec.end_id or 0)
+        return passes(rows, self.config.micro_tokens, self.agent.codec.end_id or 0)
 
     @torch.no_grad()
     def row_logprobs(self, rows: list[Row], model) -> list[list[float]]:

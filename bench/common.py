@@ -23,7 +23,6 @@ from config.options import GRPOConfig
 from models.load import cast_parameters
 from models.logprobs import Row, logprobs, pack
 from models.plan import Geometry
-from tokens.trie import Cost
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
@@ -215,7 +214,7 @@ def our_update(model, rows: list[Row], config: GRPOConfig) -> int:
 
     model.zero_grad()
     weights, computed = token_weights(rows, config), 0
-    for batch in pack(rows, config.micro_tokens, Cost.from_model(model)):
+    for batch in pack(rows, config.micro_tokens):
         computed += len(batch.trie)
         logp = logprobs(model, batch, temperature=1.0)
         old, weight = logp.detach(), batch.per_token(weights)

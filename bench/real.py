@@ -132,7 +132,7 @@ def of_all(by_shape: dict[str, dict]) -> float:
 def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
     """Count tokens, places of the head, pairs of attention and useful GFLOP of an update."""
     tokens = places = pairs = 0
-    for batch in pack(rows, micro_tokens, Cost.from_model(model)):
+    for batch in pack(rows, micro_tokens):
         tokens += len(batch.trie)
         places += len({*batch.trie.parent()[batch.places].tolist()})
         pairs += int((batch.trie.depth() + 1).sum())

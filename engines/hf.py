@@ -409,7 +409,7 @@ class TransformersEngine(Engine):
             width = wider
             chosen.append(self._waiting.popleft())
         self._make_room(active, len(active) + len(chosen), width)
-        batches = split_into_tries([r.ids for r in chosen], self.max_prefill_tokens, self.cost)
+        batches = split_into_tries([r.ids for r in chosen], self.max_prefill_tokens)
         return (([chosen[i] for i in index], trie) for index, trie in batches)
 
     def _make_room(self, active: list[int], needed: int, width: int) -> None:

@@ -11,7 +11,7 @@ from itertools import chain, repeat
 
 from models import ranks
 from models.logprobs import Row, TokenBatch, pack
-from tokens.trie import Cost, sort_by_prefix
+from tokens.trie import sort_by_prefix
 
 
 def stretches(sizes: Sequence[int], n: int) -> list[list[int]]:
@@ -60,15 +60,13 @@ def balance(rows: list[Row]) -> list[Row]:
     return [row for number in mine for row in here[number]]
 
 
-def passes(
-    rows: Sequence[Row], max_tokens: int, cost: Cost | None, filler: int = 0
-) -> Iterator[TokenBatch]:
+def passes(rows: Sequence[Row], max_tokens: int, filler: int = 0) -> Iterator[TokenBatch]:
     """Yield rows packed into tries, one per pass through the model.
 
     All ranks contribute their shards to every pass: one with fewer tries ends with empty ones
     of the token `filler`, one that the policy may say.
     """
-    batches = list(pack(rows, max_tokens, cost))
+    batches = list(pack(rows, max_tokens))
     n = int(ranks.all_reduce_max(len(batches)))  # before any pass, which is a collective too
     (empty,) = pack([Row([0], [filler], [])], 2)
     empty.index = []

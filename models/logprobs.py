@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 from config.errors import UserError
 from tokens.attention import hidden_states
 from tokens.codec import Codec
-from tokens.trie import Cost, Trie, split_into_tries
+from tokens.trie import Trie, split_into_tries
 
 
 @dataclass(slots=True)
@@ -65,15 +65,12 @@ class TokenBatch:
         return TokenBatch(self.index, self.trie, self.places, *tensors)
 
 
-def pack(rows: Sequence[Row], max_tokens: int, cost: Cost | None = None) -> Iterator[TokenBatch]:
+def pack(rows: Sequence[Row], max_tokens: int) -> Iterator[TokenBatch]:
     """Pack every row into exactly one trie of at most `max_tokens` tokens.
 
-    A longer row gets a trie of its own. cost: decides how much the rows of a trie share; None =
-    every common prefix.
+    A longer row gets a trie of its own.
     """
-    for index, trie in split_into_tries(
-        [r.prompt_ids + r.response_ids for r in rows], max_tokens, cost
-    ):
+    for index, trie in split_into_tries([r.prompt_ids + r.response_ids for r in rows], max_tokens):
         places = [trie.places(k)[len(rows[i].prompt_ids) :] for k, i in enumerate(index)]
         sizes = torch.tensor([len(rows[i].response_ids) for i in index])
         sampler = [logp for i in index for logp in rows[i].sampler]

@@ -4,7 +4,7 @@ The layers of the model see a row of T tokens without padding; only attention kn
 token attends to its ancestors and to itself (the layout and `end` are drawn in tokens/trie.py):
 
           key   a b c d e f g
-    query a     x                   the dense mask of
+    query a     x                   the mask of
           b     x x
           c     x x x               a b ─┬─ c ─┬─ d
           d     x x x x                  │     └─ e
@@ -12,15 +12,13 @@ token attends to its ancestors and to itself (the layout and `end` are drawn in 
           f     x x . . . x
           g     x x . . . x x
 
-A large mask is mostly empty, so attention is computed bucket by bucket: [a b] is causal by itself;
-[c], [d], [e] and [f g] gather the keys of their ancestors and run side by side. On a CPU, segments
-that are too long or too different to be padded together are computed one by one, and gather
-nothing: their keys are slices of the layout.
+That mask is mostly empty, so a CPU goes bucket by bucket: [a b] is causal by itself; [c], [d], [e]
+and [f g] gather the keys of their ancestors and run side by side. A GPU leaves empty blocks out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -29,7 +27,7 @@ import torch
 import torch.nn.functional as F
 
 from config.errors import UserError
-from tokens.trie import AT_ONCE, Bucket, Cost, Segment, Trie, make_buckets, output_rows
+from tokens.trie import Bucket, Cost, Segment, Trie, make_buckets, output_rows
 
 NAME = "memagent"
 """Our attention's name in the table of transformers."""
@@ -143,21 +141,8 @@ def take(x: torch.Tensor, index: torch.Tensor | None) -> torch.Tensor:
     return x.index_select(0, index.flatten()).view(*index.shape, *x.shape[1:])
 
 
-BY_PRODUCTS = {torch.float32: 256, torch.bfloat16: 1024}
-"""Up to so many queries a row, matrix products replace the library's attention on a CPU.
-
-In blocks of `AT_ONCE` queries and with the way back they take half of its time in bfloat16, of
-which an update with long prompts becomes 1.2 times as fast; in float32 as long as the library for
-longer rows, and up to twice as long without gradients (dev/LESSONS.md).
-"""
-ONE_BY_ONE = {torch.float32: 1024, torch.bfloat16: 1024}
-"""Up to so many queries a segment of a trie that is computed alone goes through `_OneByOne`.
-
-In float32, beside 256, an update of SmolLM2 becomes 1 to 8 % faster, and with long prompts needs
-8 % more memory for the weights that are kept (dev/LESSONS.md).
-"""
-IN_CACHE = 1 << 20
-"""So many weights, 4 MiB of them, are computed at a time: what a processor's cache holds."""
+AT_ONCE = 256
+"""Queries of a row that attend side by side on a CPU, where their keys differ."""
 
 
 def sdpa(
@@ -170,163 +155,28 @@ def sdpa(
     """Return the attention of S rows, [S, L, H, D].
 
     query [S, H, L, D]; key and value [S, H', K, D]; mask [S, 1, L, K], added to the scores; None:
-    causal. H is a multiple of H' (grouped heads). On a CPU queries are taken block by block, each
-    with the keys up to the last one that its last query sees: in rows of more than `AT_ONCE`
-    queries none may see further than the next.
+    causal. H is a multiple of H' (grouped heads). With a mask, the heads of a group are queries of
+    their key, which is then read once and never repeated: a decode takes a third less time. On a
+    CPU queries are taken block by block, each with the keys up to the last one that its last query
+    sees: a mask hides most keys of a long row from its first queries.
     """
-    n_heads, n_queries = query.shape[1], query.shape[2]
-    if query.device.type == "cpu" and n_queries <= BY_PRODUCTS.get(query.dtype, 0):
-        mask = _causal_mask(n_queries) if mask is None else mask
-        return _joined_blocks(_by_products, AT_ONCE, query, key, value, mask, scale)
-    if n_heads != key.shape[1]:
-        # Repeated: the fast kernel on a CPU takes as many heads of keys as of queries.
-        key, value = (x.repeat_interleave(n_heads // key.shape[1], 1) for x in (key, value))
-    if query.device.type == "cpu" and mask is not None:
-        return _joined_blocks(_by_library, 2 * AT_ONCE, query, key, value, mask, scale)
-    return _by_library(query, key, value, mask, scale)
-
-
-def _joined_blocks(attend, size: int, query, key, value, mask, scale: float) -> torch.Tensor:
-    """Return the outputs of `attend`, called with blocks of at most `size` queries.
-
-    A mask hides most keys of a long row from its first queries: half of the pairs are left out.
-    """
-    n_queries = query.shape[2]
-    if n_queries <= size:
-        return attend(query, key, value, mask, scale)
-    outputs = []
-    for start in range(0, n_queries, size):
-        stop = min(start + size, n_queries)
-        shown = mask[:, 0, stop - 1].isfinite().any(0).nonzero()
-        n_keys = int(shown[-1]) + 1
-        seen = (x[:, :, :n_keys] for x in (key, value))
-        outputs.append(
-            attend(query[:, :, start:stop], *seen, mask[:, :, start:stop, :n_keys], scale)
-        )
-    return torch.cat(outputs, 1)
-
-
-def _by_library(query, key, value, mask, scale: float) -> torch.Tensor:
-    return F.scaled_dot_product_attention(
+    n_rows, n_heads, n_queries, _ = query.shape
+    if mask is not None and n_queries > AT_ONCE and query.device.type == "cpu":
+        outputs = []
+        for queries, hidden in zip(query.split(AT_ONCE, 2), mask.split(AT_ONCE, 2), strict=True):
+            n = 1 + int(hidden[:, 0, -1].isfinite().any(0).nonzero()[-1])  # keys
+            outputs.append(sdpa(queries, key[:, :, :n], value[:, :, :n], hidden[..., :n], scale))
+        return torch.cat(outputs, 1)
+    group = n_heads // key.shape[1]
+    if mask is None:  # the fast kernel on a CPU takes as many heads of keys as of queries
+        key, value = (x.repeat_interleave(group, 1) if group > 1 else x for x in (key, value))
+    else:
+        query = query.reshape(n_rows, key.shape[1], group * n_queries, -1)
+        mask = mask.repeat(1, 1, group, 1)
+    out = F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scale
-    ).transpose(1, 2)
-
-
-def _by_products(query, key, value, mask, scale: float) -> torch.Tensor:
-    """Return the attention of rows by matrix products, as many rows at a time as fit the cache."""
-    mask = mask.float()
-    n = max(1, IN_CACHE // (query.shape[1] * query.shape[2] * key.shape[2]))  # rows
-    if n >= len(query):
-        return _Products.apply(query, key, value, mask, scale)
-    rows = (x.split(n) for x in (query, key, value, mask.expand(len(query), -1, -1, -1)))
-    return torch.cat([_Products.apply(*part, scale) for part in zip(*rows, strict=True)])
-
-
-class _Products(torch.autograd.Function):
-    """Compute `sdpa` by matrix products, with the grouped heads of a key as its queries.
-
-    So keys and values are read once and never repeated. Scores and softmax are in float32 and the
-    weights, in the type of the query, are kept for the backward pass: S H L K of them.
-    """
-
-    @staticmethod
-    def forward(ctx, query, key, value, mask, scale: float) -> torch.Tensor:
-        n_rows, n_heads, n_queries, depth = query.shape
-        q = query.reshape(n_rows * key.shape[1], -1, depth)  # [S * H', H / H' * L, D]
-        k, v = key.flatten(0, 1), value.flatten(0, 1)  # [S * H', K, D or D']
-        scores = torch.bmm(q.float() * scale, k.float().transpose(1, 2))
-        scores = scores.view(n_rows, n_heads, n_queries, -1).add_(mask)
-        weights = scores.softmax(-1).to(q.dtype).view(len(q), -1, k.shape[1])
-        ctx.save_for_backward(q, k, v, weights)
-        ctx.scale, ctx.shapes = scale, (query.shape, key.shape, value.shape)
-        return torch.bmm(weights, v).view(n_rows, n_heads, n_queries, -1).transpose(1, 2)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        q, k, v, weights = ctx.saved_tensors
-        of_query, of_key, of_value = ctx.shapes
-        gradient = gradient.transpose(1, 2).reshape(len(q), -1, v.shape[2])
-        of_weights = torch.bmm(gradient, v.transpose(1, 2))
-        # weights * (of_weights - their weighted sum), in one pass
-        scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-        scores.mul_(ctx.scale)
-        return (
-            torch.bmm(scores, k).view(of_query),
-            torch.bmm(scores.transpose(1, 2), q).view(of_key),
-            torch.bmm(weights.transpose(1, 2), gradient).view(of_value),
-            None,
-            None,
-        )
-
-
-class _OneByOne(torch.autograd.Function):
-    """Compute the attention of blocks of segments, without padding and gathering.
-
-    query [H, T, D]; key and value [H', T, D]; paths: for every block the slices of the layout
-    that it sees, its own last. Returns [n, H, D], block after block. Precision and what is kept
-    are those of `_Products`. Heads of keys are repeated here: products of H matrices occupy several
-    threads better than those of H' larger ones, and the gradients of a key are added up once.
-    """
-
-    @staticmethod
-    def forward(ctx, query, key, value, paths: list[list[slice]], scale: float) -> torch.Tensor:
-        ctx.paths, ctx.scale = paths, scale
-        k, v = (_for_each_query(x, query) for x in (key, value))
-        outputs, kept = [], []
-        for path in paths:
-            q = query[:, path[-1]]
-            scores = torch.bmm(q.float() * scale, _joined(k, path).float().transpose(1, 2))
-            n = q.shape[1]
-            scores[..., -n:] += _causal_mask(n)[0]
-            weights = scores.softmax(-1).to(q.dtype)
-            outputs.append(torch.bmm(weights, _joined(v, path)))
-            kept.append(weights)
-        ctx.save_for_backward(query, key, value, *kept)
-        return torch.cat(outputs, 1).transpose(0, 1)
-
-    @staticmethod
-    def backward(ctx, gradient: torch.Tensor):
-        query, key, value, *kept = ctx.saved_tensors
-        k, v = (_for_each_query(x, query) for x in (key, value))
-        of_query = torch.zeros_like(query)
-        # added up in float32: of a common prefix there are as many as blocks see it
-        of_key, of_value = (torch.zeros(x.shape, dtype=torch.float32) for x in (k, v))
-        start = 0
-        for path, weights in zip(ctx.paths, kept, strict=True):
-            q, n = query[:, path[-1]], weights.shape[1]
-            out = gradient[start : start + n].transpose(0, 1)
-            start += n
-            of_weights = torch.bmm(out, _joined(v, path).transpose(1, 2))
-            scores = torch._softmax_backward_data(of_weights, weights, -1, weights.dtype)
-            scores.mul_(ctx.scale)
-            of_query[:, path[-1]] = torch.bmm(scores, _joined(k, path))
-            _add_to(of_key, path, torch.bmm(scores.transpose(1, 2), q))
-            _add_to(of_value, path, torch.bmm(weights.transpose(1, 2), out))
-        of_key, of_value = (
-            x.view(len(key), -1, *x.shape[1:]).sum(1).to(key.dtype) for x in (of_key, of_value)
-        )
-        return of_query, of_key, of_value, None, None
-
-
-def _for_each_query(x: torch.Tensor, query: torch.Tensor) -> torch.Tensor:
-    """Repeat the heads of keys or values [H', T, D] for those of the queries, [H, T, D]."""
-    return x.repeat_interleave(len(query) // len(x), 0)
-
-
-def _joined(x: torch.Tensor, path: list[slice]) -> torch.Tensor:
-    return x[:, path[0]] if len(path) == 1 else torch.cat([x[:, part] for part in path], 1)
-
-
-def _add_to(total: torch.Tensor, path: list[slice], gradient: torch.Tensor) -> None:
-    """Add a gradient [H, K, D] of joined slices to those slices of `total` [H, T, D]."""
-    sizes = [part.stop - part.start for part in path]
-    for part, share in zip(path, gradient.split(sizes, 1), strict=True):
-        total[:, part] += share
-
-
-@lru_cache(maxsize=16)
-def _causal_mask(n: int) -> torch.Tensor:
-    return additive_mask(torch.ones(1, 1, n, n, dtype=torch.bool).tril_(), torch.float32)
+    )
+    return out.reshape(n_rows, n_heads, n_queries, -1).transpose(1, 2)
 
 
 def additive_mask(visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -374,8 +224,8 @@ def pad_segments(
 class _TrieBucket:
     """S segments, L queries and K keys each, padded on the right."""
 
-    queries: torch.Tensor | slice  # [S, L] places; a slice for a single segment
-    keys: torch.Tensor | slice  # [S, K] places of its ancestors, then its own
+    queries: torch.Tensor  # [S, L] places
+    keys: torch.Tensor  # [S, K] places of the ancestors, then its own
     mask: torch.Tensor | None  # [S, 1, L, K], 0 or -inf; None: no ancestors, causal
     real: torch.Tensor | None  # [n] which of the S * L are tokens; None: all
 
@@ -383,9 +233,7 @@ class _TrieBucket:
 class TrieAttention:
     """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
-    On a GPU one FlexAttention call with a block mask. On a CPU the cheaper by `cost` of two ways:
-    one call with a dense mask, or one call a bucket. Segments that are alone in their bucket or
-    longer than `AT_ONCE`, up to `ONE_BY_ONE`, are computed by `_OneByOne`, in blocks.
+    On a GPU one FlexAttention call with a block mask, on a CPU one call a bucket.
     """
 
     def __init__(
@@ -399,33 +247,16 @@ class TrieAttention:
         """options: FlexAttention's kernel_options."""
         self.options = options
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
-        self.buckets: list[_TrieBucket] = []
-        self.paths: list[list[slice]] = []
-        if self.flex:
-            return
-        if cost.dense(trie) < cost.by_buckets(trie):
-            whole = slice(0, len(trie))
-            mask = additive_mask(dense_mask(trie).to(device), dtype)
-            self.buckets.append(_TrieBucket(whole, whole, mask, None))
-            self.order = None
-            return
-        most = ONE_BY_ONE.get(dtype, 0) if device.type == "cpu" else 0
-        alone, others = [], []
-        for bucket in make_buckets(trie.segments, cost):
-            single = len(bucket.segments) == 1 or bucket.n_queries > AT_ONCE
-            (alone if single and bucket.n_queries <= most else others).append(bucket)
-        self.paths = [path for b in alone for i in b.segments for path in _blocks(trie, i)]
-        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in others]
-        self.order = torch.from_numpy(output_rows(alone + others, trie.segments)).to(device)
+        buckets = [] if self.flex else make_buckets(trie.segments, cost)
+        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in buckets]
+        if buckets:
+            self.order = torch.from_numpy(output_rows(buckets, trie.segments)).to(device)
 
     @staticmethod
     def _gather(
         trie: Trie, bucket: Bucket, device: torch.device, dtype: torch.dtype
     ) -> _TrieBucket:
         segments = [trie.segments[i] for i in bucket.segments]
-        if len(segments) == 1 and not segments[0].depth:
-            span = slice(segments[0].start, segments[0].stop)
-            return _TrieBucket(span, span, None, None)
         queries, mask, real = pad_segments(segments, device, dtype)
         if mask is None:
             return _TrieBucket(queries, queries, None, real)
@@ -443,51 +274,14 @@ class TrieAttention:
             how = dict(scale=scale, enable_gqa=True, kernel_options=self.options)
             return _flex()(query, key, value, block_mask=self.flex, **how).transpose(1, 2)
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
-
-        def rows(x: torch.Tensor, index: torch.Tensor | slice) -> torch.Tensor:
-            picked = x[index][None] if isinstance(index, slice) else take(x, index)
-            return picked.transpose(1, 2)  # [S, H, L or K, D]
-
         outputs = []
-        if self.paths:
-            outputs.append(_OneByOne.apply(query[0], key[0], value[0], self.paths, scale))
         for b in self.buckets:
-            out = sdpa(rows(q, b.queries), rows(k, b.keys), rows(v, b.keys), b.mask, scale)
+            rows = (
+                take(x, at).transpose(1, 2) for x, at in ((q, b.queries), (k, b.keys), (v, b.keys))
+            )
+            out = sdpa(*rows, b.mask, scale)
             outputs.append(take(out.flatten(0, 1), b.real))  # [n, H, D], padding removed
-        out = torch.cat(outputs) if len(outputs) > 1 else outputs[0]
-        return take(out, self.order)[None]
-
-
-def _blocks(trie: Trie, segment: int) -> Iterator[list[slice]]:
-    """Yield what blocks of at most `AT_ONCE` tokens of a segment see, as slices of the layout.
-
-    These are the ancestors, what stands before the block in its segment, and the block itself.
-    """
-    above: list[slice] = []
-    *ancestors, last = (trie.segments[i] for i in trie.path(segment))
-    for s in ancestors:
-        _append(above, slice(s.start, s.stop))
-    for start in range(last.start, last.stop, AT_ONCE):
-        block = slice(start, min(start + AT_ONCE, last.stop))
-        yield [*above, block]
-        _append(above, block)
-
-
-def _append(slices: list[slice], more: slice) -> None:
-    """Append a slice; one that follows the last is joined to it."""
-    if slices and slices[-1].stop == more.start:
-        more = slice(slices.pop().start, more.stop)
-    slices.append(more)
-
-
-def dense_mask(trie: Trie) -> torch.Tensor:
-    """Return the boolean mask of a trie, [1, 1, T, T].
-
-    Place q sees place k if and only if k <= q < end[k].
-    """
-    q = torch.arange(len(trie))
-    end = torch.from_numpy(trie.end())
-    return ((q <= q[:, None]) & (q[:, None] < end))[None, None]
+        return take(torch.cat(outputs), self.order)[None]
 
 
 # ---------------------------------------------------------------- on a GPU

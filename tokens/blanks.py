@@ -8,13 +8,13 @@ import re
 
 from config.errors import UserError
 
-COMPONENTS = ("normalizer", "pre_tokenizer", "decoder")
 BLANKS = {  # kind of a tokenizer's component -> its settings where no blank begins a text
     "Prepend": {"prepend": ""},
     "Metaspace": {"prepend_scheme": "never"},
     "ByteLevel": {"add_prefix_space": False},
     "Strip": {"start": 0},
 }
+MARK = re.compile(r"[<\[].*\w.*[>\]]")
 
 
 def without_blanks(tokenizer):
@@ -26,17 +26,16 @@ def without_blanks(tokenizer):
     follow such tokens, and a text behind a token of its own has the blank in a whole prompt too.
     UserError for one that puts a blank there in another way.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
+    state = json.loads(tokenizer.backend_tokenizer.to_str())
+    by_bytes = (state["pre_tokenizer"] or {}).get("type") == "ByteLevel"
     added = tokenizer.added_tokens_decoder.values()
-    lines = any(token.content.endswith("\n") and not token.special for token in added)
-    if lines and type(getattr(backend, "pre_tokenizer", None)).__name__ == "ByteLevel":
+    if by_bytes and any(token.content.endswith("\n") and not token.special for token in added):
         return tokenizer
-    if backend is not None:
-        parts = {name: getattr(backend, name) for name in COMPONENTS}
-        states = {name: json.loads(part.__getstate__()) for name, part in parts.items() if part}
-        plain = {name: _without_blank(state, name) for name, state in states.items()}
-        if plain != states:
-            tokenizer = _changed(tokenizer, plain)
+    in_decoder = {kind: off for kind, off in BLANKS.items() if kind != "ByteLevel"}  # no effect
+    kinds = {"normalizer": BLANKS, "pre_tokenizer": BLANKS, "decoder": in_decoder}
+    plain = {part: _without_blank(state[part], off) for part, off in kinds.items()}
+    if state | plain != state:
+        tokenizer = _changed(tokenizer, plain)
 
     def continues(text: str) -> bool:
         alone, behind = (tokenizer.encode(x, add_special_tokens=False) for x in (text, f"\n{text}"))
@@ -50,7 +49,14 @@ def without_blanks(tokenizer):
     return tokenizer
 
 
-MARK = re.compile(r"[<\[].*\w.*[>\]]")
+def _without_blank(state, kinds: dict[str, dict]):
+    """Return the state of a component, or of a part of one, with `kinds` of it switched off."""
+    if isinstance(state, list):
+        return [_without_blank(part, kinds) for part in state]
+    if not isinstance(state, dict):
+        return state
+    off = kinds.get(state.get("type"), {})
+    return {key: off.get(key, _without_blank(value, kinds)) for key, value in state.items()}
 
 
 def with_letters(tokenizer):
@@ -60,12 +66,12 @@ def with_letters(tokenizer):
     a letter would be left out of every document and response. It is the given object where all
     special tokens are marks of their own.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
     special = {i: t.content for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-    words = {i for i, text in special.items() if not MARK.search(text)}
-    if not (words and backend):
+    pieces = tokenizer.backend_tokenizer.get_vocab(False)
+    words = {i for i, text in special.items() if not MARK.search(text) and text in pieces}
+    if not words:
         return tokenizer
-    tokens, pieces = json.loads(backend.to_str())["added_tokens"], backend.get_vocab(False)
+    tokens = json.loads(tokenizer.backend_tokenizer.to_str())["added_tokens"]
 
     def without(ids: set[int]):
         return _changed(tokenizer, {"added_tokens": [t for t in tokens if t["id"] not in ids]})
@@ -74,9 +80,8 @@ def with_letters(tokenizer):
         text = plain.decode([i])
         return i in plain.encode(f"a{text} {text}", add_special_tokens=False)
 
-    known = {i for i in words if special[i] in pieces}
-    plain = without(known)
-    letters = {i for i in known if is_text(i)}
+    plain = without(words)
+    letters = {i for i in words if is_text(i)}
     return without(letters) if letters else tokenizer
 
 
@@ -86,15 +91,3 @@ def _changed(tokenizer, parts: dict):
     whole = json.loads(backend.to_str())
     tokenizer._tokenizer = type(backend).from_str(json.dumps(whole | parts))
     return tokenizer
-
-
-def _without_blank(state, name: str):
-    """Return the state of a component, or of a part of one, with `BLANKS` switched off."""
-    if isinstance(state, list):
-        return [_without_blank(item, name) for item in state]
-    if not isinstance(state, dict):
-        return state
-    off = BLANKS.get(state.get("type"), {})
-    if name == "decoder" and state.get("type") == "ByteLevel":
-        off = {}  # there the setting has no effect
-    return {key: off.get(key, _without_blank(value, name)) for key, value in state.items()}

@@ -1,14 +1,12 @@
-"""Chat templates and tokenizers of strangers: each is tried in a child process that can neither
-last nor grow.
+"""Chat templates and tokenizers of strangers, each tried in a child that can neither last nor grow.
 
-transformers renders them in Jinja's sandbox, which keeps them from files and attributes, not from
-nested loops, `'x' * 10**9` or `10**10**10`. One operator can take all memory, also where a template
-is compiled, and what is taken depends on the messages: so the system counts, each time.
+transformers renders in Jinja's sandbox, which keeps a template from files and attributes, not from
+nested loops, `'x' * 10**9` or `10**10**10`. One operator can take all memory, and what is taken
+depends on the messages: so the system counts, each time.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -16,12 +14,13 @@ import resource
 import signal
 import string
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from config.errors import UserError, clip
 
 SECONDS = 3
-"""Most processor time of a rendering."""
+"""Most processor time of a trial."""
 MEMORY = 1 << 29
 """Most bytes that it may take beside what the process has."""
 SOURCE = 1 << 20
@@ -34,11 +33,9 @@ RUN, LENGTH = 1000, 1 << 16
 """Characters of the same letter, and of words, that a tokenizer is tried with."""
 WORDS = "It's 12,345.67 o'clock; Anna (b. 1994-05-01) wrote: \"naïve, 你好 мир\"!\n\n"
 
-_known: dict[bytes, tuple[str, str]] = {}  # of what was rendered: the text, or what was wrong
-
 
 def rendered(tokenizer, messages: Sequence[dict], **more: object) -> str:
-    """Return what the tokenizer's `apply_chat_template` makes of messages; remembered.
+    """Return what the tokenizer's `apply_chat_template` makes of messages.
 
     more: its further arguments. jinja2.TemplateError: the template raises something. UserError: it
     takes more time or memory than a chat template may, or writes more.
@@ -46,22 +43,39 @@ def rendered(tokenizer, messages: Sequence[dict], **more: object) -> str:
     from jinja2 import TemplateError
 
     template = tokenizer.chat_template
-    key = pickle.dumps((template, tokenizer.special_tokens_map, messages, more))
-    if key not in _known:
-        if len(str(template)) > SOURCE:
-            raise UserError(f"The model's chat template is longer than {SOURCE:,} characters.")
-        found = _by_child(lambda: _render(tokenizer, messages, more))
-        if not found:
-            raise UserError(
-                f"The model's chat template takes more than {SECONDS} seconds or "
-                f"{MEMORY >> 20} MiB, or writes more than {ADDED:,} characters: give another "
-                "--model."
-            )
-        _known[key] = found
-    text, wrong = _known[key]
+    given = pickle.dumps((messages, more))
+    found = len(str(template)) <= SOURCE and _render(tokenizer, str(template), given)
+    if not found:
+        raise UserError(
+            f"The model's chat template takes more than {SECONDS} seconds or {MEMORY >> 20} MiB, "
+            f"writes too much or is longer than {SOURCE:,} characters: give another --model."
+        )
+    text, wrong = found
     if wrong:
         raise TemplateError(wrong)
     return text
+
+
+@lru_cache(256)  # a child of a process that holds a model takes a tenth of a second to begin
+def _render(tokenizer, template: str, given: bytes) -> tuple[str, str] | None:
+    """Return what is rendered, or what is wrong; None: it passes a limit.
+
+    template: the tokenizer's, which may be given another one. given: messages and arguments.
+    """
+    messages, more = pickle.loads(given)
+
+    def render() -> tuple[str, str]:
+        try:
+            text = tokenizer.apply_chat_template(messages, tokenize=False, **more)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a template makes Jinja, or Python, raise
+            return "", clip(str(error), 500) or type(error).__name__
+        if len(text) > ADDED + 8 * len(given):
+            raise MemoryError
+        return text, ""
+
+    return _by_child(render)
 
 
 def check_tokenizer(tokenizer, name: str | Path) -> None:
@@ -70,11 +84,12 @@ def check_tokenizer(tokenizer, name: str | Path) -> None:
 
     name: of its folder.
     """
-    backend = getattr(tokenizer, "backend_tokenizer", None)
-    parts = json.loads(backend.to_str()) if backend else {}
-    parts = {part: parts.get(part) for part in ("normalizer", "pre_tokenizer", "decoder")}
+    if not tokenizer.is_fast:
+        raise UserError(f"{name} has no tokenizer.json, or none that is read here.")
+    whole = json.loads(tokenizer.backend_tokenizer.to_str())
+    parts = [whole[part] for part in ("normalizer", "pre_tokenizer", "decoder")]
     source = json.dumps(parts, ensure_ascii=False)  # what is looked for and replaced is in there
-    if backend and not any(f'"{kind}"' in source for kind in COSTLY):
+    if not any(f'"{kind}"' in source for kind in COSTLY):
         return
     letters = [*string.printable, *sorted({*source} - {*string.printable})[:200]]
     runs = "\0".join(letter * RUN for letter in letters)
@@ -117,23 +132,9 @@ def _by_child(function: Callable[[], object]) -> object:
 def _limit() -> None:
     """Limit this process: where a limit is passed it is ended, or gets a MemoryError."""
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-    with contextlib.suppress(OSError):  # systems without /proc
-        pages = int(Path("/proc/self/statm").read_text().split()[0])
-        size = pages * resource.getpagesize() + MEMORY
+    if (statm := Path("/proc/self/statm")).exists():
+        size = int(statm.read_text().split()[0]) * resource.getpagesize() + MEMORY
         resource.setrlimit(resource.RLIMIT_AS, (size, size))
     # the last resort: another thread may have held a lock that nobody releases here
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.alarm(60 * SECONDS)
-
-
-def _render(tokenizer, messages: Sequence[dict], more: dict) -> tuple[str, str]:
-    """Render; a MemoryError goes through, as does the one for a text that is too long."""
-    try:
-        text = tokenizer.apply_chat_template(messages, tokenize=False, **more)
-    except MemoryError:
-        raise
-    except Exception as error:  # whatever a template makes Jinja, or Python, raise
-        return "", clip(str(error), 500) or type(error).__name__
-    if len(text) > ADDED + 8 * len(repr((messages, more))):
-        raise MemoryError
-    return text, ""

@@ -10,12 +10,10 @@ from __future__ import annotations
 import copy
 import json
 import re
-import threading
 from array import array
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import date
-from functools import cached_property
+from functools import cached_property, lru_cache
 from hashlib import blake2b
 from pathlib import Path
 from types import SimpleNamespace
@@ -28,6 +26,7 @@ from config.realmodels import check_model
 from tokens.blanks import with_letters, without_blanks
 from tokens.chat_templates import check_tokenizer, rendered
 from tokens.responses import (
+    ANSWER,
     CHANNELS,
     CLOSE,
     OPEN,
@@ -38,6 +37,7 @@ from tokens.responses import (
     special_ids,
 )
 
+MESSAGE = "MEMAGENT-SLOT"  # stands for a message while a chat template is rendered
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
 
 
@@ -67,13 +67,9 @@ class Text(str):
 class Sections(Sequence[Text]):
     """A document in sections of `n_tokens` ids, the last one shorter.
 
-    The document is stored once, as ids of four bytes each. A section is decoded when it is read;
-    the latest ones are cached, because the members of a group read the same section at about the
-    same time.
+    The document is stored once, four bytes an id. A section is decoded when it is read, and the
+    latest are cached: the members of a group read the same section at about the same time.
     """
-
-    CACHED_TOKENS = 1 << 13
-    """Tokens of the decoded sections that are cached; two sections at least."""
 
     def __init__(
         self,
@@ -82,59 +78,19 @@ class Sections(Sequence[Text]):
         left_out: int,
         decode: Callable[[Sequence[int]], Text],
     ):
-        self.ids, self.n_tokens = array("I", ids), n_tokens
+        self.ids, self.n_tokens = ids, n_tokens = array("I", ids), n_tokens
         self.left_out = left_out
         """tokens of the document that are in no section"""
-        self._decode = decode
-        self._decoded: OrderedDict[int, Text] = OrderedDict()
+        self._section = lru_cache(max(2, 8192 // n_tokens))(
+            lambda k: decode(ids[k * n_tokens : (k + 1) * n_tokens])
+        )
 
     def __len__(self) -> int:
         return -(-len(self.ids) // self.n_tokens)
 
     def __getitem__(self, k: int | slice) -> Text | list[Text]:
-        if isinstance(k, slice):
-            return [self[i] for i in range(*k.indices(len(self)))]
-        k = range(len(self))[k]
-        if k not in self._decoded:
-            self._decoded[k] = self._decode(self.ids[k * self.n_tokens : (k + 1) * self.n_tokens])
-            if len(self._decoded) > max(2, self.CACHED_TOKENS // self.n_tokens):
-                self._decoded.popitem(last=False)
-        return self._decoded[k]
-
-
-ENTRY = 256
-"""Tokens that a cached text or document counts for beside its own: what holds them takes memory."""
-
-
-class LRUCache:
-    """The most recently used results, as long as they have at most `max_tokens` tokens together.
-
-    For the members of a group, which read the same document. A result that is larger than the
-    budget by itself is not cached. Any thread may ask.
-    """
-
-    def __init__(self, max_tokens: int):
-        self.max_tokens, self.tokens = max_tokens, 0
-        self._lock = threading.Lock()
-        self.entries: OrderedDict[tuple, tuple[int, object]] = OrderedDict()  # key -> (size, value)
-
-    def get(self, key: tuple, make: Callable[[], object], size: Callable[[object], int]):
-        """Return the result for `key`, made anew if it is not cached."""
-        with self._lock:
-            if key in self.entries:
-                self.entries.move_to_end(key)
-                return self.entries[key][1]
-        value = make()
-        with self._lock:
-            if (n := size(value)) <= self.max_tokens and key not in self.entries:
-                self.entries[key] = n, value
-                self.tokens += n
-            while self.tokens > self.max_tokens:
-                self.tokens -= self.entries.popitem(last=False)[1][0]
-        return value
-
-
-DATE_STRING = "%d %b %Y"  # the form of the date in Llama's templates, whose variable has this name
+        found = range(len(self))[k]
+        return self._section(found) if isinstance(found, int) else [*map(self._section, found)]
 
 
 class Codec:
@@ -167,22 +123,23 @@ class Codec:
     ):
         tokenizer = with_letters(tokenizer)
         self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
-        template = str(tokenizer.chat_template or "")
-        self._thoughts = Thoughts(tokenizer.get_vocab(), template, self._decode)
-        self.unknown_marks = self._thoughts.are_unknown(template)
+        self._thinking, self._date = thinking, date
+        self._added, self._special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
+        self._thoughts = Thoughts(tokenizer.get_vocab(), str(tokenizer.chat_template or ""))
         # the end that a response is written with, None if there is no end at all
         ends = (end_of_turn(tokenizer, self._thoughts), tokenizer.eos_token_id, *sorted(eos_ids))
         self.end_id = next((i for i in ends if i is not None), None)
         self.eos_ids = frozenset(ends) - {None}
-        self._special = special_ids(tokenizer)
-        self._fixed: dict[tuple[str, bool], tuple[int, ...]] = {}
-        self._added, self._begins = tokenizer.added_tokens_decoder, {}  # both by id
-        self._recent = LRUCache(1 << 21)
-        # sections still in use by an agent, however long the document
-        self._alive: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
-        self._thinking, self._date = thinking, date
-        self._frames: dict[tuple, tuple[str, str]] = {}
-        self._head, self._tail = self._frame()
+        self._remember()
+
+    def _remember(self) -> None:
+        self._constant = lru_cache(1024)(self._encode_constant)
+        self._blank_follows = lru_cache(1024)(self._has_blank_behind)
+        self._text = lru_cache(4096)(lambda text: Text(text, self.encode(text)))
+        self._frame = lru_cache(256)(self._render_frame)
+        # those in use, so that a document's ids are in memory once
+        self._sections: WeakValueDictionary[tuple, Sections] = WeakValueDictionary()
+        self._head, self._tail = self._frame("user", "", "", False)
         self._thinks_at_once = OPEN in self._thoughts.shown(self._tail).rpartition(CLOSE)[2]
 
     @classmethod
@@ -213,49 +170,35 @@ class Codec:
                 )
             return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
-    def _frame(
-        self,
-        role: str = "user",
-        system: str = "",
-        tools: Sequence[dict] = (),
-        goes_on: bool = False,
-    ) -> tuple[str, str]:
-        """Return what the chat template puts before and after a message; remembered.
+    # ------------------------------------------------------------ the chat template
 
-        goes_on: the message follows an assistant's, whose end is part of what stands before it.
+    def _render_frame(self, role: str, system: str, tools: str, goes_on: bool) -> tuple[str, str]:
+        """Return what the chat template puts before and after a message.
+
+        tools: as JSON. goes_on: the message follows an assistant's, whose end is part of what
+        stands before it.
         """
-        key = (role, system, json.dumps(tools, sort_keys=True) if tools else "", goes_on)
-        if key not in self._frames:
-            self._frames[key] = self._rendered(role, system, tools, goes_on)
-        return self._frames[key]
-
-    def _rendered(
-        self, role: str, system: str, tools: Sequence[dict], goes_on: bool
-    ) -> tuple[str, str]:
         if self.tokenizer.chat_template is None:
             if role != "user" or tools or (system and not goes_on):
                 raise UserError(
                     "The model has no chat template: it knows no roles, tools or system messages."
                 )
             return ("" if goes_on else self.tokenizer.bos_token or ""), ""
-        mark, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
         messages: list[dict] = [{"role": "system", "content": system}] if system else []
         if goes_on:
-            messages += [{"role": "user", "content": "-"}, {"role": "assistant", "content": answer}]
-        messages.append({"role": role, "content": mark})
-        text = self._template(messages, tools)
-        if tools and not goes_on and text == self._template(messages, ()):
+            messages += [{"role": "user", "content": "-"}, {"role": "assistant", "content": ANSWER}]
+        messages.append({"role": role, "content": MESSAGE})
+        text = self._render(messages, tools)
+        if tools and not goes_on and text == self._render(messages):
             raise UserError("The model's chat template knows no tools; give another --model.")
-        head, found, tail = text.partition(mark)
-        if goes_on:
-            head = head.rpartition(answer)[2]
+        head, found, tail = text.partition(MESSAGE)
         if not found:
             raise UserError(
                 f"The model's chat template drops the {role}'s message; give another --model."
             )
-        return head, tail
+        return head.rpartition(ANSWER)[2] if goes_on else head, tail
 
-    def _template(self, messages: list[dict], tools: Sequence[dict]) -> str:
+    def _render(self, messages: list[dict], tools: str = "") -> str:
         from jinja2 import TemplateError
 
         day = date.fromisoformat(self._date)
@@ -263,11 +206,12 @@ class Codec:
             return rendered(
                 self.tokenizer,
                 messages,
-                tools=list(tools) or None,
+                tools=json.loads(tools) if tools else None,
                 add_generation_prompt=True,
                 enable_thinking=self._thinking,
-                strftime_now=day.strftime,  # instead of the library's, which looks at the clock
-                date_string=day.strftime(DATE_STRING),
+                # instead of the library's, which looks at the clock; the other is Llama's
+                strftime_now=day.strftime,
+                date_string=day.strftime("%d %b %Y"),
             )
         except TemplateError as error:
             roles = ", ".join(message["role"] for message in messages)
@@ -282,29 +226,30 @@ class Codec:
         return self._date if "strftime_now" in source or "date_string" in source else ""
 
     @property
+    def unknown_marks(self) -> bool:
+        """Whether the chat template speaks of thoughts, and no mark of theirs is known."""
+        return self._thoughts.are_unknown
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the tokenizer, the chat template, its date and the end-of-sequence ids."""
-        backend = getattr(self._inner, "backend_tokenizer", None)
-        if backend is not None:
-            content = backend.to_str()
-        else:
-            content = repr(sorted(self.tokenizer.get_vocab().items()))
+        content = self._inner.backend_tokenizer.to_str()
         dated = [self.told_date] if self.told_date else []
         identity = (content, self._head, self._tail, sorted(self.eos_ids), *dated)
         return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
 
-    watch: Callable[[int, int], None] = staticmethod(lambda n, length: None)
-    """Called before each part of a document is encoded, with the ids so far and the characters that
-    come; what it raises ends the cutting."""
-
     def apart(self) -> Codec:
-        """Return a codec that other threads cut documents with; what it has cut, both have.
+        """Return a codec that another thread cuts documents with; what it has cut, both have.
 
         The library's tokenizers change their own settings between texts of different kinds.
         """
         other = copy.copy(self)
-        other._inner = copy.deepcopy(self._inner)
+        other.tokenizer, other._inner = copy.deepcopy((self.tokenizer, self._inner))
+        other._remember()
+        other._sections = self._sections
         return other
+
+    # ------------------------------------------------------------ text to ids
 
     def encode(self, text: str) -> tuple[int, ...]:
         """Return the token ids of one piece, without special tokens around it or in it.
@@ -326,6 +271,9 @@ class Codec:
     """Characters that are encoded at once."""
     CONTEXT = 256
     """Characters on either side of a cut that show whether it changes the ids."""
+    watch: Callable[[int, int], None] = staticmethod(lambda n, length: None)
+    """Called before each part of a document is encoded, with the ids so far and the characters that
+    come; what it raises ends the cutting."""
 
     def ids(self, text: str) -> array:
         """Return what `encode` does, four bytes a token, for a text of any length.
@@ -336,8 +284,7 @@ class Codec:
         """
         ids, start = array("I"), 0
         while len(text) - start > 2 * self.PART and not isinstance(text, Text):
-            windows = range(start + self.PART, len(text) - self.CONTEXT, self.WINDOW)
-            cuts = (cut for window in windows for cut in self._candidate_cuts(text, window))
+            cuts = self._candidate_cuts(text, start + self.PART)
             end = next((cut for cut in cuts if self._can_cut(text, cut)), 0)
             if not end:
                 break
@@ -348,17 +295,13 @@ class Codec:
         ids.extend(self.encode(text if start == 0 else text[start:]))
         return ids
 
-    WINDOW = 4096
-    """Characters among which a cut is looked for at once."""
-
     @classmethod
     def _candidate_cuts(cls, text: str, start: int) -> Iterator[int]:
-        """Yield up to eight starts of lines, then up to eight single blanks, from `start` on."""
-        window = text[start : start + cls.WINDOW]
-        blanks = [start + m.start() for m in re.finditer(r"(?<=\S) (?=\S)", window)]
-        lines = [start + m.start() for m in re.finditer(r"(?<=\n)[^\W_]", window)]
-        yield from lines[:8]
-        yield from blanks[:8]
+        """Yield the first start of a line, or single blank, of every so many characters."""
+        border = re.compile(r"(?<=\n)[^\W_]|(?<=\S) (?=\S)")
+        for at in range(start, len(text) - cls.CONTEXT, cls.CONTEXT):
+            if found := border.search(text, at, at + cls.CONTEXT):
+                yield found.start()
 
     def _can_cut(self, text: str, at: int) -> bool:
         """Return whether the characters around a cut have the same ids in two parts as in one."""
@@ -367,83 +310,46 @@ class Codec:
 
     def text(self, text: str) -> Text:
         """Return a string with its ids, so that it is encoded once; cached."""
+        return text if isinstance(text, Text) else self._text(text)
+
+    def _piece(self, text: str, constant: bool, before: Sequence[int]) -> tuple[int, ...]:
+        """Return the ids of a piece of a prompt, as what follows the ids before it.
+
+        constant: it is the template's, and its special tokens are such.
+        """
         if isinstance(text, Text):
-            return text
-        return self._recent.get(
-            (text,), lambda: Text(text, self.encode(text)), lambda made: len(made.ids) + ENTRY
-        )
-
-    def after_thinking(self, response: Text) -> Text:
-        """Return what follows the last `</think>` of a `response`: thoughts never enter a memory.
-
-        The sampled ids are kept where the thoughts end with a mark that has ids of its own.
-        """
-        rest = response.rpartition(CLOSE)[2]
-        if OPEN in rest:
-            return self.text(rest.partition(OPEN)[0])  # thoughts that never ended
-        if rest == response and self._special.isdisjoint(response.ids):
-            return response
-        end = self._thoughts.last_end(response.ids)
-        after = [i for i in response.ids[end:] if i not in self._special]
-        found = self.decode(after)
-        return found if found.strip() == rest.strip() else self.text(rest)
-
-    def shown(self, text: str) -> str:
-        """Return a text with its thoughts between `<think>` and `</think>`."""
-        return self._thoughts.shown(text)
-
-    def never_sampled(self, rows: int) -> list[int]:
-        """Return the ids below `rows`, those of a model's lm_head, that no response may have."""
-        return never_sampled(self.tokenizer, rows, self.eos_ids, self._thoughts)
-
-    def fixed(self, text: str) -> tuple[int, ...]:
-        """Return the token ids of a template's constant piece, special tokens included; cached.
-
-        It is encoded as what follows a text.
-        """
-        return self._following(text, True, begins=False)
-
-    def _following(self, text: str, constant: bool, begins: bool) -> tuple[int, ...]:
-        """Return the ids of a piece; begins: it stands where the tokenizer puts a blank."""
-        if isinstance(text, Text) or not (constant or begins):
-            return self.encode(text)
-        key = text, begins
-        if constant and key in self._fixed:
-            return self._fixed[key]
-        how = {"add_special_tokens": False, "split_special_tokens": not constant}
-        if begins or self._inner is self.tokenizer:
-            ids = self.tokenizer.encode(text, **how)
-        else:  # what stands behind a special token has the tokenizer's blank again
-            made, known = self._inner(text, return_offsets_mapping=True, **how), self._added
-            ids = made["input_ids"]
-            if (k := next((k for k, i in enumerate(ids) if i in known), None)) is not None:
-                rest = text[made["offset_mapping"][k][0] :]
-                ids = ids[:k] + self.tokenizer.encode(rest, **how)
+            return text.ids
+        blank = self._puts_blanks and (not before or self._blank_follows(before[-1]))
         if constant:
-            self._fixed[key] = tuple(ids)
-        return tuple(ids)
+            return self._constant(text, blank)
+        if blank:
+            ids = self.tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+            return tuple(ids)
+        return self.encode(text)
 
-    def _begins_after(self, last: int | None) -> bool:
-        """Return whether the tokenizer puts a blank before a text behind an id; None: before all.
+    @property
+    def _puts_blanks(self) -> bool:
+        """Whether the tokenizer puts a blank before a text, and not before each piece anyway."""
+        return self._inner is not self.tokenizer
 
-        Never, if each piece is given one anyway.
-        """
-        if self._inner is self.tokenizer or last is None:
-            return self._inner is not self.tokenizer
+    def _has_blank_behind(self, last: int) -> bool:
+        """Return whether the tokenizer puts a blank before a text behind an id."""
         if last not in self._added:
             return False
-        if last not in self._begins:
-            before, alone = f"{self._added[last].content}a", "a"
-            ids = (self.tokenizer.encode(x, add_special_tokens=False) for x in (before, alone))
-            self._begins[last] = next(ids) == [last, *next(ids)]
-        return self._begins[last]
+        before, alone = f"{self._added[last].content}a", "a"
+        ids = (self.tokenizer.encode(x, add_special_tokens=False) for x in (before, alone))
+        return next(ids) == [last, *next(ids)]
 
-    def _decode(self, ids: list[int]) -> str:
-        return self._inner.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False)
-
-    def decode(self, ids: Sequence[int]) -> Text:
-        """Return the text of token ids, special tokens left out, with all of these ids."""
-        return Text(self._decode(list(ids)), ids)
+    def _encode_constant(self, text: str, blank: bool) -> tuple[int, ...]:
+        how = dict(add_special_tokens=False, split_special_tokens=False)
+        if blank or not self._puts_blanks:
+            return tuple(self.tokenizer.encode(text, **how))
+        made = self._inner(text, return_offsets_mapping=True, **how)
+        for k, i in enumerate(ids := made["input_ids"]):
+            if i in self._added:  # what stands behind it has the tokenizer's blank again
+                rest = text[made["offset_mapping"][k][0] :]
+                return (*ids[:k], *self.tokenizer.encode(rest, **how))
+        return tuple(ids)
 
     def chat(
         self,
@@ -460,19 +366,20 @@ class Codec:
         as they are. The template's end of a response is left out where the response has sampled
         it.
         """
-        head, tail = self._frame(role, system, tools, before is not None)
-        parts = [*parts]
-        if self._inner is not self.tokenizer and head.endswith(" ") and parts:
-            (piece, constant), *rest = parts
-            if not isinstance(piece, Text):  # the mark of a blank is one token with a word
-                head, parts = head[:-1], [(f" {piece}", constant), *rest]
+        listed = json.dumps(tools) if tools else ""
+        head, tail = self._frame(role, system, listed, before is not None)
+        parts = [*parts, (tail, True)]
+        piece, constant = parts[0]
+        if self._puts_blanks and head.endswith(" ") and not isinstance(piece, Text):
+            # the mark of a blank is one token with a word
+            head, parts[0] = head[:-1], (f" {piece}", constant)
         ids = list(before or ())
-        start = self._following(head, True, self._begins_after(ids[-1] if ids else None))
+        start = self._piece(head, True, ids)
         if ids and start and ids[-1] in self.eos_ids and start[0] in self.eos_ids:
             start = start[1:]
         ids += start
-        for piece, constant in (*parts, (tail, True)):
-            ids += self._following(piece, constant, self._begins_after(ids[-1] if ids else None))
+        for piece, constant in parts:
+            ids += self._piece(piece, constant, ids)
         return ids
 
     def reply(self, text: str) -> tuple[int, ...]:
@@ -481,12 +388,10 @@ class Codec:
         They are those of `encode`, behind the blank that tokenizer or chat template put before a
         response.
         """
-        if self._inner is self.tokenizer or isinstance(text, Text) or not text:
+        if not self._puts_blanks or not text or isinstance(text, Text):
             return self.encode(text)
         text = text if text.startswith(" ") else f"{self._lead}{text}"
-        return self._following(
-            text, False, self._begins_after((self.fixed(self._tail) or [-1])[-1])
-        )
+        return self._piece(text, False, self._constant(self._tail, False) or [-1])
 
     @cached_property
     def _lead(self) -> str:
@@ -494,22 +399,9 @@ class Codec:
         else nothing."""
         if not self._tail:
             return ""
-        question, answer = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
-        chat = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        between = self._template(chat, ()).partition(question)[2].partition(answer)[0]
+        said = [{"role": "user", "content": MESSAGE}, {"role": "assistant", "content": ANSWER}]
+        between = self._render(said).partition(MESSAGE)[2].partition(ANSWER)[0]
         return " " if between == f"{self._tail} " else ""
-
-    def response(self, ids: Sequence[int]) -> Text:
-        """Return a sampled response as text, without padding and end-of-sequence ids.
-
-        Its thoughts stand between `<think>` and `</think>`, however the model marks them. If the
-        chat template itself begins them, so does the text: thoughts which were cut short are still
-        recognised as thoughts. Special tokens, which are no text, have no ids in it either.
-        """
-        dropped = self.eos_ids | self._special - self._thoughts.ids
-        kept = [i for i in ids if i not in dropped]
-        text = self._thoughts.decode(kept, self.decode)
-        return Text(f"{OPEN}{text}" if self._thinks_at_once and ids else text, kept)
 
     def cut(
         self, document: str, n_tokens: int, max_sections: int | None = None, over: str = "center"
@@ -519,26 +411,65 @@ class Codec:
         Sections neither overlap nor align with words or lines. Of a document longer than
         `max_sections` (None or 0: no limit), `over="center"` keeps the first and the last half of
         the ids that fit, `"head"` the first sections. The same call returns the same object while
-        that is in use and for some time after, so a document's ids are in memory only once.
+        that is in use, and the latest one for longer, so a document's ids are in memory only once.
         """
-
-        def make() -> Sections:
+        # equal text may carry other ids
+        key = (document, getattr(document, "ids", None), n_tokens, max_sections, over)
+        sections = self._sections.get(key)
+        if sections is None:
             read = ids = self.ids(document)
             if max_sections and len(ids) > (limit := max_sections * n_tokens):
                 if over == "center":
                     read = ids[: limit // 2] + ids[len(ids) - limit // 2 :]
                 else:
                     read = ids[:limit]
-            return Sections(read, n_tokens, len(ids) - len(read), self.decode)
-
-        digest = blake2b(document.encode(errors="surrogatepass"), digest_size=16).digest()
-        given_ids = getattr(document, "ids", None)  # equal text may carry other ids
-        key = (digest, given_ids, n_tokens, max_sections, over)
-        sections = self._alive.get(key)
-        if not sections:
-            sections = self._recent.get(key, make, lambda sections: len(sections.ids) + ENTRY)
-        self._alive[key] = sections
+            sections = Sections(read, n_tokens, len(ids) - len(read), self.decode)
+            self._sections[key] = sections
+        self._latest = sections  # the next task often has the same document
         return sections
+
+    # ------------------------------------------------------------ ids to text
+
+    def _decode(self, ids: Sequence[int]) -> str:
+        how = dict(skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        return self._inner.decode(list(ids), **how)
+
+    def decode(self, ids: Sequence[int]) -> Text:
+        """Return the text of token ids, special tokens left out, with all of these ids."""
+        return Text(self._decode(ids), ids)
+
+    def response(self, ids: Sequence[int]) -> Text:
+        """Return a sampled response as text, without padding and end-of-sequence ids.
+
+        Its thoughts stand between `<think>` and `</think>`, however the model marks them. If the
+        chat template itself begins them, so does the text: thoughts which were cut short are still
+        recognised as thoughts. Special tokens, which are no text, have no ids in it either.
+        """
+        dropped = self.eos_ids | self._special - self._thoughts.marks.keys()
+        kept = [i for i in ids if i not in dropped]
+        text = self._thoughts.decode(kept, self._decode)
+        return Text(f"{OPEN}{text}" if self._thinks_at_once and ids else text, kept)
+
+    def after_thinking(self, response: Text) -> Text:
+        """Return what follows the last `</think>` of a `response`: thoughts never enter a memory.
+
+        The sampled ids are kept where the thoughts end with a mark that has ids of its own.
+        """
+        rest = response.rpartition(CLOSE)[2].partition(OPEN)[0]  # behind that, one never ended
+        if rest == response and self._special.isdisjoint(response.ids):
+            return response
+        after = response.ids[self._thoughts.last_end(response.ids) :]
+        found = self.decode([i for i in after if i not in self._special])
+        return found if found.strip() == rest.strip() else self.text(rest)
+
+    def shown(self, text: str) -> str:
+        """Return a text with its thoughts between `<think>` and `</think>`."""
+        return self._thoughts.shown(text)
+
+    def never_sampled(self, rows: int) -> list[int]:
+        """Return the ids below `rows`, those of a model's lm_head, that no response may have."""
+        allowed = {*self.eos_ids, *self._thoughts.marks}
+        return never_sampled(self.tokenizer, rows, allowed)
 
 
 class Characters(Codec):
@@ -562,18 +493,13 @@ class Characters(Codec):
     def __init__(self):
         self.tokenizer = SimpleNamespace(eos_token_id=None, chat_template=None, bos_token=None)
         self._inner = self.tokenizer
-        self.eos_ids, self.end_id = frozenset(), None
+        self._thinking, self._date, self._special = False, TEMPLATE_DATE, frozenset()
         self._thoughts = Thoughts()
-        self._head = self._tail = ""
-        self._thinking, self._date = False, TEMPLATE_DATE
-        self._frames: dict[tuple, tuple[str, str]] = {}
-        self._thinks_at_once = False
-        self._recent, self._alive = LRUCache(1 << 21), WeakValueDictionary()
+        self.eos_ids, self.end_id = frozenset(), None
+        self._remember()
 
     def encode(self, text: str) -> tuple[int, ...]:
-        if isinstance(text, Text):
-            return text.ids
-        return tuple(self.ids(text))
+        return text.ids if isinstance(text, Text) else tuple(self.ids(text))
 
     def ids(self, text: str) -> array:
         if isinstance(text, Text):
@@ -581,16 +507,12 @@ class Characters(Codec):
         encoded = (found[0].encode("utf-8", "surrogatepass") for found in self.PIECE.finditer(text))
         return array("I", (int.from_bytes(piece, "big") for piece in encoded))
 
-    def _following(self, text: str, constant: bool, begins: bool) -> tuple[int, ...]:
+    def _encode_constant(self, text: str, blank: bool) -> tuple[int, ...]:
         return self.encode(text)
 
-    def decode(self, ids: Sequence[int]) -> Text:
+    def _decode(self, ids: Sequence[int]) -> str:
         pieces = (i.to_bytes(4, "big").lstrip(b"\0") or b"\0" for i in ids)
-        return Text("".join(piece.decode("utf-8", "surrogatepass") for piece in pieces), ids)
+        return "".join(piece.decode("utf-8", "surrogatepass") for piece in pieces)
 
     def response(self, ids: Sequence[int]) -> Text:
         return self.decode(ids)
-
-    def after_thinking(self, response: Text) -> Text:
-        rest = response.rpartition(CLOSE)[2].partition(OPEN)[0]
-        return response if rest == response else self.text(rest)

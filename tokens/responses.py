@@ -1,24 +1,22 @@
 """What a model's responses are made of: where they end, which part is thought, what never occurs.
 
-Models mark their thoughts in many ways, often by special tokens, which decoding drops. Here every
-way becomes one: a response is shown with its thoughts between <think> and </think>, which graders,
-memories and records know alone.
+Models mark their thoughts in many ways, often by special tokens, which decoding drops. Every way
+becomes <think>...</think>, which graders, memories and records know alone.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from tokens.chat_templates import rendered
 from tokens.trie import common_prefix
 
 OPEN, CLOSE = "<think>", "</think>"
-
 # those down to the blank line stand in vLLM 0.31's parsers; the others were not looked up
 PAIRS = (
-    (OPEN, CLOSE),
+    (OPEN, CLOSE),  # known of every model
     ("[THINK]", "[/THINK]"),  # Magistral, Ministral
     ("<|channel>", "<channel|>"),  # Gemma 4
     ("<|START_THINKING|>", "<|END_THINKING|>"),  # Command A
@@ -35,56 +33,46 @@ PAIRS = (
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
 )  # fmt: skip
-"""How models mark thoughts. The first pair is known of every model."""
-
 CHANNELS = ("<|channel|>", "<|message|>")
 """Marks of gpt-oss, whose responses are messages in channels: those are not read here."""
 
 
 class Thoughts:
-    """Where thoughts begin and end in a model's responses, among ids and in text.
+    """The marks of thoughts that one model has, as tokens or spelled out in its chat template.
 
-    vocabulary: the tokenizer's, None if it is not known: marks are then looked for where a text
-    begins with one. template: the source of the chat template. decode: ids to text.
+    vocabulary: None = a server's model, of which a mark counts where a text begins with it.
     """
 
-    def __init__(
-        self,
-        vocabulary: Mapping[str, int] | None = None,
-        template: str = "",
-        decode: Callable[[list[int]], str] = lambda ids: "",
-    ):
+    def __init__(self, vocabulary: Mapping[str, int] | None = None, template: str = ""):
         known = vocabulary or {}
         self.pairs = [
             pair for pair in PAIRS[1:] if all(mark in known or mark in template for mark in pair)
         ]
         self._any = vocabulary is None
-        self._mark_of = {
+        self.marks = {  # id -> what it becomes
             known[mark]: (OPEN, CLOSE)[k]
             for pair in (PAIRS[0], *self.pairs)
             for k, mark in enumerate(pair)
             if mark in known
         }
-        # ids of which decoding would not give the mark
-        self._hidden = {i for i, mark in self._mark_of.items() if decode([i]).strip() != mark}
-
-    @property
-    def ids(self) -> set[int]:
-        """The ids of all marks."""
-        return {*self._mark_of}
+        speaks = re.search("reasoning|thinking|thought", template, re.IGNORECASE)
+        self.are_unknown = bool(
+            speaks and not self.marks and not self.pairs and CLOSE not in template
+        )
+        """whether the chat template speaks of thoughts, and no mark of theirs is known"""
 
     def last_end(self, ids: Sequence[int]) -> int:
         """Return the place behind the last mark that ends thoughts, 0 where none does."""
-        return max((k for k, i in enumerate(ids, 1) if self._mark_of.get(i) == CLOSE), default=0)
+        return max((k for k, i in enumerate(ids, 1) if self.marks.get(i) == CLOSE), default=0)
 
-    def decode(self, ids: list[int], decode: Callable[[list[int]], str]) -> str:
+    def decode(self, ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> str:
         """Decode ids to a text with its thoughts between <think> and </think>."""
-        text, at = "", 0
-        for k, i in () if self._hidden.isdisjoint(ids) else enumerate(ids):
-            if i in self._mark_of:
-                text += decode(ids[at:k]) + self._mark_of[i]
-                at = k + 1
-        return self.shown(text + decode(ids[at:]))
+        text, start = "", 0
+        for at, i in enumerate(ids):
+            if i in self.marks:
+                text += decode(ids[start:at]) + self.marks[i]
+                start = at + 1
+        return self.shown(text + decode(ids[start:]))
 
     def shown(self, text: str) -> str:
         """Return a text with its thoughts between <think> and </think>, however they are marked."""
@@ -95,36 +83,31 @@ class Thoughts:
             text = text.replace(opening, OPEN).replace(closing, CLOSE)
         return text
 
-    def are_unknown(self, template: str) -> bool:
-        """Tell whether a chat template speaks of thoughts, and no mark of theirs is known."""
-        speaks = re.search("reasoning|thinking|thought", template, re.IGNORECASE) is not None
-        return speaks and not self.ids and not self.pairs and CLOSE not in template
-
 
 # ---------------------------------------------------------------- what the template writes
 
 ANSWER = "MEMAGENT-ANSWER"
-_CALL = {"name": "f", "arguments": {}}
-_TOOL = {"name": "f", "description": "-", "parameters": {"type": "object", "properties": {}}}
+TOOL = {"name": "f", "description": "-", "parameters": {"type": "object", "properties": {}}}
 
 
-def _written(tokenizer, **more: object) -> str:
-    """Return what the chat template writes of an assistant's message behind its cue, "" if it
-    cannot. more: further fields of the message."""
+def written(tokenizer, **more: object) -> str:
+    """Return what the chat template writes of an assistant's message behind its cue.
+
+    "" if it knows no assistant, or not the further fields of the message, `more`.
+    """
     from jinja2 import TemplateError
 
-    tools = [{"type": "function", "function": _TOOL}] if more else None
+    if tokenizer.chat_template is None:
+        return ""
     question = [{"role": "user", "content": "-"}]
-    answer = {"role": "assistant", "content": ANSWER, **more}
-
+    whole = [*question, {"role": "assistant", "content": ANSWER, **more}]
+    tools = [{"type": "function", "function": TOOL}] if more else None
     try:
-        cue, whole = (
-            rendered(tokenizer, messages, tools=tools, add_generation_prompt=wanted)
-            for messages, wanted in ((question, True), ([*question, answer], False))
-        )
+        cue = rendered(tokenizer, question, tools=tools, add_generation_prompt=True)
+        text = rendered(tokenizer, whole, tools=tools, add_generation_prompt=False)
     except TemplateError:
-        return ""  # a template without assistants, tools, or this form of calls
-    return whole[common_prefix(cue, whole) :]
+        return ""
+    return text[common_prefix(cue, text) :]
 
 
 def special_ids(tokenizer) -> set[int]:
@@ -137,57 +120,49 @@ def end_of_turn(tokenizer, thoughts: Thoughts) -> int | None:
 
     None if it puts none, or one that ends thoughts as well.
     """
-    if tokenizer.chat_template is None:
-        return None
-    behind = _written(tokenizer).rpartition(ANSWER)[2].strip()
+    behind = written(tokenizer).rpartition(ANSWER)[2].strip()
     ids = tokenizer.encode(behind, add_special_tokens=False) if behind else []
-    ends = ids and ids[0] in special_ids(tokenizer) and ids[0] not in thoughts.ids
+    ends = ids and ids[0] in special_ids(tokenizer) and ids[0] not in thoughts.marks
     return ids[0] if ends else None
 
 
 def configured_ends(path: str | Path, local: bool) -> set[int]:
     """Return the ids that end a response by generation_config.json and config.json of a model.
 
-    As transformers' `generate` reads them, of both files. local: download nothing. OSError: one of
-    the files is damaged.
+    transformers' `generate` reads both. local: download nothing. OSError: one is damaged.
     """
     from transformers import GenerationConfig, PreTrainedConfig
 
-    where: dict[str, bool] = {"local_files_only": local}
-    readers: dict[str, Callable[[], dict]] = {
-        "generation_config.json": lambda: GenerationConfig.from_pretrained(path, **where).to_dict(),
-        "config.json": lambda: PreTrainedConfig.get_config_dict(path, **where)[0],
-    }
-    ends: set[object] = set()
-    for name, read in readers.items():
+    def read(name: str) -> dict:
         try:
-            config = read()
+            if name == "config.json":
+                return PreTrainedConfig.get_config_dict(path, local_files_only=local)[0]
+            return GenerationConfig.from_pretrained(path, local_files_only=local).to_dict()
         except OSError:
             if Path(path, name).exists():  # there, but damaged
                 raise
-            continue
-        for part in (config, config.get("text_config") or {}):
-            found = part.get("eos_token_id")
-            ends.update(found if isinstance(found, list) else [found])
+            return {}
+
+    configs = [read("generation_config.json"), read("config.json")]
+    found = [c.get("eos_token_id") for c in (*configs, configs[1].get("text_config") or {})]
+    ends = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]
     return {i for i in ends if isinstance(i, int) and i >= 0}
 
 
-def never_sampled(tokenizer, rows: int, ends: frozenset[int], thoughts: Thoughts) -> list[int]:
+def never_sampled(tokenizer, rows: int, allowed: Iterable[int]) -> list[int]:
     """Return the ids below `rows` that no response may have.
 
-    They are those that the tokenizer has no token for, and the special tokens that neither end a
-    response (`ends`) nor mark thoughts, and that the chat template does not write in an assistant's
-    message or its call of a tool.
+    They stand for no token, or for a special one that is not `allowed` and that the chat template
+    writes neither in an assistant's message nor in its call of a tool.
     """
-    vocabulary = {*tokenizer.get_vocab().values()}
-    allowed, special = {*ends, *thoughts.ids}, special_ids(tokenizer)
-    if tokenizer.chat_template is not None and special - allowed:
-        call = {"id": "a12345678", "type": "function"}
-        in_text = _CALL | {"arguments": "{}"}
-        called = _written(tokenizer, tool_calls=[call | {"function": _CALL}]) or _written(
-            tokenizer, tool_calls=[call | {"function": in_text}]
+    never = special_ids(tokenizer) - {*allowed}
+    if never:
+        calls = (
+            [{"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": given}}]
+            for given in ({}, "{}")  # some templates take arguments as text
         )
-        for text in (_written(tokenizer), called):
-            allowed.update(tokenizer.encode(text, add_special_tokens=False))
-    never = special - allowed
-    return [i for i in range(rows) if i not in vocabulary or i in never]
+        called = next(filter(None, (written(tokenizer, tool_calls=call) for call in calls)), "")
+        for text in (written(tokenizer), called):
+            never -= {*tokenizer.encode(text, add_special_tokens=False)}
+    known = {*tokenizer.get_vocab().values()}
+    return [i for i in range(rows) if i not in known or i in never]

@@ -1,18 +1,17 @@
 """The prefix tree of a batch: token sequences in one row, so that no prefix is computed twice.
 
-A segment is a run of tokens without a branch. Segments are laid out depth first, and a token's
-position in the model is its depth in the tree:
+A segment is a run of tokens without a branch. Segments are laid out depth first:
 
-    sequences      tree              layout
-    a b c d        a b ─┬─ c ─┬─ d   place    0  1  2  3  4  5  6
-    a b c e             │     └─ e   ids      a  b  c  d  e  f  g
-    a b f g             └─ f g       segment  0  0  1  2  3  4  4
-                                     depth    0  1  2  3  3  2  3
-                                     parent  -1  0  1  2  2  1  5
-                                     end      7  7  5  4  5  7  7
+    sequences      tree              segment    0      1   2   3   4
+    a b c d        a b ─┬─ c ─┬─ d   place      0  1 | 2 | 3 | 4 | 5  6
+    a b c e             │     └─ e   ids        a  b | c | d | e | f  g   what the model reads
+    a b f g             └─ f g       depth      0  1 | 2 | 3 | 3 | 2  3   at which position
+                                     parent    -1  0 | 1 | 2 | 2 | 1  5   place of the token before
+                                     end        7  7 | 5 | 4 | 5 | 7  7   of the token's subtree
+                                     leaf      of the three sequences: segments 2, 3, 4
 
-`end[k]` is the end of k's subtree. It makes ancestry a comparison of integers: place k is an
-ancestor of place q, or q itself, if and only if `k <= q < end[k]`.
+`end` makes ancestry a comparison of integers: place k is an ancestor of place q, or q itself, if
+and only if `k <= q < end[k]`. Attention goes by it (tokens/attention.py).
 """
 
 from __future__ import annotations
@@ -112,14 +111,11 @@ def sort_by_prefix(sequences: Sequence[Sequence[int]]) -> tuple[list[int], list[
     return order, [0] + [common_prefix(sequences[a], sequences[b]) for a, b in pairwise(order)]
 
 
-def build_trie(
-    sequences: Sequence[Sequence[int]], min_saved: int = 1, overlaps: Sequence[int] | None = None
-) -> Trie:
+def build_trie(sequences: Sequence[Sequence[int]], overlaps: Sequence[int] | None = None) -> Trie:
     """Build the trie of non-empty sequences.
 
-    min_saved: a run is shared where that saves at least so many tokens; below, each sequence gets
-    a copy of its own. overlaps: if the sequences are in lexicographic order already, the tokens
-    that each has in common with its predecessor.
+    overlaps: if the sequences are in lexicographic order already, the tokens that each has in
+    common with its predecessor.
     """
     order: Sequence[int] = range(len(sequences))
     if overlaps is None:
@@ -147,9 +143,8 @@ def build_trie(
         # They agree up to the smallest overlap among them, and branch wherever it occurs.
         agree = min(overlaps[i + 1 : j])
         cuts = [i, *(k for k in range(i + 1, j) if overlaps[k] == agree), j]
-        if (j - i - 1) * (agree - base) >= min_saved:
-            parent, base = append(order[i], base, agree, parent), agree
-        stack += [(a, b, base, parent) for a, b in pairwise(cuts)][::-1]
+        parent = append(order[i], base, agree, parent)
+        stack += [(a, b, agree, parent) for a, b in pairwise(cuts)][::-1]
 
     # Children follow their parent in the layout, so one pass from the back closes all subtrees.
     for segment in reversed(segments):
@@ -162,10 +157,29 @@ def build_trie(
 
 # ---------------------------------------------------------------- buckets of attention
 
-AT_ONCE = 128
-"""Queries of a row that attend side by side on a CPU."""
 MAX_MASK = 1 << 24
 """Most entries of a bucket's mask: 64 MiB in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """The cost of a forward pass in floating-point operations; a backward pass costs twice that."""
+
+    token: float  # of one token through the layers
+    pair: float  # of one query that attends to one key
+    call: float  # of one call of attention: what could be computed in the time of its overhead
+
+    @classmethod
+    def from_model(cls, model) -> Cost:
+        """Derive the costs from the sizes of a transformers model.
+
+        A call's overhead is that of a few kernels a layer; any value from a sixth to five times
+        this one gave the same times on a CPU (dev/LESSONS.md).
+        """
+        config, layers = model.config, model.model.layers
+        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        pair = 4 * len(layers) * config.num_attention_heads * head
+        return cls(2 * sum(p.numel() for p in layers.parameters()), pair, len(layers) * 2e6)
 
 
 @dataclass(slots=True)
@@ -223,84 +237,22 @@ def output_rows(buckets: Sequence[Bucket], segments: Sequence[Segment]) -> np.nd
     return rows
 
 
-def _pairs(n_queries: int, n_keys: int) -> float:
-    """Return how many scores are computed: a block of queries leaves later blocks' keys out."""
-    return n_queries * (n_keys - max(0, n_queries - AT_ONCE) / 2)
-
-
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """The cost of a forward pass in floating-point operations.
-
-    A backward pass costs twice that, which changes no choice.
-    """
-
-    token: float  # of one token through the layers
-    pair: float  # of one query that attends to one key
-    call: float  # of one call of attention: what could be computed in the time of its overhead
-
-    @classmethod
-    def from_model(cls, model) -> Cost:
-        """Derive the costs from the sizes of a transformers model.
-
-        A call's overhead is that of a few kernels a layer; any value from a sixth to five times
-        this one gave the same times on a CPU (dev/LESSONS.md).
-        """
-        config, layers = model.config, model.model.layers
-        head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        pair = 4 * len(layers) * config.num_attention_heads * head
-        return cls(2 * sum(p.numel() for p in layers.parameters()), pair, len(layers) * 2e6)
-
-    def __call__(self, trie: Trie) -> float:
-        return self.token * len(trie) + min(self.dense(trie), self.by_buckets(trie))
-
-    def dense(self, trie: Trie) -> float:
-        """Return the cost of attention as one call with a mask [T, T]."""
-        return self.call + self.pair * _pairs(len(trie), len(trie))
-
-    def by_buckets(self, trie: Trie) -> float:
-        """Return the cost of attention bucket by bucket, padding included."""
-        return sum(
-            self.call + self.pair * len(b.segments) * _pairs(b.n_queries, b.n_keys)
-            for b in make_buckets(trie.segments, self)
-        )
-
-
 # ---------------------------------------------------------------- packing
 
 
-def cheapest_trie(
-    sequences: Sequence[Sequence[int]], cost: Cost, overlaps: Sequence[int] | None = None
-) -> Trie:
-    """Return the cheapest of three tries: all prefixes shared, runs of at least 64 tokens, none.
-
-    Sharing saves tokens, but every branching adds buckets and padding.
-    """
-    all_shared = build_trie(sequences, 1, overlaps)
-    if len(all_shared) == sum(map(len, sequences)):  # there is nothing to share
-        return all_shared
-    some_and_none = (build_trie(sequences, min_saved, overlaps) for min_saved in (64, 1 << 60))
-    return min((all_shared, *some_and_none), key=cost)
-
-
 def split_into_tries(
-    sequences: Sequence[Sequence[int]], max_tokens: int, cost: Cost | None = None
+    sequences: Sequence[Sequence[int]], max_tokens: int
 ) -> Iterator[tuple[list[int], Trie]]:
     """Yield tries of at most `max_tokens` tokens, each with the indices of its sequences.
 
-    Lexicographic neighbours stay together. A longer sequence is alone in its trie. With a `cost`,
-    each trie shares only prefixes that pay (`cheapest_trie`), and may have more tokens for it.
+    Lexicographic neighbours stay together. A longer sequence is alone in its trie.
     """
     order, overlaps = sort_by_prefix(sequences)
     start = 0
     while start < len(order):
         stop = _end_of_trie(sequences, order, overlaps, start, max_tokens)
-        index, within = order[start:stop], [0, *overlaps[start + 1 : stop]]
-        members = [sequences[i] for i in index]
-        if cost:
-            yield index, cheapest_trie(members, cost, within)
-        else:
-            yield index, build_trie(members, 1, within)
+        index = order[start:stop]
+        yield index, build_trie([sequences[i] for i in index], [0, *overlaps[start + 1 : stop]])
         start = stop
 
 

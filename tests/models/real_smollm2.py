@@ -29,7 +29,6 @@ from models.policy import Policy
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
-from tokens.trie import Cost
 
 # a processor without instructions for bfloat16 takes forty times as long in it
 DTYPE = "bfloat16" if bfloat16_instructions() else "float32"
@@ -119,7 +118,7 @@ def test_log_probs_of_shared_prefixes_are_those_of_transformers(folder, codec):
     rows.append(Row(common[:20], ends[0], [0.0] * len(ends[0])))
     expected = torch.cat([plain_logprobs(theirs, r.prompt_ids, r.response_ids) for r in rows])
     ours = load_model(folder, "float32", "cpu")
-    (batch,) = pack(rows, 4096, Cost.from_model(ours))
+    (batch,) = pack(rows, 4096)
     assert len(batch.trie) < sum(map(len, rows))  # something is shared
     with torch.no_grad():
         flat = logprobs(ours, batch)

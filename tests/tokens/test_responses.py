@@ -3,16 +3,12 @@
 import json
 
 import pytest
-import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from config.errors import UserError
 from data import grade, strip_thinking
-from engines.hf import TransformersEngine
-from memagent import Finish, Prompt
 from models.policy import Policy
-from rollout import Sampling
 from tokens.codec import Characters, Codec
 from tokens.responses import PAIRS
 
@@ -40,22 +36,17 @@ def byte_tokenizer(specials, template=USER, eos="", plain=(), **more):
 # ---------------------------------------------------------------- thoughts
 
 THOUGHT, ANSWER = "Maybe \\boxed{Rome}?", "\\boxed{Oslo}"
-
-
-KINDS = ("special", "plain", "spelled", "begun by the template")
+SPEAKS = USER + "{% if messages[0].reasoning_content %}<<{{ messages[0] }}>>{% endif %}"
 
 
 def codec_of(kind, opening, closing):
-    """A codec of a model that marks thoughts so, and how it begins and ends one."""
+    """Make the codec of a model that marks thoughts so."""
     if kind == "plain":
-        return Codec(byte_tokenizer(["</s>"], plain=(opening, closing))), opening, closing
+        return Codec(byte_tokenizer(["</s>"], plain=(opening, closing)))
     if kind == "spelled":  # a template names them, and the tokenizer has no tokens for them
-        named = USER + f"{{# {opening} {closing} #}}"
-        return Codec(byte_tokenizer(["</s>"], named)), opening, closing
-    begun = kind == "begun by the template"
-    template = USER + (opening if begun else "")
-    codec = Codec(byte_tokenizer(["</s>", opening, closing], template))
-    return codec, "" if begun else opening, closing
+        return Codec(byte_tokenizer(["</s>"], USER + f"{{# {opening} {closing} #}}"))
+    begun = USER + opening * (kind == "begun")
+    return Codec(byte_tokenizer(["</s>", opening, closing], begun))
 
 
 def response_of(codec, text):
@@ -64,26 +55,23 @@ def response_of(codec, text):
 
 @pytest.mark.parametrize(
     ("kind", "pair"),
-    [
-        *(("special", pair) for pair in PAIRS),
-        *((KINDS[1 + k % 3], pair) for k, pair in enumerate(PAIRS)),
-    ],
-    ids=lambda x: x if isinstance(x, str) else x[0][:24],
+    [(kind, pair) for pair in PAIRS for kind in ("special", "plain", "spelled", "begun")],
+    ids=lambda x: x if isinstance(x, str) else x[0],
 )
 def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
-    codec, opening, closing = codec_of(kind, *pair)
-    end = codec.tokenizer.eos_token
-    whole = response_of(codec, opening + THOUGHT + closing + ANSWER + end)
+    codec, (opening, closing) = codec_of(kind, *pair), pair
+    begins = "" if kind == "begun" else opening  # by the template itself
+    whole = response_of(codec, f"{begins}{THOUGHT}{closing}{ANSWER}</s>")
     memory = codec.after_thinking(whole)
     assert memory == strip_thinking(whole) == ANSWER and memory.ids == codec.encode(ANSWER)
     assert grade(whole, ["Oslo"]).reward == 1 and grade(whole, ["Rome"]).reward == 0
-    cut = response_of(codec, opening + THOUGHT)
+    cut = response_of(codec, begins + THOUGHT)
     assert codec.after_thinking(cut) == strip_thinking(cut) == ""
     assert grade(cut, ["Rome"]).reward == 0
-    again = response_of(codec, opening + THOUGHT + closing + ANSWER + (opening or "<think>") + "or")
+    again = response_of(codec, f"{begins}{THOUGHT}{closing}{ANSWER}{opening}or")
     assert codec.after_thinking(again) == strip_thinking(again) == ANSWER
-    if opening:
-        alone = response_of(codec, ANSWER + end)
+    if begins:
+        alone = response_of(codec, f"{ANSWER}</s>")
         assert codec.after_thinking(alone) == alone == ANSWER
 
 
@@ -103,24 +91,22 @@ def test_a_server_marks_thoughts_in_text(opening, closing):
     assert Characters().shown("The tag <reasoning> opens a thought.").startswith("The tag <reas")
 
 
-def test_a_model_with_marks_that_are_not_known_is_named():
-    speaks = "{% if messages[0].reasoning_content %}<<{{ messages[0] }}>>{% endif %}"
-    assert Codec(byte_tokenizer(["</s>"], USER + speaks)).unknown_marks
-    for codec in (
-        Codec(byte_tokenizer(["</s>"], USER)),
-        Codec(byte_tokenizer(["</s>"], USER + speaks + "{# </think> #}")),
-        Codec(byte_tokenizer(["</s>", "[THINK]", "[/THINK]"], USER + speaks)),
-    ):
-        assert not codec.unknown_marks
-
-
-def test_a_command_says_so_once_at_its_start(tmp_path, capfd):
-    speaks = USER + "{# the model's reasoning follows #}"
-    for template, said in ((USER, 0), (speaks, 1)):
-        byte_tokenizer(["</s>"], template).save_pretrained(tmp_path)
-        (tmp_path / "config.json").write_text('{"model_type": "llama"}')
-        Policy(tmp_path).codec()
-        assert capfd.readouterr().err.count("its chat template speaks of thoughts") == said
+@pytest.mark.parametrize(
+    ("template", "marks", "unknown"),
+    [
+        (SPEAKS, [], True),
+        (USER, [], False),
+        (SPEAKS + "{# </think> #}", [], False),
+        (SPEAKS, ["[THINK]", "[/THINK]"], False),
+    ],
+)
+def test_a_command_names_a_model_with_marks_that_are_not_known(
+    tmp_path, capfd, template, marks, unknown
+):
+    byte_tokenizer(["</s>", *marks], template).save_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
+    assert Policy(tmp_path).codec().unknown_marks == unknown
+    assert capfd.readouterr().err.count("its chat template speaks of thoughts") == unknown
 
 
 # ---------------------------------------------------------------- where a response ends
@@ -131,25 +117,6 @@ HEADERS = (
     "{{ m['content'] | trim }}<|eot_id|>{% endfor %}"
     "{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
 )
-
-
-def always(tokenizer, token, folder):
-    """Write a model that says the token `token` whatever it reads, without files on its ends."""
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=32, num_hidden_layers=1, num_attention_heads=2,
-        num_key_value_heads=2, intermediate_size=32, max_position_embeddings=512,
-        bos_token_id=None, eos_token_id=None,
-    )  # fmt: skip
-    model = LlamaForCausalLM(config)
-    with torch.no_grad():
-        for p in model.parameters():
-            if p.ndim == 2:
-                p.zero_()
-        model.model.embed_tokens.weight[:, 0] = 1.0
-        model.lm_head.weight[token, 0] = 5.0
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)
-    (folder / "generation_config.json").unlink()
 
 
 @pytest.mark.parametrize(
@@ -167,28 +134,15 @@ def always(tokenizer, token, folder):
 def test_a_response_ends_where_any_file_or_the_template_says(
     tmp_path, template, config, generation
 ):
-    tokenizer = byte_tokenizer(LLAMA, template)
-    end = tokenizer.convert_tokens_to_ids("<|eot_id|>")
-    assert (tokenizer.eos_token_id, end) == (256, 259)
-    always(tokenizer, end, tmp_path)
-    file = tmp_path / "config.json"
-    saved = json.loads(file.read_text())
-    saved.pop("eos_token_id", None)
-    file.write_text(json.dumps(saved | config))
+    byte_tokenizer(LLAMA, template).save_pretrained(tmp_path)  # its own end is 256
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
     if generation is not None:
-        GenerationConfig(**generation).save_pretrained(tmp_path)
+        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
     codec = Codec.load(tmp_path, local=True)
     assert codec.eos_ids == {256, 259}
     assert codec.end_id == (259 if template is HEADERS else 256)
-    model = LlamaForCausalLM.from_pretrained(tmp_path)
-    engine = TransformersEngine(model, codec)
-    engine.add(Prompt((("Who?", False),), 8), Sampling(0.0))
-    ((_, turn),) = engine.step()
-    assert turn.response_ids == [259] and turn.finish is Finish.STOP and turn.response == ""
-    if "eos_token_id" in config and generation is None:  # transformers' own way
-        ids = torch.tensor([turn.prompt_ids])
-        said = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
-        assert said.tolist() == turn.response_ids
+    said = codec.encode("Oslo")
+    assert codec.response([*said, 259]).ids == codec.response([*said, 256]).ids == said
 
 
 def test_a_damaged_configuration_is_loud_and_a_missing_one_is_none(tmp_path):

@@ -1,58 +1,41 @@
-"""The trie against one sequence at a time: the same states and gradients.
-
-Every shared token is computed once.
-"""
+"""The trie against one sequence at a time: every shared token once, the same states and gradients."""
 
 import random
 from math import prod
 
-import numpy as np
 import pytest
 import torch
 from conftest import latent_policy, random_policy
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokens.attention import TrieAttention, block_mask, dense_mask, hidden_states
-from tokens.trie import (
-    AT_ONCE,
-    Cost,
-    build_trie,
-    cheapest_trie,
-    common_prefix,
-    make_buckets,
-    split_into_tries,
-)
+from tokens.attention import block_mask, hidden_states
+from tokens.trie import Cost, build_trie, common_prefix, make_buckets, split_into_tries
 
 token = st.integers(2, 4)  # few, so that much is shared
 sequences = st.lists(st.lists(token, min_size=1, max_size=12), min_size=1, max_size=8)
 
 
-def prefixes(rows):
-    """All prefixes of all sequences: the tokens of their trie."""
-    return {tuple(row[: k + 1]) for row in rows for k in range(len(row))}
+def ancestors(trie):
+    """Which places [T, T] every place sees, by the chain of its parents."""
+    seen = torch.eye(len(trie), dtype=torch.bool)
+    for place, above in enumerate(trie.parent().tolist()):
+        if above >= 0:
+            seen[place] |= seen[above]
+    return seen
 
 
 @given(sequences)
 def test_every_prefix_is_in_the_trie_once_and_every_sequence_finds_its_tokens(rows):
     trie = build_trie(rows)
-    assert len(trie) == len(prefixes(rows))
-    depth, end = trie.depth(), trie.end()
+    assert len(trie) == len({tuple(row[: k + 1]) for row in rows for k in range(len(row))})
+    seen, k, end = ancestors(trie), torch.arange(len(trie)), torch.from_numpy(trie.end())
+    assert torch.equal(seen, (k <= k[:, None]) & (k[:, None] < end))
     for i, row in enumerate(rows):
         places = trie.places(i)
-        assert trie.ids[places].tolist() == row and depth[places].tolist() == list(range(len(row)))
-        last = places[-1]
-        ancestors = [k for k in range(len(trie)) if k <= last < end[k]]
-        assert ancestors == places.tolist()
-
-
-@given(sequences, st.integers(1, 30))
-def test_a_run_is_shared_where_it_pays_and_nothing_is_lost(rows, min_saved):
-    trie = build_trie(rows, min_saved)
-    assert len(prefixes(rows)) <= len(trie) <= sum(map(len, rows))
-    for i, row in enumerate(rows):
-        assert trie.ids[trie.places(i)].tolist() == row
-    assert len(build_trie(rows, 10**9)) == sum(map(len, rows))
+        assert trie.ids[places].tolist() == row
+        assert trie.depth()[places].tolist() == [*range(len(row))]
+        assert seen[places[-1]].nonzero().flatten().tolist() == places.tolist()
 
 
 @given(sequences, st.integers(1, 40))
@@ -61,89 +44,70 @@ def test_split_keeps_to_its_budget(rows, budget):
     for index, trie in split_into_tries(rows, budget):
         seen += index
         assert len(trie) <= budget or len(index) == 1
+        assert len(trie) == len(build_trie([rows[i] for i in index]))
         for k, i in enumerate(index):
             assert trie.ids[trie.places(k)].tolist() == rows[i]
-    assert sorted(seen) == list(range(len(rows)))
+    assert sorted(seen) == [*range(len(rows))]
 
 
-def test_split_cuts_between_groups_and_not_within():
-    groups = [
-        [[*range(100 * g, 100 * g + 60), 5, k, *range(20)] for k in range(4)] for g in range(5)
-    ]  # 61 + 4 * 21 tokens each
-    rows = [row for group in groups for row in group]
-    tries = list(split_into_tries(rows, 230))
-    assert [len(trie) for _, trie in tries] == [145] * 5
-    members = [[4 * g + k for k in range(4)] for g in range(5)]
-    assert [sorted(index) for index, _ in tries] == members
-    assert [len(trie) for _, trie in split_into_tries(rows, 300)] == [290, 290, 145]
-    # a group that does not fit is cut after all
-    assert [len(index) for index, _ in split_into_tries(rows, 110)] == [2] * 10
+@pytest.mark.parametrize(
+    ("budget", "sizes"),
+    [(230, [4] * 5), (300, [8, 8, 4]), (110, [2] * 10)],  # the last: a group does not fit
+)
+def test_split_cuts_between_groups_and_not_within(budget, sizes):
+    rows = [
+        [*range(100 * g, 100 * g + 60), 5, k, *range(20)] for g in range(5) for k in range(4)
+    ]  # 61 + 4 * 21 tokens a group
+    groups = [sorted(index) for index, _ in split_into_tries(rows, budget)]
+    assert groups == [[*range(sum(sizes[:k]), sum(sizes[: k + 1]))] for k in range(len(sizes))]
 
 
 @given(st.lists(token, max_size=9), st.lists(token, max_size=9))
 def test_common_prefix(a, b):
-    assert common_prefix(a, b) == next(
-        (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
-    )
-
-
-def test_the_cost_of_a_trie_decides_how_much_is_shared():
-    rows = [[*range(2, 60), 100 + k] for k in range(8)]
-    assert len(cheapest_trie(rows, Cost(1.0, 0.0, 1.0))) == 58 + 8
-    # sharing two tokens costs a call of its own: not worth it where calls are expensive
-    rows = [[2, 3, *range(100 * k, 100 * k + 60)] for k in range(1, 9)]
-    assert len(cheapest_trie(rows, Cost(1.0, 0.01, 100.0))) == 8 * 62
-    assert len(cheapest_trie(rows, Cost(10.0, 0.01, 100.0))) == 2 + 8 * 60
-
-
-def test_pairs_that_no_query_sees_are_not_paid_for():
-    cost = Cost(0.0, 1.0, 0.0)
-    for n_shared, n_own in ((0, 100), (0, 1000), (50, 700)):
-        rows = [[*range(n_shared), *range(5000, 5000 + n_own)]]
-        rows += [[*range(n_shared), *range(9000, 9000 + n_own)]] if n_shared else []
-        trie = build_trie(rows)
-        seen = int(dense_mask(trie).sum())
-        assert seen <= cost.by_buckets(trie) <= seen + len(trie) * AT_ONCE
+    n = common_prefix(a, b)
+    assert a[:n] == b[:n] and (n == min(len(a), len(b)) or a[n] != b[n])
 
 
 def some_rows(n, seed):
     """Rows of a few hundred tokens that branch again and again."""
     rng = random.Random(seed)
-    rows = [[rng.randrange(2, 99) for _ in range(rng.randrange(1, 300))]]
+    some = lambda most: [rng.randrange(2, 99) for _ in range(rng.randrange(1, most))]  # noqa: E731
+    rows = [some(300)]
     for _ in range(n - 1):
         above = rng.choice(rows)
-        rows.append(
-            above[: rng.randrange(len(above) + 1)]
-            + [rng.randrange(2, 99) for _ in range(rng.randrange(1, 200))]
-        )
+        rows.append(above[: rng.randrange(len(above) + 1)] + some(200))
     return rows
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_buckets_hold_every_segment_once_and_pad_no_more_than_it_pays(seed):
     segments = build_trie(some_rows(12, seed)).segments
-    pads = []
+    pads, n_buckets = [], []
     for call in (0.0, 1e4, 1e9):
         buckets = make_buckets(segments, Cost(1.0, 1.0, call))
-        assert sorted(i for b in buckets for i in b.segments) == list(range(len(segments)))
+        assert sorted(i for b in buckets for i in b.segments) == [*range(len(segments))]
         pads.append(0)
+        n_buckets.append(len(buckets))
         for bucket in buckets:
             members = [segments[i] for i in bucket.segments]
             # segments with ancestors and without do not mix: the latter are causal
             assert {s.depth > 0 for s in members} == {bucket.has_ancestors}
             shape = max(map(len, members)), max(s.depth + len(s) for s in members)
             assert (bucket.n_queries, bucket.n_keys) == shape
-            pads[-1] += sum(prod(shape) - len(s) * (s.depth + len(s)) for s in members)
-    assert pads[0] <= pads[1] <= pads[2] and pads[0] < pads[2]
+            wasted = sum(prod(shape) - len(s) * (s.depth + len(s)) for s in members)
+            assert wasted <= call * len(members)
+            pads[-1] += wasted
+    assert pads[0] == 0 and pads[1] <= pads[2]
+    assert n_buckets[0] > n_buckets[1] >= n_buckets[2] and n_buckets[2] <= 2
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_the_block_mask_of_a_gpu_is_the_dense_mask(seed):
+def test_the_block_mask_of_a_gpu_is_the_tries(seed):
     trie = build_trie(some_rows(8, seed))
     mask, size = block_mask(trie.end(), torch.device("cpu")), len(trie) + -len(trie) % 512
     assert mask.seq_lengths == (size, size)
     dense = torch.eye(size, dtype=torch.bool)  # an appended token sees itself alone
-    dense[: len(trie), : len(trie)] = dense_mask(trie)[0, 0]
+    dense[: len(trie), : len(trie)] = ancestors(trie)
     at = torch.arange(size)
     assert torch.equal(mask.mask_mod(0, 0, at[:, None], at), dense)
     by_block = dense.view(size // 128, 128, size // 128, 128)
@@ -157,11 +121,7 @@ def test_the_block_mask_of_a_gpu_is_the_dense_mask(seed):
         assert visible <= {*unmasked, *masked} and not unmasked & {*masked}
 
 
-COSTS = {
-    "one bucket each": Cost(1.0, 1.0, 0.0),
-    "few buckets": Cost(1.0, 1e-9, 1.0),
-    "a dense mask": Cost(1.0, 0.0, 1e9),
-}
+# ---------------------------------------------------------------- through a model
 
 
 def probe(states, width):
@@ -176,68 +136,46 @@ def gradient(policy, value):
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-@settings(max_examples=15)
-@given(
-    rows=sequences,
-    min_saved=st.sampled_from([1, 5, 10**9]),
-    cost=st.sampled_from(sorted(COSTS)),
-    checkpointing=st.booleans(),
-    at_once=st.sampled_from([2, 5, AT_ONCE]),
-    most=st.sampled_from([0, 4, 1024]),
-    make=st.sampled_from([random_policy, latent_policy]),
-)
-def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
-    codec, rows, min_saved, cost, checkpointing, at_once, most, make
-):
-    with pytest.MonkeyPatch.context() as patch:  # blocks so small that short rows have several
-        patch.setattr("tokens.attention.AT_ONCE", at_once)
-        for name in ("BY_PRODUCTS", "ONE_BY_ONE"):
-            patch.setattr(f"tokens.attention.{name}", {torch.float32: most})
-        compare_with_one_at_a_time(make(codec), rows, min_saved, cost, checkpointing)
-
-
-def compare_with_one_at_a_time(policy, rows, min_saved, cost, checkpointing):
-    trie = build_trie(rows, min_saved)
+def compare_with_one_at_a_time(policy, rows, call, checkpointing=False):
+    trie, width = build_trie(rows), policy.config.hidden_size
     alone = [policy.model(input_ids=torch.tensor([row])).last_hidden_state[0] for row in rows]
-    expected = gradient(policy, probe(alone, policy.config.hidden_size))
+    expected = gradient(policy, probe(alone, width))
     if checkpointing:
         policy.train().gradient_checkpointing_enable(
             gradient_checkpointing_kwargs={"use_reentrant": False}
         )
-    hidden = hidden_states(policy, trie, COSTS[cost])
-    assert hidden.shape == (len(trie), policy.config.hidden_size)
-    for i, states in enumerate(alone):
-        assert torch.allclose(hidden[trie.places(i)], states, atol=1e-5)
+    hidden = hidden_states(policy, trie, Cost(1.0, 1.0, call))
+    assert hidden.shape == (len(trie), width)
     ours = [hidden[trie.places(i)] for i in range(len(rows))]
-    ours = gradient(policy, probe(ours, policy.config.hidden_size))
-    assert (ours - expected).norm() <= 1e-5 * expected.norm()
+    for states, right in zip(ours, alone, strict=True):
+        assert torch.allclose(states, right, atol=1e-5)
+    assert (gradient(policy, probe(ours, width)) - expected).norm() <= 1e-5 * expected.norm()
 
 
-@pytest.mark.parametrize("cost", sorted(COSTS))
-@pytest.mark.parametrize(("n_shared", "n_own"), [(0, 300), (200, 130), (7, 1100)])
-def test_segments_of_several_blocks(codec, cost, n_shared, n_own):
+@settings(max_examples=15)
+@given(
+    rows=sequences,
+    call=st.sampled_from([0.0, 30.0, 1e9]),  # a bucket each, some, few
+    checkpointing=st.booleans(),
+    make=st.sampled_from([random_policy, latent_policy]),
+)
+def test_hidden_states_and_gradients_are_those_of_one_sequence_at_a_time(
+    codec, rows, call, checkpointing, make
+):
+    compare_with_one_at_a_time(make(codec), rows, call, checkpointing)
+
+
+@pytest.mark.parametrize("call", [0.0, 1e9])
+@pytest.mark.parametrize(
+    ("make", "n_shared", "n_own"),
+    [(random_policy, 0, 300), (latent_policy, 200, 130), (random_policy, 7, 1100)],
+)
+def test_long_segments(codec, make, n_shared, n_own, call):
     rng = random.Random(0)
-
-    def some(n):
-        return [rng.randrange(2, 99) for _ in range(n)]
-
-    first = some(n_shared)
-    rows = [first + some(n_own + k) for k in (0, 0, 9)]
-    make = latent_policy if n_shared == 200 else random_policy
-    compare_with_one_at_a_time(make(codec), rows, 1, cost, False)
-
-
-def test_a_segment_alone_sees_all_its_ancestors_side_by_side_or_apart(codec):
-    """A chain of first children, whose ancestors lie side by side, and later children."""
-    rows = [[2, 3, 4, 5, 6, 7], [2, 3, 4, 5, 8], [2, 3, 9, 9, 7], [2, 3, 9, 5, 5, 5], [2, 6]]
-    policy, trie = random_policy(codec), build_trie(rows)
-    attend = TrieAttention(trie, COSTS["one bucket each"], torch.device("cpu"))
-    widths = [[part.stop - part.start for part in path] for path in attend.paths]
-    assert [4, 2] in widths and [2, 1, 3] in widths
-    hidden = hidden_states(policy, trie, COSTS["one bucket each"])
-    for i, row in enumerate(rows):
-        alone = policy.model(input_ids=torch.tensor([row])).last_hidden_state[0]
-        assert torch.allclose(hidden[trie.places(i)], alone, atol=1e-5)
+    first, *own = (
+        [rng.randrange(2, 99) for _ in range(n)] for n in (n_shared, n_own, n_own, n_own + 9)
+    )
+    compare_with_one_at_a_time(make(codec), [first + rest for rest in own], call)
 
 
 @pytest.mark.parametrize(("make", "depth"), [(random_policy, 8), (latent_policy, 16)])
@@ -262,16 +200,3 @@ def test_the_row_of_a_gpu_gives_the_same_states(codec, monkeypatch, make, depth)
     for i, row in enumerate(rows):
         alone = policy.model(input_ids=torch.tensor([row])).last_hidden_state[0]
         assert torch.allclose(hidden[trie.places(i)], alone, atol=1e-5)
-
-
-@given(sequences)
-def test_the_mask_of_a_token_is_its_ancestors_and_itself(rows):
-    trie = build_trie(rows)
-    mask = dense_mask(trie)[0, 0]
-    parent = trie.parent()
-    for q in range(len(trie)):
-        path, k = set(), q
-        while k >= 0:
-            path.add(k)
-            k = parent[k]
-        assert set(np.flatnonzero(mask[q].numpy())) == path
