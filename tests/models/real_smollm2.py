@@ -111,36 +111,25 @@ def plain_logprobs(model, prompt_ids, response_ids):
     return logp.gather(1, torch.tensor(response_ids)[:, None])[:, 0]
 
 
-def test_log_probs_of_shared_prefixes_are_those_of_transformers(folder, codec):
+def test_sampler_and_trainer_compute_what_transformers_does(folder, codec):
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-    common, ends = codec.encode(TEXT), [codec.encode(prompt) for prompt in PROMPTS[:3]]
-    rows = [Row(common + end[:4], end[4:], [0.0] * len(end[4:])) for end in ends]
-    rows.append(Row(common[:20], ends[0], [0.0] * len(ends[0])))
-    expected = torch.cat([plain_logprobs(theirs, r.prompt_ids, r.response_ids) for r in rows])
     ours = load_model(folder, "float32", "cpu")
-    (batch,) = pack(rows, 4096)
-    assert len(batch.trie) < sum(map(len, rows))  # something is shared
-    with torch.no_grad():
-        flat = logprobs(ours, batch)
-    found = torch.empty_like(flat)
-    sizes = [len(r.response_ids) for r in rows]
-    for i, part in zip(batch.index, flat.split([sizes[i] for i in batch.index]), strict=True):
-        found[sum(sizes[:i]) :][: sizes[i]] = part
-    assert (found - expected).abs().max() < 1e-4
-    assert expected.std() > 0.5  # log-probs that differ: a constant would not pass
-
-
-def test_our_engine_samples_from_what_the_trainer_computes(folder, codec):
-    model = load_model(folder, "float32", "cpu")
-    engine = TransformersEngine(model, codec, max_rows=4)
+    engine = TransformersEngine(ours, codec, max_rows=4)
     jobs = [(task, g) for task in worlds.make_tasks(0, 1, 12, "one_fact") for g in range(2)]
     done = list(rollout(engine, reader(), jobs, Sampling(1.0), seed=3))
     turns = [turn for trajectory in done for turn in trajectory.turns]
     assert len(turns) == 6 and not any(trajectory.error for trajectory in done)
     assert len({tuple(turn.response_ids) for turn in turns}) > 3 and engine.reused_tokens > 0
-    for turn in turns:
-        expected = plain_logprobs(model, turn.prompt_ids, turn.response_ids)
-        assert (torch.tensor(turn.logprobs) - expected).abs().max() < 1e-4
+    expected = [plain_logprobs(theirs, turn.prompt_ids, turn.response_ids) for turn in turns]
+    assert torch.cat(expected).std() > 0.5  # log-probs that differ: a constant would not pass
+    for turn, logp in zip(turns, expected, strict=True):
+        assert (torch.tensor(turn.logprobs) - logp).abs().max() < 1e-4
+    rows = [Row(turn.prompt_ids, turn.response_ids, turn.logprobs) for turn in turns]
+    (batch,) = pack(rows, 1 << 14)
+    assert len(batch.trie) < sum(map(len, rows))  # something is shared
+    with torch.no_grad():
+        flat = logprobs(ours, batch)
+    assert (flat - torch.cat([expected[i] for i in batch.index])).abs().max() < 1e-4
 
 
 # ---------------------------------------------------------------- training
@@ -190,11 +179,7 @@ TOWNS = (
 PLANTED = (  # fact, question, answer; {} is the town
     ("The clock of {} was made by Teresa Holm.", "Who made the clock of {}?", "Teresa Holm"),
     ("Its bridge was opened in 1874.", "When was the bridge of {} opened?", "1874"),
-    (
-        "Its hospital was founded by Clara Weston.",
-        "Who founded the hospital of {}?",
-        "Clara Weston",
-    ),
+    ("Its hospital was founded by Ann Weston.", "Who founded the hospital of {}?", "Ann Weston"),
     ("In 1911 Hugo Lantz was born here.", "Who was born in {} in 1911?", "Hugo Lantz"),
     ("It has 4,312 inhabitants.", "How many inhabitants does {} have?", "4,312"),
     ("Its football club is the Red Foxes.", "What is the football club of {}?", "Red Foxes"),
