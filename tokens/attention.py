@@ -19,7 +19,6 @@ and [f g] gather the keys of their ancestors and run side by side. A GPU leaves 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -220,16 +219,6 @@ def pad_segments(
 # ---------------------------------------------------------------- attention of a trie
 
 
-@dataclass(slots=True)
-class _TrieBucket:
-    """S segments, L queries and K keys each, padded on the right."""
-
-    queries: torch.Tensor  # [S, L] places
-    keys: torch.Tensor  # [S, K] places of the ancestors, then its own
-    mask: torch.Tensor | None  # [S, 1, L, K], 0 or -inf; None: no ancestors, causal
-    real: torch.Tensor | None  # [n] which of the S * L are tokens; None: all
-
-
 class TrieAttention:
     """The exact attention of a trie, differentiable: an `Attend` for `forward`.
 
@@ -247,25 +236,11 @@ class TrieAttention:
         """options: FlexAttention's kernel_options."""
         self.options = options
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
-        buckets = [] if self.flex else make_buckets(trie.segments, cost)
-        self.buckets = [self._gather(trie, bucket, device, dtype) for bucket in buckets]
-        if buckets:
-            self.order = torch.from_numpy(output_rows(buckets, trie.segments)).to(device)
-
-    @staticmethod
-    def _gather(
-        trie: Trie, bucket: Bucket, device: torch.device, dtype: torch.dtype
-    ) -> _TrieBucket:
-        segments = [trie.segments[i] for i in bucket.segments]
-        queries, mask, real = pad_segments(segments, device, dtype)
-        if mask is None:
-            return _TrieBucket(queries, queries, None, real)
-        keys = np.zeros((len(segments), mask.shape[3]), dtype=np.int64)
-        for row, i in enumerate(bucket.segments):
-            path = [trie.segments[k] for k in trie.path(i)]
-            places = np.concatenate([np.arange(s.start, s.stop) for s in path])
-            keys[row, : len(places)] = places
-        return _TrieBucket(queries, torch.from_numpy(keys).to(device), mask, real)
+        if self.flex:
+            return
+        buckets = make_buckets(trie.segments, cost)
+        self.buckets = [_gather(trie, bucket, device, dtype) for bucket in buckets]
+        self.order = torch.from_numpy(output_rows(buckets, trie.segments)).to(device)
 
     def __call__(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -275,13 +250,25 @@ class TrieAttention:
             return _flex()(query, key, value, block_mask=self.flex, **how).transpose(1, 2)
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
         outputs = []
-        for b in self.buckets:
-            rows = (
-                take(x, at).transpose(1, 2) for x, at in ((q, b.queries), (k, b.keys), (v, b.keys))
-            )
-            out = sdpa(*rows, b.mask, scale)
-            outputs.append(take(out.flatten(0, 1), b.real))  # [n, H, D], padding removed
+        for queries, keys, mask, real in self.buckets:
+            pairs = ((q, queries), (k, keys), (v, keys))
+            out = sdpa(*(take(x, places).transpose(1, 2) for x, places in pairs), mask, scale)
+            outputs.append(take(out.flatten(0, 1), real))  # [n, H, D], padding removed
         return take(torch.cat(outputs), self.order)[None]
+
+
+def _gather(trie: Trie, bucket: Bucket, device: torch.device, dtype: torch.dtype) -> tuple:
+    """Return the places of a bucket's queries [S, L] and of their keys [S, K], and the mask and the
+    real tokens of `pad_segments`."""
+    queries, mask, real = pad_segments([trie.segments[i] for i in bucket.segments], device, dtype)
+    if mask is None:
+        return queries, queries, None, real
+    keys = np.zeros((len(bucket.segments), mask.shape[3]), dtype=np.int64)
+    for row, i in enumerate(bucket.segments):
+        path = [trie.segments[k] for k in trie.path(i)]
+        places = np.concatenate([np.arange(s.start, s.stop) for s in path])
+        keys[row, : len(places)] = places
+    return queries, torch.from_numpy(keys).to(device), mask, real
 
 
 # ---------------------------------------------------------------- on a GPU
