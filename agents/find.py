@@ -32,7 +32,7 @@ from config.options import (
 )
 from config.plugins import Finder, is_path
 from config.presets import PRESETS
-from config.realmodels import check_model, settings_folder, titled
+from config.realmodels import check_model, is_adapter, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
 
@@ -508,8 +508,10 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
         found = (begun_with,) if isinstance(begun_with, str) else begun_with
         check_reach(path, {flag: found}, given)
     else:
-        # a plan needs no weights: what a command needs of its model it says itself
-        model = given.get("model") or (None if given.get("endpoint") else EMBEDDED)
+        named, endpoint = given.get("model", ""), given.get("endpoint", ())
+        # a plan needs no weights: other commands ask for them
+        check_model(named, weights=bool(named) and is_adapter(named))
+        model = named or (None if endpoint else EMBEDDED)
         found = [agent_of(given.get("preset", "default"), model, given, flag)]
     return [plain for name in found if (plain := name.partition("@")[0])]
 

@@ -92,9 +92,13 @@ def run(config: ServeConfig, how: How) -> None:
             f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
             f"key that they must send, or set {API_KEY}."
         )
+    with contextlib.closing(_listen(config)) as listening:
+        _serve(config, how, key, listening)
+
+
+def _serve(config: ServeConfig, how: How, key: str, listening: socket.socket) -> None:
     from engines.open import Use, open_reader
 
-    listening = _listen(config)
     who = answerer(config)
     _log(f"Opening {who.said} ...")
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
@@ -124,7 +128,6 @@ def run(config: ServeConfig, how: How) -> None:
             signal.signal(number, handler)
         service.close()
         engine.close()
-        listening.close()
 
 
 def _log(line: str) -> None:

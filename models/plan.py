@@ -120,9 +120,9 @@ def geometry(model: str) -> Geometry:
     fetched. UserError where they cannot be read, or for a model that no engine here trains."""
     if (model := str(base_of(model))) in SIZES:
         return SIZES[model]
+    check_model(model, weights=False)
     from models.load import check_architecture, meta_model
 
-    check_model(model, weights=False)
     lm = meta_model(model or str(EMBEDDED))
     check_architecture(lm)
     config, layers = lm.config, lm.model.layers

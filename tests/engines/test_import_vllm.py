@@ -18,7 +18,7 @@ NAME = "VLLM_USE_FLASHINFER_SAMPLER"
     ("installed", "before", "after"), [(False, None, "0"), (True, None, None), (False, "1", "1")]
 )
 def test_without_flashinfer_vllm_does_not_import_it(monkeypatch, installed, before, after):
-    """vLLM 0.31 would end with an ImportError when the sampler is built; the user's setting wins."""
+    """vLLM 0.31 would end with an ImportError at the sampler; the user's setting wins."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object() if installed else None)
     ops, stand_in = types.ModuleType("vllm._custom_ops"), types.ModuleType("vllm")
