@@ -1,4 +1,4 @@
-"""The proof that the sampler has the trainer's weights: its arithmetic, and samplers left behind."""
+"""The proof that the sampler has the trainer's weights: its numbers, and samplers left behind."""
 
 import copy
 import math

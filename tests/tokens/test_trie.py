@@ -1,4 +1,4 @@
-"""The trie against one sequence at a time: every shared token once, the same states and gradients."""
+"""The trie against one sequence at a time: shared tokens once, the same states and gradients."""
 
 import random
 from math import prod
