@@ -123,7 +123,7 @@ def imported(path: Path) -> set[str]:
 
 def test_whatever_is_imported_is_required():
     """The lists of packages, of pinned versions, have everything the modules import."""
-    lists = ("", "-gpu", "-environments")
+    lists = ("", "-gpu", "-environments", "-embeddings")
     lines = [
         x for part in lists for x in (ROOT / f"requirements{part}.txt").read_text().split("\n")
     ]
