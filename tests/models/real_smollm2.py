@@ -24,7 +24,7 @@ from engines.hf import TransformersEngine
 from models import packaged
 from models.dtypes import bfloat16_instructions
 from models.load import load_model
-from models.logprobs import Row, logprobs, pack
+from models.logprobs import Row, logprobs, mask_head, pack
 from models.policy import Policy
 from rollout import Sampling, rollout
 from tasks import worlds
@@ -113,6 +113,7 @@ def plain_logprobs(model, prompt_ids, response_ids):
 
 def test_sampler_and_trainer_compute_what_transformers_does(folder, codec):
     theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    mask_head(theirs, codec)  # as the engine does to ours
     ours = load_model(folder, "float32", "cpu")
     engine = TransformersEngine(ours, codec, max_rows=4)
     jobs = [(task, g) for task in worlds.make_tasks(0, 1, 12, "one_fact") for g in range(2)]
