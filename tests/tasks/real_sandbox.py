@@ -295,7 +295,8 @@ def test_a_daemon_that_is_left_over_keeps_nobody_waiting_and_ends(inside):
 def test_a_system_is_root_with_users_of_its_own_and_keeps_what_is_done():
     with closing(System()) as one, closing(System()) as other:
         said = one.run("useradd ada; echo 1 > /srv/x; su ada -c 'sudo -n id || id -un'", HANG_S)
-        assert said.code == 0 and said.output.endswith("ada\n")
+        # what sudo complains of may come before or after: podman promises no order
+        assert said.code == 0 and "ada" in said.output.splitlines()
         assert one.run("kill -9 -1; kill -9 1", HANG_S).code == 137
         assert one.run("id ada && cat /srv/x", HANG_S).code == 0
         assert other.run("id ada || cat /srv/x", HANG_S).code != 0
