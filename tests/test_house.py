@@ -60,6 +60,12 @@ def test_the_root_is_the_reading_path():
     assert {path.stem for path in ROOT.glob("*.py")} == {*READING_PATH}
 
 
+def test_no_folder_is_kept_that_nobody_named():
+    """A folder that a test or a try left behind is not committed with the rest."""
+    beside = {".ci", "bench", "dev", "docs", "examples", "recipes", "tests"}
+    assert {path.relative_to(ROOT).parts[0] for path in tracked("*/*")} == {*ROOMS, *beside}
+
+
 def test_the_smallest_file_says_it_all():
     minimal = (ROOT / "examples/minimal.py").read_text()
     assert len(minimal.splitlines()) <= 250 and "lightning" not in minimal.replace("Lightning", "")

@@ -114,6 +114,14 @@ def test_a_plan_refuses_what_training_refuses(monkeypatch):
     assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
 
 
+def test_a_plan_needs_no_weights_and_training_does(tmp_path):
+    sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
+                 vocab_size=500)  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes))
+    assert "fits" in said("plan", "--explain", "--model", tmp_path, "--gpu-gib", 24)
+    assert "model.safetensors" in refused("train", "--name", "t", "--model", tmp_path)
+
+
 # ---------------------------------------------------------------- a server that moves
 
 

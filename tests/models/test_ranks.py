@@ -397,21 +397,25 @@ def sleep(folder):
 
 
 if __name__ == "__main__":
+    if sys.argv[2:]:  # it dies as soon as they have begun, and while they import
+        ranks._results = lambda *_: os.kill(os.getpid(), 9)
     ranks.launch(sleep, 2, sys.argv[1])
 """
 
 
-def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path):
+@pytest.mark.parametrize("at_once", [[], ["at once"]], ids=["later", "at once"])
+def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path, at_once):
     script = tmp_path / "launcher.py"
     script.write_text(LAUNCHER)
     process = subprocess.Popen(
-        [sys.executable, script, tmp_path],
+        [sys.executable, script, tmp_path, *at_once],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
         start_new_session=True,
     )
-    until(lambda: len(list(tmp_path.glob("rank *"))) == 2, 0.1)
-    process.kill()
-    process.wait()
+    if not at_once:
+        until(lambda: len(list(tmp_path.glob("rank *"))) == 2, 0.1)
+        process.kill()
+    assert process.wait() == -signal.SIGKILL
     assert_none_is_left(process.pid)
 
 
