@@ -6,6 +6,7 @@ torch is imported where it is used: the process that hands out the tests to othe
 from __future__ import annotations
 
 import functools
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -368,6 +369,8 @@ def forked(words, out=os.devnull, cwd=None, killed_at=None):
         os.chdir(cwd or Path.cwd())
         forkserver._forkserver._forkserver_pid = None  # this process's is no child of that one
         sys.stdout = sys.stderr = Path(out).open("w", buffering=1)
+        faulthandler.enable(sys.stderr)  # what ends in C is said where it is looked for
+        gc.freeze()  # what the parent has left is not this process's to destroy
         if killed_at:
             sys.setprofile(Calls(killed_at))
         cli.app([str(word) for word in words])

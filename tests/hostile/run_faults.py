@@ -61,9 +61,12 @@ def halted(words, *where, **how):
 
 
 def tree(folder):
-    """Return what a folder holds: path -> bytes."""
+    """Return what a folder holds: path -> bytes.
+
+    TensorBoard's files are left out: a thread writes them, also while its process is halted.
+    """
     return {
         str(path.relative_to(folder)): path.read_bytes()
         for path in sorted(folder.rglob("*"))
-        if path.is_file()
+        if path.is_file() and path.parent.name != "tensorboard"
     }

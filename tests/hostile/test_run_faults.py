@@ -187,7 +187,8 @@ def test_the_second_signal_ends_a_step_at_once(tmp_path, monkeypatch):
         process = forked(words, "said")
     process.join()
     said = Path("said").read_text()
-    assert process.exitcode == 130 and "Step 1 of 3 is whole" in said and "goes on" not in said
+    assert process.exitcode == 130, said
+    assert "Step 1 of 3 is whole" in said and "goes on" not in said
     run([*words[:1], "--resume", "--name", "a"])
     assert len(numbers("a")[0]) == 3
 
