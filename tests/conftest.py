@@ -5,8 +5,8 @@ torch is imported where it is used: the process that hands out the tests to othe
 
 from __future__ import annotations
 
-import functools
 import faulthandler
+import functools
 import gc
 import multiprocessing
 import os
