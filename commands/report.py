@@ -100,7 +100,7 @@ def _plain(name: str) -> str:
 def report(folder: Path) -> Path:
     """Write a run's page; return its path. UserError: the folder holds no run that has one."""
     from report.folder import settings_of
-    from report.page import rewrite_report
+    from report.page import write_report
 
     path = folder / "config.yaml"
     settings = settings_of(path.read_text(encoding="utf-8")) if path.exists() else {}
@@ -109,7 +109,7 @@ def report(folder: Path) -> Path:
             return _stream(folder, settings)
         if "ask" in settings:
             return _reading(folder)
-        return rewrite_report(folder)
+        return write_report(folder, note=False)
     except OSError as error:
         raise UserError(f"The page of {folder} cannot be written: {error.strerror}.") from error
 

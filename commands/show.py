@@ -27,7 +27,7 @@ def show(
 
     agent: by which turns are shown, a name or a file; "" = the record's own, if it is one of ours.
     """
-    from report.transcripts import render_trajectory
+    from report.transcripts import render
 
     records, kind = read_records(path), find.find(agent) if agent else None
     records.sort(key=lambda record: -(record["step"] or 0))
@@ -50,7 +50,7 @@ def show(
     if not chosen:
         raise UserError(f"None of the {len(records)} readings in {path} matches.")
     for record in chosen[:n]:
-        console.print(render_trajectory(record, agent=kind))
+        console.print(render(record, agent=kind))
     console.print(f"{min(n, len(chosen))} of {len(chosen)} readings")
     kind = ("--agent", agent) if agent else ()
     if not wrong and any(map(is_wrong, records)):

@@ -1,10 +1,4 @@
-"""Put several evaluations side by side, on the questions that they have in common.
-
-Holds: `read_evaluation`, `side_by_side`, and how the result is shown: `differences`, `remarks`,
-`comparison_page`. Leaves out: means, intervals and pairs of one evaluation (report/summary.py).
-No torch.
-Exercise it: `python cli.py report RUN RUN`. Read next: report/summary.py.
-"""
+"""Put several evaluations side by side, on the questions that they have in common."""
 
 from __future__ import annotations
 
@@ -13,12 +7,10 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from config.errors import UserError
-from report import plots
 from report.folder import Run, read_run, settings_of
-from report.markup import Section, bounds, count, figures, fill, joined, page, parts, percent
-from report.page import comparisons, every_cell
+from report.page import page_of
 from report.rows import Cell
-from report.summary import compare, measured, question_key, summarise
+from report.summary import bounds, compare, count, measured, percent, question_key, summarise
 from suites import name_of
 
 COMMON = "sub_em"  # which all rows have, of evaluations that are measured otherwise
@@ -166,13 +158,4 @@ def differences(summary: dict) -> Iterator[tuple[str, str]]:
 
 def comparison_page(summary: dict, title: str) -> str:
     """Return the page of a comparison: plots and differences, then what each run has by itself."""
-    pairs = comparisons(
-        summary,
-        "Differences in percentage points on the questions that both were asked, with 95 % "
-        "intervals over these questions, or over their documents; bold where an "
-        "interval excludes 0. The samples of a question are averaged first.",
-    )
-    drawn = figures(joined(plots.accuracy(summary).values()))
-    lead = joined(fill('<p class="note">{}</p>', sentence) for sentence in remarks(summary))
-    result = Section("Result", joined([drawn, pairs.body]), pairs.note)
-    return page(title, lead, [result, Section("Details", parts([every_cell(summary)]))])
+    return page_of(Run(Path(), summary, title=title), notes=remarks(summary))

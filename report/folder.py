@@ -1,8 +1,4 @@
-"""Read what a run's folder holds at any time: finished, going on, or killed.
-
-Holds: `Run`, `read_run`, `reading`, `settings_of`, `lines_of`, `tell`. Leaves out: the page
-(report/page.py), who writes the files (report/runlog.py, eval.py). No torch.
-Exercise it: `python cli.py report RUN`. Read next: report/page.py.
+"""What a run's folder holds at any time: finished, going on, or killed.
 
 What follows the last newline of a file is torn, and dropped. Where summary.json is missing, or says
 less than the rows or metrics beside it, the run is summed up from these.
@@ -41,6 +37,7 @@ class Run:
     summary: dict
     rows: list[dict] = field(default_factory=list)  # of an evaluation, those that are summed up
     records: list[dict] = field(default_factory=list)  # transcripts
+    first: list[dict] = field(default_factory=list)  # of a training: those of the first step kept
     config: str = ""  # the text of config.yaml
     status: str = ""  # how far it has come, of a run that is not finished
     title: str = ""
@@ -62,16 +59,17 @@ def read_run(folder: Path) -> Run:
         progress = folder / "metrics.csv"
     # absent from the summary of a training
     summary = {"metric": "reward", "paired": []} | summary
-    records = transcripts(folder, summary)
+    records, first = transcripts(folder, summary), []
     if not summary["cells"]:
         records += map(thin, step_records(folder, last=True))
+        first = [*map(thin, step_records(folder))]
     running = is_running(folder)
     status = _status(how_far, running, progress) if how_far or running else ""
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and {"grpo", "sft"} & settings.keys():
         kind = "Training "
     shown = latest([row for row in rows if row["settings"] in summary.get("settings", ())])
-    return Run(folder, summary, shown, records, config, status, kind + folder.resolve().name)
+    return Run(folder, summary, shown, records, first, config, status, kind + folder.resolve().name)
 
 
 def settings_of(config: str) -> dict:
@@ -174,11 +172,9 @@ def transcripts(folder: Path, summary: dict) -> list[dict]:
 def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
     """Print the table of an evaluation that is over, how much of its readings was kept, and
     warnings."""
-    from report.viewer import kept
-
     console.print(table(summary, console.width))
     records = transcripts(folder, summary)
-    say(kept(rows, records, summary["metric"]))
+    say(f"Of {len(rows):,} readings {len(records):,} are kept whole, for `show` and the page.")
     for sentence in filter(None, [nothing_right(summary, rows), *overlaps(summary)]):
         say(sentence, "bold red")
     show_next(folder, any(map(is_wrong, records)))

@@ -1,423 +1,423 @@
-"""Write report.html, the page on which a person looks at a run.
+"""Write report.html: one file that needs no other and no network.
 
-Holds: `write_report`, the three parts of the page: Result, Readings, Details; `try_report`,
-`finish_report`; `write_reading`, the page of one question. Leaves out: the numbers
-(report/summary.py), plots (report/plots.py), HTML and its escaping (report/markup.py), single
-readings (report/transcripts.py), which of them are kept (report/runlog.py, eval.py). No torch.
-Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
-
-What one folds out is one small function that returns a `Section`; `_details` lists them in the
-order of the page.
+A run's folder (report/folder.py) becomes numbers, plots and readings, and page.html.j2 says where
+they stand. Questions, documents and answers are foreign text: the template escapes every `str`, and
+`clean` takes out control characters; only report/plots.py and `mark` make Markup.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from base64 import b64encode
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
+from hashlib import sha256
+from math import isfinite
 from pathlib import Path
+from statistics import fmean
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
 
 from config.errors import Unshown, clean, clip
-from report import plots
-from report.counted import pooled, total
-from report.folder import Run, read_run, settings_of
+from report.folder import Run, read_run
 from report.machine import foot, note_machine
-from report.markup import (
-    Markup,
-    Section,
-    Text,
-    bounds,
-    by_length,
-    count,
-    figures,
-    fill,
-    heat,
-    html,
-    joined,
-    macro,
-    page,
-    parts,
-    percent,
-    table,
-)
-from report.plots import FEW
-from report.rows import FATES, Cell
+from report.plots import plot
 from report.summary import (
-    DEPTHS,
+    FATES,
+    FEW,
+    bounds,
     cells,
-    csv_of,
+    count,
     labelled,
     markdown_of,
     measured,
     overlaps,
+    percent,
     with_pooled,
     write_text,
 )
-from report.training import Training, amiss, numbers, read_training, steps_section
-from report.transcripts import examples, n_sections, trace, transcript
-from report.viewer import viewer_section
-from report.words import lead_of, nothing_right, reader, reads_all
-from tasks.words import title_of
-
-FIRST = 2  # plots in the first part; those of other kinds of questions are details
-OF_TRAINING = 4  # readings of the last recorded step, beside the examples
-EXAMPLE_STEPS, EXAMPLE_CHARACTERS = 4, 400  # sections of an example, characters of each
-
-# below the first plots
-HOW_TO_READ = (
-    "Bars are 95 % intervals (Student's t over questions, or over documents that several share; "
-    "Wilson's where all agree). Failures, and answers that are empty or without the form that was "
-    f"asked for, count as wrong. What fewer than {FEW} questions say is faint. Sampled at "
-    "temperature 1 where that was asked, else at the first temperature."
+from report.training import (
+    SERIES_OF_STEPS,
+    TROUBLES,
+    Training,
+    amiss,
+    numbers,
+    read_training,
+    troubles,
 )
-CHANGES = Markup("<ins>added</ins>, <del>removed</del>.")  # of a memory
+from report.transcripts import end_of, origin, runs_of, steps_of, verdict
+from report.words import lead_of, nothing_right, reader, reads_all, temperatures_of
+from tasks.words import METRICS, title_of
 
-# ---------------------------------------------------------------- tables of cells
-
-
-def _faint(cell: Markup, n: int) -> Markup:
-    """Draw what few questions say faint."""
-    return fill('<span class="few">{}</span>', cell) if n < FEW else cell
-
-
-def _noted(text: str, note: str) -> Text:
-    """Return a cell with a note in small letters."""
-    return text + fill("<small>{}</small>", note) if note else text
+HERE = Path(__file__).parent
+SHOWN, CHARACTERS = 400, 4_000_000  # readings of a page at most, and characters of their sections
+OF_A_SECTION = 3000  # characters of a section in the list
+ORDER = ("wrong", "partly right", "failed", "right")  # of the list
 
 
-def _tables(
-    head: Sequence[str], entries: Iterable[tuple[str, tuple[Text, ...], int, Text]]
-) -> Markup:
-    """Return a table for each caption, with a row for each leading cells and a column per length.
+# ---------------------------------------------------------------- the template
 
-    head: names of the leading columns. entries: (caption, leading cells, length, cell).
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=lambda value: value if isinstance(value, Markup) else clean(value),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {"percent": percent, "bounds": bounds, "count": count, "clip": clip}
+    return environment
+
+
+def render(title: str, **parts: object) -> str:
+    """Return a page. parts: what the template names; what is missing is left out.
+
+    The page's policy lets one script run, by its digest: report/page.js, which knows no text.
     """
-    tables: dict[str, dict[tuple[Text, ...], dict[int, Text]]] = {}
-    for caption, first, length, cell in entries:
-        tables.setdefault(caption, {}).setdefault(first, {})[length] = cell
-    return joined(
-        table(caption, head, rows.items(), by_length(rows.items()))
-        for caption, rows in tables.items()
-    )
-
-
-def _place(cell: Cell) -> list[str]:
-    """Return the cells that name a cell of the evaluation in a table with a line for each."""
-    return [f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature]
-
-
-def every_cell(summary: dict) -> Section:
-    entries = []
-    for cell, record in cells(with_pooled(summary)):
-        label, words = labelled(summary, cell.agent), reader(cell.agent)
-        names = _noted(label, words if words != cell.agent else ""), cell.temperature
-        note = f"{bounds(record)}, {count(record)}"
-        shown = _noted(fill("<b>{}</b>", percent(record["mean"])), note)
-        caption = f"{title_of(cell.question)}, by {summary['unit']}"
-        entries.append((caption, names, cell.length, _faint(shown, record["n"])))
-    return Section(
-        "Accuracy in numbers",
-        _tables(["agent", "temp."], entries),
-        f"{measured(summary).capitalize()} in per cent, 95 % interval, number of questions; faint: "
-        f"fewer than {FEW}.",
-    )
-
-
-# ---------------------------------------------------------------- differences
-
-
-def _difference(pair: dict) -> Markup:
-    """Return the cell of a difference, bold where its interval excludes 0."""
-    note = f"{bounds(pair, ' … ', '+')}, {count(pair)}"
-    sure = pair["low"] > 0 or pair["high"] < 0
-    return _faint(macro("difference", percent(pair["mean"], "+"), note, sure), pair["n"])
-
-
-def _matters(pair: dict) -> int:
-    """Return the place of a comparison: first with itself before training, then with an agent that
-    reads all at once."""
-    name, _, weights = pair["b"].partition("@")
-    if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
-        return 0
-    return 2 - (not weights and reads_all(name))
-
-
-def comparisons(summary: dict, note: str = "") -> Section:
-    entries = []
-    for pair in sorted(summary["paired"], key=_matters):
-        words = reader(pair["b"])
-        against = f"{pair['a']} minus {pair['b']}" + f" ({words})" * (words != pair["b"])
-        first = title_of(pair["question"]), pair["temperature"]
-        caption = f"{against}, by {summary['unit']}"
-        entries.append((caption, first, pair["length"], _difference(pair)))
-    return Section(
-        "Differences between agents",
-        _tables(["", "temp."], entries),
-        note
-        or "The trained agent, or the first, against every other one, and each against itself "
-        "before training: differences in percentage points on the same questions, with 95 % "
-        "intervals; bold where these exclude 0.",
-    )
-
-
-def _seeds(summary: dict) -> Section:
-    entries = []
-    for pair in summary.get("seeds", ()):
-        seed = "all" if pair["seed"] is None else f"seed {pair['seed']}"
-        first = pair.get("against", "the second"), seed, pair["temperature"]
-        caption = f"difference, by {summary['unit']}"
-        entries.append((caption, first, pair["length"], _difference(pair)))
-    return Section(
-        "Seed by seed",
-        _tables(["minus", "", "temp."], entries),
-        "The first agent minus another on the same questions; "
-        "all: the seeds of a question averaged first.",
-    )
-
-
-# ---------------------------------------------------------------- where answers are lost
-
-
-def _depths(summary: dict) -> Section:
-    """Show a table per kind of question: agents by tenths of the document, lengths pooled."""
-    tables: dict[str, dict[tuple[str, str], list[list[tuple]]]] = {}
-    for cell, depths in cells(summary, "depths"):
-        rows = tables.setdefault(cell.question, {})
-        tenths = [*zip(depths["n"], depths["mean"], strict=True)]
-        rows.setdefault((cell.agent, cell.temperature), []).append(tenths)
-
-    def pooled_tenths(lengths: Sequence[Sequence[tuple[int, float | None]]]) -> dict[str, Text]:
-        shown = {}
-        for k, tenth in enumerate(zip(*lengths, strict=True)):
-            n = sum(n for n, _ in tenth)
-            right = sum(n * (mean or 0.0) for n, mean in tenth)
-            cell = _faint(heat(right / n, f"n {n}"), n) if n else ""
-            shown[f"{10 * k}–{10 * k + 100 // DEPTHS} %"] = cell
-        return shown
-
-    return Section(
-        "By depth of the evidence",
-        joined(
-            table(
-                f"{title_of(question)}, by where the first piece of evidence stands",
-                ["agent", "temp."],
-                [(name, pooled_tenths(lengths)) for name, lengths in rows.items()],
-            )
-            for question, rows in tables.items()
-        ),
-        "All lengths together; of several pieces of evidence the first one read counts.",
-    )
-
-
-def _fates(summary: dict) -> Section:
-    rows = []
-    for cell, fates in cells(summary, "fates"):
-        counts = {name: str(fates[name]) for name in ("wrong", *FATES)}
-        counts["not looked for"] = counts.pop("unknown")
-        counts["lost in tenth 1 … 10"] = " ".join(map(str, fates["left"])) * any(fates["left"])
-        rows.append((_place(cell), counts))
-    return Section(
-        "What was lost where",
-        table(
-            "readings that were not fully right",
-            ["agent, question", summary["unit"], "temp."],
-            rows,
-        ),
-        "Where an accepted answer stands, as whole words: in no section that was read (not shown), "
-        "in a section and never in the memory (never kept), in the memory and not at its end "
-        "(lost), all that it ever held still there and more was needed (kept in part), at its end "
-        "and answered wrong all the same (kept). Yes and no are not looked for.",
-    )
-
-
-# ---------------------------------------------------------------- what agents count
-
-
-def _counted(summary: dict) -> Section:
-    """Return what agents count of their turns: `rates` and `tallies`."""
-    rates = [
-        (_place(cell), {n.replace("_", " "): f"{x:.3g}" for n, x in rates.items() if x is not None})
-        for cell, rates in cells(summary, "rates")
-    ]
-    head, tallies = ["agent, question", summary["unit"], "temp."], _tallies(summary)
-    notes = (
-        (rates, "Shares and means that each agent counts of its own turns (Agent.rates), over all "
-         "readings of a cell."),
-        (tallies, "Lists of counts (an agent's tallies): how many an episode has on average, and "
-         "their share of the line, the most frequent first. An episode is a reading that has read "
-         "its document itself."),
+    script = (HERE / "page.js").read_text(encoding="utf-8")
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    style = Markup((HERE / "page.css").read_text(encoding="utf-8"))
+    nothing = dict.fromkeys(
+        ("status", "lead", "found", "warnings", "figures", "plots", "pair", "readings", "tables",
+         "differences", "plain", "details", "facts", "settings", "foot", "note", "whole", "more"), "",
     )  # fmt: skip
-    return Section(
-        "What the agents did",
-        table("what agents count of their turns", head, rates) + tallies,
-        " ".join(note for shown, note in notes if shown) + _about_ends(summary),
-    )
-
-
-def _ends(summary: dict) -> list[tuple[str, dict]]:
-    """Return (name, record) of the first and the last step that a training has recorded."""
-    ends = zip(("at first", "at last"), summary.get("ends", ()), strict=False)
-    return [(f"{name}, step {end['step']:,}", end) for name, end in ends]
-
-
-def _about_ends(summary: dict) -> str:
-    """Say what steps these are; "" without any."""
-    levels = {end.get("level") for _, end in _ends(summary)}
-    longer = " Training went on to longer documents between the two." * (len(levels) > 1)
     return (
-        " The first and the last step of which readings were recorded; those of step 0 were "
-        f"sampled before training.{longer}"
-        if levels
-        else ""
+        _environment()
+        .get_template("page.html.j2")
+        .render(nothing | parts, title=title, script=Markup(script), digest=digest, style=style)
     )
 
 
-def _tallies(summary: dict) -> Markup:
-    """Return a table for each title of an agent's `tallies`: counts by episode, their shares."""
-    head = ["agent, question", summary["unit"], "temp.", "episodes"]
-    records = [(_place(cell), record) for cell, record in cells(summary)]
-    if ends := _ends(summary):
-        head, records = ["", "", "episodes"], [([name, ""], end) for name, end in ends]
-    tables: dict[str, list[tuple[list[str], int, dict]]] = {}
-    for first, record in records:
-        for title, tally in record.get("tallies", {}).items():
-            tables.setdefault(title, []).append((first, record["episodes"], tally))
+def mark(text: str, passages: Iterable[str]) -> Markup:
+    """Return a text whose passages are marked, whatever stands between their words.
 
-    def per_episode(tally: Mapping[str, float], name: str, episodes: int) -> Text:
-        share = 100 * tally.get(name, 0) / sum(tally.values())
-        return _noted(f"{tally.get(name, 0) / episodes:,.2f}", f"{share:.0f} %")
-
-    made = []
-    for title, rows in tables.items():
-        names = [name for name, _ in Counter(total(tally for *_, tally in rows)).most_common()]
-        body = [
-            (
-                [*first, f"{episodes:,}"],
-                {name.replace("_", " "): per_episode(tally, name, episodes) for name in names},
-            )
-            for first, episodes, tally in rows
-        ]
-        made.append(table(title, head, body))
-    return joined(made)
-
-
-def _curves(summary: dict) -> Section:
-    """Draw an agent's `curves`: at one temperature and the longest length, or a training's ends."""
-    lines = [(name, end["curves"]) for name, end in _ends(summary) if "curves" in end]
-    note = f"Means over the episodes that got so far.{_about_ends(summary)}"
-    if found := dict(cells(summary, "curves")):
-        temperatures = list(dict.fromkeys(cell.temperature for cell in found))
-        at = "1.0" if "1.0" in temperatures else temperatures[0], max(c.length for c in found)
-        lines = [(c.agent, x) for c, x in found.items() if (c.temperature, c.length) == at]
-        note += f" {at[1]:,} {summary['unit']}, temperature {at[0]}."
-    panels: dict[str, dict[str, list[dict]]] = {}  # title -> line -> of each kind of question
-    for name, curves in lines:
-        for title, curve in curves.items():
-            panels.setdefault(title, {}).setdefault(name, []).append(curve)
-    points = {
-        title: {name: pooled(kinds) for name, kinds in panel.items()}
-        for title, panel in panels.items()
-    }
-    return Section("Along an episode", figures(plots.curves(points)), note)
-
-
-# ---------------------------------------------------------------- cost
-
-# column -> (metric, its digits)
-COSTS = {
-    "n": ("n", 0),
-    "tokens read": ("tokens_read", 0),
-    "written": ("tokens_written", 0),
-    "model calls": ("model_calls", 1),
-    "seconds": ("seconds", 2),
-    "MiB at most": ("mib", 0),
-}
-
-
-def _cost(summary: dict) -> Section:
-    """Show a line for each cell; rows of an earlier version lack some costs."""
-    rows = [
-        (
-            _place(cell),
-            {name: f"{record[m]:,.{k}f}" for name, (m, k) in COSTS.items() if m in record},
-        )
-        for cell, record in cells(summary)
-    ]
-    return Section(
-        "Cost of one question",
-        table("means of a question", ["agent, question", summary["unit"], "temp."], rows),
-        "Tokens read and written, calls of the model, and seconds from first prompt to answer with "
-        "others in flight beside it; the memory of the whole process.",
-    )
-
-
-# ---------------------------------------------------------------- the page
-
-
-def _warnings(run: Run) -> Markup:
-    """Return warnings of what was not learnt from, of an evaluation without a right answer and of
-    questions that a policy was trained on, or a note that there are none of these."""
-    summary = run.summary
-    sentences = [*(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
-    sentences += filter(None, [nothing_right(summary, run.rows) if not run.status else ""])
-    parts = [fill('<p class="warning">{}</p>', sentence) for sentence in sentences]
-    for policy in summary.get("trained_on", ()):
-        questions = policy["questions"].values()
-        if not any(n["seen"] for n in questions):
-            sentence = (
-                f"None of the {sum(n['asked'] for n in questions):,} questions is among the "
-                f"{policy['known']:,} that {policy['policy']} was trained on."
-            )
-            parts.append(fill('<p class="note">{}</p>', sentence))
-    return joined(parts)
-
-
-def _details(run: Run, training: Training, panels: Sequence[Markup]) -> Iterator[Section]:
-    """Yield what one folds out; what has no body is left out. panels: of the rarer questions."""
-    summary = run.summary
-    yield Section("Other kinds of questions", figures(joined(panels)))
-    if summary["cells"]:
-        name = f"{training.measure.capitalize()} by training step"
-        yield Section(name, figures(training.drawn()), training.note)
-    yield steps_section(training)
-    yield _seeds(summary)
-    yield _depths(summary)
-    yield _fates(summary)
-    yield Section("Memory along the document", figures(plots.occupancy(summary)))
-    yield _curves(summary)
-    yield _counted(summary)
-    yield _cost(summary)
-    yield Section("Settings", fill("<pre>{}</pre>", run.config) if run.config else "")
-
-
-def _sections(run: Run, training: Training, listed: Section) -> Iterator[Section]:
-    """Yield the three parts of the page. listed: the readings of an evaluation."""
-    summary = run.summary
-    panels = [*plots.accuracy(summary).values()]
-    first, note = (panels[:FIRST], HOW_TO_READ) if panels else ([training.drawn()], training.note)
-    tables = parts([every_cell(summary), comparisons(summary)])
-    how = fill('<p class="note">{}</p>', note) if any(first) else ""
-    yield Section("Result", joined([figures(joined(first)), how, tables]))
-    shown = examples(run.records, lead_of(cell for cell, _ in cells(summary)))
-    rest = [r for r in run.records if r not in shown and not r["sample"] and not summary["cells"]]
-    told = joined(
-        transcript(record, record in shown, EXAMPLE_STEPS, EXAMPLE_CHARACTERS)
-        for record in (*shown, *rest[:OF_TRAINING])
-    )
-    body = joined([fill('<div class="examples">{}</div>', told) if told else "", listed.body])
-    about = fill("What was read, and what became of the memory: {}", CHANGES) if told else ""
-    yield Section("Readings", body, joined([about, " " * bool(told), listed.note]))
-    yield Section("Details", parts(_details(run, training, panels[FIRST:])))
-
-
-def write_report(folder: Path, title: str = "") -> Path:
-    """Write folder/report.html from what the folder holds; return its path.
-
-    One file that needs no other and no network; with an evaluation, table.md and table.csv beside
-    it. UserError as `read_run`.
+    >>> mark("Built by <Anna>\\nHolm.", ["anna> holm"])
+    Markup('Built by &lt;<mark>Anna&gt;\\nHolm</mark>.')
     """
-    note_machine(folder)
-    return rewrite_report(folder, title)
+    parts = (r"\s+".join(map(re.escape, passage.split())) for passage in passages if passage)
+    if not (pattern := "|".join(part for part in parts if part)):
+        return escape(clean(text))
+    pieces = re.split(f"({pattern})", clean(text), flags=re.IGNORECASE)
+    marks = (
+        Markup("<mark>{}</mark>").format(x) if k % 2 else escape(x) for k, x in enumerate(pieces)
+    )
+    return Markup("").join(marks)
+
+
+# ---------------------------------------------------------------- readings
+
+
+def reading_of(
+    record: dict, score: float | None = None, most: int | None = 24, passages: Sequence[str] = ()
+) -> dict:
+    """Return what the template shows of a record. score, most: as in `verdict` and `runs_of`."""
+    steps = steps_of(record)
+    runs = [*runs_of(steps, most)]
+    clipped = OF_A_SECTION if most else 1 << 60
+    shown = [step for note, run in runs for step in run if not note or not most]
+    return {
+        "verdict": verdict(record, score),
+        "title": record["question"] or record["id"],
+        "where": origin(record),
+        "n": len(steps),
+        "runs": runs,
+        "end": end_of(record),
+        "sections": {
+            step.number: mark(clip(step.section.strip(), clipped), passages) for step in shown
+        },
+        "at_once": mark(clip(end_of(record).section, clipped), passages),
+    }
+
+
+def _listed(run: Run, lead: str) -> tuple[list[dict], str]:
+    """Return the readings of a page, the first one of the leading agent's open, then those that
+    went wrong; and how many are left out."""
+    scores = {
+        (row["settings"], row["id"], row["sample"]): row[run.summary["metric"]] for row in run.rows
+    }
+
+    def score_of(record: dict) -> float | None:
+        return scores.get((record.get("settings"), record["id"], record["sample"]))
+
+    def place(record: dict) -> tuple:
+        word = verdict(record, score_of(record))
+        theirs = record.get("cell", {}).get("agent", lead) != lead
+        return theirs, ORDER.index(word) if word in ORDER else len(ORDER)
+
+    records, size, shown = sorted(run.records, key=place), 0, []
+    for record in records[:SHOWN]:
+        size += sum(min(OF_A_SECTION, len(turn["section"])) for turn in record["turns"])
+        if size > CHARACTERS and shown:
+            break
+        shown.append(reading_of(record, score_of(record)))
+    n, left = len(run.records), len(run.records) - len(shown)
+    more = f"{left:,} of {n:,} readings are left out here: `show` prints them." if left else ""
+    return shown, more
+
+
+def _side_by_side(run: Run, lead: str) -> list[tuple[str, dict]]:
+    """Return a document read before training and after it: (heading, reading) of both, the longest
+    that only the trained policy has read rightly, else the longest; [] without such a pair.
+
+    Of a training the documents differ: it is a reading of the first step recorded and of the last.
+    """
+    if not run.summary["cells"]:
+        ends = [*run.first[:1], *run.records[:1]]
+        if len({record["step"] for record in ends}) < 2:
+            return []
+        return [(f"Step {record['step']:,}", reading_of(record)) for record in ends]
+    metric = run.summary["metric"]
+    scores = {(r["settings"], r["id"], r["sample"]): r[metric] for r in run.rows}
+    found: dict[tuple, dict[str, dict]] = {}
+    for record in run.records:
+        cell, which = record["cell"], ""
+        if cell["agent"] == lead:
+            which = "after"
+        elif cell["agent"] in (f"{lead}@untrained", "untrained"):
+            which = "before"
+        key = record["id"], record["sample"], cell["temperature"], cell["length"], cell["question"]
+        found.setdefault(key, {})[which] = record
+
+    def fitness(pair: dict[str, dict]) -> tuple:
+        before, after = (
+            scores.get((pair[w].get("settings"), pair[w]["id"], pair[w]["sample"])) or 0.0
+            for w in ("before", "after")
+        )
+        return after >= 1 > before, after >= 1, pair["after"]["cell"]["length"]
+
+    pairs = [pair for pair in found.values() if {"before", "after"} <= pair.keys()]
+    if not pairs:
+        return []
+    best = max(pairs, key=fitness)
+    return [
+        (heading, reading_of(best[which], scores.get(
+            (best[which].get("settings"), best[which]["id"], best[which]["sample"]))))
+        for heading, which in (("Untrained", "before"), ("Trained", "after"))
+    ]  # fmt: skip
+
+
+# ---------------------------------------------------------------- an evaluation
+
+
+def _three_figures(summary: dict, lead: str) -> list[dict]:
+    """Return the leading agent at its longest documents, the same before training, and another way
+    of reading: {value, label, note}."""
+    at = temperatures_of(cell for cell, _ in cells(summary))
+    mine = [
+        (cell, record) for cell, record in cells(summary)
+        if cell.agent == lead and cell.temperature == at[cell.agent, cell.question]
+    ]  # fmt: skip
+    if not mine:
+        return []
+    first = mine[0][0].question
+    chosen, _ = max((x for x in mine if x[0].question == first), key=lambda x: x[0].length)
+    same = {
+        cell.agent: record for cell, record in cells(summary)
+        if (cell.question, cell.length) == (first, chosen.length)
+        and cell.temperature == at[cell.agent, first]
+    }  # fmt: skip
+    before = next((name for name in (f"{lead}@untrained", "untrained") if name in same), "")
+    others = sorted((n for n in same if n not in (lead, before)), key=lambda n: not reads_all(n))
+    shown = [name for name in (lead, before, *others[:1]) if name]
+    place = f"{title_of(first)}, {chosen.length:,} {summary['unit']}"
+    return [
+        {
+            "value": f"{percent(same[name]['mean'])} %",
+            "label": reader(name),
+            "note": f"{bounds(same[name])} %, {count(same[name])}; {place}",
+        }
+        for name in shown
+    ]
+
+
+def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
+    """Draw right answers by length, a plot for each kind of question."""
+    at = temperatures_of(cell for cell, _ in cells(summary))
+    kinds: dict[str, dict[str, list[tuple]]] = {}
+    few: dict[str, dict[str, bool]] = {}
+    for cell, r in cells(summary):
+        if cell.temperature == at[cell.agent, cell.question]:
+            lines = kinds.setdefault(cell.question, {})
+            lines.setdefault(reader(cell.agent), []).append(
+                (cell.length, r["mean"], r["low"], r["high"])
+            )
+            faint = few.setdefault(cell.question, {})
+            faint[reader(cell.agent)] = faint.get(reader(cell.agent), True) and r["n"] < FEW
+    measure = METRICS.get(summary["metric"], summary["metric"])
+    return [
+        plot(
+            dict(sorted(lines.items(), key=lambda item: item[0] != reader(lead))),
+            title_of(kind), summary["unit"], measure, share=True, lengths=True,
+            faint=[name for name, is_few in few[kind].items() if is_few],
+        )
+        for kind, lines in kinds.items()
+    ]  # fmt: skip
+
+
+def _by_length(summary: dict) -> list[dict]:
+    """Return the tables of right answers: a caption, lengths, rows of names and records."""
+    tables: dict[str, dict[tuple, dict[int, dict]]] = {}
+    for cell, record in cells(with_pooled(summary)):
+        caption = f"{title_of(cell.question)}, by {summary['unit']}"
+        names = labelled(summary, cell.agent), cell.temperature
+        tables.setdefault(caption, {}).setdefault(names, {})[cell.length] = record
+    return [_table(caption, ["agent", "temp."], rows) for caption, rows in tables.items()]
+
+
+def _differences(summary: dict) -> list[dict]:
+    """Return the tables of paired differences, the comparison with itself before training first."""
+
+    def matters(pair: dict) -> int:
+        name, _, weights = pair["b"].partition("@")
+        if name.startswith("untrained") or (name, weights) == (pair["a"], "untrained"):
+            return 0
+        return 2 - (not weights and reads_all(name))
+
+    tables: dict[str, dict[tuple, dict[int, dict]]] = {}
+    for pair in sorted(summary["paired"], key=matters):
+        caption = f"{reader(pair['a'])} minus {reader(pair['b'])}, by {summary['unit']}"
+        names = title_of(pair["question"]), pair["temperature"]
+        tables.setdefault(caption, {}).setdefault(names, {})[pair["length"]] = pair
+    return [_table(caption, ["", "temp."], rows) for caption, rows in tables.items()]
+
+
+def _table(caption: str, head: list[str], rows: dict[tuple, dict[int, dict]]) -> dict:
+    lengths = sorted({length for row in rows.values() for length in row})
+    return {"caption": caption, "head": head, "lengths": lengths, "rows": rows}
+
+
+COSTS = {  # column -> (field of a cell's record, its digits)
+    "n": ("n", 0), "tokens read": ("tokens_read", 0), "written": ("tokens_written", 0),
+    "model calls": ("model_calls", 1), "seconds": ("seconds", 2), "MiB at most": ("mib", 0),
+    "failed": ("failed", 2), "no form": ("unformed", 2),
+}  # fmt: skip
+
+
+def _costs(summary: dict) -> dict:
+    """Return the table of what a question costs, what its agent counts, and where answers are
+    lost: a row for each cell."""
+    rows, columns = [], {}
+    for cell, record in cells(summary):
+        row = {
+            name: f"{record[field]:,.{k}f}" for name, (field, k) in COSTS.items() if field in record
+        }
+        rates = record.get("rates", {}).items()
+        row |= {name.replace("_", " "): f"{x:.3g}" for name, x in rates if x is not None}
+        fates = record.get("fates", {})
+        row |= {name: str(fates[name]) for name in FATES if fates.get(name) and name != "unknown"}
+        columns |= dict.fromkeys(row)
+        place = f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature
+        rows.append((place, row))
+    head = ["agent, question", summary["unit"], "temp."]
+    caption = "Means of a question; where the answers stood that were not given rightly"
+    return {"caption": caption, "head": head, "columns": columns, "rows": rows}
+
+
+# ---------------------------------------------------------------- a training
+
+
+def _training_figures(summary: dict) -> tuple[list[dict], str]:
+    """Return the mean reward of the first steps and of the last, and their difference in a
+    sentence."""
+    gain = summary.get("gain")
+    if not gain:
+        return [], ""
+    n, change = gain["steps"], gain["last"] - gain["first"]
+    figures = [
+        {"value": f"{gain[which]:.2f}", "label": f"mean reward, {which} {n} steps", "note": ""}
+        for which in ("first", "last")
+    ]
+    sentence = f"From the first {n} steps to the last {n} the reward changed by {change:+.2f}"
+    if gain["low"] is not None:
+        sentence += f" (95 % interval {gain['low']:+.2f} to {gain['high']:+.2f}, over steps)"
+    return figures, f"{sentence}."
+
+
+def _training_plots(training: Training, measure: str) -> tuple[list[Markup], list[Markup]]:
+    """Draw a training: its measure with its band, then what else metrics.csv says."""
+    if not training.values:
+        return [], []
+    steps, values = zip(*training.values, strict=True)
+    window = max(5, len(steps) // 15)
+    means = [fmean(values[max(0, k + 1 - window) : k + 1]) for k in range(len(values))]
+    each = [
+        (k, v, v - 2 * e, v + 2 * e) if isfinite(e) else (k, v, v, v)
+        for (k, v), e in zip(training.values, training.errors, strict=True)
+    ]
+    lines = {
+        "one step": each,
+        f"mean of {window}": [*zip(steps, means, strict=True)],
+        "validation": training.validation,
+    }
+    first = plot(lines, measure.capitalize(), "training step", f"mean {measure}")
+    rest = [
+        plot({name: numbers(training.rows, column) for name, column in columns.items()},
+             title, "training step")
+        for title, columns in SERIES_OF_STEPS.items()
+    ]  # fmt: skip
+    return [first], [drawn for drawn in rest if drawn]
+
+
+# ---------------------------------------------------------------- pages
+
+
+def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
+    """Return the page of an evaluation or of a training. notes: warnings of the caller's."""
+    summary, lead = run.summary, lead_of(cell for cell, _ in cells(run.summary))
+    warnings = [*notes, *(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
+    measure = "loss" if "loss" in summary else "reward"
+    training = read_training(run.folder, measure)
+    warnings += [TROUBLES[kind] for kind in troubles(training.rows)]
+    drawn, more_plots = _training_plots(training, measure)
+    figures, sentence = _training_figures(summary)
+    if summary["cells"]:
+        warnings += filter(None, [nothing_right(summary, run.rows) if not run.status else ""])
+        more_plots = [*drawn, *more_plots]
+        drawn, figures, sentence = [], _three_figures(summary, lead), ""
+        drawn, rest = (plots := _accuracy_plots(summary, lead))[:1], plots[1:]
+        more_plots = rest + more_plots
+    readings, more = _listed(run, lead)
+    done = ("read", "written")
+    spent = {name: sum(row.get(f"tokens_{name}", 0) for row in run.rows) for name in done}
+    if not run.rows:
+        spent = {n: sum(x for _, x in numbers(training.rows, f"{n}_tokens")) for n in done}
+    return render(
+        title or run.title,
+        status=run.status,
+        warnings=warnings,
+        figures=figures,
+        lead=sentence,
+        plots=drawn,
+        pair=_side_by_side(run, lead),
+        readings=readings,
+        more=more,
+        tables=_by_length(summary) if summary["cells"] else "",
+        differences=_differences(summary),
+        details={"plots": more_plots, "costs": _costs(summary) if summary["cells"] else ""},
+        note=measured(summary) if summary["cells"] else "",
+        settings=run.config,
+        foot=foot(run.folder, spent, len(run.rows)),
+    )
+
+
+def write_report(folder: Path, title: str = "", note: bool = True) -> Path:
+    """Write folder/report.html from what the folder holds, and with an evaluation table.md; return
+    its path. UserError as `read_run`.
+
+    note: that this process fills the folder, on this machine.
+    """
+    if note:
+        note_machine(folder)
+    run = read_run(folder)
+    if run.summary["cells"]:
+        write_text(folder / "table.md", markdown_of(run.summary))
+    write_text(folder / "report.html", page_of(run, title))
+    return folder / "report.html"
 
 
 def try_report(folder: Path) -> str:
@@ -440,52 +440,25 @@ def finish_report(folder: Path, kept: str) -> None:
         raise Unshown(f"{failure[:-1]}. {kept}; once that is mended, {again} writes it.")
 
 
-def rewrite_report(folder: Path, title: str = "") -> Path:
-    """Write the page anew from outside, finished or not, as `write_report`."""
-    run = read_run(folder)
-    summary = run.summary
-    training = read_training(
-        folder, settings_of(run.config), "loss" if "loss" in summary else "reward"
-    )
-    listed, script = viewer_section(run.rows, summary, run.records)
-    lead = macro("lead", run.status, "", _warnings(run))
-    if summary["cells"]:
-        write_text(folder / "table.md", markdown_of(summary))
-        write_text(folder / "table.csv", csv_of(summary))
-    end = foot(folder, _spent(run, training), len(run.rows))
-    sections = _sections(run, training, listed)
-    html = page(title or run.title, lead, sections, script, end)
-    write_text(folder / "report.html", html)
-    return folder / "report.html"
-
-
-def _spent(run: Run, training: Training) -> dict[str, float]:
-    """Return the tokens of all readings, else of all steps, by what was done with them."""
-    done = ("read", "written")
-    if run.rows:
-        return {name: sum(row.get(f"tokens_{name}", 0) for row in run.rows) for name in done}
-    return {name: sum(n for _, n in numbers(training.rows, f"{name}_tokens")) for name in done}
-
-
 def write_reading(
     folder: Path,
     record: dict,
     facts: Mapping[str, str],
     answer: str = "",
     found: str = "",
+    passages: Sequence[str] = (),
 ) -> Path:
     """Write folder/report.html about one question and its whole trace; return its path.
 
-    record: of `report.records`. answer, and found: where it is, in words; both above all else.
-    facts: label -> text, between them and the trace.
+    record: of `report.records`. answer, and found: where it is, in words. facts: label -> text.
+    passages: marked in the sections.
     """
-    nodes = trace(record, most=None, characters=1 << 60)
-    note = fill("Every section, and what became of the memory: {}", CHANGES)
-    read = Section(
-        "What was read",
-        joined(map(html, nodes[:-1] if answer else nodes)),  # the last one says how it ended
-        note if n_sections(record) else "",
+    page = render(
+        record["question"],
+        lead=f"Answer: {answer}" if answer else "",
+        found=found,
+        facts={name: fact for name, fact in facts.items() if fact},
+        whole=reading_of(record, most=None, passages=passages),
     )
-    lead = macro("about", answer, found, {k: fact for k, fact in facts.items() if fact})
-    write_text(folder / "report.html", page(record["question"], lead, [read]))
+    write_text(folder / "report.html", page)
     return folder / "report.html"

@@ -56,7 +56,6 @@ from models.checkpoints import (
     validations,
     write_validations,
 )
-from report.counted import counts_of, ends_of
 from report.folder import reading
 from report.loggers import tagged
 from report.records import record
@@ -104,14 +103,9 @@ def packed(
 ) -> bytes:
     """Return trajectories as lines of trajectories.jsonl.gz (`records.record`), one gzip member.
 
-    Members can be appended to a file and cut off again. With what the agent counts, where it lists
-    that (an agent's `tallies`, `curves`).
+    Members can be appended to a file and cut off again.
     """
-    listed = {"tallies", "curves"} & agent.extras.keys()
-    records = (
-        record(t, agent, step, temperature) | ({"counts": counts_of(t, agent)} if listed else {})
-        for t in trajectories
-    )
+    records = (record(t, agent, step, temperature) for t in trajectories)
     text = "".join(json.dumps(each, ensure_ascii=False) + "\n" for each in records)
     return gzip.compress(text.encode(), 5, mtime=0)
 
@@ -343,8 +337,7 @@ def summary(folder: Path, last: int = 10) -> dict:
 
     unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
     or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
-    gain: see `gain`; ends: see `counted.ends_of`, with the level of each; the columns of
-    `training.AMISS`: sums, where there are any.
+    gain: see `gain`; the columns of `training.AMISS`: sums, where there are any.
     """
     rows = whole_rows(folder / "metrics.csv")
 
@@ -355,8 +348,6 @@ def summary(folder: Path, last: int = 10) -> dict:
     # a step may have no reward at all, and an update that is skipped may have no loss
     values = [value for row in rows if isfinite(value := float(row[name]))]
     amiss = {name: int(total(name)) for name in AMISS}
-    level_at = {row.get("step"): row.get("level") for row in rows}
-    ends = [end | {"level": level_at.get(str(end["step"]))} for end in ends_of(folder)]
     one_level = len({row.get("level") for row in [*rows[:last], *rows[-last:]]}) == 1
     return {
         "unit": "sections",
@@ -364,7 +355,6 @@ def summary(folder: Path, last: int = 10) -> dict:
         "steps": len(rows),
         name: fmean(values[-last:]) if values else None,
         **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
-        **({"ends": ends} if ends else {}),
         **{name: n for name, n in amiss.items() if n},
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),

@@ -1,10 +1,5 @@
 """What a stream says: success by epoch for every way of remembering, and what its bank is like.
 
-Holds: `summarise_stream` (a flat list, one record for each arm and epoch), `write_stream_report`,
-`rewrite_stream_report`.
-Leaves out: the loop that makes the rows (commands/stream.py), plots (report/plots.py).
-Exercise it: `python cli.py stream`. Read next: report/page.py.
-
     solved         sr   share of the tasks solved in an epoch; what crashed or timed out was not
     solved so far  csr  share solved in this epoch or an earlier one: without a memory this is
                         pass@epochs
@@ -22,30 +17,19 @@ from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 
+from markupsafe import Markup
+
 from config.errors import UserError
 from config.foreign import from_json
 from config.options import StreamConfig
 from config.terminal import console, say
-from report import plots
 from report.machine import foot, note_machine
-from report.markup import (
-    Markup,
-    Section,
-    bounds,
-    figures,
-    fill,
-    joined,
-    macro,
-    page,
-    parts,
-    percent,
-    table,
-)
-from report.summary import calibration, interval, write_summary, write_text
+from report.page import render
+from report.plots import plot
+from report.summary import bounds, calibration, interval, percent, write_summary, write_text
 
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
 EXCERPT = 100  # characters of an experience that a task was shown
-SOLVED, SO_FAR = "Tasks solved", "Tasks solved so far"  # plots
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -139,11 +123,12 @@ def write_stream_report(
 
     summary = summarise_stream(config, outcomes, rule)
     write_summary(folder / "summary.json", summary)
-    rows = [_ends(cells[0], cells[-1]) for cells in _by_arm(summary).values()]
-    columns = dict.fromkeys(name for row in rows for name in row)
-    shown = Table(*columns)
-    for row in rows:
-        shown.add_row(*(row.get(name, "") for name in columns))
+    rows = {arm: _ends(cells[0], cells[-1]) for arm, cells in _by_arm(summary).items()}
+    columns = dict.fromkeys(name for row in rows.values() for name in row)
+    shown = Table("method", "n", *columns)
+    for arm, row in rows.items():
+        n = str(_by_arm(summary)[arm][-1]["n"])
+        shown.add_row(arm, n, *(row.get(name, "") for name in columns))
     console.print(shown)
     for d in summary["differences"]:
         say(f"{d['arm']} − {d['than']}, last epoch: {_difference(d)} points, n {d['n']}")
@@ -223,8 +208,6 @@ def _sure(record: dict) -> dict[str, str]:
 def _ends(first: dict, last: dict) -> dict[str, str]:
     """Return the row of an arm in the terminal, of its first and its last epoch."""
     return {
-        "method": last["arm"],
-        "n": str(last["n"]),
         "solved, first epoch": _share(first),
         "last epoch": _share(last),
         "so far": f"{percent(last['csr'])} %",
@@ -255,8 +238,8 @@ def _begin(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[:most]} ..."
 
 
-def _one_task(outcome: dict) -> Markup:
-    """Show what the task was shown whose success changed most often."""
+def _most_changed(outcome: dict) -> list[dict]:
+    """Return the rows of the task whose success changed most often."""
     by_task: dict[str, list[dict]] = {}
     for row in outcome["rows"]:
         by_task.setdefault(row["id"], []).append(row)
@@ -264,104 +247,92 @@ def _one_task(outcome: dict) -> Markup:
     def changes(rows: list[dict]) -> int:
         return sum(a["success"] != b["success"] for a, b in pairwise(rows))
 
-    lines = []
-    rows = max(by_task.values(), key=changes, default=[])
-    for row in rows:
-        shown = joined(
-            fill(
-                "<div>{} (Q {}, similarity {}): {}</div>", each["id"], f"{each['q']:.2f}",
-                f"{each['sim']:.2f}", _begin(each["experience"], EXCERPT),
-            )
+    return max(by_task.values(), key=changes, default=[])
+
+
+def _one_task(outcome: dict) -> dict:
+    """Show what that task was shown, epoch by epoch."""
+    rows = []
+    for row in (most := _most_changed(outcome)):
+        shown = [
+            f"{each['id']} (Q {each['q']:.2f}, similarity {each['sim']:.2f}): "
+            f"{_begin(each['experience'], EXCERPT)}"
             for each in row["shown"]
-        )  # fmt: skip
-        names = [str(row["epoch"] + 1), "solved" if row["success"] else "failed"]
+        ]
+        first = str(row["epoch"] + 1), "solved" if row["success"] else "failed"
         action = _begin(row["action"], 2 * EXCERPT)
-        lines.append((names, {"shown": shown or "nothing", "last action": action}))
-    title = f"{outcome['arm']}, task {rows[0]['id']}" if rows else ""
-    return table(title, ["epoch", "it was"], lines)
+        rows.append((first, {"shown": "\n".join(shown) or "nothing", "last action": action}))
+    name = f"{outcome['arm']}, task {most[0]['id']}" if most else ""
+    return _table(f"What it was shown: {name}", ["epoch", "it was"], rows)
 
 
 # ---------------------------------------------------------------- the page
 
 
-def _curves(summary: dict) -> Markup:
+def _table(caption: str, head: list[str], rows: list[tuple[tuple[str, ...], dict]]) -> dict:
+    columns = dict.fromkeys(name for _, row in rows for name in row)
+    return {"caption": caption, "head": head, "columns": columns, "rows": rows}
+
+
+def _curves(summary: dict) -> list[Markup]:
     """Draw success by epoch; nothing of a single epoch, which the tables tell of."""
-    if len({cell["epoch"] for cell in summary["cells"]}) < 2:
-        return Markup()
-    panels: dict[str, dict[str, list[tuple[float, ...]]]] = {SOLVED: {}, SO_FAR: {}}
-    for cell in summary["cells"]:
-        point = cell["epoch"], cell["sr"], cell["low"], cell["high"]
-        panels[SOLVED].setdefault(cell["arm"], []).append(point)
-        panels[SO_FAR].setdefault(cell["arm"], []).append((cell["epoch"], cell["csr"]))
-    return figures(plots.curves(panels, "epoch", shares=[*panels]))
+    by_arm = _by_arm(summary)
+    if max(map(len, by_arm.values())) < 2:
+        return []
+    names = {"Tasks solved": ("sr", "low", "high"), "Tasks solved so far": ("csr",)}
+    return [
+        plot(
+            {a: [(c["epoch"], *map(c.get, fields)) for c in cells] for a, cells in by_arm.items()},
+            title, "epoch", share=True,
+        )
+        for title, fields in names.items()
+    ]  # fmt: skip
 
 
 def _page(
-    summary: dict,
-    config: StreamConfig,
-    outcomes: Sequence[dict],
-    folder: Path,
-    status: str = "",
+    summary: dict, config: StreamConfig, outcomes: Sequence[dict], folder: Path, status: str = ""
 ) -> str:
     by_arm = _by_arm(summary)
-    ends = [cells[-1] for cells in by_arm.values()]
-    best = max(ends, key=itemgetter("sr"))
-    arms = ", ".join(cell["arm"] for cell in ends if cell["sr"] == best["sr"])
-    lead = (
-        f"Most was solved with {arms}: {percent(best['sr'])}\u00a0% of {best['n']} tasks of "
-        f"{config.suite} in epoch {best['epoch']}. {' '.join(_remarks(summary))}"
-    )
-    about = {o["arm"]: o["about"] for o in outcomes if o["about"]}
-    learning = [o for o in outcomes if any(row["shown"] for row in o["rows"])]
-    epochs = [([cell["arm"], str(cell["epoch"])], cell) for cell in summary["cells"]]
-    banks = [
-        (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
-        for first, cell in epochs
-        if cell["bank"].get("entries")
+    ends = {arm: cells[-1] for arm, cells in by_arm.items()}
+    best = sorted(ends.items(), key=lambda item: -item[1]["sr"])[:3]
+    figures = [
+        {
+            "value": f"{percent(cell['sr'])} %",
+            "label": f"solved with {arm}",
+            "note": f"{bounds(cell)} %, n {cell['n']}, epoch {cell['epoch']}",
+        }
+        for arm, cell in best
     ]
-    last = [_ends(cells[0], cells[-1]) for cells in by_arm.values()]
+    methods = [((arm, str(c["n"])), _ends(by_arm[arm][0], c)) for arm, c in ends.items()]
     differences = [
-        ([f"{d['arm']} − {d['than']}", ""], {"difference": _difference(d), "n": str(d["n"])})
+        ((f"{d['arm']} minus {d['than']}",), {"points": _difference(d), "n": str(d["n"])})
         for d in summary["differences"]
     ]
-    result = (
-        _curves(summary)
-        + table("By method", ["method", "n"], [([r.pop("method"), r.pop("n")], r) for r in last])
-        + table("Solved in the last epoch, minus another method, in percentage points", ["", ""],
-                differences)
-        + (macro("facts", about) if about else "")
-    )  # fmt: skip
-    details = [
-        Section("Every epoch", table(
-            "Means of a task; tokens read and written", ["method", "epoch"],
-            [(first, _epoch(cell)) for first, cell in epochs],
-        ), (
-            "Forgotten: of the tasks that failed, the share that the epoch before had solved; ran "
-            "out: tasks that used up their steps or the model's window; cut: tasks whose intent is "
-            "longer than what similarity takes in."
-        )),
-        Section("Utilities", table("The bank", ["method", "epoch"], banks),
-                "At the end of each epoch."),
-    ]  # fmt: skip
-    sections = [
-        Section("Result", result, (
-            "Shares of all tasks; what crashed or timed out was not solved. 95 % intervals; lines "
-            "that are alike lie on each other."
-        )),
-        Section("Readings", _texts(joined(map(_one_task, learning))), (
-            "Of each method the task whose success changed most often, and what it was shown."
-        )),
-        Section("Details", parts(details)),
-    ]  # fmt: skip
+    every = [((c["arm"], str(c["epoch"])), c) for c in summary["cells"]]
+    banks = [
+        (first, {name.replace("_", " "): f"{n:,.6g}" for name, n in cell["bank"].items()})
+        for first, cell in every
+        if cell["bank"].get("entries")
+    ]
+    about = "Means of a task. Forgotten: of the tasks that failed, those solved the epoch before."
+    plain = [
+        _table("By method", ["method", "n"], methods),
+        _table("Solved in the last epoch, in percentage points", [""], differences),
+        *(_one_task(o) for o in outcomes if any(row["shown"] for row in o["rows"])),
+        _table(about, ["method", "epoch"], [(first, _epoch(cell)) for first, cell in every]),
+        _table("The bank at the end of each epoch", ["method", "epoch"], banks),
+    ]
     tokens = {
         done: sum(row[f"{done}_tokens"] for o in outcomes for row in o["rows"])
         for done in ("read", "written")
     }
-    end = foot(folder, tokens, sum(len(o["rows"]) for o in outcomes))
-    above = macro("lead", status, lead, "")
-    return page(f"Stream {config.name}", above, sections, foot=end)
-
-
-def _texts(tables: Markup) -> Markup:
-    """Set tables whose cells are sentences."""
-    return tables and fill('<div class="texts">{}</div>', tables)
+    return render(
+        f"Stream {config.name}",
+        status=status,
+        warnings=_remarks(summary),
+        figures=figures,
+        plots=_curves(summary),
+        facts={o["arm"]: o["about"] for o in outcomes if o["about"]},
+        plain=[table for table in plain if table["rows"]],
+        foot=foot(folder, tokens, sum(len(o["rows"]) for o in outcomes)),
+    )

@@ -1,19 +1,14 @@
-"""Summarise rows: means with intervals, paired differences, where answers were lost, tables.
+"""What rows say: means with intervals, paired differences, tables.
 
-Holds: `summarise`, `interval`, `wilson`, `calibration`, `compare`; `Overlap` and `overlaps`,
-questions seen in training; `cells`, and tables for the terminal, Markdown and CSV. Leaves out: how
-rows are made (eval.py), the page (report/page.py). No torch.
-Exercise it: `python cli.py eval --n 8`. Read next: report/page.py.
+Means are over questions, with 95 % intervals over documents; no torch.
 """
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, replace
+from dataclasses import asdict, replace
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -25,8 +20,6 @@ from config.files import replacing
 from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
-from report.counted import counted, total
-from report.markup import bounds, by_length
 from report.rows import FATES, Cell, fate
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
@@ -133,7 +126,7 @@ METRICS = (
     "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
-DEPTHS = 10  # bins of evidence depth, and of the places where answers were lost
+FEW = 8  # questions: what fewer say is faint
 
 Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
 
@@ -161,12 +154,10 @@ def summarise(
         follows the thinking. memory_cut, memory_empty: turns. tokens, seconds, model_calls: of one
         trajectory. cut: tokens of the document that a cap or a window kept from the agent. mib:
         the maximum instead of the mean
-    depths, fates, occupancy
-        see the functions of these names, where there are any
-    counts, rates, episodes, tallies, curves
-        of agents that count something: sums over the trajectories, the agent's own rates of them,
-        and what is `counted`. Of an agent that keeps what it makes of a document, episodes are the
-        trajectories that have read one
+    fates
+        of the readings that were not entirely right, how many of each of `FATES`
+    counts, rates
+        of agents that count something: sums over the trajectories, and the agent's rates of them
 
     pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell and
     its `_mean`. paired is a list of {a, b, question, temperature, length, mean, n, low, high}:
@@ -213,19 +204,18 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | t
         # rows of an earlier version lack some, and an agent may give none of its own
         if all(row.get(name) is not None for row in rows):
             record[name] = average(average(row[name] for row in rows) for rows in samples)
-    counts = total(row.get("counts") or {} for row in rows)
-    episodes = [row for row in rows if row.get("sections") or not agent.keeps]
+    counts = Counter()
+    for row in rows:
+        counts.update(row.get("counts") or {})
     parts = {
-        "depths": _depths(rows, metric),
         "fates": _fates(rows, metric),
-        "occupancy": _occupancy(rows),
-        "counts": counts,
+        "counts": dict(counts),
         "rates": {
-            name: round(counts.get(above, 0) / counts[below], 4) if counts.get(below) else None
+            name: round(counts[above] / counts[below], 4) if counts[below] else None
             for name, (above, below) in agent.rates.items()
             if {above, below} & {*counts}
         },
-    } | counted([row.get("counts") or {} for row in episodes], agent)
+    }
     return record | {name: part for name, part in parts.items() if part}
 
 
@@ -287,44 +277,11 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
     ]
 
 
-def _depths(rows: Sequence[dict], metric: str) -> dict:
-    """Return {n, mean}: trajectories and their mean by tenths of the document, by the depth of the
-    first piece of evidence."""
-    bins: list[list[float]] = [[] for _ in range(DEPTHS)]
-    for row in rows:
-        if row.get("depths"):
-            bins[min(DEPTHS - 1, int(min(row["depths"]) * DEPTHS))].append(row[metric])
-    means = [fmean(values) if values else None for values in bins]
-    return {"n": [*map(len, bins)], "mean": means} if any(bins) else {}
-
-
 def _fates(rows: Sequence[dict], metric: str) -> dict:
-    """Return {wrong, a count for each of `FATES`, left} of the trajectories that are not entirely
-    right; left: where answers were lost, by tenths of the document."""
+    """Count what became of the accepted answers, over trajectories that are not entirely right."""
     wrong = [row for row in rows if row[metric] < 1 and not row["error"] and row.get("sections")]
-    if not wrong:
-        return {}
-    left = [0] * DEPTHS
-    for row in wrong:
-        if fate(row) == "lost":
-            depth = (row["held"][-1][0] - 1) / row["sections"]
-            left[min(DEPTHS - 1, int(depth * DEPTHS))] += 1
     counts = Counter(map(fate, wrong))
-    return {"wrong": len(wrong)} | {name: counts[name] for name in FATES} | {"left": left}
-
-
-def _occupancy(rows: Sequence[dict]) -> dict:
-    """Return {mean, most}: the memory's tokens by parts of the document, over curves of the usual
-    length, and the maximum."""
-    curves = [row["occupancy"] for row in rows if row.get("occupancy")]
-    if not curves:
-        return {}
-    size = Counter(map(len, curves)).most_common(1)[0][0]
-    same = [curve for curve in curves if len(curve) == size]
-    return {
-        "mean": [round(fmean(part), 1) for part in zip(*same, strict=True)],
-        "most": max(row["memory_most"] for row in rows),
-    }
+    return {name: counts[name] for name in FATES} if wrong else {}
 
 
 def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
@@ -450,6 +407,41 @@ def overlaps(summary: dict) -> list[str]:
     return [*filter(None, warnings)]
 
 
+# ---------------------------------------------------------------- how numbers are written
+
+
+def percent(share: float, sign: str = "") -> str:
+    """Write a share, or with a sign + the difference of two, on the one scale of all reports.
+
+    >>> percent(0.375), percent(-0.125, "+"), percent(-0.0)
+    ('37.5', '-12.5', '0.0')
+    """
+    return f"{round(100 * share, 1) + 0.0:{sign}.1f}"  # + 0.0: no -0.0
+
+
+def bounds(record: Mapping[str, float], between: str = "–", sign: str = "") -> str:
+    """Write the interval of a record, in whole per cent.
+
+    >>> bounds({"low": 0.118, "high": 0.766}), bounds({"low": -0.1, "high": 0.004}, " … ", "+")
+    ('12–77', '-10 … +0')
+    """
+    return between.join(f"{round(100 * record[end]) + 0:{sign}d}" for end in ("low", "high"))
+
+
+def count(record: Mapping[str, float]) -> str:
+    """Write how many questions a record is about, and where they share a single document, that.
+
+    >>> count({"n": 1540, "documents": 10}), count({"n": 16, "documents": 1})
+    ('n 1,540', 'n 16, one document')
+    """
+    return f"n {record['n']:,}" + ", one document" * (record.get("documents") == 1)
+
+
+def by_length(rows: Iterable[Mapping[int, object]]) -> list[int]:
+    """Return the lengths of rows, in order."""
+    return sorted({length for row in rows for length in row})
+
+
 # ---------------------------------------------------------------- tables
 
 # names of a row (heading, agent, temperature) -> length -> cell
@@ -495,7 +487,7 @@ def markdown_of(summary: dict) -> str:
         return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
 
     grid = _grid(summary, percent)
-    lengths = by_length(grid.items())
+    lengths = by_length(grid.values())
     rows = [
         ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
         ["---"] * (3 + len(lengths)),
@@ -541,22 +533,6 @@ def measured(summary: dict) -> str:
     return f"{WORDS.get(summary['metric'], 'mean')} ({summary['metric']})"
 
 
-def csv_of(summary: dict) -> str:
-    """Return table.csv: a line per cell, pooled ones too, with all metrics.
-
-    A metric that an earlier version's summary lacks stays empty.
-    """
-    file = io.StringIO()
-    writer = csv.writer(file)
-    others = [name for name in METRICS if name != summary["metric"]]
-    head = ["agent", "question", "temperature", summary["unit"], "n", summary["metric"]]
-    writer.writerow([*head, "low", "high", *others])
-    for cell, record in cells(with_pooled(summary)):
-        values = (record.get(name, "") for name in ("n", "mean", "low", "high", *others))
-        writer.writerow([*astuple(cell), *values])
-    return clean(file.getvalue())
-
-
 def table(summary: dict, width: int = 80) -> Group:
     """Build the table of accuracy in per cent by length for a terminal of `width` columns.
 
@@ -580,7 +556,7 @@ def table(summary: dict, width: int = 80) -> Group:
     grid, result = _grid(summary, text), Table(box=None, padding=(0, 1, 0, 0))
     for name in ("", "T"):
         result.add_column(name, no_wrap=True)
-    lengths = by_length(grid.items())
+    lengths = by_length(grid.values())
     for length in lengths:
         result.add_column(f"{length:,}", justify="right", no_wrap=True)
     for heading in dict.fromkeys(heading for heading, *_ in grid):

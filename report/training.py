@@ -1,29 +1,20 @@
-"""What is shown of a training: its reward and what else metrics.csv says of each step.
-
-Holds: `Training`, `read_training`, `amiss`, `troubles`, `steps_section`; `whole_rows`. Leaves out:
-who writes these files (report/runlog.py), plots (report/plots.py). No torch.
-Exercise it: `python cli.py train --steps 3`. Read next: report/page.py.
-"""
+"""What metrics.csv and validation.csv say of a training, step by step, and what is amiss in it."""
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, nan
 from pathlib import Path
 
-from report import plots
-from report.markup import Markup, Section, figures
-
-# title of a plot -> line -> column of metrics.csv
-SIGNAL, MISMATCH = (
-    "Groups whose readings have different rewards",
-    "Sampler and trainer, difference of log-probs",
-)
-PLOTS = {
-    SIGNAL: {"with signal": "groups_without_signal"},
-    MISMATCH: {"at most": "mismatch", "on average": "mismatch_mean"},
+SIGNAL = "Groups whose readings all have the same reward, from which nothing is learnt"
+SERIES_OF_STEPS = {  # title of a plot -> line -> column of metrics.csv
+    SIGNAL: {"without signal": "groups_without_signal"},
+    "Sampler and trainer, difference of log-probs": {
+        "at most": "mismatch",
+        "on average": "mismatch_mean",
+    },
     "Memory, tokens a turn": {"memory": "memory_length", "written": "memory_tokens"},
     "Tokens of a step": {
         "read": "read_tokens",
@@ -33,39 +24,16 @@ PLOTS = {
     "Seconds of a step": {"rollout": "rollout_s", "switch": "switch_s", "update": "update_s"},
     "GPU memory, GiB at most": {"peak": "peak_gib"},
 }
-LOGARITHMIC = (MISMATCH, "Tokens of a step")
 
 
 @dataclass(frozen=True, slots=True)
 class Training:
     """What the files of a training say, step by step."""
 
-    measure: str  # reward or, on demonstrations, loss
-    rewards: Sequence[tuple[int, float, str]] = ()  # (step, reward, sections of the tasks or "")
-    errors: Sequence[float] = ()  # standard error of each reward; nan: unknown
+    values: Sequence[tuple[int, float]] = ()  # (step, reward or loss)
+    errors: Sequence[float] = ()  # standard error of each; nan: unknown
     validation: Sequence[tuple[int, float]] = ()  # (step, score)
     rows: Sequence[dict[str, str]] = ()  # of metrics.csv
-
-    @property
-    def lengths(self) -> set[int]:
-        """Document lengths, in sections, that it went through."""
-        return {int(sections) for _, _, sections in self.rewards if sections}
-
-    def drawn(self) -> Markup:
-        """Draw the reward by step; "" without any."""
-        if not self.rewards:
-            return Markup()
-        return plots.reward(self.rewards, self.validation, self.measure, self.errors)
-
-    @property
-    def note(self) -> str:
-        """How to read what is drawn."""
-        parts = [TROUBLES[kind] for kind in troubles(self.rows)]
-        if any(map(isfinite, self.errors)):
-            parts.append("Band: two standard errors of a step's mean, by the spread of its groups.")
-        if len(self.lengths) > 1:
-            parts.append("Dotted lines: training goes on to longer documents.")
-        return " ".join(parts)
 
 
 def amiss(metrics: Mapping[str, float]) -> list[str]:
@@ -129,24 +97,6 @@ def troubles(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return [kind for kind, is_so in holds.items() if is_so]
 
 
-def steps_section(training: Training) -> Section:
-    """Show what else is known of each step; a line that is 0 everywhere or unknown is left out."""
-    panels: dict[str, dict[str, list[tuple[int, float]]]] = {}
-    for title, columns in PLOTS.items():
-        for name, column in columns.items():
-            points = numbers(training.rows, column)
-            if title == SIGNAL:
-                points = [(step, 1 - without) for step, without in points]
-            if any(value for _, value in points) or (points and title == SIGNAL):
-                panels.setdefault(title, {})[name] = points
-    return Section(
-        "Training, step by step",
-        figures(plots.curves(panels, "training step", "", [SIGNAL], LOGARITHMIC)),
-        "A group whose readings all have the same reward teaches nothing. "
-        "Sampler and trainer: by how much the log-probs of sampled tokens differ between the two.",
-    )
-
-
 # ---------------------------------------------------------------- the files of a run
 
 
@@ -175,28 +125,12 @@ def numbers(rows: Sequence[Mapping[str, str]], column: str) -> list[tuple[int, f
     return points
 
 
-def read_training(folder: Path, settings: dict, measure: str) -> Training:
+def read_training(folder: Path, measure: str) -> Training:
     """Read metrics.csv and validation.csv of a run's folder as far as they are there.
 
-    settings: of config.yaml. measure: the column of metrics.csv that is drawn.
+    measure: the column of metrics.csv that is drawn.
     """
     rows = whole_rows(folder / "metrics.csv")
-    levels, errors = dict(numbers(rows, "level")), dict(numbers(rows, f"{measure}_se"))
-    sections = _sections_of(settings)
-    rewards = [
-        (step, value, sections(int(levels.get(step, 0)))) for step, value in numbers(rows, measure)
-    ]
+    values, errors = numbers(rows, measure), dict(numbers(rows, f"{measure}_se"))
     validation = numbers(whole_rows(folder / "validation.csv"), "score")
-    known = [errors.get(step, float("nan")) for step, *_ in rewards]
-    return Training(measure, rewards, known, validation, rows)
-
-
-def _sections_of(settings: dict) -> Callable[[int], str]:
-    """Return what gives the sections of the tasks of a level; "" if the settings do not say, or if
-    the training was not on generated English."""
-    try:
-        run = settings["run"]
-        lengths = [int(n) for n in run["lengths"]] if run["data"] == "world" else []
-    except (KeyError, TypeError, ValueError):
-        lengths = []
-    return lambda level: str(lengths[level]) if level < len(lengths) else ""
+    return Training(values, [errors.get(step, nan) for step, _ in values], validation, rows)

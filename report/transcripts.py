@@ -1,13 +1,6 @@
-"""Show one reading to a person: in the terminal, and as a part of report.html.
+"""One reading as a person sees it: its sections, the memory after each, and what changed in it.
 
-Holds: `trace`, what is shown of a record as a tree of nodes (report/markup.py); `transcript` and
-`render_trajectory`, which write that tree as HTML and for the terminal; `examples`, the two that a
-page begins with; `diff`, the word-level difference of two memories; `marked`, the same without
-colours. Leaves out: which readings are kept (report/runlog.py, eval.py). No torch.
-Exercise it: `python cli.py show RUN`. Read next: report/page.py.
-
-Questions, documents and answers are foreign text: `node` cleans all of it, and it is then escaped
-or kept apart from markup (rich's Text).
+The page's template (report/page.html.j2) and the terminal (`render`) show the same parts.
 """
 
 from __future__ import annotations
@@ -17,15 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from difflib import Match, SequenceMatcher
-from functools import partial
-from itertools import chain, groupby, pairwise, takewhile
+from itertools import groupby, takewhile
 from typing import TYPE_CHECKING
 
 from agents import find
 from config.errors import clean, clip
-from data import ANSWER_FORMS, extract_answer
+from data import ANSWER_FORMS, extract_answer, grade
 from memagent import NO_MEMORY, Agent, Line
-from report.markup import Markup, Node, fill, html, joined, node
 from report.records import WITHOUT_RESPONSE
 from tasks.words import title_of
 
@@ -38,7 +29,7 @@ MOST_PAIRS = 256  # equal words looked at for each word of two texts, 20 to 170 
 
 
 class _Matcher(SequenceMatcher):
-    """One that is linear: of what is left by then, it finds the beginning that both have."""
+    """A matcher that is linear: of what is left by then, it finds the beginning that both have."""
 
     looked_at = 0
 
@@ -46,9 +37,8 @@ class _Matcher(SequenceMatcher):
         self.looked_at += sum(1 + len(self.b2j.get(word, ())) for word in self.a[alo:ahi])
         if self.looked_at > MOST_PAIRS * (len(self.a) + len(self.b)):
             pairs = zip(self.a[alo:ahi], self.b[blo:bhi], strict=False)
-            return Match(
-                alo, blo, sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
-            )
+            alike = takewhile(lambda pair: pair[0] == pair[1], pairs)
+            return Match(alo, blo, sum(1 for _ in alike))
         return super().find_longest_match(alo, ahi, blo, bhi)
 
 
@@ -66,8 +56,8 @@ def diff(before: str, after: str) -> list[tuple[str, str]]:
     pieces = []
     matcher = _Matcher(None, before.split(), after.split(), autojunk=False)
     for kind, i, j, k, m in matcher.get_opcodes():
-        removed, inserted = "".join(old[i:j]), "".join(new[k:m])
-        pieces += [("same", inserted)] if kind == "equal" else [("out", removed), ("in", inserted)]
+        removed, added = "".join(old[i:j]), "".join(new[k:m])
+        pieces += [("same", added)] if kind == "equal" else [("out", removed), ("in", added)]
     return [(kind, text) for kind, text in pieces if text]
 
 
@@ -84,98 +74,46 @@ def marked(pieces: Sequence[tuple[str, str]]) -> str:
     return text.rstrip()
 
 
-# ---------------------------------------------------------------- the sections of a record
+# ---------------------------------------------------------------- the sections of a reading
 
-
-@dataclass(frozen=True, slots=True)
-class SectionStep:
-    """One section, with the memory before and after it."""
-
-    number: int  # from 1
-    section: str
-    before: str
-    after: str
-    remark: str  # on an unusual end of the turn, else ""
-    lines: tuple[Line, ...] = ()  # of the agent
-    where: str = ""  # the pages that the section stands on, where they are known
-    table: tuple[dict[str, list[str]], ...] = ()  # of the agent: column -> lines of the cell
-
-    @property
-    def changed(self) -> bool:
-        """Whether there is anything to show but the section itself."""
-        return self.before.split() != self.after.split() or bool(self.lines or self.table)
-
-
-# finish reason -> remark
-REMARKS = {
+REMARKS = {  # finish reason -> remark
     "length": "cut at its limit",
     "full": "did not fit the model's window",
     "error": "failed",
 }
-
-
-# notes of another agent, or from a damaged file
 UNREADABLE = (KeyError, IndexError, TypeError, ValueError, AttributeError)
+"""What notes raise that are another agent's, or come from a damaged file."""
 
 
-def _agent_of(record: dict, agent: type[Agent] | None) -> Agent:
-    """Return the agent whose `lines` show a record: the one given, else the record's, if known."""
-    return (agent or find.known(record.get("agent", "")) or Agent)()
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One section, and what became of the memory in it."""
+
+    number: int  # from 1
+    section: str
+    where: str  # the pages that the section stands on, "" where they are not known
+    changes: list[tuple[str, str]]  # `diff` of the memory before and after it
+    remark: str  # on an unusual end of the turn, else ""
+    lines: tuple[Line, ...]  # of the agent
+    table: tuple[dict[str, list[str]], ...]  # of the agent: column -> lines of the cell
+
+    @property
+    def changed(self) -> bool:
+        """Whether there is anything to show but the section itself."""
+        moved = any(kind != "same" for kind, _ in self.changes)
+        return moved or bool(self.lines or self.table)
 
 
-def _shown(agent: Agent, turn: dict) -> tuple[tuple[Line, ...], tuple[dict[str, list[str]], ...]]:
-    """Return the agent's lines and its table on a recorded turn. Notes that cannot be read give a
-    line that says so, and no table."""
-    try:
-        lines = tuple(agent.lines(turn))
-    except UNREADABLE:
-        lines = (Line("notes", "cannot be read"),)
-    try:
-        given = agent.extras["table"](agent, turn) if "table" in agent.extras else ()
-        rows = [
-            {name: [cell] if isinstance(cell, str) else [*map(str, cell)] for name, cell in items}
-            for items in (row.items() for row in given)
-        ]
-    except UNREADABLE:
-        rows = []
-    return lines, tuple(rows)
+def steps_of(record: dict, agent: type[Agent] | None = None) -> list[Step]:
+    """List the sections of a record. agent: that made it, where the record does not name it.
 
-
-def steps_of(
-    record: dict, most: int | None = 24, agent: type[Agent] | None = None
-) -> list[SectionStep | str]:
-    """List the sections of a record in reading order, with a text for each run of omitted ones.
-
-    The first and the last section are never omitted. The others are if they left the memory as it
-    was and have no lines; of more than `most` remaining sections the middle is omitted too. None
-    omits nothing. Questions to the policy as it was before training are no sections.
+    Questions to the policy as it was before training are no sections. What an agent shows of a turn
+    aside stands with the next section.
     """
-    steps, n_asked = [*_all_steps(record, agent)], sum(map(_is_question, record["turns"]))
-    questions = f"{n_asked:,} question{'s' * (n_asked > 1)}"
-    end = [f"{questions} to the policy as it was before training left out"] * (n_asked > 0)
-    if most is None:
-        return [*steps, *end]
-    changed = [step.number for step in steps if step.number in (1, len(steps)) or step.changed]
-    half = most // 2
-    many = len(changed) > most
-    visible = {*changed[: most - half], *changed[len(changed) - half :]} if many else {*changed}
-    result: list[SectionStep | str] = []
-    for keep, run in groupby(steps, lambda step: step.number in visible):
-        run = list(run)
-        if keep:
-            result += run
-            continue
-        why = "" if {step.number for step in run} & {*changed} else ": the memory stayed as it was"
-        result.append(f"{len(run):,} section{'s' * (len(run) > 1)} left out{why}")
-    return result + end
-
-
-def _all_steps(record: dict, agent: type[Agent] | None) -> Iterator[SectionStep]:
-    """Yield all sections of a record. Lines of a turn aside stand with the next one."""
-    reader, number, ahead = _agent_of(record, agent), 0, ()
+    reader, steps, ahead = _reader(record, agent), [], ()
     turns = [turn for turn in record["turns"] if not _is_question(turn)]
     for k, turn in enumerate(turns):
-        lines, table = _shown(reader, turn)
+        lines, table = _notes(reader, turn)
         if turn.get("aside"):
             ahead += tuple(replace(line, before=True) for line in lines)
             continue
@@ -189,12 +127,35 @@ def _all_steps(record: dict, agent: type[Agent] | None) -> Iterator[SectionStep]
         else:
             after = turn.get("memory_after")
             after = reader.memory_after(turn) if after is None else after
-        number += 1
-        remark, where = REMARKS.get(turn["finish"], ""), str(turn.get("where", ""))
-        yield SectionStep(
-            number, turn["section"], turn["memory"], after, remark, ahead + lines, where, table
+        where, remark = str(turn.get("where", "")), REMARKS.get(turn["finish"], "")
+        changes = diff(turn["memory"], after)
+        steps.append(
+            Step(len(steps) + 1, turn["section"], where, changes, remark, ahead + lines, table)
         )
         ahead = ()
+    return steps
+
+
+def _reader(record: dict, agent: type[Agent] | None) -> Agent:
+    return (agent or find.known(record.get("agent", "")) or Agent)()
+
+
+def _notes(reader: Agent, turn: dict) -> tuple[tuple[Line, ...], tuple[dict[str, list[str]], ...]]:
+    """Return what an agent shows of a recorded turn: lines and a table. Notes that cannot be read
+    give a line that says so, and no table."""
+    try:
+        lines = tuple(reader.lines(turn))
+    except UNREADABLE:
+        lines = (Line("notes", "cannot be read"),)
+    try:
+        given = reader.extras["table"](reader, turn) if "table" in reader.extras else ()
+        table = tuple(
+            {name: [cell] if isinstance(cell, str) else [*map(str, cell)] for name, cell in row}
+            for row in (row.items() for row in given)
+        )
+    except UNREADABLE:
+        table = ()
+    return lines, table
 
 
 def _is_question(turn: dict) -> bool:
@@ -202,91 +163,70 @@ def _is_question(turn: dict) -> bool:
     return bool(turn.get("frozen")) and not turn["final"]
 
 
-def n_sections(record: dict) -> int:
-    """Count the turns of a record that work on a section."""
-    others = (turn["final"] or turn.get("aside") or _is_question(turn) for turn in record["turns"])
-    return sum(not other for other in others)
+def runs_of(steps: Sequence[Step], most: int | None = None) -> Iterator[tuple[str, list[Step]]]:
+    """Yield (note, sections) in order: without a note what is shown, with one what is not.
 
-
-# ---------------------------------------------------------------- what is shown, as a tree
-
-
-def trace(
-    record: dict,
-    most: int | None = 24,
-    characters: int = 3000,
-    agent: type[Agent] | None = None,
-) -> list[Node]:
-    """Return what was read of a record, what became of the memory, and how it ended.
-
-    most: sections (`steps_of`); None folds those that changed nothing. characters: of a section.
-    agent: that made it, where the record does not tell.
+    The first and the last section are always shown, the others if something changed in them; of
+    more than `most` of all these the middle is not.
     """
-    n, parts, turns = n_sections(record), [], record["turns"]
-    steps = steps_of(record, most, agent)
-    for folded, run in groupby(steps, lambda s: most is None and not getattr(s, "changed", True)):
-        shown = [*run]
-        nodes = [*chain.from_iterable(_section(step, n, characters) for step in shown)]
-        if folded:
-            many = f"s {shown[0].number:,} to {shown[-1].number:,}"
-            numbers = many if len(shown) > 1 else f" {shown[0].number:,}"
-            summary = f"Section{numbers} of {n:,}: the memory stayed as it was"
-            nodes = [node("details", node("summary", summary), *nodes)]
-        parts += nodes
-    # the turn that answers, and those aside after it
+    shown = [step.number for step in steps if step.changed or step.number in (1, len(steps))]
+    changed = {*shown}
+    if most and len(shown) > most:
+        shown = shown[: most - most // 2] + shown[-(most // 2) :]
+    visible = {*shown}
+    for is_shown, run in groupby(steps, lambda step: step.number in visible):
+        run = [*run]
+        if is_shown:
+            yield "", run
+            continue
+        first, last = run[0].number, run[-1].number
+        which = f"Section {first:,}" if first == last else f"Sections {first:,} to {last:,}"
+        why = "not shown" if {step.number for step in run} & changed else "the memory stayed"
+        yield f"{which}: {why}", run
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a reading ended."""
+
+    lines: tuple[Line, ...]  # of the agent, of the turns that answer
+    table: tuple[dict[str, list[str]], ...]
+    section: str  # that the answering turn was shown, as all of a document at once
+    where: str
+    facts: dict[str, str]  # label -> answer, accepted answers, error, ...
+
+
+def end_of(record: dict, agent: type[Agent] | None = None) -> End:
+    reader, turns = _reader(record, agent), record["turns"]
     last = next((k for k in reversed(range(len(turns))) if turns[k]["final"]), len(turns))
-    for k, turn in enumerate(turns[last:]):
-        lines, table = _shown(_agent_of(record, agent), turn)
-        parts += [*map(_line, lines), *(_table(table) if k == 0 else ())]
-    if turns[last:] and (text := turns[last]["section"].strip()):
-        where = f", {turns[last].get('where', '')}".removesuffix(", ")
-        parts.append(node("h3", f"read at once{where}"))
-        parts.append(node("p", clip(text, characters), style="section"))
-    facts = [(node("dt", name), node("dd", fact)) for name, fact in _facts(record).items()]
-    return [*parts, node("dl", *chain.from_iterable(facts))]
+    notes = [_notes(reader, turn) for turn in turns[last:]]
+    lines = tuple(line for lines, _ in notes for line in lines)
+    final = turns[last] if turns[last:] else {}
+    section, where = final.get("section", "").strip(), str(final.get("where", ""))
+    return End(lines, notes[0][1] if notes else (), section, where, _facts(record))
 
 
-def _section(step: SectionStep | str, n: int, characters: int) -> list[Node]:
-    """Return a section of `n`, and what became of the memory; or the note on those left out."""
-    if isinstance(step, str):
-        return [node("p", f"… {step} …", style="gap")]
-    where = f", {step.where}" * bool(step.where)
-    remark = [" ", node("span", step.remark, style="tag")] if step.remark else []
-    changes = []
-    for kind, text in diff(step.before, step.after):
-        words = text.rstrip()  # the blank behind them is not marked
-        changes += [MARKS[kind](words), text[len(words) :]]
-    return [
-        node("h3", f"section {step.number:,} of {n:,}{where}"),
-        node("p", clip(step.section.strip(), characters), style="section"),
-        *(_line(line) for line in step.lines if line.before),
-        node("p", node("b", "memory"), *remark, " ", *(changes or ["(empty)"]), style="memory"),
-        *(_line(line) for line in step.lines if not line.before),
-        *_table(step.table),
-    ]
+def _facts(record: dict) -> dict[str, str]:
+    """Map labels to the facts about the end of a trajectory.
 
-
-MARKS = {"same": str, "in": partial(node, "ins"), "out": partial(node, "del")}
-
-
-def _line(line: Line) -> Node:
-    note = [" ", node("small", line.note)] if line.note else []
-    return node("p", node("b", line.label), " ", line.text, *note, style="recall")
-
-
-def _table(rows: Sequence[dict[str, list[str]]]) -> list[Node]:
-    """Return an agent's own table, [] without rows; columns in the order in which rows name
-    them."""
-    if not rows:
-        return []
-    names = dict.fromkeys(name for row in rows for name in row)
-    head = node("thead", node("tr", *(node("th", str(name)) for name in names)))
-    lines = (
-        (node("td", *(node("div", text) for text in row.get(name, ()))) for name in names)
-        for row in rows
-    )
-    body = node("tbody", *(node("tr", *line) for line in lines))
-    return [node("div", node("table", head, body, style="words"), style="scroll")]
+    A question of a user's own has no accepted answers, and nothing that depends on them; an
+    episode of training that is paid for otherwise has a reward all the same.
+    """
+    form, reward, facts = record.get("form") or "", record["reward"], {}
+    final, formed = extract_answer(record["answer"], form)
+    if record["question"]:
+        facts["answer"] = record["answer"].strip() or "(none)"
+    if record["answers"]:
+        if final and not formed:
+            facts["form"] = unformed(form)
+        facts["right answer"] = " | ".join(record["answers"])
+    finishes = Counter(turn["finish"] for turn in record["turns"])
+    facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
+    if record["error"]:
+        facts["error"] = record["error"]
+    if record["answers"] or record["step"] is not None:
+        facts["reward"] = "none: left out of its group" if reward is None else f"{reward:g}"
+    return facts
 
 
 def unformed(form: str = "") -> str:
@@ -295,49 +235,24 @@ def unformed(form: str = "") -> str:
     return f"(not in the form that was asked for{name})"
 
 
-def _facts(record: dict) -> dict[str, str]:
-    """Map labels to the facts about the end of a trajectory: answer, finish reasons, reward, ...
+def verdict(record: dict, score: float | None = None) -> str:
+    """Return right, partly right, wrong, failed, or answered where nobody knows the right answer.
 
-    A question of a user's own has no accepted answers, and nothing that depends on them; an
-    episode of training that is paid for otherwise has a reward all the same.
+    score: of an evaluation's row. Without one the answer is graded by containment: a reward may
+    hold more than the answer, such as a part for the memory.
     """
-    finishes = Counter(turn["finish"] for turn in record["turns"])
-    form, reward = record.get("form") or "", record["reward"]
-    final, formed = extract_answer(record["answer"], form)
-    graded, facts = bool(record["answers"]), {}
-    if record["question"]:
-        facts["answer"] = record["answer"].strip() or "(none)"
-    if graded and final and not formed:
-        facts["form"] = unformed(form)
-    if graded:
-        facts["right answer"] = " | ".join(record["answers"])
-    facts["turns"] = ", ".join(f"{n} {finish}" for finish, n in finishes.items()) or "none"
     if record["error"]:
-        facts["error"] = record["error"]
-    if graded or record["step"] is not None:
-        facts["reward"] = "none: left out of its group" if reward is None else f"{reward:g}"
-    return facts
+        return "failed"
+    if score is None and record["answers"]:
+        score = grade(record["answer"], record["answers"], record.get("form") or "boxed").sub_em
+    if score is None and record["step"] is not None:  # an episode that is paid for otherwise
+        return "no reward" if record["reward"] is None else f"reward {record['reward']:.3g}"
+    if score is None:
+        return "answered"
+    return "right" if score >= 1 else "partly right" if score > 0 else "wrong"
 
 
-def _verdict(record: dict) -> tuple[str, str]:
-    """Return the verdict on a record's answer and the CSS class of its tag."""
-    reward = record["reward"]
-    if reward is None:
-        return "no reward", ""
-    if not record["answers"] and "cell" not in record:
-        if record["error"]:
-            return "failed", "bad"
-        if record["step"] is not None:  # an episode that is paid for otherwise
-            return f"reward {reward:.3g}", ""
-        return "answered", "good"  # a question of a user's own
-    if reward >= 1:
-        return "right", "good"
-    verdict = "wrong" if reward <= 0 else "partly right"
-    final, formed = extract_answer(record["answer"], record.get("form") or "")
-    return verdict + ", not in the form asked for" * bool(final and not formed), "bad"
-
-
-def _origin(record: dict) -> str:
+def origin(record: dict) -> str:
     """Describe where a record comes from: its cell of an evaluation, or its place in training."""
     if cell := record.get("cell"):
         how = "{agent}, length {length:,}, temperature {temperature}".format(**cell)
@@ -350,115 +265,64 @@ def _origin(record: dict) -> str:
     return "; ".join(parts)
 
 
-# ---------------------------------------------------------------- examples
+# ---------------------------------------------------------------- in the terminal
+
+LOOKS = {"same": "", "in": "green underline", "out": "red strike"}
 
 
-def examples(records: Sequence[dict], lead: str) -> list[dict]:
-    """Return the records that show how the leading agent reads: one that was right and one that was
-    not, each the newest, of these the longest, of these the one whose memory changes most.
-
-    A right one whose memories are words of what was read goes before all others, and the fewer
-    other words there are, the better.
-    """
-    ours = [r for r in records if r.get("cell", {}).get("agent", lead) == lead]
-    graded = [r for r in ours if r["reward"] is not None]
-    right = [r for r in graded if r["reward"] > 0]
-    wrong = [r for r in graded if r["reward"] <= 0]
-
-    def fitness(record: dict) -> tuple:
-        memories = [turn["memory"] for turn in record["turns"]]
-        changes = sum(before != after for before, after in pairwise(memories))
-        return record["step"] or 0, n_sections(record), changes
-
-    def best_right(record: dict) -> tuple:
-        step, length, changes = fitness(record)
-        n = _other_words(record)
-        return n == 0 and changes > 0, step, length, -n, changes
-
-    return [max(some, key=key) for some, key in ((right, best_right), (wrong, fitness)) if some]
-
-
-def _other_words(record: dict) -> int:
-    """Count the words of the memories that no section holds, nor the first memory, which is none;
-    TeX's commands, such as that of an answer's box, are no words."""
-    turns = record["turns"]
-    known = {*_words(turns[0]["memory"])} if turns else set()
-    known.update(word for turn in turns for word in _words(turn["section"]))
-    return len({word for turn in turns for word in _words(turn["memory"])} - known)
-
-
-def _words(text: str) -> list[str]:
-    return re.findall(r"(?<!\\)\b\w+", text.casefold())
-
-
-# ---------------------------------------------------------------- on the page and in the terminal
-
-
-def transcript(
-    record: dict, unfolded: bool, most: int | None = 24, characters: int = 3000
-) -> Markup:
-    """Return a record as a <details> element, open if `unfolded`. The rest: see `trace`."""
-    verdict, style = _verdict(record)
-    tag = html(node("span", verdict, style=f"tag {style}"))
-    title = record["question"] or record["id"]  # some questions are hidden
-    summary = fill("{} {} <small>{}</small>", tag, title, _origin(record))
-    pattern = '<details class="box"{}><summary>{}</summary>{}</details>'
-    parts = joined(map(html, trace(record, most, characters)))
-    return fill(pattern, Markup(" open" * unfolded), summary, parts)
-
-
-# class or tag of a node -> its look in a terminal
-LOOKS = {
-    "ins": "green underline", "del": "red strike", "h3": "cyan", "section": "dim", "small": "dim",
-    "gap": "italic", "recall": "", "b": "magenta", "dt": "cyan", "tag": "yellow",
-}  # fmt: skip
-SIGNS = {"ins": "in", "del": "out"}  # kinds of pieces, as `marked` has them
-
-
-def render_trajectory(
-    record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
-) -> Text:
-    """Render a record for the terminal: sections dim, words new in the memory {+green+}, words gone
-    from it [-red-].
-
-    most, characters, agent: as in `trace`.
-    """
+def styled_changes(changes: Sequence[tuple[str, str]]) -> Text:
+    """Write a difference in colours, and with the marks of `marked`, which a pipe shows too."""
     from rich.text import Text
 
-    verdict, _ = _verdict(record)
-    origin = f"{verdict}; task {record['id']}, sample {record['sample']}; {_origin(record)}"
-    text = Text.assemble((clean(record["question"] or record["id"]), "bold"), "\n")
-    text.append(f"{clean(origin)}\n", "dim")
-    for tree in trace(record, most, characters, agent):
-        text.append_text(_in_terminal(tree))
-    return text
-
-
-def _in_terminal(tree: Node) -> Text:
-    """Write a node for the terminal: a block ends its line, of a table each cell has its own."""
-    from rich.text import Text
-
-    tag, style, *children = tree
-    text = Text(style=LOOKS.get(style, LOOKS.get(tag, "")))
-    if tag == "table":
-        (_, _, (_, _, *names)), (_, _, *rows) = children
-        for row in rows:
-            text.append("\n")
-            for name, (_, _, *lines) in zip(names, row[2:], strict=True):
-                words = "\n    ".join(_in_terminal(line).plain for line in lines) or "-"
-                text.append(f"{_in_terminal(name).plain}  ", "magenta").append(f"{words}\n")
-        return text
-    text.append("\n" * (tag == "h3"))
-    for child in children:
-        if not isinstance(child, str):
-            text.append_text(_in_terminal(child))
-        else:
-            text.append(marked([(SIGNS[tag], child)]) if tag in SIGNS else child)
-    return text.append({"h3": "\n", "p": "\n", "dd": "\n", "dt": "  "}.get(tag, ""))
+    parts = [(marked([piece]) + " ", LOOKS[piece[0]]) for piece in changes]
+    return Text.assemble(*((clean(text), look) for text, look in parts))
 
 
 def styled(line: Line) -> Text:
-    """Render an agent's line on a turn for the terminal."""
-    text = _in_terminal(_line(line))
-    text.rstrip()
-    return text
+    """Write an agent's line on a turn."""
+    from rich.text import Text
+
+    note = (f" {clean(line.note)}", "dim") if line.note else ""
+    return Text.assemble((clean(line.label), "magenta"), " ", clean(line.text), note)
+
+
+def render(
+    record: dict, characters: int = 1200, most: int = 24, agent: type[Agent] | None = None
+) -> Text:
+    """Render a record: sections dim, words new in the memory {+green+}, words gone [-red-].
+
+    characters: of a section. most, agent: as in `runs_of` and `steps_of`.
+    """
+    from rich.text import Text
+
+    origins = f"{verdict(record)}; task {record['id']}, sample {record['sample']}; {origin(record)}"
+    out = [Text(clean(record["question"] or record["id"]), "bold"), Text(clean(origins), "dim")]
+    steps, end = steps_of(record, agent), end_of(record, agent)
+
+    def tabulate(rows: Sequence[dict[str, list[str]]]) -> Iterator[Text]:
+        for row in rows:
+            for name, lines in row.items():
+                words = "\n    ".join(lines) or "-"
+                yield Text.assemble((f"{clean(name)}  ", "magenta"), clean(words))
+
+    for note, run in runs_of(steps, most):
+        if note:
+            out.append(Text(f"… {note} …", "italic"))
+            continue
+        for step in run:
+            where = f", {clean(step.where)}" if step.where else ""
+            out.append(Text(f"\nsection {step.number:,} of {len(steps):,}{where}", "cyan"))
+            out.append(Text(clean(clip(step.section.strip(), characters)), "dim"))
+            out += (styled(line) for line in step.lines if line.before)
+            remark = (f"{step.remark} ", "yellow") if step.remark else ""
+            memory = styled_changes(step.changes) if step.changes else "(empty)"
+            out.append(Text.assemble(("memory ", "magenta"), remark, memory))
+            out += (styled(line) for line in step.lines if not line.before)
+            out += tabulate(step.table)
+    out += [*map(styled, end.lines), *tabulate(end.table)]
+    if end.section:
+        out.append(Text(f"\nread at once{end.where and ', '}{clean(end.where)}", "cyan"))
+        out.append(Text(clean(clip(end.section, characters)), "dim"))
+    for name, fact in end.facts.items():
+        out.append(Text.assemble((f"{name}  ", "cyan"), clean(fact)))
+    return Text("\n").join(out)

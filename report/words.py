@@ -1,10 +1,4 @@
-"""Say which agent leads, what agents are called, and what it means that nothing was right.
-
-Holds: `nothing_right`, `reader`, `reads_all`, `lead_of`, `temperatures_of`. Leaves out: the numbers
-(report/summary.py), the page (report/page.py), words for kinds of questions (tasks/words.py). No
-torch.
-Exercise it: `pytest tests/report/test_page.py`. Read next: report/page.py.
-"""
+"""What agents are called, which one leads, and what it means that nothing was right."""
 
 from __future__ import annotations
 
