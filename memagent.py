@@ -261,9 +261,8 @@ class Agent:
 
     What one agent alone needs stands in its `extras`, by the name under which it is asked for: a
     `demo` (agents/demos.py); the `arms` of a stream; `whole`, where it is shown the whole document
-    at once; `tallies` and `curves` of what it counts (report/counted.py); `table` (agent, turn)
-    below a recorded turn, rows of column -> a text or its lines; `files` (agent, turns) that `ask`
-    writes, name -> text.
+    at once; `table` (agent, turn) below a recorded turn, rows of column -> a text or its lines;
+    `files` (agent, turns) that `ask` writes, name -> text.
     """
 
     name: ClassVar[str] = ""  # that of agents/NAME.py, or the file's path

@@ -254,12 +254,6 @@ class MemUpdate(Agent):
     training = dict(kl=0.001)
     extras = {
         "demo": DEMO,
-        "tallies": {
-            "Operations by tool": "op_",
-            "Refused calls by fault": "error_",
-            "Why editing ended": "stop_",
-        },
-        "curves": {"Tokens of the store after a session": ("tokens_after_", "stores_after_")},
         "table": table_of,
         "files": files_of,
     }

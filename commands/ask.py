@@ -36,7 +36,7 @@ from config.locks import writing
 from config.options import TINY, AnsweringConfig, AskConfig, EvalConfig
 from config.realmodels import PACKAGED
 from config.settings import hints_of
-from config.terminal import bar, console, say
+from config.terminal import bar, command_line, console, say
 from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer
 from engines.open import Use, open_reader
@@ -451,8 +451,15 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
     for name, text in written.items():
         write_text(folder / name, text)
         reading.say(f"What was kept: {folder / name}")
-    facts = {"remarks": " ".join(remarks), "read": reading.document.title, "by": reading.by}
-    page = write_reading(folder, whole, facts, answer=f"{final}{aside}", found=words)
+    facts = {
+        "remarks": " ".join(remarks),
+        "read": reading.document.title,
+        "by": reading.by,
+        "took": duration(trajectory.seconds),
+        "next question": command_line("ask", reading.document.title, "QUESTION"),
+    }
+    passages = [stands["quote"].strip("\u2026 "), final]
+    page = write_reading(folder, whole, facts, f"{final}{aside}", words, passages)
     run, config = {"agent": agent.name}, asdict(reading.config)
     files.dump(folder / "config.yaml", run=run, ask=config, agent=asdict(reading.agent.config))
     reading.say(f"The whole trace: {page}")

@@ -14,8 +14,8 @@ import sys
 from pathlib import Path
 
 import yaml
-
 from report.markup import STYLE_SHEET, Markup, fill
+
 from report.plots import LINE, STYLE, length_axis, looks, panel, written
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -32,5 +32,8 @@ if (numbers.length > 1) {
   slide.hidden = false;
   slide.querySelector("input").max = numbers.length;
   slide.addEventListener("input", slideTo);
+  const changed = steps.filter((each) => "changed" in each.dataset).pop();  // of the trained policy
+  const first = steps.find((each) => "changed" in each.dataset && each.parentNode === changed?.parentNode);
+  slide.querySelector("input").value = 1 + numbers.indexOf(Number((first ?? steps[0]).dataset.step));
   slideTo();
 }

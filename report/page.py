@@ -90,6 +90,7 @@ def render(title: str, **parts: object) -> str:
         _environment()
         .get_template("page.html.j2")
         .render(nothing | parts, title=title, script=Markup(script), digest=digest, style=style)
+        .lstrip()
     )
 
 
@@ -174,7 +175,7 @@ def _side_by_side(run: Run, lead: str) -> list[tuple[str, dict]]:
     metric = run.summary["metric"]
     scores = {(r["settings"], r["id"], r["sample"]): r[metric] for r in run.rows}
     found: dict[tuple, dict[str, dict]] = {}
-    for record in run.records:
+    for record in (record for record in run.records if "cell" in record):  # not of an old version
         cell, which = record["cell"], ""
         if cell["agent"] == lead:
             which = "after"
@@ -249,6 +250,8 @@ def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
             faint = few.setdefault(cell.question, {})
             faint[reader(cell.agent)] = faint.get(reader(cell.agent), True) and r["n"] < FEW
     measure = METRICS.get(summary["metric"], summary["metric"])
+    if summary["metric"] == "reward":  # of an evaluation: the task's own score
+        measure = "right answers"
     return [
         plot(
             dict(sorted(lines.items(), key=lambda item: item[0] != reader(lead))),

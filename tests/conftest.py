@@ -268,24 +268,24 @@ def quick_plots():
     from report import plots
 
     with pytest.MonkeyPatch.context() as patch:
-        render = plots._svg
-        patch.setattr(plots, "_svg", unrendered)
+        render = plots.svg_of
+        patch.setattr(plots, "svg_of", unrendered)
         yield render
 
 
 @pytest.fixture
 def rendered(quick_plots, monkeypatch):
     """Render the plots of a test, as a user's are."""
-    monkeypatch.setattr("report.plots._svg", quick_plots)
+    monkeypatch.setattr("report.plots.svg_of", quick_plots)
 
 
 def unrendered(draw, label):
     from matplotlib.figure import Figure
 
-    from report.markup import fill
+    from markupsafe import Markup
 
     draw(Figure().add_subplot())
-    return fill('<svg role="img" aria-label="{}"></svg>', label)
+    return Markup('<svg role="img" aria-label="{}"></svg>').format(label)
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -79,7 +79,7 @@ def test_utilities_tell_experiences_apart_that_are_equally_similar(tmp_path):
 
 
 def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")  # most of a stream's time
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")  # most of a stream's time
 
     def done(name, settings=None, **fields):
         return run_stream(
@@ -112,7 +112,7 @@ def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
 
 
 def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
     (folder := tmp_path / "templates").mkdir()
     (folder / "script.txt").write_text("{task} {trajectory}")
     (suite := tmp_path / "doors.py").write_text(Path(bandit.__file__).read_text())
@@ -156,7 +156,7 @@ def in_memory(tmp_path):
 def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memory, monkeypatch):
     """The processes are forked from this one, so that each begins at once; a stream that ends
     before all kills are done is followed by another."""
-    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")  # most of a stream's time
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")  # most of a stream's time
     words = [*WORDS, "--runs", str(in_memory)]
     assert CliRunner().invoke(cli.app, [*words, "--name", "whole"]).exit_code == 0
     calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "again"]))
@@ -193,7 +193,7 @@ def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memor
 def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
     tmp_path, monkeypatch, moment, acting
 ):
-    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
     settings = dict(arms=("rag", "memrl"), suite="llb-db", batch=4, epochs=2, n=0)
     run_stream(short(tmp_path, "whole", **settings), {"max_entries": 6})
     real, done, crashes = Bank.batch, set(), 0
@@ -222,7 +222,7 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
 
 
 def test_two_streams_do_not_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.plots.curves", lambda *_, **__: "")
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
     folder = run_stream(short(tmp_path, epochs=1), {})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     words = rf"The stream .*/s is being written by process {os.getpid()} .*: wait"

@@ -1,258 +1,92 @@
-"""The page: its sections, its plots; trajectories as people see them."""
+"""The page: its numbers, its readings, and that nothing of a document runs or steers."""
 
-import base64
 import io
 import json
-import os
 import re
-from dataclasses import asdict
-from hashlib import sha256
-from html import unescape
-from html.parser import HTMLParser
-from pathlib import Path
 
 import pytest
 from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from runs import HOSTILE, Page, folder_of, record, row, shown, trajectory, training
 
-from agents.rememr1 import RecallNotes, ReMemR1, Response
+from agents.memupdate import MemUpdate
 from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
-from memory import Recall
-from report import plots
+from report import plots, runlog
 from report.folder import read_run
-from report.markup import Markup
-from report.page import comparisons, write_report
+from report.page import mark, page_of, reading_of, write_reading, write_report
 from report.records import record as record_of
-from report.summary import METRICS, interval, summarise, write_summary
+from report.summary import interval, summarise
 from report.training import read_training
-from report.transcripts import diff, examples, render_trajectory, steps_of
+from report.transcripts import diff, render, runs_of, steps_of, verdict
 from report.words import NOTHING, nothing_right
 
-# for HTML, for matplotlib, for rich, for the terminal, for UTF-8
-HOSTILE = (
-    "$x_{$ <script>alert('&\"')</script><img src=x onerror=alert(1)> "
-    "[bold] \x1b[31m\x00 \ud83d \u202e --> ]]> \\1 </style></pre>"
-)
+
+def cell_of(agent, length=4, question="one_fact"):
+    return dict(agent=agent, question=question, temperature="1.0", length=length)
 
 
-class Page(HTMLParser):
-    """Parse a page; check that elements nest, ids are unique and nothing runs or is fetched but the
-    script whose digest the policy names."""
-
-    VOID = frozenset({"meta", "input"})
-
-    def __init__(self, text):
-        super().__init__(convert_charrefs=True)
-        self.html = text
-        self.open, self.tags, self.ids, self.refs, self.words = [], [], [], [], []
-        self.scripts, self.kinds = [], []  # their text, the attributes of all
-        self.feed(text)
-        self.close()
-        assert self.open == []
-        assert len(self.ids) == len(set(self.ids)) and set(self.refs) <= set(self.ids)
-        allowed = (
-            "html head meta title style body main footer h1 h2 h3 p section div figure "
-            "table caption thead tbody tr th td b small details summary span ins del dl dt dd pre "
-            "svg defs g path use text clippath rect tspan nav ul li a "
-            "script input label select"
-        )
-        assert set(self.tags) <= {*allowed.split()}
-        digests = re.findall("'sha256-([^']*)'", text.partition("<title>")[0])
-        made = [base64.b64encode(sha256(code.encode()).digest()) for code in self.scripts]
-        assert [digest.decode() for digest in made] == digests
-        assert "://" not in text and "url(#" not in re.sub(r"url\(#[\w-]+\)", "", text)
-
-    def handle_starttag(self, tag, attributes):
-        self.tags.append(tag)
-        if tag == "script":
-            assert not attributes or ("type", "application/gzip") in attributes
-            self.kinds.append(attributes)
-        if tag not in self.VOID:
-            self.open.append(tag)
-        for name, value in attributes:
-            assert not name.startswith("on") and name not in ("src", "srcset", "action")
-            self.ids += [value] if name == "id" else []
-            self.refs += [value[1:]] if name == "href" else []
-            self.refs += re.findall(r"url\(#([^)]+)\)", value or "")
-            assert name != "href" or value.startswith("#")
-
-    def handle_startendtag(self, tag, attributes):
-        self.handle_starttag(tag, attributes)
-        self.open.pop()
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        if self.open[-1:] == ["script"]:
-            self.scripts += [] if self.kinds[-1] else [data]
-        else:
-            self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
+# ---------------------------------------------------------------- an evaluation
 
 
-def row(
-    agent="trained", question="one_fact", temperature="1.0", length=4, id="a", reward=1.0, **other
-):
-    cell = dict(agent=agent, question=question, temperature=temperature, length=length)
-    graded = dict(reward=reward, sub_em=reward, prediction="x", error="")
-    origin = dict(id=id, sample=0, settings="s", task="t")
-    return dict.fromkeys(METRICS, 0.0) | cell | graded | origin | other
+def test_what_a_reader_sees_first(tmp_path):
+    """Three figures at the longest documents, one plot, one document before and after training."""
+    rows, records = [], []
+    for agent, right in (("trained", 9), ("untrained", 1), ("bm25", 5), ("full", 4)):
+        for length in (4, 16):
+            for k in range(10):
+                asked = dict(length=length, id=f"{length} {k}", reward=float(k < right))
+                rows.append(row(agent, settings=agent, **asked))
+                rows.append(row(agent, "two_hop", settings=agent, **asked))
+        for k in (0, 1):
+            texts = dict(question=f"Which {k}?", id=f"16 {k}", cell=cell_of(agent, 16))
+            records.append(record(settings=agent, **texts))
+    page = shown(write_report(folder_of(tmp_path / "run", rows, records=records)))
+    values = re.findall("<strong>([^<]*)</strong><span>([^<]*)</span>", page.html)
+    whole = "whole document in the prompt"
+    assert values == [("90.0 %", "trained"), ("10.0 %", "untrained"), ("40.0 %", whole)]
+    assert "n 10; Questions that need one fact, 16 sections" in page.text
+    first, details = page.html.split('<details class="part"><summary>Details')
+    assert first.count("<svg") == 1 and details.count("<svg") == 1  # of the other kind
+    (pair,) = re.findall('<div class="pair">(.*?)<h2>', page.html, re.S)
+    headings = re.findall('<h3>([^:<]*): <span class="([^"]*)"', pair)
+    assert headings == [("Untrained", "wrong"), ("Trained", "right")]
+    assert pair.count("Which 1?") == 2  # the one that the trained policy alone has read rightly
+    listed = re.findall('<details class="reading" data-verdict="([^"]*)"( open)?', page.html)
+    assert listed[0] == ("right", " open") and [bool(x) for _, x in listed[1:]] == [False] * 7
 
 
-def record(
-    memories=("none", "Anna met Otto.", "Anna met Otto."),
-    answer="\\boxed{Lima}",
-    reward=1.0,
-    **other,
-):
-    """Return a trajectory that reads `section 1`, `section 2`, ...
-
-    memories: before each section, and before the answer.
-    """
-    sections = [*(f"section {k}." for k in range(1, len(memories))), ""]
-    responses = *memories[1:], answer
-    turns = [
-        {"final": not section, "section": section, "memory": memory, "response": response}
-        | {"finish": "stop"}
-        for section, memory, response in zip(sections, memories, responses, strict=True)
-    ]
-    return {
-        "id": "a", "step": None, "sample": 0, "question": "Where is Anna?", "answers": ["Lima"],
-        "kind": "one_fact", "reward": reward, "answer": answer, "error": "", "seconds": 0.1,
-        "turns": turns,
-    } | other  # fmt: skip
-
-
-def folder_of(path, rows, unit="sections", records=(), metrics=None, config=None, agents=None):
-    path.mkdir(exist_ok=True)
-    write_summary(path / "summary.json", summarise(rows, unit, agents=agents))
-    if records:
-        (path / "transcripts.jsonl").write_text("".join(json.dumps(r) + "\n" for r in records))
-    if metrics:
-        (path / "metrics.csv").write_text(metrics)
-    if config:
-        (path / "config.yaml").write_text(config)
-    return path
-
-
-METRICS_CSV = "step,level,reward\n" + "".join(f"{i},{i // 10},{i / 40}\n" for i in range(30))
-CONFIG = "run:\n  data: world\n  lengths: [4, 8, 16]\n"
-
-
-# ---------------------------------------------------------------- golden pages
-
-
-def words_of(html):
-    """Return what a page says, a line for each thing that stands apart; a plot says its label, and
-    what is faint has a ~."""
-    html = html.replace('<span class="few">', "~")
-    html = re.sub(r"<(style|script|footer)\b.*?</\1>", "", html, flags=re.S)
-    html = re.sub(r'<svg role="img" aria-label="([^"]*)".*?</svg>', r"[\1]", html, flags=re.S)
-    html = re.sub(r"<(?=h\d|p|li|tr|caption|summary|dt|figure|section)", "\n<", html)
-    html = re.sub(r"<(?=t[dh]\b|dd|small)", " | <", html)
-    lines = (" ".join(unescape(re.sub("<[^>]*>", "", line)).split()) for line in html.split("\n"))
-    return "\n".join(filter(None, lines)) + "\n"
-
-
-def check_golden(name, html):
-    """Compare a page with the one that was looked at; GOLDEN=1 in the environment keeps it."""
-    assert Page(html)
-    path = Path(__file__).with_name("golden") / f"{name}.txt"
-    if os.environ.get("GOLDEN"):
-        path.write_text(words_of(html), encoding="utf-8")
-    assert words_of(html).splitlines() == path.read_text(encoding="utf-8").splitlines()
-
-
-def notes(recalled=Recall(), evidence="", step=Response(), asked=""):
-    """Return the notes of a turn of ReMemR1 as a file has them."""
-    return json.loads(json.dumps(asdict(RecallNotes(recalled, evidence, step=step, asked=asked))))
-
-
-def looking_back(**other):
-    """Return a trajectory that looks back for Otto, at first in vain."""
-    memories = ("none", "Otto reached Lima.", "Ida left.", "Ida left.", "Lima.")
-    looked = record(memories, agent="rememr1", **other)
-    query = "who is Otto?"
-    found = Recall("Otto reached Lima.", query, (1,), 0.25)
-    of = [
-        notes(asked=query), notes(Recall(query=query)), notes(asked=query),
-        notes(found, "answer", Response(errors=("multi_update", "truncated"), stray=True)),
-        notes(Recall("Ida left.", "Ida", (3, 2), 1.0), "unknown", None),
-    ]  # fmt: skip
-    looked["turns"] = [
-        turn | {"notes": each} for turn, each in zip(looked["turns"], of, strict=True)
-    ]
-    looked["turns"][3]["finish"] = "length"
-    return looked
-
-
-def test_the_page_of_an_evaluation(tmp_path):
-    """With everything that it may say: pooled kinds, counts, fates, depths, seeds, a training."""
-    counts = dict.fromkeys((name for rate in ReMemR1.rates.values() for name in rate), 0)
-    counts |= {"updates": 10, "queries": 4, "hits": 2, "sought": 1, "holds": 1, "no_update": 3}
-    read = dict(
-        sections=10, needed=1, seen=[2], memory_most=3, depths=[0.35], occupancy=[1.0, 3.0],
-        document_tokens=9, mib=3, seconds=2.0, tokens_read=2000, model_calls=2.5, counts=counts,
-    )  # fmt: skip
+def test_numbers_and_differences_stand_in_tables(tmp_path):
     rows = [
-        row(agent, question, temperature, length, str(i), float(i < right), **read,
-            held=[[2, 1], [8, 0]], document=f"d{i % 5}")
-        for agent, right in (("trained", 9), ("untrained", 1), ("full", 0))
-        for question in ("1 multi-hop, official metric", "4 single-hop, official metric")
-        for temperature in ("1.0", "0.0") for length in (4, 16) for i in range(10)
+        row(agent, id=str(k), length=n, reward=float(k < right), document=f"d{k % 5}",
+            tokens_read=2000, seconds=2.0, mib=3)
+        for agent, right in (("memagent", 9), ("bm25", 1), ("memagent@untrained", 5), ("full", 0))
+        for n in (4, 16) for k in range(10)
     ]  # fmt: skip
-    rows += [row("mine", "one_fact", id="x", error="gone", prediction=None)]
-    cell = dict(agent="trained", question="one_fact", temperature="1.0", length=4)
-    wrong = record(("none", *["Anna met Otto."] * 4), "It is Lima.", 0.0, form="boxed",
-                   agent="rememr1", cell=cell, settings="s")  # fmt: skip
-    wrong["turns"][0]["notes"] = notes() | {"recalled": None}  # damaged; the others have none
-    records = [
-        wrong,
-        looking_back(cell=cell, settings="s", sample=1),
-        record(cell=cell | {"agent": "full"}, settings="s", sample=2),
-    ]
-    folder = folder_of(
-        tmp_path / "demo", rows, records=records, metrics=METRICS_CSV, config=CONFIG,
-        agents={"trained": ReMemR1()},
-    )  # fmt: skip
+    rows += [row("mine", "two_hop", id="x", error="gone", prediction=None)]
+    folder = folder_of(tmp_path / "run", rows)
     summary = json.loads((folder / "summary.json").read_text())
     summary["altered"] = {"full": "top_k 2"}
-    pair = dict(seed=1, against="full", temperature="1.0", length=4)
-    summary["seeds"] = [pair | dict(mean=0.5, low=0.1, high=0.9, n=9)]
-    summary["trained_on"] = [
-        {"policy": policy, "agents": ["trained"], "known": 4}
-        | {"questions": {"one_fact": {"asked": 9, "seen": n}}}
-        for policy, n in (("p0", 2), ("p1", 0))
+    asked = {"one_fact": {"asked": 9, "seen": 2}}
+    about = {"policy": "p0", "agents": ["memagent"], "known": 4, "questions": asked}
+    (folder / "summary.json").write_text(json.dumps(summary | {"trained_on": [about]}))
+    page = shown(write_report(folder))
+    low, high = interval([1.0] * 9 + [0.0], [k % 5 for k in range(10)])
+    assert f"90.0 {100 * low:.0f}–{100 * high:.0f}, n 10" in page.text
+    captions = re.findall("<caption>(memagent minus [^<]*)", page.html)
+    assert [caption.partition(", by")[0] for caption in captions] == [
+        "memagent minus memagent before training",
+        "memagent minus whole document in the prompt",
+        "memagent minus reading only what matches the question",
     ]
-    (folder / "summary.json").write_text(json.dumps(summary))
-    check_golden("evaluation", write_report(folder).read_text(encoding="utf-8"))
+    assert "+40.0" in page.text and "full (top_k 2)" in page.text and "2,000" in page.text
+    assert "Warning: 2 of the 9 questions" in page.text
+    assert '<td class="few">' in page.html  # of a single question
+    assert "| memagent | 1.0 | 90.0 [" in (folder / "table.md").read_text()
     assert [*folder.glob(".*")] == []  # nothing half-written is left
-
-
-def test_the_page_of_a_training(tmp_path):
-    names = "mismatch mismatch_mean memory_tokens read_tokens rollout_s update_s peak_gib".split()
-    head = ",".join(["step,level,reward,reward_se,groups_without_signal", *names])
-    lines = [f"{k},{k // 10},{k / 40},.1,.5{',2' * len(names)}" for k in range(30)]
-    folder = folder_of(tmp_path / "run", [], metrics="\n".join([head, *lines, ""]), config=CONFIG)
-    end = {"episodes": 2, "tallies": {"Work by tool": {"find": 3, "store_it": 1}}}
-    end["curves"] = {"Size": {"at": [1, 2], "mean": [3, 4], "n": [2, 1]}}
-    about = {"steps": 30, "reward": 0.5, "skipped_updates": 2, "metric": "reward", "paired": []}
-    about["gain"] = {"steps": 10, "first": 0.1, "last": 0.6, "low": 0.4, "high": 0.6}
-    about["ends"] = [end | {"step": 0, "level": "0"}, end | {"step": 29, "level": "2"}]
-    (folder / "summary.json").write_text(json.dumps({"unit": "sections", "cells": []} | about))
-    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
-    check_golden("training", write_report(folder).read_text(encoding="utf-8"))
-
-
-# ---------------------------------------------------------------- the page
 
 
 @pytest.mark.parametrize(("rows", "svgs"), [
@@ -262,9 +96,19 @@ def test_the_page_of_a_training(tmp_path):
     ([row(length=4), row(agent="b", question="two_hop", length=8)], 2),
     ([], 0),
 ])  # fmt: skip
-def test_reports_of_few_rows_or_none(tmp_path, rows, svgs):
-    html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
-    assert Page(html).tags.count("svg") == svgs
+def test_pages_of_few_rows_or_none(tmp_path, rows, svgs):
+    assert shown(write_report(folder_of(tmp_path / "eval", rows))).tags.count("svg") == svgs
+
+
+def test_a_page_holds_as_many_readings_as_have_room(tmp_path, monkeypatch):
+    records = [record(id=str(k), cell=cell_of("trained"), settings="s") for k in range(9)]
+    folder = folder_of(tmp_path / "eval", [row()], records=records)
+    monkeypatch.setattr("report.page.SHOWN", 4)
+    page = shown(write_report(folder))
+    assert page.html.count('<details class="reading"') == 4
+    assert "5 of 9 readings are left out here: `show` prints them." in page.text
+    monkeypatch.setattr("report.page.CHARACTERS", 45)  # of two readings
+    assert shown(write_report(folder)).html.count('<details class="reading"') == 2
 
 
 def test_only_transcripts_of_this_evaluation_once_each(tmp_path):
@@ -279,73 +123,16 @@ def test_only_transcripts_of_this_evaluation_once_each(tmp_path):
     with (folder / "transcripts.jsonl").open("a") as file:
         file.write('{"id": "torn')
     kept = [record["question"] for record in read_run(folder).records]
-    assert kept == ["sample 0?", "sample 2?"] and Page(write_report(folder).read_text())
+    assert kept == ["sample 0?", "sample 2?"] and shown(write_report(folder))
     for damaged in ("{\n", "[]\n"):
         (folder / "transcripts.jsonl").write_text(damaged)
         with pytest.raises(UserError, match=r"transcripts\.jsonl is damaged"):
             read_run(folder)
 
 
-def test_the_right_example_is_a_long_one_whose_memories_are_words_of_the_document():
-    def made(n, memory, reward=1.0, agent="trained"):
-        """A record of n sections, which name Otto alone."""
-        texts = dict(id=f"{n} {memory}", cell={"agent": agent})
-        read = record(["none"] * n + [memory], reward=reward, **texts)
-        read["turns"][0]["section"] = "Otto met Anna."
-        return read
-
-    right = [made(2, "anna met Otto"), made(9, "Anna met Otto"), made(20, "Anna met Boris"),
-             made(30, "none"), made(40, "Otto", agent="full")]  # fmt: skip
-    wrong = [made(n, memory, 0.0) for n, memory in ((3, "Boris"), (12, "Ida"), (5, "Otto"))]
-    found = examples([*right, *wrong], "trained")
-    assert [record["id"] for record in found] == ["9 Anna met Otto", "12 Ida"]
-    assert examples([right[2], right[0] | {"reward": None}], "trained") == [right[2]]
-    assert examples([], "") == []
-
-
-@pytest.mark.usefixtures("rendered")
-def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
-    def heights(values):
-        rows = [row(id=str(i), reward=x, length=n) for n in (4, 8) for i, x in enumerate(values)]
-        html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
-        svg = "".join(re.findall(r"<svg.*?</svg>", html, re.S))
-        # words are words, and colours are the page's, which are light or dark
-        assert ">Questions that need one fact</text>" in svg and "prefers-color-scheme:dark" in html
-        assert "currentColor" in svg and not re.search(r"#[0-9a-fA-F]{6}\b", svg)
-        ends = re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0', svg)
-        return [*map(float, ends[:6])]
-
-    # drawn are two low ends, two high ends, two means
-    asked = {right: [float(i < right) for i in range(20)] for right in (20, 13, 0)}
-    drawn = {right: heights(values) for right, values in asked.items()}
-    one, zero = drawn[20][4], drawn[0][4]
-    for right, values in asked.items():
-        low, high = interval(values)
-        expected = pytest.approx([low, low, high, high, right / 20, right / 20], abs=1e-4)
-        assert [(y - zero) / (one - zero) for y in drawn[right]] == expected
-
-
-def test_metrics_that_are_torn_or_not_numbers(tmp_path):
-    metrics = "step,level,reward\n0,0,0.5\n1,0,nan\n2,0,\nx,0,1\n3,1,0.75\n4,1"
-    folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
-    read = read_training(folder, {"run": {"lengths": [4, 8], "data": "world"}}, "reward")
-    assert read.rewards == [(0, 0.5, "4"), (3, 0.75, "8")] and read.lengths == {4, 8}
-    assert Page(write_report(folder).read_text()).tags.count("svg") == 2
-    (folder / "metrics.csv").write_text("step,loss\n0,1\n")
-    assert "Reward by" not in Page(write_report(folder).read_text()).text
-
-
-def test_the_comparison_with_before_comes_first_then_the_one_with_who_reads_all():
-    agents = ("memagent", "bm25", "oracle", "full", "full@untrained", "memagent@untrained")
-    tables = comparisons(summarise([row(agent) for agent in agents])).body
-    captions = re.findall(r"<caption>memagent minus ([^ ,]*)", tables)
-    assert captions == ["memagent@untrained", "full", "bm25", "oracle", "full@untrained"]
-
-
 def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
-    """Without its plots, of which there are as many as kinds of question; a step that looks at all
-    cells for each of them would take eight times as many."""
-    monkeypatch.setattr(plots, "_svg", lambda *_: Markup("<svg></svg>"))
+    """Without its plots, of which there are as many as kinds of question."""
+    monkeypatch.setattr(plots, "svg_of", lambda *_: "")
 
     def steps(agents):
         rows = [
@@ -353,14 +140,131 @@ def test_a_page_takes_steps_in_proportion_to_its_cells(tmp_path, monkeypatch):
             for agent in range(agents)
             for k in range(24)
         ]
-        folder = folder_of(tmp_path / f"{agents}", rows)
-        write_report(folder)
-        return steps_run(lambda: write_report(folder))
+        run = read_run(folder_of(tmp_path / f"{agents}", rows))
+        page_of(run)
+        return steps_run(lambda: page_of(run))
 
     assert steps(8) < 1.75 * 8 * steps(1)  # 192 cells, 24 cells
 
 
-# ---------------------------------------------------------------- trajectories
+@pytest.mark.usefixtures("rendered")
+def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
+    def heights(values):
+        """Return the places of a mean, and of the two ends of its interval."""
+        rows = [row(id=str(i), reward=x, length=n) for n in (4, 8) for i, x in enumerate(values)]
+        html = write_report(folder_of(tmp_path / "eval", rows)).read_text()
+        svg = "".join(re.findall(r"<svg.*?</svg>", html, re.S))
+        # words are words, and colours are the page's, which are light or dark
+        assert ">Questions that need one fact</text>" in svg and "prefers-color-scheme:dark" in html
+        assert "currentColor" in svg and not re.search(r"#[0-9a-fA-F]{6}\b", svg)
+        means = re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0', svg)
+        bars = re.findall(r'<path d="M [\d.]+ ([\d.]+) ?\nL [\d.]+ ([\d.]+) ?\n" [^>]*var\(--c0', svg)
+        return [float(means[0]), *map(float, bars[-1])]
+
+    asked = {right: [float(i < right) for i in range(20)] for right in (20, 13, 0)}
+    drawn = {right: heights(values) for right, values in asked.items()}
+    one, zero = drawn[20][0], drawn[0][0]
+    for right, values in asked.items():
+        expected = pytest.approx([right / 20, *interval(values)], abs=1e-3)
+        assert [(y - zero) / (one - zero) for y in drawn[right]] == expected
+
+
+def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
+    from matplotlib.figure import Figure
+
+    axes = Figure().add_subplot()
+    lines = {f"line {k}": [(1, 0.5), (2, y)] for k, y in enumerate((0.5, 0.5, 0.51, 1.0, 1.0))}
+    plots.draw_lines(axes, lines, share=True)
+    plots.label_ends(axes, lines, 100)
+    found = {text.get_text(): text.get_position()[1] for text in axes.texts}
+    assert [*found] == [*lines]
+    heights = sorted(found.values())
+    assert all(b - a > 0.99 * plots.GAP for a, b in zip(heights, heights[1:], strict=False))
+    assert heights[-1] <= 1 and found["line 0"] < found["line 2"] < found["line 3"]
+
+
+# ---------------------------------------------------------------- a training
+
+
+def test_the_page_of_a_training(tmp_path):
+    folder = training(tmp_path / "run", steps=30, peak_gib=7)
+    (folder / "summary.json").write_text(json.dumps(runlog.summary(folder)))
+    (folder / "validation.csv").write_text("step,score,n\n10,0.5,64\n20,nan,64\n25,0.75,64\nx")
+    writer = runlog.TrajectoryWriter(folder / "trajectories.jsonl.gz")
+    for k in (0, 29):
+        writer.write([runlog.packed([trajectory(k, s, s / 2) for s in range(3)], MemAgent(), k)])
+    page = shown(write_report(folder))
+    values = re.findall("<strong>([^<]*)</strong><span>([^<]*)</span>", page.html)
+    rewards = [0.5 + k / 64 for k in range(30)]
+    first, last = sum(rewards[:10]) / 10, sum(rewards[-10:]) / 10
+    assert values == [
+        (f"{first:.2f}", "mean reward, first 10 steps"),
+        (f"{last:.2f}", "mean reward, last 10 steps"),
+    ]
+    change = f"From the first 10 steps to the last 10 the reward changed by {last - first:+.2f} (95"
+    assert change in page.text and "interval +" in page.text
+    assert "Step 0: right" in page.text and "Step 29: right" in page.text
+    labels = re.findall('img" aria-label="([^"]*)', page.html)
+    assert "Reward by training step" in labels[0] and page.tags.count("svg") == 7
+    assert read_training(folder, "reward").validation == [(10, 0.5), (25, 0.75)]
+
+
+def test_metrics_that_are_torn_or_not_numbers(tmp_path):
+    metrics = "step,level,reward\n0,0,0.5\n1,0,nan\n2,0,\nx,0,1\n3,1,0.75\n4,1"
+    folder = folder_of(tmp_path / "eval", [row()], metrics=metrics)
+    assert read_training(folder, "reward").values == [(0, 0.5), (3, 0.75)]
+    assert shown(write_report(folder)).tags.count("svg") == 2
+    (folder / "metrics.csv").write_text("step,loss\n0,1\n")
+    assert shown(write_report(folder)).tags.count("svg") == 1
+
+
+def test_an_evaluation_without_a_right_answer_says_what_that_means():
+    for remedy, more in {
+        "": {},
+        "failed": {"error": "KeyError: 'a'", "prediction": None},
+        "unformed": {"response": "Lima", "prediction": None},
+        "empty": {"response": "<think>I", "prediction": None},
+    }.items():
+        rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
+        assert nothing_right(summarise(rows), rows) == NOTHING[remedy]
+        rows[3] |= {"reward": 1.0, "sub_em": 1.0}
+        assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
+
+
+# ---------------------------------------------------------------- a reading
+
+
+def test_the_page_of_a_question_marks_its_evidence_and_folds_what_changed_nothing(tmp_path):
+    read = record(["none"] * 9 + ["Lima"], id="town.pdf")
+    read["turns"][8]["section"] = "The bridge was\n built by <Anna> in 1904."
+    read["turns"][8]["where"] = "page 7"
+    facts = {"by": "smollm2", "took": "2 seconds", "remarks": ""}
+    passages = ["was built by <Anna>", "1904"]
+    page = shown(write_reading(tmp_path, read, facts, "1904", "Found on page 7.", passages))
+    marked = "The bridge <mark>was\n built by &lt;Anna&gt;</mark> in <mark>1904</mark>."
+    assert marked in page.html and "page 7</h3>" in page.html
+    assert "Sections 2 to 8: the memory stayed" in page.text and "section 5." in page.text
+    assert "Answer: 1904 Found on page 7." in page.text and "took 2 seconds" in page.text
+    assert "remarks" not in page.text
+
+
+def test_a_mark_is_text_whatever_is_looked_for():
+    assert mark("a <b> c", []) == mark("a <b> c", [""]) == "a &lt;b&gt; c"
+    assert mark("a.c abc", ["a.c"]) == "<mark>a.c</mark> abc"
+
+
+@pytest.mark.parametrize(("more", "score", "word"), [
+    ({"reward": 0.966}, None, "right"),  # the rest of it is for something else than the answer
+    ({"reward": 1.0, "answer": "\\boxed{Rome}"}, None, "wrong"),
+    ({"answer": "\\boxed{Rome}"}, 0.5, "partly right"),
+    ({"reward": 0.0}, 1.0, "right"),
+    ({"error": "gone"}, 1.0, "failed"),
+    ({"answers": [], "step": None}, None, "answered"),
+    ({"answers": [], "step": 3, "reward": 0.25}, None, "reward 0.25"),
+    ({"answers": [], "step": 3, "reward": None}, None, "no reward"),
+])  # fmt: skip
+def test_the_verdict_is_the_grade_and_not_the_reward(more, score, word):
+    assert verdict(record() | more, score) == word
 
 
 @given(st.text("ab .\n\u2028", max_size=40), st.text("ab .\n\u2028", max_size=40))
@@ -371,20 +275,21 @@ def test_the_difference_holds_both_texts(before, after):
     assert all(kind == "same" for kind, _ in pieces) == (before.split() == after.split())
 
 
-def test_sections_that_are_left_out_are_counted():
-    def numbers(*args, **kwargs):
-        return [s if isinstance(s, str) else s.number for s in steps_of(*args, **kwargs)]
-
-    assert numbers(record([f"memory {i}" for i in range(101)]), most=6) == [
-        1, 2, 3, "94 sections left out", 98, 99, 100
-    ]  # fmt: skip
-    assert numbers(record(["x"] * 4)) == [1, "1 section left out: the memory stayed as it was", 3]
-    # 100 sections, changes at 10 and 91
-    changes = record(["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10)
-    gap = "{} sections left out: the memory stayed as it was".format
-    assert numbers(changes) == [1, gap(8), 10, gap(80), 91, gap(8), 100]
-    step = steps_of(changes)[2]
-    assert (step.before, step.after, step.section) == ("none", "fact", "section 10.")
+@pytest.mark.parametrize(("memories", "most", "runs"), [
+    ([f"memory {k}" for k in range(101)], 6, "1-3 (4-97: not shown) 98-100"),
+    (["x"] * 4, None, "1 (2: the memory stayed) 3"),
+    (["none"] * 10 + ["fact"] * 81 + ["two facts"] * 10, 24,
+     "1 (2-9: the memory stayed) 10 (11-90: the memory stayed) 91 (92-99: the memory stayed) 100"),
+    (["x"], 24, ""),
+])  # fmt: skip
+def test_sections_that_change_nothing_are_counted(memories, most, runs):
+    steps, found = steps_of(record(memories)), []
+    for note, run in runs_of(steps, most):
+        first, last = run[0].number, run[-1].number
+        numbers = f"{first}-{last}" if last > first else f"{first}"
+        found.append(f"({numbers}: {note.partition(': ')[2]})" if note else numbers)
+        assert not note or str(first) in note
+    assert " ".join(found) == runs
     assert steps_of(record() | {"turns": []}) == []
 
 
@@ -402,18 +307,25 @@ def test_the_memory_that_a_last_turn_leaves(codec, finish, response, empty, afte
     turn = Turn(prompt, [], [], [], finish, codec.text(response))
     broken = Trajectory(Task("a", "Where?", ("Lima",), text="x"), [turn], error="no next prompt")
     made = json.loads(json.dumps(record_of(broken, MemAgent(MemAgentConfig(empty=empty)))))
-    found = [(step.before, step.after, step.remark) for step in steps_of(made)]
-    assert found == [("fact", after, remark)]
+    (step,) = steps_of(made)
+    assert (step.changes, step.remark) == (diff("fact", after), remark)
     made["turns"][0].pop("memory_after", None)
-    assert not response or steps_of(made)[0].after == after
+    assert not response or steps_of(made)[0].changes == diff("fact", after)
 
 
-def test_a_trajectory_in_the_terminal():
-    hot = dict(step=39, temperature=2.2)
-    changed = record(("Anna met Otto.", "Anna met Boris."), "<think>never ends", 0.0, **hot)
+def test_notes_that_are_another_agents_are_said():
+    read = record(agent="memupdate")
+    read["turns"][0]["notes"] = {"ops": [3]}
+    step = steps_of(read, MemUpdate)[0]
+    assert [line.text for line in step.lines] == ["cannot be read"] and step.table == ()
+
+
+def test_a_reading_in_the_terminal():
+    changed = record(("Anna met Otto.", "Anna met Boris."), "<think>never ends", 0.0, step=39,
+                     temperature=2.2)  # fmt: skip
     changed["turns"][0]["section"] += "x" * 5000
     console = Console(width=300, record=True, file=io.StringIO(), force_terminal=True)
-    console.print(render_trajectory(changed, 100))
+    console.print(render(changed, 100))
     text = console.export_text()
     for part in (
         "section 1 of 1", "memory Anna met [-Otto.-] {+Boris.+}", "never ends", "2 stop",
@@ -421,20 +333,24 @@ def test_a_trajectory_in_the_terminal():
     ):  # fmt: skip
         assert part in text, text
     assert "in the form" not in text  # it is empty
-    assert "in the form" in render_trajectory(record(answer="Lima")).plain  # of older ones: of any
+    assert "in the form" in render(record(answer="Lima")).plain
 
 
-def test_an_evaluation_without_a_right_answer_says_what_that_means():
-    for remedy, more in {
-        "": {},
-        "failed": {"error": "KeyError: 'a'", "prediction": None},
-        "unformed": {"response": "Lima", "prediction": None},
-        "empty": {"response": "<think>I", "prediction": None},
-    }.items():
-        rows = [row("memagent", id=str(k), reward=0.0, **more) for k in range(4)]
-        assert nothing_right(summarise(rows), rows) == NOTHING[remedy]
-        rows[3] |= {"reward": 1.0, "sub_em": 1.0}
-        assert nothing_right(summarise(rows), rows) == "" == nothing_right(summarise([]), [])
+# ---------------------------------------------------------------- texts of strangers
+
+
+def test_nothing_in_a_document_steers_the_page(tmp_path):
+    name = HOSTILE.replace("\ud83d", "")  # a name is written into summary.json
+    fields = dict(question=HOSTILE, answers=[HOSTILE], error=HOSTILE, id=HOSTILE, settings="s")
+    cell = cell_of(name, question=name)
+    bad = record(("none", HOSTILE, HOSTILE), HOSTILE, cell=cell, **fields)
+    bad["turns"][0]["section"] = bad["turns"][0]["where"] = HOSTILE
+    rows = [row(a, name, id=HOSTILE, error=HOSTILE) for a in (name, "b")]
+    page = shown(write_report(folder_of(tmp_path / "eval", rows, unit=name, records=[bad])))
+    assert page.text.count("<script>alert(") > 8 and "{{ 7 * 7 }}" in page.text
+    assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", page.html)
+    page = shown(write_reading(tmp_path, bad, {HOSTILE: HOSTILE}, HOSTILE, HOSTILE, [HOSTILE]))
+    assert page.html.count("<mark>") and "<img" not in page.html
 
 
 def test_nothing_in_a_document_steers_the_terminal():
@@ -442,8 +358,9 @@ def test_nothing_in_a_document_steers_the_terminal():
     bad = record(("none", HOSTILE, HOSTILE), HOSTILE, **fields)
     bad["turns"][0]["section"] = HOSTILE
     console = Console(width=10000, file=io.StringIO(), force_terminal=False)
-    console.print(render_trajectory(bad))
+    console.print(render(bad))
     text = console.file.getvalue()
     # markup stands there as it is, control characters do not
     assert text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
+    assert reading_of(bad)["verdict"] == "failed" and Page
