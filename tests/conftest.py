@@ -280,9 +280,8 @@ def rendered(quick_plots, monkeypatch):
 
 
 def unrendered(draw, label):
-    from matplotlib.figure import Figure
-
     from markupsafe import Markup
+    from matplotlib.figure import Figure
 
     draw(Figure().add_subplot())
     return Markup('<svg role="img" aria-label="{}"></svg>').format(label)

@@ -3,6 +3,7 @@
 import copy
 
 import pytest
+from report.markup import html, joined
 
 from agents.bank import Bank
 from agents.memrl import ARMS, CONSTANTS, FAILURES, SHOWN, SUCCESSES, MemRL, MemRLConfig, Tried
@@ -12,7 +13,6 @@ from data import Task
 from engines.scripted import ScriptedEngine
 from grpo import training_rows
 from memagent import Group, MemAgent
-from report.markup import html, joined
 from report.reading import row_of
 from report.records import record
 from report.rows import Cell

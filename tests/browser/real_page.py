@@ -4,11 +4,8 @@ test-browser`."""
 import json
 
 import pytest
-from chromium import BINARY
-from real_viewer import browser, quick_plots  # noqa: F401
-from test_counted import trajectory
-from test_folder import evaluation, training
-from test_page import record, row
+from chromium import BINARY, Chromium
+from run_folders import evaluation, folder_of, record, row, training, trajectory
 from test_streams import outcome
 
 from config.options import StreamConfig
@@ -20,11 +17,22 @@ pytestmark = pytest.mark.skipif(not BINARY, reason="needs Chromium: apt-get inst
 LONG = "unbreakable_" * 20
 
 
+@pytest.fixture(scope="session", autouse=True)
+def quick_plots():
+    """Render all plots."""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    browser = Chromium(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
+
+
 def long_names(folder):
     rows = [
         row(agent, kind, t, n, str(i), float(i % 2), document_tokens=9, seconds=1.0, mib=4,
-            depths=[0.5], occupancy=[1.0, 2.0], memory_most=2, sections=4, needed=1, held=[],
-            seen=[1])
+            sections=4, needed=1, held=[], seen=[1])
         for agent in ("memagent", "full", LONG) for kind in ("two_hop", "one_fact", LONG)
         for t in ("1.0", "0.0") for n in (4, 16, 64, 256, 1024, 4096) for i in range(4)
     ]  # fmt: skip
@@ -37,7 +45,7 @@ def long_names(folder):
 
 def steps(folder):
     writer = runlog.TrajectoryWriter(training(folder) / "trajectories.jsonl.gz")
-    writer.write([runlog.packed([trajectory(3, 0, a=1)], Agent(), 3)])
+    writer.write([runlog.packed([trajectory(3, 0)], Agent(), 3)])
     return write_report(folder)
 
 
@@ -59,12 +67,12 @@ def page_of(request, tmp_path_factory):
 
 
 @pytest.mark.parametrize(("width", "dark"), [(360, True), (800, False), (1600, True)])
-def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa: F811
+def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):
     page = browser.open(page_of, width=width, dark=dark)
     page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
     assert page.run("document.documentElement.scrollWidth") <= width
     too_wide = page.run(
-        "[...document.querySelectorAll('main > *, section > *, .first > *, figure, .box *')]"
+        "[...document.querySelectorAll('main > *, .pair *, figure, details.reading *')]"
         ".filter(e => !e.closest('.scroll') && e.getBoundingClientRect().right > innerWidth + 1)"
         ".map(e => e.tagName + '.' + e.className)"
     )
@@ -73,7 +81,7 @@ def test_nothing_is_wider_than_the_page(browser, page_of, width, dark):  # noqa:
 
 
 @pytest.mark.parametrize("width", [360, 1400])
-def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, width):  # noqa: F811
+def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, width):
     page = browser.open(stream(tmp_path).as_uri(), width=width)
     lines = """[...document.querySelectorAll('td')].filter(td => FILTER).map(td => {
       const range = document.createRange(); range.selectNodeContents(td)
@@ -87,7 +95,7 @@ def test_numbers_stand_in_a_line_and_sentences_have_room(browser, tmp_path, widt
     page.close()
 
 
-def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
+def test_letters_stand_out_from_the_page(browser, tmp_path):
     """By WCAG's contrast of 4.5 for text, in both schemes; what is faint on purpose is left out."""
     address = long_names(tmp_path).as_uri()
     ratio = """(() => {
@@ -95,7 +103,7 @@ def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
         v /= 255; return v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4 })
         return .2126 * r + .7152 * g + .0722 * b }
       const under = lum(getComputedStyle(document.body).backgroundColor)
-      return Math.min(...['h1', '.note', 'th', 'td', 'nav a', 'small'].map(s => {
+      return Math.min(...['h1', '.note', 'th', 'td', 'summary', 'small'].map(s => {
         const over = lum(getComputedStyle(document.querySelector(s)).color)
         return (Math.max(over, under) + .05) / (Math.min(over, under) + .05) })) })()"""
     for dark in (False, True):
@@ -104,13 +112,45 @@ def test_letters_stand_out_from_the_page(browser, tmp_path):  # noqa: F811
         page.close()
 
 
-def test_a_table_shows_that_it_scrolls(browser, tmp_path):  # noqa: F811
+def test_a_table_shows_that_it_scrolls(browser, tmp_path):
     """On a phone it is wider than its frame, whose shades at the sides stay while it moves."""
     page = browser.open(long_names(tmp_path).as_uri(), width=360)
     page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
     assert page.run("[...document.querySelectorAll('.scroll')]"
                     ".some(e => e.scrollWidth > e.clientWidth + 20)")  # fmt: skip
-    looks = page.run("(e => [getComputedStyle(e).overflowX, getComputedStyle(e)"
-                     ".backgroundAttachment])(document.querySelector('.scroll'))")  # fmt: skip
-    assert looks == ["auto", "local, local, scroll, scroll"]
+    page.close()
+
+
+def test_the_list_is_searched_and_the_slider_goes_through_the_sections(browser, tmp_path):
+    cell = dict(question="one_fact", temperature="1.0", length=4)
+    records = [
+        record(("none", "none", f"Otto {k}", "Lima"), answer, id=f"q{k}", settings=agent,
+               question=f"Where is person {k}?", cell=cell | {"agent": agent})
+        for agent, answer in (("trained", "\\boxed{Lima}"), ("untrained", "\\boxed{Rome}"))
+        for k in range(5)
+    ]  # fmt: skip
+    rows = [
+        row(agent, id=f"q{k}", settings=agent, reward=float(agent == "trained"))
+        for agent in ("trained", "untrained") for k in range(5)
+    ]  # fmt: skip
+    page = browser.open(write_report(folder_of(tmp_path / "e", rows, records=records)).as_uri())
+    shown = "[...document.querySelectorAll('details.reading')].filter(e => !e.hidden).length"
+    send = (
+        "(() => {{ const e = document.getElementById('{}'); e.value = '{}';"
+        "e.dispatchEvent(new Event('input', {{bubbles: true}})) }})()"
+    )
+    counts = []
+    for where, what in (("words", ""), ("words", "PERSON 3"), ("verdict", "wrong"), ("words", "")):
+        page.run(send.format(where, what))
+        counts.append(page.run(shown))
+    assert counts == [10, 2, 1, 5]
+    assert page.run("document.getElementById('shown').textContent") == "5 of 10"
+    visible = (
+        "[...document.querySelectorAll('.pair .step')].filter(e => !e.hidden)"
+        ".map(e => e.dataset.step).join()"
+    )
+    assert page.run(visible) == "2,2"  # where the trained policy first wrote something
+    page.run("(() => { const e = document.querySelector('#slide input'); e.value = 3;"
+             "e.dispatchEvent(new Event('input', {bubbles: true})) })()")  # fmt: skip
+    assert page.run(visible) == "3,3" and page.problems == []
     page.close()

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 import yaml
 from conftest import asked_of
+from run_folders import HOSTILE, record
 from test_endpoint import Server
-from test_page import HOSTILE, record
 from typer.testing import CliRunner
 
 import cli

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_page import record, row
+from run_folders import record, row
 from typer.testing import CliRunner
 
 import cli

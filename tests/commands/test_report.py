@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from test_page import Page, record, row
+from run_folders import Page, record, row
 from typer.testing import CliRunner
 
 import cli

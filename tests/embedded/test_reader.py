@@ -22,7 +22,7 @@ from data import Task
 from dev import reader
 from tasks.readers import read
 from tasks.seen import add_trained_on
-from tests.report.test_page import folder_of, row
+from tests.report.run_folders import folder_of, row
 
 ROOT = Path(__file__).parents[2]
 SOURCES = {name: f"folder/{file}" for name, file in reader.LOCAL.items()}

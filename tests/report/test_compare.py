@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from test_page import HOSTILE, Page, row
+from run_folders import HOSTILE, Page, lines, row
 from typer.testing import CliRunner
 
 import cli
@@ -29,7 +29,7 @@ def asked(right, ids=range(20), **other):
 def folder(path, rows, unit="sections", config=""):
     path.mkdir(parents=True)
     write_summary(path / "summary.json", summarise(rows, unit))
-    (path / "rows.jsonl").write_text("".join(json.dumps(each) + "\n" for each in rows))
+    (path / "rows.jsonl").write_text(lines(rows))
     if config:
         (path / "config.yaml").write_text(config)
     return path

@@ -9,7 +9,7 @@ from conftest import steps_run
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from runs import HOSTILE, Page, folder_of, record, row, shown, trajectory, training
+from run_folders import HOSTILE, Page, folder_of, record, row, shown, training, trajectory
 
 from agents.memupdate import MemUpdate
 from config.errors import UserError
@@ -158,7 +158,9 @@ def test_the_plot_shows_means_and_intervals_where_they_are(tmp_path):
         assert ">Questions that need one fact</text>" in svg and "prefers-color-scheme:dark" in html
         assert "currentColor" in svg and not re.search(r"#[0-9a-fA-F]{6}\b", svg)
         means = re.findall(r'<use [^>]*? y="([\d.]+)" style="fill: var\(--c0', svg)
-        bars = re.findall(r'<path d="M [\d.]+ ([\d.]+) ?\nL [\d.]+ ([\d.]+) ?\n" [^>]*var\(--c0', svg)
+        bars = re.findall(
+            r'<path d="M [\d.]+ ([\d.]+) ?\nL [\d.]+ ([\d.]+) ?\n" [^>]*var\(--c0', svg
+        )
         return [float(means[0]), *map(float, bars[-1])]
 
     asked = {right: [float(i < right) for i in range(20)] for right in (20, 13, 0)}

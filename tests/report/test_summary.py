@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from conftest import cell_of
 from rich.console import Console
+from run_folders import row
 from scipy import stats
-from test_page import row
 
 from report.page import comparisons, every_cell
 from report.rows import FATES, Cell
