@@ -100,7 +100,7 @@ def mark(text: str, passages: Iterable[str]) -> Markup:
     >>> mark("Built by <Anna>\\nHolm.", ["anna> holm"])
     Markup('Built by &lt;<mark>Anna&gt;\\nHolm</mark>.')
     """
-    parts = (r"\s+".join(map(re.escape, passage.split())) for passage in passages if passage)
+    parts = (r"\s+".join(map(re.escape, clean(passage).split())) for passage in passages)
     if not (pattern := "|".join(part for part in parts if part)):
         return escape(clean(text))
     pieces = re.split(f"({pattern})", clean(text), flags=re.IGNORECASE)

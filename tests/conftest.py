@@ -283,8 +283,10 @@ def unrendered(draw, label):
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
+    from config.errors import clean
+
     draw(Figure().add_subplot())
-    return Markup('<svg role="img" aria-label="{}"></svg>').format(label)
+    return Markup('<svg role="img" aria-label="{}"></svg>').format(clean(label))
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -33,8 +33,8 @@ def test_a_training_that_was_killed_in_the_middle_of_a_line(tmp_path):
 def test_a_training_that_goes_on_says_so_and_then_no_longer(tmp_path):
     folder = training(tmp_path / "run")
     hold(folder)
-    for write in (write_report, rewrite_report):
-        report = shown(write(folder))
+    for note in (True, False):
+        report = shown(write_report(folder, note=note))
         assert re.search(r"Running: step 12 of 50, last written at \d\d:\d\d:\d\d\.", report.text)
     training(folder, steps=50)
     release(folder)

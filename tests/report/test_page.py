@@ -3,6 +3,7 @@
 import io
 import json
 import re
+from itertools import pairwise
 
 import pytest
 from conftest import steps_run
@@ -181,7 +182,7 @@ def test_names_at_the_ends_of_lines_do_not_lie_on_each_other():
     found = {text.get_text(): text.get_position()[1] for text in axes.texts}
     assert [*found] == [*lines]
     heights = sorted(found.values())
-    assert all(b - a > 0.99 * plots.GAP for a, b in zip(heights, heights[1:], strict=False))
+    assert all(b - a > 0.99 * plots.GAP for a, b in pairwise(heights))
     assert heights[-1] <= 1 and found["line 0"] < found["line 2"] < found["line 3"]
 
 

@@ -73,7 +73,7 @@ def test_steps_without_reward_and_skipped_updates_are_summed_up_and_said(tmp_pat
     write_summary(tmp_path / "summary.json", found)
     (tmp_path / "config.yaml").write_text("run: {}\ngrpo: {steps: 3}\n")
     page = write_report(tmp_path).read_text()
-    lead = page[: page.index("<h2")]
+    lead = page[: page.index("<svg")]
     assert "3 updates skipped: the gradient is not finite" in lead
     assert "11 readings left out, without a reward" in lead
     row = {"skipped_updates": 1.0, "unrewarded": 1.0}

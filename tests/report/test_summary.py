@@ -4,6 +4,7 @@ import io
 import json
 import random
 from dataclasses import astuple
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,13 +13,13 @@ from rich.console import Console
 from run_folders import row
 from scipy import stats
 
-from report.page import comparisons, every_cell
+from report.folder import Run
+from report.page import page_of
 from report.rows import FATES, Cell
 from report.summary import (
     METRICS,
     cells,
     compare,
-    csv_of,
     interval,
     markdown_of,
     summarise,
@@ -116,7 +117,6 @@ def test_tables_say_how_often_something_went_wrong():
         assert "failures, counted as wrong: 1 of 6" in text and "wrong: 2 of 6" in text
     assert "wrong" not in markdown_of(summarise(rows[:1]))
     del summary["cells"][0]["unformed"]  # of an earlier version
-    assert len(csv_of(summary).splitlines()) == 3
 
 
 @pytest.mark.parametrize(("agents", "pairs"), [
@@ -129,15 +129,15 @@ def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
     assert {f"{p['a']}-{p['b']}" for p in summarise(rows)["paired"]} == {*pairs.split()}
 
 
-def test_depths_fates_and_occupancy():
+def test_where_answers_were_lost():
     def read(id, reward, held, **other):
-        usual = dict(sections=10, needed=1, seen=[2], memory_most=1, depths=[], occupancy=[])
+        usual = dict(sections=10, needed=1, seen=[2])
         return row("a", "q", "1.0", 4, id, reward, held=held, **usual | other)
 
     rows = [
-        read("1", 1.0, [[2, 1]], depths=[0.95, 0.31], occupancy=[1.0, 3.0], memory_most=9),
-        read("2", 0.0, [[2, 1], [8, 0]], depths=[0.39], occupancy=[3.0, 3.0]),
-        read("3", 0.0, [], depths=[1.0], occupancy=[2.0]),
+        read("1", 1.0, [[2, 1]]),
+        read("2", 0.0, [[2, 1], [8, 0]]),
+        read("3", 0.0, []),
         read("4", 0.0, [], seen=[]),
         read("5", 0.0, [], needed=0),
         read("6", 0.5, [[2, 1], [3, 2]], needed=3),
@@ -145,11 +145,7 @@ def test_depths_fates_and_occupancy():
         read("8", 0.0, [[2, 1]], error="gone"),
     ]
     (cell,) = summarise(rows)["cells"]
-    assert cell["depths"]["n"] == [0, 0, 0, 2, 0, 0, 0, 0, 0, 1]
-    assert (cell["depths"]["mean"][3], cell["depths"]["mean"][9]) == (0.5, 0.0)
-    left = [0] * 7 + [1, 0, 0]
-    assert cell["fates"] == dict.fromkeys(FATES, 1) | {"wrong": 6, "left": left}
-    assert cell["occupancy"] == {"mean": [2.0, 3.0], "most": 9}
+    assert cell["fates"] == dict.fromkeys(FATES, 1)
 
 
 def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
@@ -266,8 +262,8 @@ def test_answers_about_one_document_are_not_independent():
         assert (record["low"], record["high"]) == interval(alike) and record["documents"] == 1
     assert "(1 a cell); of a single document over its questions" in markdown_of(summary)
     assert "of a single document" in " ".join(printed(summary, 400))
-    assert every_cell(summary).body.count("n 128, one document") == 2
-    assert comparisons(summary).body.count("n 128, one document") == 1
+    shown = page_of(Run(Path(), summary)).partition("In numbers")[2]
+    assert shown.count("n 128, one document") == 3
     # rows of an early version name none
     older = summarise([*asked("a", alike), *asked("b", alike)])
     assert not [r for r in (*older["cells"], *older["paired"]) if "documents" in r]
@@ -316,7 +312,7 @@ def test_the_categories_with_answers_are_pooled_with_both_intervals():
     text = markdown_of(summary)
     for low, high in of_both:
         assert f"| a | 0.0 | 50.0 [{100 * low:.1f}, {100 * high:.1f}] |" in text
-    assert "n = 128 questions a cell" in text and csv_of(summary).count(pooled["question"]) == 2
+    assert "n = 128 questions a cell" in text
     assert summarise(asked("a", [1.0]))["pooled"] == []
     of_one_document = summarise([each | {"document": "d"} for each in rows])
     assert of_one_document["pooled"][0]["documents"] == 1
