@@ -1,9 +1,7 @@
 """Draw docs/accuracy.svg, the picture of the front page, from the summary of a demo.
 
-Holds: accuracy by document length of the trained policy, the untrained one and the whole document
-in the prompt, with 95 % intervals. Leaves out: colours and axes (report/plots.py), measuring.
-Exercise it: `python cli.py demo --name picture`, then `python -m dev.picture runs/picture`.
-Read next: report/plots.py.
+`python cli.py demo --name picture`, then `python -m dev.picture runs/picture`: accuracy by document
+length of the trained policy, the untrained one and the whole document in the prompt.
 """
 
 from __future__ import annotations
@@ -14,9 +12,8 @@ import sys
 from pathlib import Path
 
 import yaml
-from report.markup import STYLE_SHEET, Markup, fill
 
-from report.plots import LINE, STYLE, length_axis, looks, panel, written
+from report.plots import LINE, STYLE, draw_lines, label_ends, set_lengths, svg_text
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "docs/accuracy.svg"
@@ -37,22 +34,9 @@ def curve(summary: dict, agent: str, question: str) -> list[tuple[int, float, fl
     )
 
 
-def standalone(figure, label: str) -> str:
-    """Return a figure as the text of an SVG file, on a ground of its own, which is light or dark as
-    the reader's screen is; the same figure gives the same text."""
-    colours = Markup(STYLE_SHEET.read_text(encoding="utf-8").partition("\n\n")[0])
-    opening, _, content = written(figure, label).partition(">")
-    svg = fill(
-        '{} xmlns="http://www.w3.org/2000/svg"><style>\n{}\nsvg {{ color: var(--ink); }}\n</style>'
-        '<rect width="100%" height="100%" rx="6" fill="var(--page)"/>{}\n',
-        *(Markup(opening), colours, Markup(content)),
-    )
-    return re.sub(r"[ \t]+\n", "\n", svg)
-
-
 def picture(summary: dict, trained_on: tuple[int, ...]) -> str:
-    """Return the picture as an SVG file's text, the lengths of training shaded; the same summary
-    gives the same text."""
+    """Return the picture as an SVG file's text, on a ground of its own, which is light or dark as
+    the reader's screen is, the lengths of training shaded; the same summary gives the same text."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -61,17 +45,22 @@ def picture(summary: dict, trained_on: tuple[int, ...]) -> str:
         figure = Figure(figsize=(9.2, 3.9), layout="constrained")
         figure.get_layout_engine().set(w_pad=0.12, h_pad=0.12)
         for axes, (question, title) in zip(figure.subplots(1, 2), PANELS.items(), strict=True):
-            lines = {agent: curve(summary, agent, question) for agent in AGENTS}
-            entries, points = panel(axes, lines, looks(AGENTS))
-            length_axis(axes, sorted({length for length, *_ in points}))
+            lines = {label: curve(summary, agent, question) for agent, label in AGENTS.items()}
+            draw_lines(axes, lines, share=True)
+            set_lengths(axes, sorted({point[0] for line in lines.values() for point in line}))
             # to the left edge: training begins below the shortest document that is asked about
             axes.axvspan(1, max(trained_on), color=LINE, alpha=0.35, linewidth=0)
             axes.text(max(trained_on) * 0.9, 50, "lengths in training", rotation=90, ha="right",
                       va="center")  # fmt: skip
             axes.set(xlabel="sections of the document", title=title)
-        handles, names = zip(*entries, strict=True)
-        figure.legend(handles, [*map(AGENTS.get, names)], loc="outside lower center", ncols=3)
-        return standalone(figure, "Accuracy by document length, with 95 % intervals")
+        label_ends(axes, lines, 100)
+        svg = svg_text(figure, "Accuracy by document length, with 95 % intervals")
+    colours = (ROOT / "report/page.css").read_text(encoding="utf-8").partition("\n\n")[0]
+    opening, _, content = svg.partition(">")
+    ground = '<rect width="100%" height="100%" rx="6" fill="var(--page)"/>'
+    style = f"<style>\n{colours}\nsvg {{ color: var(--ink); }}\n</style>"
+    svg = f'{opening} xmlns="http://www.w3.org/2000/svg">{style}{ground}{content}\n'
+    return re.sub(r"[ \t]+\n", "\n", svg)
 
 
 def main() -> None:

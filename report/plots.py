@@ -71,9 +71,15 @@ def svg_of(draw: Callable, label: str) -> Markup:
     from matplotlib.figure import Figure
 
     with matplotlib.rc_context(STYLE):
-        figure, file = Figure(figsize=(6.4, 3.6), layout="constrained"), io.StringIO()
+        figure = Figure(figsize=(6.4, 3.6), layout="constrained")
         draw(figure.add_subplot())
-        figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
+        return svg_text(figure, label)
+
+
+def svg_text(figure, label: str) -> Markup:
+    """Return a figure as an <svg> element."""
+    file = io.StringIO()
+    figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
     svg = file.getvalue()
     unread = r"<!--.*?-->|<metadata>.*?</metadata>| xmlns(:xlink)?=\"[^\"]*\""
     svg = re.sub(unread, "", svg[svg.index("<svg") :], flags=re.S)
