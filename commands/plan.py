@@ -172,7 +172,7 @@ def show(
         each = checkpoint_gb(g, mode, training)
         say(
             f"Its checkpoints take up to {kept * each:,.2f} GB of disk, {kept} of {each:,.2f} GB: "
-            "an older one goes once the newer has been read back."
+            "an older one goes once the newer is whole."
         )
     needed = {
         "lora_rank": 0 if mode == "full" else training.lora_rank or 32,

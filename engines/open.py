@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,11 +13,10 @@ from weakref import WeakValueDictionary
 from config.errors import UserError, alone
 from config.files import is_file
 from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
-from config.realmodels import base_of, is_adapter
+from config.realmodels import is_adapter
 from memagent import Agent
-from models.packaged import ready
 from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
-from models.policy import Policy, date_of, mode_of
+from models.policy import Policy, date_of, fingerprint, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine
@@ -306,28 +304,3 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
     model = config.untrained if untrained else config.model
     bits = " in 4 bits" if config.quantise else ""
     return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}"
-
-
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
-
-
-def fingerprint(model: str, dtype: object = "") -> str:
-    """Fingerprint a policy: hashes of the folder's weights, configuration and tokenizer, and the
-    dtype.
-
-    A hub model counts by its name and the commit that is in the cache.
-    """
-    folder = Path(ready(model or EMBEDDED))
-    base = f"{fingerprint(str(base_of(model)))} " if is_adapter(model) else ""
-    if not any(folder.glob("*.safetensors")):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model, "config.json")  # .../snapshots/COMMIT/config.json
-        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
-    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES):
-        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()

@@ -6,6 +6,7 @@ and `load_trainable()` give what it names. Its fields are plain values, so that 
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -219,6 +220,33 @@ def check_stored(model: str | Path, quantise: bool) -> None:
             "--lora-rank, which trains adapters beside 4 bits of bitsandbytes, or the model as it "
             "was before."
         )
+
+
+WEIGHTS = (".safetensors",)
+ALL = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+
+
+def fingerprint(model: str | Path, dtype: object = "", suffixes: Sequence[str] = ALL) -> str:
+    """Fingerprint a policy: a hash of the folder's weights, configuration and tokenizer, and the
+    dtype; of adapters their base's too.
+
+    suffixes: of the files that count. A hub model counts by its name and the commit that is in the
+    cache.
+    """
+    folder = Path(ready(model or EMBEDDED))
+    base = f"{fingerprint(base_of(model), '', suffixes)} " if is_adapter(model) else ""
+    if not any(folder.glob("*.safetensors")):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(str(model), "config.json")  # .../snapshots/COMMIT/
+        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
+    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
+        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------- what is trained

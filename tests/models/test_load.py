@@ -25,7 +25,7 @@ from config.options import EvalConfig, GRPOConfig, RunConfig, SFTConfig
 from config.realmodels import base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
-from engines.open import fingerprint, open_reader
+from engines.open import open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
     cast_parameters,
@@ -39,7 +39,14 @@ from models.load import (
     start_weights,
     with_lora,
 )
-from models.policy import Policy, adapt_training, divide_adapter, mode_of, stored_as
+from models.policy import (
+    Policy,
+    adapt_training,
+    divide_adapter,
+    fingerprint,
+    mode_of,
+    stored_as,
+)
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec

@@ -398,7 +398,7 @@ def sleep(folder):
 
 if __name__ == "__main__":
     if sys.argv[2:]:  # it dies as soon as they have begun, and while they import
-        ranks._results = lambda *_: os.kill(os.getpid(), 9)
+        ranks.ProcessContext.join = lambda *_, **__: os.kill(os.getpid(), 9)
     ranks.launch(sleep, 2, sys.argv[1])
 """
 
