@@ -125,7 +125,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import config_of, window_for_vllm
+    from models.load import config_of, longest_context
 
     if is_adapter(policy.model):
         raise UserError(
@@ -134,7 +134,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
         )
     if policy.device == "mps" or policy.on_gpu != torch.cuda.is_available():
         raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-    most = window_for_vllm(config_of(policy.folder, policy.trust_remote_code))
+    most = longest_context(config_of(policy.folder, policy.trust_remote_code))
     return ColocatedEngine(
         policy.folder,
         policy.codec(),
@@ -258,7 +258,7 @@ def _vllm_sampler(
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import dequantised_folder, inner, window_for_vllm
+    from models.load import dequantised_folder, inner, longest_context
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if policy.on_gpu:
@@ -282,7 +282,7 @@ def _vllm_sampler(
         return ColocatedEngine(
             folder,
             codec,
-            window=min(policy.window, window_for_vllm(inner(model).config)),
+            window=min(policy.window, longest_context(inner(model).config)),
             rows=rows,
             kv_gib=kv_gib or 1.0,
             dtype=dtype,
