@@ -159,7 +159,7 @@ def full_tensor(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 # ---------------------------------------------------------------- processes
 
-GRACE_S = 10.0
+GRACE_S = 5.0
 """That the other ranks have to end, and to say why, once one has failed."""
 
 
