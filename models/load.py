@@ -26,6 +26,7 @@ from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, named_folder
 from models.dtypes import check_device, resolve_device
+from models.packaged import ready
 from models.policy import FOUR_BITS, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -37,12 +38,11 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     quantise: bool = False,
-    base: str | Path = "",
     weights: bool = True,
 ):
     """Load a causal LM from safetensors onto a device; UserError where that fails.
 
-    A folder of adapters is loaded with their base model: base, or the one that they name.
+    A folder of adapters is loaded with the base model that they name.
 
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
     scales, computing in `dtype` (arXiv 2305.14314). Weights that are stored in 4 bits stay as they
@@ -52,7 +52,7 @@ def load_model(
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if is_adapter(path):
-        model = load_model(base or base_of(path), dtype, device, trust_remote_code, quantise)
+        model = load_model(ready(base_of(path)), dtype, device, trust_remote_code, quantise)
         with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten
             policy = with_lora(model, with_adapter(TrainConfig(), path))
         load_adapter(policy, path)

@@ -123,7 +123,6 @@ class Policy:
             self.device,
             trust_remote_code=self.trust_remote_code,
             quantise=self.quantise,
-            base=self.base_folder,
         )
 
     def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
