@@ -1,5 +1,4 @@
-"""Names as --model: one conversion, whoever asks, of which each trap is mended; nothing half-done is
-ever used."""
+"""Names as --model: one conversion that mends each trap, whoever asks; nothing half-done is used."""
 
 import hashlib
 import json

@@ -7,6 +7,7 @@ import csv
 import gzip
 import json
 import os
+import pickle
 import shutil
 import signal
 import subprocess
@@ -420,25 +421,32 @@ def test_ranks_end_when_the_process_that_launched_them_is_killed(tmp_path, at_on
     assert_none_is_left(process.pid)
 
 
-def end(how):
-    """Let rank 1 end otherwise, while rank 0 waits for it."""
+def wrong_on_the_second():
     with ranks.process_group(False):
-        if ranks.rank() == 1 and how == "refused":
-            raise UserError("The disk of rank 1 is full.")
         if ranks.rank() == 1:
-            how < 0 and os.kill(os.getpid(), -how)
-            os._exit(how)
+            raise UserError("The disk of rank 1 is full.")
         ranks.barrier()
 
 
-@pytest.mark.parametrize(("how", "kind", "said"), [
-    ("refused", UserError, r"^The disk of rank 1 is full\.$"),
-    (-signal.SIGTERM, ChildProcessError, "^Rank 1 of 2 was ended by SIGTERM$"),
-    (3, ProcessExitedException, "exit code 3"),
-])  # fmt: skip
-def test_how_one_rank_ends_is_said_once_and_ends_all(tmp_path, monkeypatch, how, kind, said):
+def test_what_one_rank_cannot_do_is_said_once_and_ends_all(tmp_path, monkeypatch):
     get_temp_dir()
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    with pytest.raises(kind, match=said):
-        ranks.launch(end, 2, how)
+    with pytest.raises(UserError, match=r"^The disk of rank 1 is full\.$"):
+        ranks.launch(wrong_on_the_second, 2)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("codes", "first", "kind", "said"), [
+    ((-9, 1), 1, ChildProcessError, "Rank 0 of 2 was ended by SIGKILL (an out-of-memory kill"),
+    ((-15, -9), 0, ChildProcessError, "Rank 1 of 2 was ended by SIGKILL (an out-of-memory kill"),
+    ((0, -15), 1, ChildProcessError, "Rank 1 of 2 was ended by SIGTERM"),
+    ((-15, -11), 1, ChildProcessError, "Rank 1 of 2 was ended by SIGSEGV"),
+    ((-15, 3), 1, ProcessExitedException, "as torch says it"),
+])  # fmt: skip
+def test_the_first_to_fail_is_not_always_why(tmp_path, codes, first, kind, said):
+    context = SimpleNamespace(processes=[SimpleNamespace(exitcode=code) for code in codes])
+    failure = ProcessExitedException("as torch says it", first, 0, codes[first])
+    error = ranks._find_cause(failure, context, str(tmp_path))
+    assert type(error) is kind and str(error).startswith(said)
+    (tmp_path / f"{ranks.REFUSAL}1").write_bytes(pickle.dumps(UserError("No room.")))
+    assert str(ranks._find_cause(failure, context, str(tmp_path))) == "No room."
