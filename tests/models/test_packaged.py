@@ -1,4 +1,4 @@
-"""Names as --model: one conversion that mends each trap, whoever asks; nothing half-done is used."""
+"""Names as --model: one conversion that mends each trap; nothing half-done is used."""
 
 import hashlib
 import json
