@@ -113,27 +113,11 @@ class Policy:
     def sharded(self) -> bool:
         return self.sharding != "none"
 
-    def load(self):
-        """Load the causal LM to read with."""
+    def load(self, dtype: str = "", weights: bool = True):
+        """Load the causal LM. dtype: instead of its own. weights: see `load_model`."""
         from models.load import load_model
 
         return load_model(
-            self.folder,
-            self.weight_dtype,
-            self.device,
-            trust_remote_code=self.trust_remote_code,
-            quantise=self.quantise,
-        )
-
-    def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
-        """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
-
-        dtype: instead of its own. weights: see `load_model`.
-        """
-        from models.load import load_adapter, load_model, with_lora
-
-        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
-        model = load_model(
             self.folder,
             dtype or self.weight_dtype,
             self.device,
@@ -141,8 +125,17 @@ class Policy:
             quantise=self.quantise,
             weights=weights,
         )
-        policy = with_lora(model, training) if training.lora_rank else model
-        if training.lora_rank and self.adapter and weights:
+
+    def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
+        """Load the untrained policy: a causal LM, inside a peft model if it has adapters."""
+        from models.load import load_adapter, with_lora
+
+        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
+        model = self.load(dtype, weights)
+        if not training.lora_rank:
+            return model
+        policy = with_lora(model, training)
+        if self.adapter and weights:
             load_adapter(policy, self.adapter)
         return policy
 
