@@ -130,10 +130,10 @@ def numbers() -> Iterator[Finding]:
 
     if found := bfloat16_instructions():
         sizes = SIZES["smollm2"].hidden, SIZES["smollm2"].intermediate
-        dtype, why = choose_by_time(sizes, *product_seconds(*sizes))
+        dtype, why = choose_by_time(*product_seconds(*sizes))
         state, advice = (
             "limit" if dtype == "float32" else "ok",
-            f"--dtype auto takes {dtype}, {why}",
+            f"--dtype auto takes {dtype} for smollm2: {why}",
         )
         yield Finding("CPU in bfloat16", ", ".join(found), state, advice)
     else:

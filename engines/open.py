@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -14,11 +13,10 @@ from weakref import WeakValueDictionary
 from config.errors import UserError, alone
 from config.files import is_file
 from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
-from config.realmodels import base_of, is_adapter
+from config.realmodels import is_adapter
 from memagent import Agent
-from models.packaged import ready
 from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
-from models.policy import Policy, date_of, mode_of
+from models.policy import Policy, date_of, fingerprint, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
     from rollout import Engine
@@ -127,7 +125,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import config_of, window_for_vllm
+    from models.load import config_of, longest_context
 
     if is_adapter(policy.model):
         raise UserError(
@@ -136,7 +134,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
         )
     if policy.device == "mps" or policy.on_gpu != torch.cuda.is_available():
         raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-    most = window_for_vllm(config_of(policy.folder, policy.trust_remote_code))
+    most = longest_context(config_of(policy.folder, policy.trust_remote_code))
     return ColocatedEngine(
         policy.folder,
         policy.codec(),
@@ -260,7 +258,7 @@ def _vllm_sampler(
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import dequantised_folder, inner, window_for_vllm
+    from models.load import dequantised_folder, inner, longest_context
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if policy.on_gpu:
@@ -284,7 +282,7 @@ def _vllm_sampler(
         return ColocatedEngine(
             folder,
             codec,
-            window=min(policy.window, window_for_vllm(inner(model).config)),
+            window=min(policy.window, longest_context(inner(model).config)),
             rows=rows,
             kv_gib=kv_gib or 1.0,
             dtype=dtype,
@@ -306,28 +304,3 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
     model = config.untrained if untrained else config.model
     bits = " in 4 bits" if config.quantise else ""
     return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}"
-
-
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
-
-
-def fingerprint(model: str, dtype: object = "") -> str:
-    """Fingerprint a policy: hashes of the folder's weights, configuration and tokenizer, and the
-    dtype.
-
-    A hub model counts by its name and the commit that is in the cache.
-    """
-    folder = Path(ready(model or EMBEDDED))
-    base = f"{fingerprint(str(base_of(model)))} " if is_adapter(model) else ""
-    if not any(folder.glob("*.safetensors")):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model, "config.json")  # .../snapshots/COMMIT/config.json
-        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
-    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES):
-        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
