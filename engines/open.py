@@ -168,45 +168,6 @@ def open_reader(
     return open_engine(policy, config, use)
 
 
-def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
-    """Group the agents by whether the policy before training answers, as they are named in
-    --agents."""
-    groups: dict[bool, list[str]] = {}
-    for name in config.agents:
-        _, at, weights = name.partition("@")
-        if at and (weights != "untrained" or not config.untrained):
-            only = f"{name!r}: after an agent's name only @untrained may stand"
-            raise UserError(f"{only}: say by --untrained which policy that is.")
-        groups.setdefault(bool(at), []).append(name)
-    return groups
-
-
-def policy_folder(config: EvalConfig, untrained: bool) -> str:
-    """Return where the policy that answers lies, or its name; "" for an unknown model of an
-    endpoint."""
-    named = config.untrained if untrained else config.model
-    return named or ("" if config.endpoint else str(EMBEDDED))
-
-
-SMALL = 10_000_000
-"""Weights of a model of which a CPU reads many texts side by side."""
-
-
-def most_in_flight(config: EvalConfig, policy: Policy) -> int:
-    """Return how many trajectories an evaluation keeps in flight.
-
-    On a CPU, where our engine is no faster with more, few: rows then come as documents are read,
-    and not all at the end.
-    """
-    if config.engine != "transformers" or config.endpoint or policy.device != "cpu":
-        return config.in_flight
-    try:
-        small = geometry(str(policy.base_folder)).weights < SMALL
-    except UserError:  # an architecture whose sizes are not known
-        small = False
-    return min(config.in_flight, 64 if small else 16)
-
-
 # ---------------------------------------------------------------- for training
 
 
