@@ -21,6 +21,8 @@ from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
 from models.policy import Policy, date_of, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
+    import torch
+
     from rollout import Engine
     from tasks.served import Terms
     from tokens.codec import Codec
@@ -87,21 +89,9 @@ def _open_servers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
     )
 
 
-class _Weights:
-    """A model as it was loaded, which never computes itself: engines compute with its copies."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def copy(self):
-        """Return a model with the very weights, and with modules of its own: an engine hooks
-        them."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-
-
-_weights: WeakValueDictionary[tuple, _Weights] = WeakValueDictionary()
-"""What engines of this process have at this moment, by policy and by the state of its files."""
+_loaded: WeakValueDictionary[tuple, torch.nn.Module] = WeakValueDictionary()
+"""Models of the engines that live, by policy and the state of its files. Engines compute with
+copies: the very weights, in modules of their own, since an engine hooks them."""
 
 
 def _open_transformers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
@@ -113,13 +103,16 @@ def _open_transformers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
     folders = dict.fromkeys(map(Path, (policy.folder, policy.base_folder)))
     paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
     key = policy, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    if (weights := _weights.get(key)) is None:
-        weights = _weights[key] = _Weights(policy.load())
+    if (model := _loaded.get(key)) is None:
+        model = _loaded[key] = policy.load()
     if use.settle:
-        settle_threads(weights.model)
+        settle_threads(model)
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     kept = {"max_cache_tokens": use.cache_tokens, "remember": True} if use.cache_tokens else {}
-    engine = TransformersEngine(weights.copy(), codec, max_rows=config.in_flight, **kept)
-    engine.weights = weights  # whoever opens the same meanwhile finds them
+    engine = TransformersEngine(
+        copy.deepcopy(model, weights), codec, max_rows=config.in_flight, **kept
+    )
+    engine.loaded = model  # whoever opens the same meanwhile finds it
     return engine
 
 
