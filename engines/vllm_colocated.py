@@ -169,9 +169,9 @@ class ColocatedEngine(Engine):
     window: most tokens of a prompt and its response. rows: most turns in flight. kv_gib: size of
     the key/value cache; 0 = what vLLM's `gpu_memory_utilization` leaves of the card. lora_rank:
     rank of the adapters that a policy will bring; 0 = it brings all its weights. sleep: never, 1 or
-    2, see above. packed: no policy will bring weights, so that on a CPU vLLM may compute with copies
-    of them in oneDNN's layout. options: further arguments of `vllm.LLM`, such as
-    gpu_memory_utilization and trust_remote_code.
+    2, see above. options: further arguments of `vllm.LLM`, such as gpu_memory_utilization and
+    trust_remote_code; and packed: no policy will bring weights, so that on a CPU vLLM may compute
+    with copies of them in oneDNN's layout.
     vLLM keeps its state in globals: there is one engine a process, until `close`.
     """
 
@@ -188,14 +188,13 @@ class ColocatedEngine(Engine):
         dtype: str = "float32",
         lora_rank: int = 0,
         sleep: str = "never",
-        packed: bool = False,
         **options,
     ):
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
         self.level, self.dtype = sleep, getattr(torch, dtype)
-        self._vllm = import_vllm(packed)
+        self._vllm = import_vllm(options.pop("packed", False))
         settings = {
             "dtype": dtype,
             "max_model_len": window,
