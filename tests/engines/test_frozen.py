@@ -1,4 +1,4 @@
-"""What is asked beside the trained policy, and what no policy ever says, against the obvious one."""
+"""What is asked beside the trained policy, and what no policy ever says."""
 
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
