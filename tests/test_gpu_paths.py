@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from commands import export, train
 from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from embedded import tiny
-from engines import vllm_colocated
 from engines.hf import TransformersEngine
 from models import ranks
 from models.load import inner, load_model, optimizer_of, stored_dtype, with_lora
@@ -81,17 +79,6 @@ def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
     for p, q in zip((p for p in rounded.parameters() if p.requires_grad), trained, strict=True):
         p.data = q.data.bfloat16()
     assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
-
-
-def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert vllm_colocated.adapter_folder(499, tmp_path).parent == tmp_path
-    elsewhere = vllm_colocated.adapter_folder(500, tmp_path)
-    assert elsewhere.parent != tmp_path
-    elsewhere.rmdir()
-    gone = vllm_colocated.adapter_folder(1, tmp_path / "nowhere")
-    assert gone.is_dir()
-    gone.rmdir()
 
 
 # ---- optimizer, ranks, memory
