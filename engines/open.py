@@ -12,7 +12,7 @@ from weakref import WeakValueDictionary
 
 from config.errors import UserError, alone
 from config.files import is_file
-from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
+from config.options import EvalConfig, RunConfig, TrainConfig
 from config.realmodels import is_adapter
 from memagent import Agent
 from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
