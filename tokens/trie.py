@@ -65,10 +65,14 @@ class Trie:
             segment = self.segments[segment].parent
         return upwards[::-1]
 
+    def places_to(self, segment: int) -> np.ndarray:
+        """Return the places of a segment's tokens and of all that stand before them."""
+        path = [self.segments[i] for i in self.path(segment)]
+        return np.concatenate([np.arange(s.start, s.stop) for s in path])
+
     def places(self, sequence: int) -> np.ndarray:
         """Return the places of a sequence's tokens in the layout, [length of the sequence]."""
-        path = [self.segments[i] for i in self.path(self.leaf[sequence])]
-        return np.concatenate([np.arange(s.start, s.stop) for s in path])
+        return self.places_to(self.leaf[sequence])
 
     def depth(self) -> np.ndarray:
         """Return the position of every token in its sequences, [T]."""
