@@ -307,7 +307,7 @@ class Codec:
     def ids(self, text: str) -> array:
         """Return what `encode` does, four bytes a token, for a text of any length.
 
-        The library takes 550 bytes a token while it encodes (10 MB of English: 1.6 GB), so a long
+        The library takes some 500 bytes a token while it encodes (10 MB: 1.6 GB), so a long
         text is encoded in parts, which takes 20 MB.
         """
         if isinstance(text, Text):
@@ -536,6 +536,3 @@ class Characters(Codec):
     def _decode(self, ids: Sequence[int]) -> str:
         pieces = (i.to_bytes(4, "big").lstrip(b"\0") or b"\0" for i in ids)
         return "".join(piece.decode("utf-8", "surrogatepass") for piece in pieces)
-
-    def response(self, ids: Sequence[int]) -> Text:
-        return self.decode(ids)
