@@ -307,7 +307,7 @@ class Codec:
     def ids(self, text: str) -> array:
         """Return what `encode` does, four bytes a token, for a text of any length.
 
-        The library takes some 500 bytes a token while it encodes (10 MB: 1.6 GB), so a long
+        While it encodes 10 MB of text, the library takes 1.6 GB (with SmolLM2's vocabulary), so a long
         text is encoded in parts, which takes 20 MB.
         """
         if isinstance(text, Text):
