@@ -307,8 +307,8 @@ class Codec:
     def ids(self, text: str) -> array:
         """Return what `encode` does, four bytes a token, for a text of any length.
 
-        While it encodes 10 MB of text, the library takes 1.6 GB (with SmolLM2's vocabulary), so a long
-        text is encoded in parts, which takes 20 MB.
+        While it encodes 10 MB of text, the library takes 1.6 GB (with SmolLM2's vocabulary), so a
+        long text is encoded in parts, which takes 20 MB.
         """
         if isinstance(text, Text):
             return array("I", text.ids)
