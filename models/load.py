@@ -352,8 +352,11 @@ def merge_adapters(model):
     weights = {name: value.cpu() for name, value in _plain_weights(lm)}
     saved = plain.state_dict()
     weights |= {name: b.detach().cpu() for name, b in lm.named_buffers() if name in saved}
-    plain.load_state_dict(weights, strict=False, assign=True)
+    missing, unexpected = plain.load_state_dict(weights, strict=False, assign=True)
     plain.tie_weights()  # after it a shared weight has one name
+    unset = {*missing} & {name for name, _ in (*plain.named_parameters(), *plain.named_buffers())}
+    if unexpected or unset:
+        raise RuntimeError(f"An export does not fit the model: {min({*unexpected, *unset})}.")
     plain.generation_config = lm.generation_config
     return plain
 

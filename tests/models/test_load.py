@@ -215,6 +215,9 @@ def test_buffers_that_are_saved_are_exported(folder):
     model.__class__ = WithBuffer
     model.model.register_buffer("bias", torch.tensor([1.0, 2.0, 3.0]))
     assert torch.equal(merge_adapters(model).model.bias, model.model.bias)
+    model.model.layers[0].mlp.gate = torch.nn.Linear(4, 4)  # of a layer put in after loading
+    with pytest.raises(RuntimeError):
+        merge_adapters(model)
 
 
 def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, tmp_path):
