@@ -126,6 +126,7 @@ ENDS = {"eos_token_id": [256, 259]}
     [
         (USER, ENDS, None, {256, 259}),
         (USER, {"eos_token_id": 259}, None, {256, 259}),
+        (USER, {"eos_token_id": 0}, None, {0, 256}),
         (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, {256, 259}),
         (USER, {"eos_token_id": 259}, {}, {256, 259}),
         (USER, {}, ENDS, {256, 259}),
