@@ -123,7 +123,13 @@ class Codec:
         self._thinking, self._date = thinking, date
         self._added = tokenizer.added_tokens_decoder
         self._special = {i for i, token in self._added.items() if token.special}
-        self._thoughts = Thoughts(tokenizer.get_vocab(), str(tokenizer.chat_template or ""))
+        vocabulary = tokenizer.get_vocab()
+        if {*CHANNELS} <= vocabulary.keys():
+            raise UserError(
+                "The model writes its responses in channels, as gpt-oss does, which are not read "
+                "here: ask it by --endpoint, whose server reads them."
+            )
+        self._thoughts = Thoughts(vocabulary, str(tokenizer.chat_template or ""))
         self.unknown_marks = self._thoughts.are_unknown
         # the end that a response is written with, None if there is no end at all
         ends = (self._end_of_turn(), tokenizer.eos_token_id, *sorted(eos_ids))
@@ -161,11 +167,6 @@ class Codec:
             # documents are longer than a window, and no model is given them whole: no warning
             tokenizer.deprecation_warnings[TOO_LONG] = True
             check_tokenizer(tokenizer, path)
-            if {*CHANNELS} <= tokenizer.get_vocab().keys():
-                raise UserError(
-                    f"{path} writes its responses in channels, as gpt-oss does, which are not read "
-                    "here: ask it by --endpoint, whose server reads them."
-                )
             return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
     def apart(self) -> Codec:

@@ -75,10 +75,9 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
         assert codec.after_thinking(alone) == alone == ANSWER
 
 
-def test_a_model_that_writes_channels_is_refused(tmp_path):
-    byte_tokenizer(["<|return|>", "<|channel|>", "<|message|>"]).save_pretrained(tmp_path)
+def test_a_model_that_writes_channels_is_refused():
     with pytest.raises(UserError, match="channels"):
-        Codec.load(tmp_path)
+        Codec(byte_tokenizer(["<|return|>", "<|channel|>", "<|message|>"]))
 
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
@@ -127,6 +126,7 @@ ENDS = {"eos_token_id": [256, 259]}
     [
         (USER, ENDS, None, {256, 259}),
         (USER, {"eos_token_id": 259}, None, {256, 259}),
+        (USER, {"eos_token_id": 0}, None, {0, 256}),
         (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, {256, 259}),
         (USER, {"eos_token_id": 259}, {}, {256, 259}),
         (USER, {}, ENDS, {256, 259}),
