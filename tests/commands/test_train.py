@@ -372,7 +372,7 @@ def test_a_run_that_keeps_no_checkpoint_leaves_nothing_as_large_as_the_weights(m
 def test_the_engine_is_closed_however_a_training_ends(model, tmp_path, monkeypatch):
     """Otherwise vLLM's next engine in the process would be refused.
 
-    And its adapters would stay in shared memory.
+    And its adapters would stay in a temporary folder.
     """
     closed = []
     monkeypatch.setattr(hf.TransformersEngine, "close", lambda self: closed.append(self))
