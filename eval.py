@@ -26,13 +26,14 @@ from agents import find
 from config.errors import UserError, clean
 from config.files import run_path
 from config.locks import writing
-from config.options import EvalConfig
+from config.options import EMBEDDED, EvalConfig
 from config.plugins import failure, is_path
 from config.terminal import bar, say
 from data import Task
-from engines.open import engine_fingerprint, most_in_flight, open_reader, policy_folder, weights_of
+from engines.open import engine_fingerprint, open_reader
 from memagent import Agent, Prompt, Trajectory, Turn
 from models.dtypes import settle_dtype
+from models.plan import geometry
 from models.policy import Policy
 from report.evaluation import (
     begin_evaluation,
@@ -271,6 +272,31 @@ def run_suite(
             raise
 
 
+def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
+    """Group the names of --agents by whether the policy before training answers (@untrained)."""
+    groups: dict[bool, list[str]] = {}
+    for name in config.agents:
+        _, at, weights = name.partition("@")
+        if at and (weights != "untrained" or not config.untrained):
+            raise UserError(
+                f"{name!r}: after an agent's name only @untrained may stand, with --untrained to "
+                "say which policy that is."
+            )
+        groups.setdefault(bool(at), []).append(name)
+    return groups
+
+
+def most_in_flight(config: EvalConfig, policy: Policy) -> int:
+    """Return how many trajectories are in flight: few on a CPU, where our engine is no faster with
+    more, so that rows come as documents are read, and not all at the end."""
+    if config.engine != "transformers" or config.endpoint or policy.device != "cpu":
+        return config.in_flight
+    most = 16
+    with contextlib.suppress(UserError):  # an architecture whose sizes are not known
+        most = 64 if geometry(str(policy.base_folder)).weights < 10_000_000 else 16
+    return min(config.in_flight, most)
+
+
 class _Evaluation:
     """An evaluation while it runs."""
 
@@ -290,10 +316,11 @@ class _Evaluation:
         scope = suites.scope_of(suite, config.data, config, policy.codec)
         self.columns = suites.columns(suite, scope)
         # not of generated English: its splits share no fact, and all questions have the same words
-        self.overlaps = {
-            untrained: Overlap(policy_folder(config, untrained), names, suite.unit != "sections")
-            for untrained, names in self.groups.items()
-        }
+        self.overlaps = {}
+        for untrained, names in self.groups.items():
+            model = config.untrained if untrained else config.model
+            model = model or ("" if config.endpoint else str(EMBEDDED))
+            self.overlaps[untrained] = Overlap(model, names, suite.unit != "sections")
         self.labels = labels_of(config.agents)
         asked = product(self.labels.values(), config.temperatures, self.columns)
         if words := held(

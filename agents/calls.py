@@ -21,7 +21,7 @@ from typing import Literal
 
 from agents.tools import is_text, schemas
 from config.errors import clean, clip
-from tokens.chat_templates import rendered
+from tokens.chat_templates import Refused, rendered
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,11 +220,9 @@ def format_of(tokenizer: object) -> Format:
 
 def _takes_tools(tokenizer: object) -> bool:
     """Tell whether a chat template writes the schemas that it is given."""
-    from jinja2 import TemplateError
-
     message = [{"role": "user", "content": "-"}]
     try:
         given, none = (rendered(tokenizer, message, tools=tools) for tools in ([*schemas()], None))
-    except TemplateError:
+    except Refused:
         return False
     return given != none

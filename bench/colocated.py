@@ -125,13 +125,11 @@ def one_round(engine, policy, number: int) -> dict:
 
     agent = MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=13, final_tokens=13))
     jobs = [(task, 0) for task in worlds.make_tasks(0, 8, 3, "one_fact")]
-    before = dict(engine.seconds)
     asleep = free_gib()
     with engine.awake(policy):
         awake = free_gib()
         done = list(rollout(engine, agent, jobs, Sampling(), number))
     turns = [turn for t in done for turn in t.turns if turn.response_ids]
-    seconds = {phase: round(s - before[phase], 4) for phase, s in engine.seconds.items()}
     mean = mean_difference(policy, turns)
     with torch.no_grad():
         for name, p in policy.named_parameters():
@@ -141,7 +139,6 @@ def one_round(engine, policy, number: int) -> dict:
         "mean": mean,
         "stale": mean_difference(policy, turns),
         "gib_given_back": round(asleep - awake, 3),
-        "seconds": seconds,
     }
 
 
@@ -219,7 +216,6 @@ def step(mode: str, tiny: bool, keep: Keep, model: str = "Qwen/Qwen3-4B") -> dic
         def on_train_batch_end(self, trainer, module, *_) -> None:
             found = {k: round(float(module.metrics[k]), 6) for k in COLUMNS if k in module.metrics}
             out["steps"].append(found)
-            out["phases_s"] = {k: round(s, 3) for k, s in module.engine.seconds.items()}
             print(f"step {len(out['steps'])}", found, flush=True)
             keep(out)
 
@@ -273,7 +269,7 @@ def show(part: str, result: dict) -> None:
         return
     planned, steps = result["plan"], result["steps"]
     start = f"{result['start_gib']} GiB (planned {planned['start_gib']}), {result['start_s']} s"
-    print(f"vLLM's start: {start}; phases in all: {result.get('phases_s')}")
+    print(f"vLLM's start: {start}")
     rows = [(k, planned.get(k, ""), *(x[k] for x in steps)) for k in (steps or [{}])[0]]
     table(f"Training steps, {part}", ("", "planned", *map(str, range(len(steps)))), rows)
 
@@ -283,10 +279,10 @@ def show_level(name: str, result: dict) -> None:
         print(f"{name} failed: {result['failed']}")
         return
     rows = [
-        (k, f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"], *x["seconds"].values())
+        (k, f"{x['mean']:.2g}", f"{x['stale']:.2g}", x["gib_given_back"])
         for k, x in enumerate(result["rounds"])
     ]
-    columns = ("apart", "if it were stale", "GiB given back", "wake s", "sync s", "sleep s")
+    columns = ("apart", "if it were stale", "GiB given back")
     table(f"Three rounds, {name}", ("", *columns), rows)
 
 

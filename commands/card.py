@@ -23,8 +23,8 @@ from config.foreign import from_json
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from config.terminal import say
-from engines.open import fingerprint
 from models.checkpoints import validations
+from models.policy import fingerprint
 from report.runlog import summary as summary_of_run
 from report.summary import wilson, write_text
 

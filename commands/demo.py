@@ -144,8 +144,8 @@ class Questions:
 
 @lru_cache(maxsize=2)
 def _engine(model: str):
-    from engines.open import fingerprint, open_engine
-    from models.policy import Policy
+    from engines.open import open_engine
+    from models.policy import Policy, fingerprint
 
     return open_engine(Policy(model)), fingerprint(model)
 

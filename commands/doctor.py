@@ -63,7 +63,7 @@ def packages() -> Iterator[Finding]:
 
 
 def machine() -> Iterator[Finding]:
-    """Check Python, cores and threads, and the disk for shared memory."""
+    """Check Python, cores and threads."""
     tested = (3, 11) <= sys.version_info[:2] <= (3, 12)
     state, advice = ("ok", "") if tested else ("other", "tested are 3.11 and 3.12")
     yield Finding("Python", platform.python_version(), state, advice)
@@ -77,10 +77,6 @@ def machine() -> Iterator[Finding]:
         yield Finding("cores", f"{value} spin", "limit", advice)
     else:
         yield Finding("cores", f"{value} sleep")
-    shared = Path("/dev/shm")
-    free = shutil.disk_usage(shared).free / 2**30 if os.access(shared, os.W_OK) else 0.0
-    advice = "" if free > 1 else "adapters for vLLM pass through it: in a container --shm-size 8g"
-    yield Finding("shared memory", f"{free:.1f} GiB free", "limit" if advice else "ok", advice)
 
 
 def accelerator() -> Iterator[Finding]:
@@ -130,10 +126,10 @@ def numbers() -> Iterator[Finding]:
 
     if found := bfloat16_instructions():
         sizes = SIZES["smollm2"].hidden, SIZES["smollm2"].intermediate
-        dtype, why = choose_by_time(sizes, *product_seconds(*sizes))
+        dtype, why = choose_by_time(*product_seconds(*sizes))
         state, advice = (
             "limit" if dtype == "float32" else "ok",
-            f"--dtype auto takes {dtype}, {why}",
+            f"--dtype auto takes {dtype} for smollm2: {why}",
         )
         yield Finding("CPU in bfloat16", ", ".join(found), state, advice)
     else:

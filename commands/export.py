@@ -25,7 +25,7 @@ from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, settings_folder
 from config.terminal import next_step, say
 from models.checkpoints import (
-    base_digests,
+    base_fingerprints,
     best_step,
     checkpoints,
     load_checkpoint,
@@ -158,7 +158,7 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
     start = start_weights(model) if rounds else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        load_checkpoint(checkpoint, model, base=base_digests(run, policy.folder, config.lora_rank))
+        load_checkpoint(checkpoint, model, base=base_fingerprints(run, config.lora_rank))
     if config.lora_rank:
         if run.model in PACKAGED:  # the folder that it lies in is this machine's own
             base = inner(model)

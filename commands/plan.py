@@ -19,13 +19,12 @@ from config.terminal import console, next_step, say
 from engines.open import lost_base
 from memagent import Agent
 from models.plan import (
-    CARD_OF_SIZE,
     CARDS,
     DECODE,
     MODES,
     PREFILL,
-    SIZES_GIB,
     UPDATE,
+    USUAL,
     Plan,
     checkpoint_gb,
     geometry,
@@ -59,7 +58,7 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
     """Complete memory (GiB) and name of a card from either.
 
     card: as people write it (4090, rtx4090, a100-40gb, NVIDIA H100 PCIe). A name alone has its own
-    memory; a size alone is the smallest of `CARD_OF_SIZE` that has it; nothing at all is an H100 of
+    memory; a size alone is the smallest of `USUAL` that has it; nothing at all is an H100 of
     80 GiB. UserError for an unknown name.
     """
     if card:
@@ -75,8 +74,8 @@ def card_of(gpu_gib: float | None = None, card: str = "") -> tuple[float, str]:
             )
         card = short[found[1]]
         return gpu_gib or float(found[2] or CARDS[card][2]), card
-    large_enough = (name for name in CARD_OF_SIZE if CARDS[name][2] >= (gpu_gib or 80))
-    return gpu_gib or 80.0, next(large_enough, CARD_OF_SIZE[-1])
+    large_enough = (name for gib, name in USUAL.items() if gib >= (gpu_gib or 80))
+    return gpu_gib or 80.0, next(large_enough, USUAL[max(USUAL)])
 
 
 def _short(card: str) -> str:
@@ -156,7 +155,7 @@ def show(
             does = "is refused as it stands"
         else:
             gib = smallest(lambda gib, mode=mode: planned(mode, gib))
-            does = f"wants {gib} GiB" if gib else f"wants more than {SIZES_GIB[-1]} GiB a GPU"
+            does = f"wants {gib} GiB" if gib else f"wants more than {max(USUAL)} GiB a GPU"
             does = does if parts else f"does not fit {where} and {does}"
         parts.append(f"{IN_WORDS[mode]} {does}")
     said = "; ".join(parts)
@@ -172,7 +171,7 @@ def show(
         each = checkpoint_gb(g, mode, training)
         say(
             f"Its checkpoints take up to {kept * each:,.2f} GB of disk, {kept} of {each:,.2f} GB: "
-            "an older one goes once the newer has been read back."
+            "an older one goes once the newer is whole."
         )
     needed = {
         "lora_rank": 0 if mode == "full" else training.lora_rank or 32,

@@ -43,7 +43,7 @@ from engines.open import check_frozen, open_sampler
 from grpo import GRPO, rate_of
 from memagent import Agent, Trajectory
 from models import ranks
-from models.checkpoints import base_digests, checkpoints, newest, read_state
+from models.checkpoints import base_fingerprints, checkpoints, newest, read_state
 from models.dtypes import check_device
 from models.load import check_architecture, inner, settle_threads
 from models.logprobs import mask_head
@@ -417,8 +417,8 @@ def _train(
                         say(words, "yellow")
                 else:
                     callbacks = ()
-                needs = run, policy.folder, config.lora_rank, getattr(config, "kl", 0)
-                base = base_digests(*needs) if ranks.rank() == 0 else {}
+                needs = run, config.lora_rank, getattr(config, "kl", 0)
+                base = base_fingerprints(*needs) if ranks.rank() == 0 else {}
                 base = ranks.all_gather_object(base)[0]
                 rest = note, start, config.steps, callbacks, base
                 trainer = _trainer(run, policy, sections, *rest)

@@ -2,7 +2,7 @@
 
 Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `check_model`, `named_folder`, `is_adapter`,
  `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
-here of it (config/machine.py), fetching and converting (models/packaged.py, models/convert.py).
+here of it (config/machine.py), fetching and converting (models/packaged.py).
 No torch.
 Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
 """

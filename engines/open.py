@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import hashlib
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -13,14 +12,15 @@ from weakref import WeakValueDictionary
 
 from config.errors import UserError, alone
 from config.files import is_file
-from config.options import EMBEDDED, EvalConfig, RunConfig, TrainConfig
-from config.realmodels import base_of, is_adapter
+from config.options import EvalConfig, RunConfig, TrainConfig
+from config.realmodels import is_adapter
 from memagent import Agent
-from models.packaged import ready
 from models.plan import GRAPHS_GIB, geometry, plan, turns_in_cache
-from models.policy import Policy, date_of, mode_of
+from models.policy import Policy, date_of, fingerprint, mode_of
 
 if TYPE_CHECKING:  # torch comes with it
+    import torch
+
     from rollout import Engine
     from tasks.served import Terms
     from tokens.codec import Codec
@@ -87,21 +87,9 @@ def _open_servers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
     )
 
 
-class _Weights:
-    """A model as it was loaded, which never computes itself: engines compute with its copies."""
-
-    def __init__(self, model):
-        self.model = model
-
-    def copy(self):
-        """Return a model with the very weights, and with modules of its own: an engine hooks
-        them."""
-        tensors = (*self.model.parameters(), *self.model.buffers())
-        return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
-
-
-_weights: WeakValueDictionary[tuple, _Weights] = WeakValueDictionary()
-"""What engines of this process have at this moment, by policy and by the state of its files."""
+_loaded: WeakValueDictionary[tuple, torch.nn.Module] = WeakValueDictionary()
+"""Models of the engines that live, by policy and the state of its files. Engines compute with
+copies: the very weights, in modules of their own, since an engine hooks them."""
 
 
 def _open_transformers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
@@ -113,13 +101,16 @@ def _open_transformers(policy: Policy, config: EvalConfig, use: Use) -> Engine:
     folders = dict.fromkeys(map(Path, (policy.folder, policy.base_folder)))
     paths = [path for folder in folders for path in sorted(folder.glob("*")) if is_file(path)]
     key = policy, *((path, path.stat().st_size, path.stat().st_mtime_ns) for path in paths)
-    if (weights := _weights.get(key)) is None:
-        weights = _weights[key] = _Weights(policy.load())
+    if (model := _loaded.get(key)) is None:
+        model = _loaded[key] = policy.load()
     if use.settle:
-        settle_threads(weights.model)
+        settle_threads(model)
+    weights = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     kept = {"max_cache_tokens": use.cache_tokens, "remember": True} if use.cache_tokens else {}
-    engine = TransformersEngine(weights.copy(), codec, max_rows=config.in_flight, **kept)
-    engine.weights = weights  # whoever opens the same meanwhile finds them
+    engine = TransformersEngine(
+        copy.deepcopy(model, weights), codec, max_rows=config.in_flight, **kept
+    )
+    engine.loaded = model  # whoever opens the same meanwhile finds it
     return engine
 
 
@@ -127,7 +118,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import config_of, window_for_vllm
+    from models.load import config_of, longest_context
 
     if is_adapter(policy.model):
         raise UserError(
@@ -136,7 +127,7 @@ def _open_vllm(policy: Policy, config: EvalConfig) -> Engine:
         )
     if policy.device == "mps" or policy.on_gpu != torch.cuda.is_available():
         raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
-    most = window_for_vllm(config_of(policy.folder, policy.trust_remote_code))
+    most = longest_context(config_of(policy.folder, policy.trust_remote_code))
     return ColocatedEngine(
         policy.folder,
         policy.codec(),
@@ -166,45 +157,6 @@ def open_reader(
     if untrained:  # another model of the same server
         config = replace(config, served_as=config.untrained)
     return open_engine(policy, config, use)
-
-
-def weights_of(config: EvalConfig) -> dict[bool, list[str]]:
-    """Group the agents by whether the policy before training answers, as they are named in
-    --agents."""
-    groups: dict[bool, list[str]] = {}
-    for name in config.agents:
-        _, at, weights = name.partition("@")
-        if at and (weights != "untrained" or not config.untrained):
-            only = f"{name!r}: after an agent's name only @untrained may stand"
-            raise UserError(f"{only}: say by --untrained which policy that is.")
-        groups.setdefault(bool(at), []).append(name)
-    return groups
-
-
-def policy_folder(config: EvalConfig, untrained: bool) -> str:
-    """Return where the policy that answers lies, or its name; "" for an unknown model of an
-    endpoint."""
-    named = config.untrained if untrained else config.model
-    return named or ("" if config.endpoint else str(EMBEDDED))
-
-
-SMALL = 10_000_000
-"""Weights of a model of which a CPU reads many texts side by side."""
-
-
-def most_in_flight(config: EvalConfig, policy: Policy) -> int:
-    """Return how many trajectories an evaluation keeps in flight.
-
-    On a CPU, where our engine is no faster with more, few: rows then come as documents are read,
-    and not all at the end.
-    """
-    if config.engine != "transformers" or config.endpoint or policy.device != "cpu":
-        return config.in_flight
-    try:
-        small = geometry(str(policy.base_folder)).weights < SMALL
-    except UserError:  # an architecture whose sizes are not known
-        small = False
-    return min(config.in_flight, 64 if small else 16)
 
 
 # ---------------------------------------------------------------- for training
@@ -260,7 +212,7 @@ def _vllm_sampler(
     import torch
 
     from engines.vllm_colocated import ColocatedEngine
-    from models.load import dequantised_folder, inner, window_for_vllm
+    from models.load import dequantised_folder, inner, longest_context
 
     sleep, kv_gib, share, rows = run.sleep, run.kv_gib, 0.9, training.in_flight
     if policy.on_gpu:
@@ -284,7 +236,7 @@ def _vllm_sampler(
         return ColocatedEngine(
             folder,
             codec,
-            window=min(policy.window, window_for_vllm(inner(model).config)),
+            window=min(policy.window, longest_context(inner(model).config)),
             rows=rows,
             kv_gib=kv_gib or 1.0,
             dtype=dtype,
@@ -306,28 +258,3 @@ def engine_fingerprint(config: EvalConfig, engine: Engine, untrained: bool = Fal
     model = config.untrained if untrained else config.model
     bits = " in 4 bits" if config.quantise else ""
     return f"{config.engine} {fingerprint(model, engine.dtype)}{bits}"
-
-
-SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt", ".py")
-
-
-def fingerprint(model: str, dtype: object = "") -> str:
-    """Fingerprint a policy: hashes of the folder's weights, configuration and tokenizer, and the
-    dtype.
-
-    A hub model counts by its name and the commit that is in the cache.
-    """
-    folder = Path(ready(model or EMBEDDED))
-    base = f"{fingerprint(str(base_of(model)))} " if is_adapter(model) else ""
-    if not any(folder.glob("*.safetensors")):
-        from huggingface_hub import try_to_load_from_cache
-
-        cached = try_to_load_from_cache(model, "config.json")  # .../snapshots/COMMIT/config.json
-        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
-    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
-    for path in sorted(p for p in folder.iterdir() if p.suffix in SUFFIXES):
-        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
-        with path.open("rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()

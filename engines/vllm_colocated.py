@@ -16,8 +16,8 @@ Full weights are streamed, one tensor at a time in the policy's order and by its
     -> model.layers.0.self_attn.qkv_proj     rows [0, n_q), written in place by vLLM's own loader,
                                              which joins q, k, v and gate, up, and casts nothing
 
-Adapters are swapped: what is trained goes, by peft's names, to a folder in shared memory, and from
-there over the one adapter that vLLM has a slot for. Frozen prompts go without that adapter.
+Adapters are swapped: what is trained goes, by peft's names, to a temporary folder, and from there
+over the one adapter that vLLM has a slot for. Frozen prompts go without that adapter.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ import os
 import random
 import shutil
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -131,16 +130,6 @@ def check_settings(sleep: str, lora_rank: int) -> None:
         raise UserError(f"vLLM takes adapters up to rank {RANKS[-1]}, not {lora_rank}.")
 
 
-def adapter_folder(n_bytes: int, shared: Path = Path("/dev/shm")) -> Path:
-    """Make a new folder for adapters of `n_bytes`.
-
-    It is in shared memory if that has room for twice as much (many containers have only 64 MiB),
-    else with the temporary files.
-    """
-    roomy = os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > 2 * n_bytes
-    return Path(tempfile.mkdtemp(prefix="memagent-", dir=shared if roomy else None))
-
-
 def _mask_logits(model: torch.nn.Module, ids: list[int]) -> None:
     """Let vLLM's model say none of the tokens `ids`, as the trainer's.
 
@@ -201,13 +190,11 @@ class ColocatedEngine(Engine):
         sleep: str = "never",
         **options,
     ):
-        check_settings(sleep, lora_rank)
         if ColocatedEngine._open is not None:
             raise RuntimeError("There is one vLLM engine a process: close the other one first.")
         self.codec, self.window, self.lora_rank = codec, window, lora_rank
-        self.packed = options.pop("packed", False)
         self.level, self.dtype = sleep, getattr(torch, dtype)
-        self._vllm = import_vllm(self.packed)
+        self._vllm = import_vllm(options.pop("packed", False))
         settings = {
             "dtype": dtype,
             "max_model_len": window,
@@ -227,7 +214,6 @@ class ColocatedEngine(Engine):
         self._waiting: dict[int, tuple[Prompt, Sampling, int]] = {}
         self._prompts: dict[str, tuple[Prompt, list[int]]] = {}  # in flight
         self.prefilled_tokens = self.reused_tokens = self.generated_tokens = 0
-        self.seconds = {"wake": 0.0, "sync": 0.0, "sleep": 0.0}  # spent in the phases so far
         self._sleep()
 
     def _fixed_settings(self) -> dict[str, object]:
@@ -272,8 +258,6 @@ class ColocatedEngine(Engine):
     # ------------------------------------------------------------ turns
 
     def add(self, prompt: Prompt, sampling: Sampling = Sampling(), seed: int = 0) -> int:
-        if self._asleep:
-            raise RuntimeError("The engine is asleep: a prompt would wait for ever.")
         self._keys += 1
         self._waiting[self._keys] = prompt, sampling, seed
         return self._keys
@@ -351,43 +335,22 @@ class ColocatedEngine(Engine):
     @contextmanager
     def awake(self, policy=None) -> Iterator[None]:
         """Keep the engine ready to generate, with the policy's present weights (None: its own)."""
-        if self.level == "2" and policy is None:
-            raise RuntimeError(
-                "After sleep level 2 the weights come from the trainer: awake() needs the policy."
-            )
-        with self._timed("wake"):
-            self._wake("weights")
+        self._wake("weights")
         if policy is not None:
-            with self._timed("sync"):
-                self.take_over(policy)
-        with self._timed("wake"):
-            self._wake("kv_cache")
-        if self._engine.is_sleeping():
-            raise RuntimeError("vLLM is still asleep after it was woken up.")
-        self._asleep = False
+            self.take_over(policy)
+        self._wake("kv_cache")
         self.forget()
         try:
             yield
         finally:
             self._abandon()
-            with self._timed("sleep"):
-                self._sleep()
-
-    @contextmanager
-    def _timed(self, phase: str) -> Iterator[None]:
-        start = time.perf_counter()
-        yield
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        self.seconds[phase] += time.perf_counter() - start
+            self._sleep()
 
     def take_over(self, policy) -> None:
         """Load the policy's weights: stream all of them, or swap the adapter.
 
         Cached prefixes are still those of the old weights until `forget`.
         """
-        if self.packed:
-            raise RuntimeError("This engine's weights are packed: they cannot be replaced.")
         weights = (
             (name, full_tensor(p, self.dtype))
             for name, p in policy.named_parameters()
@@ -400,7 +363,7 @@ class ColocatedEngine(Engine):
 
         adapters = dict(weights)
         if self._folder is None:
-            self._folder = adapter_folder(sum(p.nbytes for p in adapters.values()))
+            self._folder = Path(tempfile.mkdtemp(prefix="memagent-"))
         policy.save_pretrained(self._folder, save_embedding_layers=False, state_dict=adapters)
         self._engine.add_lora(LoRARequest("policy", 1, str(self._folder), load_inplace=True))
         self._adapter = LoRARequest("policy", 1, str(self._folder))
@@ -415,15 +378,13 @@ class ColocatedEngine(Engine):
 
     def _abandon(self) -> None:
         """Abort the turns in flight, after an error in the middle of a rollout."""
-        if self._prompts:
-            self._engine.abort_request(list(self._prompts))
-            while self._engine.has_unfinished_requests():
-                self._engine.step()
+        self._engine.abort_request([*self._prompts])
+        while self._engine.has_unfinished_requests():
+            self._engine.step()
         self._prompts.clear()
         self._waiting.clear()
 
     def _sleep(self) -> None:
-        self._asleep = True
         if self.level != "never":
             self._engine.sleep(level=int(self.level))
 

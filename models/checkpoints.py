@@ -3,18 +3,17 @@
 A checkpoint is a folder `checkpoints/step-N`:
 
     .metadata, __RANK_0.distcp   trained weights and optimizer state (torch.distributed.checkpoint)
-    state.json                   counters, dtype, position in the trajectories, base digests
+    state.json                   counters, dtype, position in the trajectories, base's fingerprints
 """
 
 from __future__ import annotations
 
 import csv
 import json
+import re
 import shutil
 from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from hashlib import sha256
 from math import isnan
 from pathlib import Path
 
@@ -25,15 +24,15 @@ from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.tensor import DTensor
 
 from config.errors import UserError, first_line
 from config.files import replacing, sync
 from config.foreign import from_json
 from config.options import RunConfig
-from config.realmodels import named_folder, titled
+from config.realmodels import titled
 from models import ranks
-from models.shards import Comparing, Loading, Reader
+from models.policy import WEIGHTS, fingerprint
+from models.shards import Loading, Reader
 
 # ---------------------------------------------------------------- what a run's folder holds
 
@@ -50,22 +49,22 @@ def newest(folder: Path) -> int:
     return max(checkpoints(folder), default=0)
 
 
+COLUMNS = {"step": int, "score": float, "n": int}  # of validation.csv
+
+
 def validations(folder: Path) -> list[dict]:
     """Read the scores on the validation tasks: step, score, n; empty where there are none."""
     path = folder / "validation.csv"
     if not path.exists():
         return []
     with path.open(newline="") as file:
-        return [
-            {"step": int(row["step"]), "score": float(row["score"]), "n": int(row["n"])}
-            for row in csv.DictReader(file)
-        ]
+        return [{n: kind(row[n]) for n, kind in COLUMNS.items()} for row in csv.DictReader(file)]
 
 
 def write_validations(path: Path, rows: list[dict]) -> None:
     """Write such rows as CSV, atomically."""
     with replacing(path) as temporary, temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, ["step", "score", "n"])
+        writer = csv.DictWriter(file, COLUMNS)
         writer.writeheader()
         writer.writerows(rows)
 
@@ -91,12 +90,10 @@ _OPTIONS = StateDictOptions(ignore_frozen_params=True)
 def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
     """Write trained weights, optimizer state and `state` (plain numbers) to a folder, atomically.
 
-    All of it is read back and compared before the folder has its name. A collective: each rank
-    writes and compares its shards, and any number of ranks can read them. OSError, on all ranks,
-    where the folder cannot be written, or is not read back as it was written; the checkpoint before
-    it is whole then.
+    A collective: each rank writes its shards, and any number of ranks can read them. OSError, on
+    all ranks, where the folder cannot be written; the checkpoint before it is whole then.
     """
-    temporary, text = path.with_name(f".{path.name}.tmp"), json.dumps(state)
+    temporary = path.with_name(f".{path.name}.tmp")
     try:
         if ranks.rank() == 0:
             shutil.rmtree(temporary, ignore_errors=True)
@@ -106,13 +103,9 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
         state_dict: dict[str, dict] = {"weights": _trained_weights(model)}
         if optimizer.state:  # before the first step torch would make one to fill the state
             state_dict["optimizer"] = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
-        alone = _has_all_weights(model)
-        dcp.save(state_dict, checkpoint_id=temporary, no_dist=alone)
-        reader = Reader(temporary)
-        reader.read_metadata()  # torch would log a traceback
-        dcp.load(state_dict, storage_reader=reader, planner=Comparing(), no_dist=alone)
+        dcp.save(state_dict, checkpoint_id=temporary, no_dist=ranks.world() == 1)
         if ranks.rank() == 0:
-            (temporary / "state.json").write_text(text, encoding="utf-8")
+            (temporary / "state.json").write_text(json.dumps(state), encoding="utf-8")
             # a power cut must not leave the new name with empty files behind it
             for part in (*temporary.iterdir(), temporary):
                 sync(part)
@@ -130,11 +123,18 @@ def save_checkpoint(path: Path, model, optimizer, state: dict) -> None:
 def load_checkpoint(path: Path, model, optimizer=None, base: Mapping[str, str] = {}) -> dict:
     """Load weights, and optimizer state if an optimizer is given, in place; returns `state`.
 
-    base: `base_digests` as they are now. UserError if the checkpoint is damaged, belongs to another
-    model, or to another base.
+    base: `base_fingerprints` as they are now. UserError if the checkpoint is damaged, belongs to
+    another model, or to another base.
     """
     state = read_state(path)
-    _check_base(path, state["base"], base)
+    known = state["base"] if isinstance(state["base"], dict) else {}
+    for name in base.keys() & known.keys():
+        earlier = re.fullmatch("[0-9a-f]{64}", str(known[name]))  # made in another way
+        if known[name] != base[name] and not earlier:
+            raise UserError(
+                f"The weights of {name} are not those that {path} was trained with: put these "
+                "back, or train anew by another --name."
+            )
     try:
         reader, weights = Reader(path), _trained_weights(model)
         saved = reader.read_metadata().state_dict_metadata
@@ -142,9 +142,8 @@ def load_checkpoint(path: Path, model, optimizer=None, base: Mapping[str, str] =
         if other := {name for name in names if not name.startswith("optimizer.")} ^ set(weights):
             raise ValueError(f"its weights have other names, such as {min(other)}")
 
-        load = partial(
-            dcp.load, storage_reader=reader, planner=Loading(), no_dist=_has_all_weights(model)
-        )
+        alone = ranks.world() == 1
+        load = partial(dcp.load, storage_reader=reader, planner=Loading(), no_dist=alone)
         load({"weights": weights})
         if optimizer and len(names) > len(weights):
             moments = get_optimizer_state_dict(model, optimizer, options=_OPTIONS)
@@ -187,57 +186,13 @@ def _trained_weights(model) -> dict[str, torch.Tensor]:
     return {name: p.detach() for name, p in model.named_parameters() if p.requires_grad}
 
 
-def _has_all_weights(model) -> bool:
-    """Return whether nothing is sharded: this process then reads and writes without the others."""
-    return not any(isinstance(p, DTensor) for p in model.parameters())
+def base_fingerprints(run: RunConfig, adapters: bool, reference: bool = False) -> dict[str, str]:
+    """Fingerprint the weights that a training needs and no checkpoint holds, by their model's name.
 
-
-# ---------------------------------------------------------------- the base
-
-
-def base_digests(
-    run: RunConfig, folder: str | Path, adapters: bool, reference: bool = False
-) -> dict[str, str]:
-    """Digest the weights that a training needs and no checkpoint holds: name of a model -> digest.
-
-    folder: of the run's model (`Policy.folder`). They are the base's, beneath adapters or as the
-    reference of a KL term, to which the adapters belong that the training began with.
+    They are the base's, beneath adapters or as the reference of a KL term, to which the adapters
+    belong that the training began with.
     """
-    needed = {titled(run.model): folder} if adapters or reference else {}
+    needed = {titled(run.model): run.model} if adapters or reference else {}
     if reference and run.adapter:
         needed[run.adapter] = run.adapter
-    return {name: _digest(place) for name, place in needed.items()}
-
-
-def _digest(model: str | Path) -> str:
-    """Digest all weights that are stored in a model's folder, by name, type, shape and bytes.
-
-    So they are the same in whatever type, on however many ranks they are loaded. 0.7 GB/s a core.
-    """
-    from huggingface_hub import hf_hub_download
-    from safetensors import safe_open
-
-    folder = named_folder(model)
-    if not folder.is_dir():  # a name on the hub, whose files were fetched before
-        folder = Path(hf_hub_download(str(model), "config.json", local_files_only=True)).parent
-
-    def digest(file, name: str) -> bytes:
-        weight = file.get_tensor(name)
-        kind = f"{name} {weight.dtype} {[*weight.shape]} ".encode()
-        return sha256(kind + sha256(weight.reshape(-1).view(torch.uint8).numpy()).digest()).digest()
-
-    digests: list[bytes] = []
-    for path in folder.glob("*.safetensors"):
-        with safe_open(path, "pt") as file, ThreadPoolExecutor() as pool:
-            digests += pool.map(partial(digest, file), file.keys())
-    return sha256(b"".join(sorted(digests))).hexdigest()
-
-
-def _check_base(path: Path, saved: object, base: Mapping[str, str]) -> None:
-    """Raise a UserError for a base that is not the one of a checkpoint, which may not say it."""
-    known = saved if isinstance(saved, dict) else {}
-    if moved := [name for name in base if known.get(name, base[name]) != base[name]]:
-        raise UserError(
-            f"The weights of {moved[0]} are not those that {path} was trained with: put these "
-            "back, or train anew by another --name."
-        )
+    return {name: fingerprint(model, suffixes=WEIGHTS) for name, model in needed.items()}

@@ -6,8 +6,7 @@ model's own sizes are timed, once in a process.
 
 from __future__ import annotations
 
-import math
-import time
+import timeit
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -67,25 +66,24 @@ def auto_dtype(model: str | Path, device: str, training: TrainConfig | None = No
     elif device == "mps":
         dtype, why = "float32", "on a GPU of Apple's"
     elif full:
-        dtype, why = "float32", "in which all weights are trained on a CPU"
+        dtype, why = "float32", "since all weights are trained"
     elif not (sizes := _sizes_in_bfloat16(base_of(model))):
         dtype, why = "float32", "since the weights are not stored in bfloat16"
     elif not bfloat16_instructions():
         dtype, why = "float32", "since the processor has no instructions for bfloat16"
     else:
-        dtype, why = choose_by_time(sizes, *product_seconds(*sizes))
+        dtype, why = choose_by_time(*product_seconds(*sizes))
     taken[titled("" if model == EMBEDDED else model)] = f"{dtype}, {why}"
     return dtype
 
 
-def _sizes_in_bfloat16(model: str | Path) -> tuple[int, int] | None:
+def _sizes_in_bfloat16(model: str | Path) -> tuple[int, ...] | None:
     """Return the sizes of the products to be timed for a model that is stored in bfloat16, else
     None; read from config.json, without loading or fetching anything."""
     from models.plan import SIZES
 
     if str(model) in PACKAGED:  # stored so, once it is converted
-        known = SIZES.get(str(model))
-        return (known.hidden, known.intermediate) if known else WIDEST
+        return SIZES[str(model)].hidden, SIZES[str(model)].intermediate
     try:
         config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
         if (config.get("dtype") or config.get("torch_dtype")) != "bfloat16":
@@ -94,44 +92,30 @@ def _sizes_in_bfloat16(model: str | Path) -> tuple[int, int] | None:
         sizes = text.get("hidden_size"), text.get("intermediate_size")
     except (OSError, ValueError, AttributeError):
         return None
-    hidden, between = (
+    return tuple(
         min(size, most) if isinstance(size, int) and size > 0 else most
         for size, most in zip(sizes, WIDEST, strict=True)
     )
-    return hidden, between
 
 
 @alone()
 @cache
-def product_seconds(hidden: int, between: int) -> tuple[float, float]:
+def product_seconds(hidden: int, between: int) -> tuple[float, ...]:
     """Return the seconds of a product [`ROWS`, hidden] x [hidden, between] in float32, and in
-    bfloat16: the shortest of several in turn, beside whatever else the machine does."""
+    bfloat16: the shortest of several, beside whatever else the machine does."""
     import torch
 
-    shapes = (ROWS, hidden), (between, hidden)
-    factors = [
-        [torch.ones(shape, dtype=dtype) for shape in shapes]
-        for dtype in (torch.float32, torch.bfloat16)
-    ]
-    best, end = [math.inf, math.inf], time.perf_counter() + 0.05
-    for turn in range(10):  # the first warms up
-        if turn > 1 and time.perf_counter() > end:
-            break
-        for k, (x, weight) in enumerate(factors):
-            start = time.perf_counter()
-            torch.nn.functional.linear(x, weight)
-            best[k] = min(best[k], time.perf_counter() - start)
-    return best[0], best[1]
+    def measure(dtype: torch.dtype) -> float:
+        x, weight = torch.ones(ROWS, hidden, dtype=dtype), torch.ones(between, hidden, dtype=dtype)
+        return min(timeit.repeat(lambda: torch.nn.functional.linear(x, weight), number=1, repeat=6))
+
+    return measure(torch.float32), measure(torch.bfloat16)
 
 
-def choose_by_time(sizes: tuple[int, int], float32_s: float, bfloat16_s: float) -> tuple[str, str]:
-    """Return the dtype to compute in by the times of a product of these sizes, and why."""
-    hidden, between = sizes
+def choose_by_time(float32_s: float, bfloat16_s: float) -> tuple[str, str]:
+    """Return the dtype to compute in by the times of a product, and why."""
     dtype = "bfloat16" if float32_s >= FASTER * bfloat16_s else "float32"
-    return dtype, (
-        f"since a product of {hidden:,} x {between:,} is {float32_s / bfloat16_s:.1f} times as "
-        f"fast in bfloat16 as in float32 ({FASTER} are asked for)"
-    )
+    return dtype, f"{float32_s / bfloat16_s:.1f} times as fast in bfloat16 as in float32 here"
 
 
 def settle_dtype(config: ModelConfig, before: str = "auto") -> ModelConfig:

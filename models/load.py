@@ -26,6 +26,7 @@ from config.machine import check_hub
 from config.options import TrainConfig
 from config.realmodels import base_of, check_model, is_adapter, named_folder
 from models.dtypes import check_device, resolve_device
+from models.packaged import ready
 from models.policy import FOUR_BITS, stored_as, with_adapter
 from tokens.attention import use_our_attention
 
@@ -37,12 +38,11 @@ def load_model(
     device: str = "auto",
     trust_remote_code: bool = False,
     quantise: bool = False,
-    base: str | Path = "",
     weights: bool = True,
 ):
     """Load a causal LM from safetensors onto a device; UserError where that fails.
 
-    A folder of adapters is loaded with their base model: base, or the one that they name.
+    A folder of adapters is loaded with the base model that they name.
 
     quantise: load the linear layers except the lm_head in 4 bits, as NF4 with doubly quantised
     scales, computing in `dtype` (arXiv 2305.14314). Weights that are stored in 4 bits stay as they
@@ -52,7 +52,7 @@ def load_model(
     from transformers import AutoModelForCausalLM, BitsAndBytesConfig
 
     if is_adapter(path):
-        model = load_model(base or base_of(path), dtype, device, trust_remote_code, quantise)
+        model = load_model(ready(base_of(path)), dtype, device, trust_remote_code, quantise)
         with torch.random.fork_rng(devices=[]):  # what is drawn is overwritten
             policy = with_lora(model, with_adapter(TrainConfig(), path))
         load_adapter(policy, path)
@@ -212,39 +212,22 @@ def longest_context(config) -> int:
     used, which is the library's for every text that fits; vLLM chooses by its window, the same one.
     """
     window = getattr(config, "max_position_embeddings", 0)
-    tables = (rope for rope in _ropes(config) if rope.get("rope_type") == "longrope")
-    shorter = min((rope["original_max_position_embeddings"] for rope in tables), default=window)
-    if shorter < window:
-        _say_window(config.model_type, shorter, window)
-    return min(shorter, window)
-
-
-def window_for_vllm(config) -> int:
-    """Return `longest_context`; UserError where vLLM's rotary table is not transformers'.
-
-    Of the type dynamic transformers stretches positions beyond the window alone, vLLM all of them.
-    """
-    if any(rope.get("rope_type") == "dynamic" for rope in _ropes(config)):
-        raise UserError(
-            "vLLM stretches the positions of this model otherwise than transformers (rope_type "
-            "dynamic): give --engine transformers."
-        )
-    return longest_context(config)
-
-
-def _ropes(config) -> list[dict]:
-    """List the settings of a model's rotary tables: one for all layers, or one a type of layer."""
-    ropes = getattr(config, "rope_parameters", None) or {}
-    return [rope for rope in (ropes, *ropes.values()) if isinstance(rope, dict)]
+    ropes = getattr(config, "rope_parameters", None) or {}  # of all layers, or by their type
+    for rope in (ropes, *ropes.values()):
+        if isinstance(rope, dict) and rope.get("rope_type") == "longrope":
+            shorter = min(window, rope["original_max_position_embeddings"])
+            if shorter < window:
+                _say_once(
+                    f"The window of this {config.model_type} is {shorter:,} tokens, not "
+                    f"{window:,}: its rotary table for longer texts (longrope) is not used."
+                )
+            return shorter
+    return window
 
 
 @functools.cache  # a line a model, however many engines
-def _say_window(kind: str, window: int, longest: int) -> None:
-    print(
-        f"The window of this {kind} is {window:,} tokens, not {longest:,}: its rotary table for "
-        "longer texts (longrope) is not used.",
-        file=sys.stderr,
-    )
+def _say_once(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 LOGITS = ("logits_scaling", "logit_scale", "final_logit_softcapping", "attn_logit_softcapping")
@@ -331,20 +314,18 @@ def with_lora(model, config: TrainConfig):
     return policy
 
 
+@torch.no_grad()
 def load_adapter(policy, folder: str | Path) -> None:
     """Load the adapters in a folder into those of a peft model. UserError if they do not fit."""
-    from peft import set_peft_model_state_dict
-
+    ours = {n.replace(".default", ""): p for n, p in policy.named_parameters() if ".lora_" in n}
     with loading(f"The adapters in {folder}"):
         weights = load_file(named_folder(folder) / "adapter_model.safetensors")
-        found = set_peft_model_state_dict(policy, weights)
-    adapters = {name for name, _ in policy.named_parameters() if "lora_" in name}
-    # layers that were trained whole, or resized; below an adapter peft keeps an embedding as it was
-    whole = [name for name in weights if ".lora_" not in name and ".base_layer." not in name]
-    wrong = [*found.unexpected_keys, *whole, *(adapters & {*found.missing_keys})]
-    if wrong or not weights:
-        what = wrong[0] if wrong else "they are empty"
-        raise UserError(f"The adapters in {folder} do not fit the model: {what}.")
+    # below an adapter peft keeps an embedding as it was
+    given = {name: w.shape for name, w in weights.items() if ".base_layer." not in name}
+    if wrong := given.items() ^ {name: p.shape for name, p in ours.items()}.items():
+        raise UserError(f"The adapters in {folder} do not fit the model: {min(wrong)[0]}.")
+    for name, p in ours.items():
+        p.copy_(weights[name])
 
 
 def inner(model):

@@ -151,15 +151,6 @@ def policy_logprobs(model, batch: TokenBatch, temperature: float = 1.0) -> torch
     return logprobs(model, batch, temperature)
 
 
-def differences(rows: Sequence[Row], logps: Sequence[Sequence[float]]) -> list[float]:
-    """List |sampler's log-prob - ours| of every response token; logps: [rows][response ids]."""
-    return [
-        abs(a - b)
-        for row, ours in zip(rows, logps, strict=True)
-        for a, b in zip(row.sampler, ours, strict=True)
-    ]
-
-
 # ---------------------------------------------------------------- logits
 
 

@@ -26,7 +26,6 @@ CACHE_SLACK = 0.1
 NF4_BYTES = 0.516
 MODES = ("qlora", "lora", "full")
 MIN_TURNS = 4  # in flight; with fewer, decoding reads the weights for hardly anything
-SIZES_GIB = (24, 48, 80, 141)  # of common cards
 
 # card -> (dense bfloat16 TFLOP/s that are summed in float32, memory TB/s, GiB), by the makers' data
 # sheets; an A100 of 40 GiB has 1.6 TB/s
@@ -38,8 +37,8 @@ CARDS = {
     "RTX 4080": (97, 0.72, 16), "RTX 4060 Ti": (44, 0.29, 16), "RTX 5070": (62, 0.67, 12),
     "RTX 3060": (25, 0.36, 12),
 }  # fmt: skip
-# the card assumed for a memory size without a name, in the order of SIZES_GIB
-CARD_OF_SIZE = ("RTX 4090", "L40S", "H100", "H200")
+# GiB of common cards -> the card assumed for such a size without a name
+USUAL = {24: "RTX 4090", 48: "L40S", 80: "H100", 141: "H200"}
 # shares reached of a card's peak FLOP/s; that of the update was measured (bench/results/h100.json:
 # .138 by 4 FLOP a weight and token, of which recomputation makes 6; the lm_head's time was in it,
 # which is counted apart here, so an estimate is some per cent long)
@@ -301,7 +300,7 @@ def longest_section(agent: Agent, planned: Callable[[Agent], Plan]) -> int:
 
 def smallest(planned: Callable[[int], Plan]) -> int:
     """Return the smallest of the common cards, in GiB, that a plan fits; 0 = none."""
-    return next((gib for gib in SIZES_GIB if planned(gib).fits), 0)
+    return next((gib for gib in USUAL if planned(gib).fits), 0)
 
 
 # ---------------------------------------------------------------- time

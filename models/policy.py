@@ -6,6 +6,7 @@ and `load_trainable()` give what it names. Its fields are plain values, so that 
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -112,28 +113,11 @@ class Policy:
     def sharded(self) -> bool:
         return self.sharding != "none"
 
-    def load(self):
-        """Load the causal LM to read with."""
+    def load(self, dtype: str = "", weights: bool = True):
+        """Load the causal LM. dtype: instead of its own. weights: see `load_model`."""
         from models.load import load_model
 
         return load_model(
-            self.folder,
-            self.weight_dtype,
-            self.device,
-            trust_remote_code=self.trust_remote_code,
-            quantise=self.quantise,
-            base=self.base_folder,
-        )
-
-    def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
-        """Load the untrained policy: a causal LM, inside a peft model if it has adapters.
-
-        dtype: instead of its own. weights: see `load_model`.
-        """
-        from models.load import load_adapter, load_model, with_lora
-
-        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
-        model = load_model(
             self.folder,
             dtype or self.weight_dtype,
             self.device,
@@ -141,8 +125,17 @@ class Policy:
             quantise=self.quantise,
             weights=weights,
         )
-        policy = with_lora(model, training) if training.lora_rank else model
-        if training.lora_rank and self.adapter and weights:
+
+    def load_trainable(self, training: TrainConfig, dtype: str = "", weights: bool = True):
+        """Load the untrained policy: a causal LM, inside a peft model if it has adapters."""
+        from models.load import load_adapter, with_lora
+
+        check_stored(self.folder, self.quantise)  # a hub's config.json is here by now
+        model = self.load(dtype, weights)
+        if not training.lora_rank:
+            return model
+        policy = with_lora(model, training)
+        if self.adapter and weights:
             load_adapter(policy, self.adapter)
         return policy
 
@@ -219,6 +212,33 @@ def check_stored(model: str | Path, quantise: bool) -> None:
             "--lora-rank, which trains adapters beside 4 bits of bitsandbytes, or the model as it "
             "was before."
         )
+
+
+WEIGHTS = (".safetensors",)
+ALL = (*WEIGHTS, ".json", ".jinja", ".model", ".txt", ".py")
+
+
+def fingerprint(model: str | Path, dtype: object = "", suffixes: Sequence[str] = ALL) -> str:
+    """Fingerprint a policy: a hash of the folder's weights, configuration and tokenizer, and the
+    dtype; of adapters their base's too.
+
+    suffixes: of the files that count. A hub model counts by its name and the commit that is in the
+    cache.
+    """
+    folder = Path(ready(model or EMBEDDED))
+    base = f"{fingerprint(base_of(model), '', suffixes)} " if is_adapter(model) else ""
+    if not any(folder.glob("*.safetensors")):
+        from huggingface_hub import try_to_load_from_cache
+
+        cached = try_to_load_from_cache(str(model), "config.json")  # .../snapshots/COMMIT/
+        return f"{model} {Path(cached).parent.name if isinstance(cached, str) else ''} {dtype}"
+    digest = hashlib.blake2b(f"{base}{dtype}".encode(), digest_size=16)
+    for path in sorted(p for p in folder.iterdir() if p.suffix in suffixes):
+        digest.update(f"\0{path.name}\0{path.stat().st_size}\0".encode())
+        with path.open("rb") as file:
+            while block := file.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
 
 
 # ---------------------------------------------------------------- what is trained

@@ -6,21 +6,24 @@ never asks how many ranks there are before it sums.
 
 from __future__ import annotations
 
-import multiprocessing
+import logging
 import os
 import pickle
 import signal
-import traceback
+import sys
+import tempfile
 import types
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import count, takewhile
-from multiprocessing.connection import Connection, wait
+from multiprocessing import active_children, parent_process
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
+from torch.multiprocessing.spawn import ProcessContext, ProcessException, spawn
 
 from config import stops
 from config.errors import UserError
@@ -28,24 +31,17 @@ from models.load import inner
 
 T = TypeVar("T")
 
-GRACE_S = 10.0  # that the other ranks have to fail, or to end, once one has failed
-CAUSES = UserError, ChildProcessError  # of failures: nothing else has led to them
-
 # ---------------------------------------------------------------- ranks and collectives
-
-
-def _has_process_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
 
 
 def world() -> int:
     """Return the number of ranks."""
-    return dist.get_world_size() if _has_process_group() else 1
+    return dist.get_world_size() if dist.is_initialized() else 1
 
 
 def rank() -> int:
     """Return this process's rank; rank 0 writes files and prints to the user."""
-    return dist.get_rank() if _has_process_group() else 0
+    return dist.get_rank() if dist.is_initialized() else 0
 
 
 def snake_order(rank: int, world: int) -> Iterator[int]:
@@ -123,35 +119,30 @@ def shard(model, mesh, mixed: bool = False, **methods: Callable) -> None:
     from torch.distributed.tensor import distribute_tensor
 
     lm = inner(model)
-    policy = MixedPrecisionPolicy()
-    if mixed:
-        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32)
+    policy = (
+        MixedPrecisionPolicy(torch.bfloat16, torch.float32) if mixed else MixedPrecisionPolicy()
+    )
     keep_whole = mesh.device_type == "cpu" and not mixed
-    replicated = {
+    whole = {
         p
         for p in lm.parameters()
         if hasattr(p, "quant_state") or (keep_whole and not p.requires_grad)
     }
     weights = {}
     if rank() == 0:
-        weights = {name: p.detach() for name, p in lm.named_parameters() if p not in replicated}
+        weights = {name: p.detach() for name, p in lm.named_parameters() if p not in whole}
     for module in (*lm.model.layers, lm):
         # reshard after passes without gradient too: between passes the parameters are shards
         fully_shard(
-            module,
-            mesh=mesh,
-            mp_policy=policy,
-            ignored_params=replicated,
-            reshard_after_forward=True,
+            module, mesh=mesh, mp_policy=policy, ignored_params=whole, reshard_after_forward=True
         )
     with torch.no_grad():
         for name, p in lm.named_parameters():  # one full weight at a time on a device
-            if p in replicated:
-                if not hasattr(p, "quant_state"):
-                    dist.broadcast(p, 0)
-            else:
+            if p not in whole:
                 full = weights.pop(name) if rank() == 0 else torch.empty(p.shape, dtype=p.dtype)
                 p.copy_(distribute_tensor(full.to(mesh.device_type), p.device_mesh, p.placements))
+            elif not hasattr(p, "quant_state"):
+                dist.broadcast(p, 0)
     for name, function in methods.items():
         setattr(lm, name, types.MethodType(function, lm))
         register_fsdp_forward_method(lm, name)
@@ -167,6 +158,9 @@ def full_tensor(p: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tens
 
 
 # ---------------------------------------------------------------- processes
+
+GRACE_S = 5.0
+"""That the other ranks have to end, and to say why, once one has failed."""
 
 
 def is_launched() -> bool:
@@ -188,87 +182,64 @@ def launch(function: Callable, n: int, *args):
     """Run function(*args) in n new processes of this machine; returns the result of rank 0.
 
     Function, arguments and result are pickled. If one process fails, all are ended. A UserError of
-    any of them is raised here, once; another failure is a RuntimeError, of a process that was
-    killed a ChildProcessError.
+    any of them is raised here, once; one that a signal has ended is a ChildProcessError, another
+    failure torch's own.
     """
-    context = torch.multiprocessing.get_context("spawn")  # CUDA does not survive a fork
     # by it the ranks find one another, as those do that torchrun starts
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    processes, results = [], []
-    try:
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)
+    with tempfile.TemporaryDirectory(prefix="memagent-") as folder:
         with stops.waiting(_tell_ranks):
-            for rank in range(n):
-                result, end = context.Pipe(duplex=False)
-                work = end, rank, n, store.port, stops.is_stoppable(), function, *args
-                process = context.Process(target=_run_rank, args=work)
-                process.start()
-                processes.append(process)
-                end.close()  # the rank alone holds it: where that dies, the file ends
-                results.append(result)
-            result = _results(processes, results)
-        for process in processes:
-            process.join()
-        return result
-    finally:
-        ending = signal.SIGTERM if stops.is_stoppable() else signal.SIGINT
-        for process in processes:
-            with suppress(ProcessLookupError):
-                if process.is_alive():
-                    os.kill(process.pid, ending)
-        for process in processes:
-            process.join(GRACE_S)
-            process.kill()
-            process.join()
-
-
-def _results(processes: Sequence, results: Sequence[Connection]):
-    """Return what rank 0 has returned, once all ranks have; raise what one of them could not do.
-
-    Where one fails, the others often fail for that reason, and perhaps sooner: so for `GRACE_S`
-    seconds all are heard, and one of `CAUSES` goes before any other failure.
-    """
-    found, failures = {}, []
-    pending = {result: rank for rank, result in enumerate(results)}
-    while pending and not any(isinstance(failure, CAUSES) for failure in failures):
-        ready = wait(pending, GRACE_S if failures else None)
-        if not ready:
-            break
-        for rank, result in [(pending.pop(result), result) for result in ready]:
+            work = n, store.port, stops.is_stoppable(), folder, function, args
+            context = spawn(_run_rank, work, n, join=False)
             try:
-                found[rank] = pickle.loads(result.recv_bytes())
-            except EOFError:
-                processes[rank].join()
-                found[rank] = _ended(rank, len(results), processes[rank].exitcode)
-            if isinstance(found[rank], CAUSES):
-                failures.insert(0, found[rank])
-            elif isinstance(found[rank], Exception):
-                failures.append(RuntimeError(f"Rank {rank} of {len(results)} ended: {found[rank]}"))
-    if failures and stops.requested() and not isinstance(failures[0], UserError):
-        raise stops.Stopped(stops.requested())
-    if failures:
-        raise failures[0]
-    return found[0]
+                while not context.join(grace_period=GRACE_S):
+                    pass
+            except ProcessException as failure:
+                raise _find_cause(failure, context, folder) from None
+            finally:
+                _end(context)
+        return pickle.loads(Path(folder, RESULT).read_bytes())
 
 
-def _ended(rank: int, n: int, code: int) -> Exception:
-    """Return what is said of a rank that has told nothing, by its exit code: below 0 a signal's."""
-    like = {-signal.SIGKILL: " (an out-of-memory kill looks like this)", -signal.SIGTERM: ""}
-    if code not in like:
-        return RuntimeError(f"exit code {code}")
-    name = signal.Signals(-code).name
-    return ChildProcessError(f"Rank {rank} of {n} was ended by {name}{like[code]}")
+def _end(context: ProcessContext) -> None:
+    for process in context.processes:
+        process.terminate()
+    for process, trace in zip(context.processes, context.error_files, strict=True):
+        process.join(GRACE_S)
+        process.kill()
+        Path(trace).unlink(missing_ok=True)
+
+
+RESULT, REFUSAL = "result", "refusal-"
+"""Files by which ranks tell their launcher what came of them."""
+
+
+def _find_cause(failure: ProcessException, context: ProcessContext, folder: str) -> BaseException:
+    """Return why ranks have failed: the first to fail often fails because of another."""
+    for path in Path(folder).glob(f"{REFUSAL}*"):
+        return pickle.loads(path.read_bytes())
+    if stops.requested():
+        return stops.Stopped(stops.requested())
+    codes = [process.exitcode for process in context.processes]
+    killed = -signal.SIGKILL
+    rank = codes.index(killed) if killed in codes else failure.error_index
+    if codes[rank] >= 0:
+        return failure
+    like = " (an out-of-memory kill looks like this)" * (codes[rank] == killed)
+    name = signal.Signals(-codes[rank]).name
+    return ChildProcessError(f"Rank {rank} of {len(codes)} was ended by {name}{like}")
 
 
 def _tell_ranks() -> None:
-    for rank in multiprocessing.active_children():
-        with suppress(ProcessLookupError):
-            os.kill(rank.pid, stops.TOLD)
+    for process in active_children():
+        os.kill(process.pid, stops.TOLD)
 
 
 def _run_rank(
-    end: Connection, rank: int, n: int, port: int, stoppable: bool, function: Callable, *args
+    rank: int, n: int, port: int, stoppable: bool, folder: str, function: Callable, args: tuple
 ) -> None:
-    """Run one rank's share of `launch`; what came of it is sent to the parent."""
+    """Run one rank's share of `launch`."""
     # as torchrun says them, which torch and Lightning know
     os.environ |= {name: str(rank) for name in ("RANK", "LOCAL_RANK")}
     os.environ |= {name: str(n) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
@@ -276,25 +247,19 @@ def _run_rank(
     os.environ |= {"TORCHELASTIC_RUN_ID": "memagent", "TORCHELASTIC_USE_AGENT_STORE": "True"}
     os.environ["TORCHELASTIC_RESTART_COUNT"] = "0"
     # the system ends this process when the one that called `launch` has ended, in whatever way
-    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM if stoppable else signal.SIGINT)
-    if os.getppid() != multiprocessing.parent_process().pid:  # it ended before the line above
+    torch.multiprocessing._prctl_pr_set_pdeathsig(signal.SIGTERM)
+    if os.getppid() != parent_process().pid:  # it ended before the line above
         os._exit(1)
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // n))
     try:
         with stops.stoppable(rank=True) if stoppable else nullcontext():
             result = function(*args)
-    except UserError as error:
-        result = error
     except stops.Stopped:
-        result = None  # so does every rank, and `launch` knows why
-    except (KeyboardInterrupt, SystemExit):
-        # Files are closed by now. The signal arrives twice, from the terminal and from `launch`,
-        # and the second one may interrupt Python's own shutdown.
-        os._exit(130)
-    except Exception:
-        result = RuntimeError(traceback.format_exc())
-    end.send_bytes(pickle.dumps(result))
+        return  # so does every rank, and `launch` knows why
+    except UserError as error:
+        Path(folder, f"{REFUSAL}{rank}").write_bytes(pickle.dumps(error))
+        sys.exit(1)
+    if rank == 0:
+        Path(folder, RESULT).write_bytes(pickle.dumps(result))
 
 
 @contextmanager
@@ -314,7 +279,7 @@ def process_group(on_gpu: bool) -> Iterator[None]:
     try:
         yield
     finally:
-        if _has_process_group():  # vLLM may have destroyed it
+        if dist.is_initialized():  # vLLM may have destroyed it
             dist.destroy_process_group()
         for name, value in before.items():
             if value is None:

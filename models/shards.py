@@ -58,26 +58,3 @@ class Loading(DefaultLoadPlanner):
         torch.save(torch.load(value, weights_only=True), ours)
         ours.seek(0)
         super().load_bytes(read_item, ours)  # which unpickles whatever it is given
-
-
-class Comparing(DefaultLoadPlanner):
-    """Load nothing, but compare what was saved with what it should be, a tensor at a time.
-
-    OSError where they differ.
-    """
-
-    def resolve_tensor(self, read_item) -> torch.Tensor:
-        return torch.empty_like(super().resolve_tensor(read_item), device="cpu")
-
-    def commit_tensor(self, read_item, tensor: torch.Tensor) -> None:
-        ours = super().resolve_tensor(read_item).cpu()
-        same = torch.isclose(ours, tensor, rtol=0, atol=0, equal_nan=True)
-        self._check(read_item, bool(same.all()))
-
-    def load_bytes(self, read_item, value: io.BytesIO) -> None:
-        ours = self.state_dict[read_item.dest_index.fqn]
-        self._check(read_item, torch.load(value, weights_only=True) == ours)
-
-    def _check(self, read_item, same: bool) -> None:
-        if not same:
-            raise OSError(f"{read_item.dest_index.fqn} is read back otherwise than it was written")

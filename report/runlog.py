@@ -187,7 +187,7 @@ class RunRecorder(lightning.Callback):
     begin: Callable[[], None] = lambda: None
     """called on rank 0 before the first step, once a checkpoint has been loaded without an error"""
     questions: bool = False  # whether to write `seen.TRAINED_ON`
-    base: Mapping[str, str] = field(default_factory=dict)  # `checkpoints.base_digests`
+    base: Mapping[str, str] = field(default_factory=dict)  # `checkpoints.base_fingerprints`
 
     def __post_init__(self):
         self.trained_on: dict[str, tuple[int, str]] = {}  # digest -> (first step, id)

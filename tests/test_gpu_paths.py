@@ -2,7 +2,6 @@
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +14,8 @@ from test_train import GRPO, run_config
 
 from commands import export, train
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig, RunConfig, TrainConfig
+from config.options import EMBEDDED, GRPOConfig, RunConfig
 from embedded import tiny
-from engines import vllm_colocated
 from engines.hf import TransformersEngine
 from models import ranks
 from models.load import inner, load_model, optimizer_of, stored_dtype, with_lora
@@ -52,30 +50,6 @@ def test_logits_are_not_rounded_and_gradients_are_those_of_a_linear_layer(codec)
         assert a.dtype == torch.bfloat16 and torch.equal(a, b)
 
 
-def test_the_engine_widens_the_lm_head_anew_when_its_weights_have_changed(codec):
-    engine = TransformersEngine(half(codec), codec)
-    hidden = torch.randn(3, 32).bfloat16()
-    before = engine._logits(hidden)
-    assert torch.equal(before, logits_of(engine.model, hidden))
-    assert engine._logits(hidden) is not before
-    with torch.no_grad():
-        engine.model.lm_head.weight.mul_(2)
-    assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
-    assert not torch.equal(engine._logits(hidden), before)
-
-
-def test_the_engine_widens_the_lm_head_anew_after_a_step_of_bitsandbytes(codec):
-    """Its kernels write through pointers, unseen by PyTorch's count of versions."""
-    engine = TransformersEngine(half(codec), codec)
-    hidden, weight = torch.randn(3, 32).bfloat16(), engine.model.lm_head.weight
-    before = engine._logits(hidden)
-    optimizer = optimizer_of([weight], TrainConfig(optimizer="adamw8bit", lr=0.1))
-    weight.grad = torch.randn_like(weight)
-    optimizer.step()
-    assert torch.equal(engine._logits(hidden), logits_of(engine.model, hidden))
-    assert not torch.equal(engine._logits(hidden), before)
-
-
 # ---- adapters
 
 
@@ -107,17 +81,6 @@ def test_adapters_learn_in_float32_and_compute_in_the_models_type(codec):
     assert torch.equal(inner(rounded)(input_ids=ids).logits, logits)
 
 
-def test_adapters_go_to_shared_memory_only_where_it_has_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
-    assert vllm_colocated.adapter_folder(499, tmp_path).parent == tmp_path
-    elsewhere = vllm_colocated.adapter_folder(500, tmp_path)
-    assert elsewhere.parent != tmp_path
-    elsewhere.rmdir()
-    gone = vllm_colocated.adapter_folder(1, tmp_path / "nowhere")
-    assert gone.is_dir()
-    gone.rmdir()
-
-
 # ---- optimizer, ranks, memory
 
 
@@ -130,19 +93,9 @@ def test_adamw_is_fused_on_a_gpu_alone(monkeypatch, device, fused):
 
 
 def test_weights_are_rounded_before_they_are_gathered():
-    class Shard(torch.nn.Parameter):
-        gathered = None
-
-        def detach(self):
-            return self
-
-        def to(self, dtype):
-            return SimpleNamespace(full_tensor=lambda: ("gathered in", dtype))
-
-    assert ranks.full_tensor(Shard(torch.zeros(2)), torch.bfloat16) == (
-        "gathered in",
-        torch.bfloat16,
-    )
+    shard = SimpleNamespace(detach=lambda: shard, to=lambda dtype: SimpleNamespace(
+        full_tensor=lambda: ("gathered in", dtype)))  # fmt: skip
+    assert ranks.full_tensor(shard, torch.bfloat16) == ("gathered in", torch.bfloat16)
     plain = torch.nn.Parameter(torch.ones(2))
     assert ranks.full_tensor(plain).dtype == torch.float32
     assert ranks.full_tensor(plain, torch.bfloat16).dtype == torch.bfloat16

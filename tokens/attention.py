@@ -75,15 +75,8 @@ def use_our_attention(model) -> None:
 
     UserError for a model whose attention cannot be replaced.
     """
-    from transformers.utils import logging
-
     _register()
-    verbosity = logging.get_verbosity()
-    logging.set_verbosity_error()  # the library only warns about a model that refuses
-    try:
-        model.set_attn_implementation(NAME)
-    finally:
-        logging.set_verbosity(verbosity)
+    model.set_attn_implementation(NAME)  # only warns where a model refuses
     if model.config._attn_implementation != NAME:
         raise UserError(
             f"A {type(model).__name__} does not take its attention from transformers' table; "
@@ -118,8 +111,7 @@ def hidden_states(model, trie: Trie, cost: Cost | None = None) -> torch.Tensor:
     Every token is computed once. Differentiable.
     """
     device = model.device
-    options = getattr(model, "kernel_options", None)
-    attend = TrieAttention(trie, cost or Cost.from_model(model), device, model.dtype, options)
+    attend = TrieAttention(trie, cost or Cost.from_model(model), device, model.dtype)
     ids, depth = (
         torch.from_numpy(np.pad(x, (0, padding(trie, device)))).to(device)
         for x in (trie.ids, trie.depth())
@@ -225,16 +217,7 @@ class TrieAttention:
     On a GPU one FlexAttention call with a block mask, on a CPU one call a bucket.
     """
 
-    def __init__(
-        self,
-        trie: Trie,
-        cost: Cost,
-        device: torch.device,
-        dtype: torch.dtype = torch.float32,
-        options: dict | None = None,
-    ):
-        """options: FlexAttention's kernel_options."""
-        self.options = options
+    def __init__(self, trie: Trie, cost: Cost, device: torch.device, dtype: torch.dtype):
         self.flex = block_mask(trie.end(), device) if takes_flex(device) else None
         if self.flex:
             return
@@ -246,8 +229,8 @@ class TrieAttention:
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         if self.flex:
-            how = dict(scale=scale, enable_gqa=True, kernel_options=self.options)
-            return _flex()(query, key, value, block_mask=self.flex, **how).transpose(1, 2)
+            out = _flex()(query, key, value, block_mask=self.flex, scale=scale, enable_gqa=True)
+            return out.transpose(1, 2)
         q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, H, D]
         outputs = []
         for queries, keys, mask, real in self.buckets:
@@ -265,8 +248,7 @@ def _gather(trie: Trie, bucket: Bucket, device: torch.device, dtype: torch.dtype
         return queries, queries, None, real
     keys = np.zeros((len(bucket.segments), mask.shape[3]), dtype=np.int64)
     for row, i in enumerate(bucket.segments):
-        path = [trie.segments[k] for k in trie.path(i)]
-        places = np.concatenate([np.arange(s.start, s.stop) for s in path])
+        places = trie.places_to(i)
         keys[row, : len(places)] = places
     return queries, torch.from_numpy(keys).to(device), mask, real
 

@@ -11,7 +11,7 @@ import copy
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import date
 from functools import cached_property, lru_cache
 from hashlib import blake2b
@@ -24,20 +24,15 @@ from config.machine import check_hub
 from config.options import TEMPLATE_DATE
 from config.realmodels import check_model
 from tokens.blanks import with_letters, without_blanks
-from tokens.chat_templates import check_tokenizer, rendered
-from tokens.responses import (
-    ANSWER,
-    CHANNELS,
-    CLOSE,
-    OPEN,
-    Thoughts,
-    configured_ends,
-    end_of_turn,
-    never_sampled,
-    special_ids,
-)
+from tokens.chat_templates import Refused, check_tokenizer, rendered
+from tokens.responses import CHANNELS, CLOSE, OPEN, Thoughts, configured_ends
+from tokens.trie import common_prefix
 
-MESSAGE = "MEMAGENT-SLOT"  # stands for a message while a chat template is rendered
+MESSAGE, ANSWER = "MEMAGENT-SLOT", "MEMAGENT-ANSWER"
+"""What stands for a message, and for a response, while a chat template is rendered."""
+TOOL = {"name": "f", "description": "-", "parameters": {"type": "object", "properties": {}}}
+BORDER = re.compile(r"(?<=\n)[^\W_]|(?<=\S) (?=\S)")
+"""Where a long text may be cut: the first letter of a line, or a single blank."""
 TOO_LONG = "sequence-length-is-longer-than-the-specified-maximum"  # what transformers calls it
 
 
@@ -104,8 +99,7 @@ class Codec:
 
     Only the template's own strings give special tokens: a document that spells `<|im_end|>` gets
     the ids of those characters. The library cannot do the same for added tokens that are not
-    special (`</think>`, the pieces of the embedded policy's template). They stop nothing, and with
-    every tokenizer a text that spells our tags reads like our tags.
+    special (`</think>`): they stop nothing.
 
     thinking: False asks the chat template to switch thinking off if it can (`enable_thinking`).
     date: YYYY-MM-DD, what a chat template tells that tells the date; it sees no clock.
@@ -113,6 +107,9 @@ class Codec:
 
     exact = True
     """Whether a text has as many ids here as the model reads."""
+    watch: Callable[[int, int], None] = staticmethod(lambda n, length: None)
+    """Called before each part of a document is encoded, with the ids so far and the characters that
+    come; what it raises ends the cutting."""
 
     def __init__(
         self,
@@ -124,10 +121,18 @@ class Codec:
         tokenizer = with_letters(tokenizer)
         self.tokenizer, self._inner = tokenizer, without_blanks(tokenizer)
         self._thinking, self._date = thinking, date
-        self._added, self._special = tokenizer.added_tokens_decoder, special_ids(tokenizer)
-        self._thoughts = Thoughts(tokenizer.get_vocab(), str(tokenizer.chat_template or ""))
+        self._added = tokenizer.added_tokens_decoder
+        self._special = {i for i, token in self._added.items() if token.special}
+        vocabulary = tokenizer.get_vocab()
+        if {*CHANNELS} <= vocabulary.keys():
+            raise UserError(
+                "The model writes its responses in channels, as gpt-oss does, which are not read "
+                "here: ask it by --endpoint, whose server reads them."
+            )
+        self._thoughts = Thoughts(vocabulary, str(tokenizer.chat_template or ""))
+        self.unknown_marks = self._thoughts.are_unknown
         # the end that a response is written with, None if there is no end at all
-        ends = (end_of_turn(tokenizer, self._thoughts), tokenizer.eos_token_id, *sorted(eos_ids))
+        ends = (self._end_of_turn(), tokenizer.eos_token_id, *sorted(eos_ids))
         self.end_id = next((i for i in ends if i is not None), None)
         self.eos_ids = frozenset(ends) - {None}
         self._remember()
@@ -148,8 +153,7 @@ class Codec:
     ) -> Codec:
         """Load the tokenizer of a model's folder or of a hub name.
 
-        local: download nothing. kwargs: `thinking`, `date`. UserError if it cannot be
-        loaded.
+        local: download nothing. kwargs: `thinking`, `date`. UserError if it cannot be loaded.
         """
         check_model(path, weights=False)
         if not local:
@@ -163,14 +167,36 @@ class Codec:
             # documents are longer than a window, and no model is given them whole: no warning
             tokenizer.deprecation_warnings[TOO_LONG] = True
             check_tokenizer(tokenizer, path)
-            if {*CHANNELS} <= tokenizer.get_vocab().keys():
-                raise UserError(
-                    f"{path} writes its responses in channels, as gpt-oss does, which are not read "
-                    "here: ask it by --endpoint, whose server reads them."
-                )
             return cls(tokenizer, eos_ids=configured_ends(path, local), **kwargs)
 
+    def apart(self) -> Codec:
+        """Return a codec that another thread cuts documents with; what it has cut, both have.
+
+        The library's tokenizers change their own settings between texts of different kinds.
+        """
+        other = copy.copy(self)
+        other.tokenizer, other._inner = copy.deepcopy((self.tokenizer, self._inner))
+        other._remember()
+        other._sections = self._sections
+        return other
+
     # ------------------------------------------------------------ the chat template
+
+    def _render(
+        self, messages: Sequence[dict], tools: Sequence[dict] = (), cue: bool = True, **more: bool
+    ) -> str:
+        """Return what the chat template writes. cue: the beginning of a response at the end."""
+        day = date.fromisoformat(self._date)
+        return rendered(
+            self.tokenizer,
+            messages,
+            tools=list(tools) or None,
+            add_generation_prompt=cue,
+            # instead of the library's, which looks at the clock; the other is Llama's
+            strftime_now=day.strftime,
+            date_string=day.strftime("%d %b %Y"),
+            **more,
+        )
 
     def _render_frame(self, role: str, system: str, tools: str, goes_on: bool) -> tuple[str, str]:
         """Return what the chat template puts before and after a message.
@@ -184,12 +210,13 @@ class Codec:
                     "The model has no chat template: it knows no roles, tools or system messages."
                 )
             return ("" if goes_on else self.tokenizer.bos_token or ""), ""
-        messages: list[dict] = [{"role": "system", "content": system}] if system else []
+        how = {"enable_thinking": self._thinking}
+        messages = [{"role": "system", "content": system}] if system else []
         if goes_on:
             messages += [{"role": "user", "content": "-"}, {"role": "assistant", "content": ANSWER}]
         messages.append({"role": role, "content": MESSAGE})
-        text = self._render(messages, tools)
-        if tools and not goes_on and text == self._render(messages):
+        text = self._render(messages, json.loads(tools or "[]"), **how)
+        if tools and not goes_on and text == self._render(messages, **how):
             raise UserError("The model's chat template knows no tools; give another --model.")
         head, found, tail = text.partition(MESSAGE)
         if not found:
@@ -198,26 +225,48 @@ class Codec:
             )
         return head.rpartition(ANSWER)[2] if goes_on else head, tail
 
-    def _render(self, messages: list[dict], tools: str = "") -> str:
-        from jinja2 import TemplateError
+    def _written(self, **more: object) -> str:
+        """Return what the chat template writes of an assistant's message behind its cue.
 
-        day = date.fromisoformat(self._date)
+        "" if it knows no assistant, or not the further fields of the message, `more`.
+        """
+        if self.tokenizer.chat_template is None:
+            return ""
+        question = [{"role": "user", "content": "-"}]
+        whole = [*question, {"role": "assistant", "content": ANSWER, **more}]
+        tools = [{"type": "function", "function": TOOL}] if more else []
         try:
-            return rendered(
-                self.tokenizer,
-                messages,
-                tools=json.loads(tools) if tools else None,
-                add_generation_prompt=True,
-                enable_thinking=self._thinking,
-                # instead of the library's, which looks at the clock; the other is Llama's
-                strftime_now=day.strftime,
-                date_string=day.strftime("%d %b %Y"),
-            )
-        except TemplateError as error:
-            roles = ", ".join(message["role"] for message in messages)
-            raise UserError(
-                f"The model's chat template refuses the roles {roles}: {error}."
-            ) from error
+            cue, text = self._render(question, tools), self._render(whole, tools, cue=False)
+        except Refused:
+            return ""
+        return text[common_prefix(cue, text) :]
+
+    def _end_of_turn(self) -> int | None:
+        """Return the special id that the chat template puts directly behind an assistant's message.
+
+        None if it puts none, or one that ends thoughts as well.
+        """
+        behind = self._written().rpartition(ANSWER)[2].strip()
+        ids = self.tokenizer.encode(behind, add_special_tokens=False) if behind else []
+        ends = ids and ids[0] in self._special and ids[0] not in self._thoughts.marks
+        return ids[0] if ends else None
+
+    def never_sampled(self, rows: int) -> list[int]:
+        """Return the ids below `rows`, those of a model's lm_head, that no response may have.
+
+        They stand for no token, or for a special one that neither ends a response nor marks
+        thoughts, and that the chat template writes in no assistant's message or call of a tool.
+        """
+        calls = (
+            [{"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": given}}]
+            for given in ({}, "{}")  # some templates take arguments as text
+        )
+        called = next(filter(None, (self._written(tool_calls=call) for call in calls)), "")
+        never = self._special - self.eos_ids - self._thoughts.marks.keys()
+        for text in (self._written(), called):
+            never -= {*self.tokenizer.encode(text, add_special_tokens=False)}
+        known = {*self.tokenizer.get_vocab().values()}
+        return [i for i in range(rows) if i not in known or i in never]
 
     @property
     def told_date(self) -> str:
@@ -226,28 +275,12 @@ class Codec:
         return self._date if "strftime_now" in source or "date_string" in source else ""
 
     @property
-    def unknown_marks(self) -> bool:
-        """Whether the chat template speaks of thoughts, and no mark of theirs is known."""
-        return self._thoughts.are_unknown
-
-    @property
     def fingerprint(self) -> str:
         """Hash of the tokenizer, the chat template, its date and the end-of-sequence ids."""
         content = self._inner.backend_tokenizer.to_str()
         dated = [self.told_date] if self.told_date else []
         identity = (content, self._head, self._tail, sorted(self.eos_ids), *dated)
         return blake2b(repr(identity).encode(), digest_size=8).hexdigest()
-
-    def apart(self) -> Codec:
-        """Return a codec that another thread cuts documents with; what it has cut, both have.
-
-        The library's tokenizers change their own settings between texts of different kinds.
-        """
-        other = copy.copy(self)
-        other.tokenizer, other._inner = copy.deepcopy((self.tokenizer, self._inner))
-        other._remember()
-        other._sections = self._sections
-        return other
 
     # ------------------------------------------------------------ text to ids
 
@@ -271,42 +304,34 @@ class Codec:
     """Characters that are encoded at once."""
     CONTEXT = 256
     """Characters on either side of a cut that show whether it changes the ids."""
-    watch: Callable[[int, int], None] = staticmethod(lambda n, length: None)
-    """Called before each part of a document is encoded, with the ids so far and the characters that
-    come; what it raises ends the cutting."""
 
     def ids(self, text: str) -> array:
         """Return what `encode` does, four bytes a token, for a text of any length.
 
-        The library takes 250 bytes a token while it encodes, so a long text is encoded in parts.
-        It is cut before a blank or before the first letter of a line, at the next place where the
-        text around the cut has the same ids in two parts as in one; if there is none, not at all.
+        While it encodes 10 MB of text, the library takes 1.6 GB (with SmolLM2's vocabulary), so a
+        long text is encoded in parts, which takes 20 MB.
         """
+        if isinstance(text, Text):
+            return array("I", text.ids)
         ids, start = array("I"), 0
-        while len(text) - start > 2 * self.PART and not isinstance(text, Text):
-            cuts = self._candidate_cuts(text, start + self.PART)
-            end = next((cut for cut in cuts if self._can_cut(text, cut)), 0)
-            if not end:
-                break
+        while start < len(text):
+            end = self._end_of_part(text, start)
             self.watch(len(ids), end - start)
             ids.extend(self.encode(text[start:end]))
             start = end
-        self.watch(len(ids), len(text) - start)
-        ids.extend(self.encode(text if start == 0 else text[start:]))
         return ids
 
-    @classmethod
-    def _candidate_cuts(cls, text: str, start: int) -> Iterator[int]:
-        """Yield the first start of a line, or single blank, of every so many characters."""
-        border = re.compile(r"(?<=\n)[^\W_]|(?<=\S) (?=\S)")
-        for at in range(start, len(text) - cls.CONTEXT, cls.CONTEXT):
-            if found := border.search(text, at, at + cls.CONTEXT):
-                yield found.start()
-
-    def _can_cut(self, text: str, at: int) -> bool:
-        """Return whether the characters around a cut have the same ids in two parts as in one."""
-        before, after = text[max(0, at - self.CONTEXT) : at], text[at : at + self.CONTEXT]
-        return self.encode(before) + self.encode(after) == self.encode(before + after)
+    def _end_of_part(self, text: str, start: int) -> int:
+        """Return the first border behind `PART` characters around which two parts have the same ids
+        as one, or the end of the text."""
+        if len(text) - start > 2 * self.PART:
+            for at in range(start + self.PART, len(text) - self.CONTEXT, self.CONTEXT):
+                if found := BORDER.search(text, at, at + self.CONTEXT):
+                    cut = found.start()
+                    before, after = text[cut - self.CONTEXT : cut], text[cut : cut + self.CONTEXT]
+                    if self.encode(before) + self.encode(after) == self.encode(before + after):
+                        return cut
+        return len(text)
 
     def text(self, text: str) -> Text:
         """Return a string with its ids, so that it is encoded once; cached."""
@@ -400,7 +425,11 @@ class Codec:
         if not self._tail:
             return ""
         said = [{"role": "user", "content": MESSAGE}, {"role": "assistant", "content": ANSWER}]
-        between = self._render(said).partition(MESSAGE)[2].partition(ANSWER)[0]
+        between = (
+            self._render(said, enable_thinking=self._thinking)
+            .partition(MESSAGE)[2]
+            .partition(ANSWER)[0]
+        )
         return " " if between == f"{self._tail} " else ""
 
     def cut(
@@ -466,11 +495,6 @@ class Codec:
         """Return a text with its thoughts between `<think>` and `</think>`."""
         return self._thoughts.shown(text)
 
-    def never_sampled(self, rows: int) -> list[int]:
-        """Return the ids below `rows`, those of a model's lm_head, that no response may have."""
-        allowed = {*self.eos_ids, *self._thoughts.marks}
-        return never_sampled(self.tokenizer, rows, allowed)
-
 
 class Characters(Codec):
     """A codec for a model whose tokenizer is not known.
@@ -513,6 +537,3 @@ class Characters(Codec):
     def _decode(self, ids: Sequence[int]) -> str:
         pieces = (i.to_bytes(4, "big").lstrip(b"\0") or b"\0" for i in ids)
         return "".join(piece.decode("utf-8", "surrogatepass") for piece in pieces)
-
-    def response(self, ids: Sequence[int]) -> Text:
-        return self.decode(ids)

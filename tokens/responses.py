@@ -1,4 +1,4 @@
-"""What a model's responses are made of: where they end, which part is thought, what never occurs.
+"""What a model's responses are made of: which part is thought, and where they end.
 
 Models mark their thoughts in many ways, often by special tokens, which decoding drops. Every way
 becomes <think>...</think>, which graders, memories and records know alone.
@@ -7,15 +7,11 @@ becomes <think>...</think>, which graders, memories and records know alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from tokens.chat_templates import rendered
-from tokens.trie import common_prefix
-
 OPEN, CLOSE = "<think>", "</think>"
-# those down to the blank line stand in vLLM 0.31's parsers; the others were not looked up
-PAIRS = (
+PAIRS = (  # those before LongCat's stand in vLLM 0.31's parsers
     (OPEN, CLOSE),  # known of every model
     ("[THINK]", "[/THINK]"),  # Magistral, Ministral
     ("<|channel>", "<channel|>"),  # Gemma 4
@@ -26,13 +22,12 @@ PAIRS = (
     ("<ifm|think_fast>", "</ifm|think_fast>"),
     ("<ifm|think_faster>", "</ifm|think_faster>"),
     ("<reasoning>", "</reasoning>"),
-
     ("<longcat_think>", "</longcat_think>"),
     ("◁think▷", "◁/think▷"),  # Kimi-VL
     ("<thought>", "</thought>"),  # EXAONE Deep
     ("<|begin_of_thought|>", "<|end_of_thought|>"),  # Sky-T1
     ("<|inner_prefix|>", "<|inner_suffix|>"),  # Apertus
-)  # fmt: skip
+)
 CHANNELS = ("<|channel|>", "<|message|>")
 """Marks of gpt-oss, whose responses are messages in channels: those are not read here."""
 
@@ -84,48 +79,6 @@ class Thoughts:
         return text
 
 
-# ---------------------------------------------------------------- what the template writes
-
-ANSWER = "MEMAGENT-ANSWER"
-TOOL = {"name": "f", "description": "-", "parameters": {"type": "object", "properties": {}}}
-
-
-def written(tokenizer, **more: object) -> str:
-    """Return what the chat template writes of an assistant's message behind its cue.
-
-    "" if it knows no assistant, or not the further fields of the message, `more`.
-    """
-    from jinja2 import TemplateError
-
-    if tokenizer.chat_template is None:
-        return ""
-    question = [{"role": "user", "content": "-"}]
-    whole = [*question, {"role": "assistant", "content": ANSWER, **more}]
-    tools = [{"type": "function", "function": TOOL}] if more else None
-    try:
-        cue = rendered(tokenizer, question, tools=tools, add_generation_prompt=True)
-        text = rendered(tokenizer, whole, tools=tools, add_generation_prompt=False)
-    except TemplateError:
-        return ""
-    return text[common_prefix(cue, text) :]
-
-
-def special_ids(tokenizer) -> set[int]:
-    """Return the ids of a tokenizer's special tokens."""
-    return {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-
-
-def end_of_turn(tokenizer, thoughts: Thoughts) -> int | None:
-    """Return the special id that the chat template puts directly behind an assistant's message.
-
-    None if it puts none, or one that ends thoughts as well.
-    """
-    behind = written(tokenizer).rpartition(ANSWER)[2].strip()
-    ids = tokenizer.encode(behind, add_special_tokens=False) if behind else []
-    ends = ids and ids[0] in special_ids(tokenizer) and ids[0] not in thoughts.marks
-    return ids[0] if ends else None
-
-
 def configured_ends(path: str | Path, local: bool) -> set[int]:
     """Return the ids that end a response by generation_config.json and config.json of a model.
 
@@ -147,22 +100,3 @@ def configured_ends(path: str | Path, local: bool) -> set[int]:
     found = [c.get("eos_token_id") for c in (*configs, configs[1].get("text_config") or {})]
     ends = [i for ids in found for i in (ids if isinstance(ids, list) else [ids])]
     return {i for i in ends if isinstance(i, int) and i >= 0}
-
-
-def never_sampled(tokenizer, rows: int, allowed: Iterable[int]) -> list[int]:
-    """Return the ids below `rows` that no response may have.
-
-    They stand for no token, or for a special one that is not `allowed` and that the chat template
-    writes neither in an assistant's message nor in its call of a tool.
-    """
-    never = special_ids(tokenizer) - {*allowed}
-    if never:
-        calls = (
-            [{"id": "a12345678", "type": "function", "function": {"name": "f", "arguments": given}}]
-            for given in ({}, "{}")  # some templates take arguments as text
-        )
-        called = next(filter(None, (written(tokenizer, tool_calls=call) for call in calls)), "")
-        for text in (written(tokenizer), called):
-            never -= {*tokenizer.encode(text, add_special_tokens=False)}
-    known = {*tokenizer.get_vocab().values()}
-    return [i for i in range(rows) if i not in known or i in never]

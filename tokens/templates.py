@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 
 from config.errors import UserError
@@ -35,11 +34,11 @@ class Wording:
 
     def text(self, layout: str, form: str) -> str:
         """Assemble the template. layout: shared = as `slots` stand; paper = the section last."""
+        head = self.head.replace("{answer}", ANSWER_REQUESTS[form])
         if self.whole:
-            return self.head.replace("{answer}", ANSWER_REQUESTS[form])
+            return head
         last = layout == "paper"
         slots = sorted(self.slots, key=lambda slot: (slot == "section") == last)
-        head = self.head.replace("{answer}", ANSWER_REQUESTS[form])
         blocks = "".join(f"<{slot}>\n{{{slot}}}\n</{slot}>\n\n" for slot in slots)
         return f"{head}\n\n{blocks}{self.cue}\n"
 
@@ -52,7 +51,6 @@ def wording_of(prompt: Wording | str) -> Wording:
     return Wording(prompt, tuple(name for name in names if name != "answer"), whole=True)
 
 
-@lru_cache(maxsize=64)
 def split_template(template: str, slots: tuple[str, ...]) -> tuple[tuple[str, bool], ...]:
     """Split a template at its slots into (piece, constant?) pairs; every other brace stands for
     itself.
@@ -80,16 +78,10 @@ def read_template(
         text = path.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"The template {path} cannot be read as UTF-8 text ({error}).") from error
-    names = {*KNOWN_SLOTS, *every}
-    pieces = split_template(text, tuple(sorted(names)))
+    pieces = split_template(text, tuple(sorted({*KNOWN_SLOTS, *every})))
     used = {piece for piece, constant in pieces if not constant}
-    for slot in needs:
-        if slot not in used:
-            also = "".join(f" (or {{{alias}}})" for alias in ALIASES if ALIASES[alias] == slot)
-            raise UserError(
-                f"The template {path} does not show the {slot.replace('_', ' ')} to the model: "
-                f"it needs the slot {{{slot}}}{also}."
-            )
+    if missing := [slot for slot in needs if slot not in used]:
+        raise UserError(f"The template {path} needs the slot {{{missing[0]}}}.")
     if extra := sorted(used - {*slots}):
         raise UserError(
             f"The template {path} has a slot for the {extra[0].replace('_', ' ')}, "

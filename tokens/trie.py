@@ -65,10 +65,14 @@ class Trie:
             segment = self.segments[segment].parent
         return upwards[::-1]
 
+    def places_to(self, segment: int) -> np.ndarray:
+        """Return the places of a segment's tokens and of all that stand before them."""
+        path = [self.segments[i] for i in self.path(segment)]
+        return np.concatenate([np.arange(s.start, s.stop) for s in path])
+
     def places(self, sequence: int) -> np.ndarray:
         """Return the places of a sequence's tokens in the layout, [length of the sequence]."""
-        path = [self.segments[i] for i in self.path(self.leaf[sequence])]
-        return np.concatenate([np.arange(s.start, s.stop) for s in path])
+        return self.places_to(self.leaf[sequence])
 
     def depth(self) -> np.ndarray:
         """Return the position of every token in its sequences, [T]."""
@@ -245,35 +249,23 @@ def split_into_tries(
 ) -> Iterator[tuple[list[int], Trie]]:
     """Yield tries of at most `max_tokens` tokens, each with the indices of its sequences.
 
-    Lexicographic neighbours stay together. A longer sequence is alone in its trie.
+    Lexicographic neighbours stay together, and a longer sequence is alone in its trie. A full trie
+    is cut where neighbours share least, so that no group of similar prompts is torn apart, but not
+    before it is half full.
     """
     order, overlaps = sort_by_prefix(sequences)
     start = 0
     while start < len(order):
-        stop = _end_of_trie(sequences, order, overlaps, start, max_tokens)
-        index = order[start:stop]
-        yield index, build_trie([sequences[i] for i in index], [0, *overlaps[start + 1 : stop]])
-        start = stop
-
-
-def _end_of_trie(
-    sequences: Sequence[Sequence[int]],
-    order: list[int],
-    overlaps: list[int],
-    start: int,
-    max_tokens: int,
-) -> int:
-    """Return where the trie that begins at order[start] ends.
-
-    A full trie is cut where neighbours share least, so that no group of similar prompts is torn
-    apart, but not before it is half full.
-    """
-    n_tokens, stop, cut, half_full = 0, start, start + 1, False
-    while stop < len(order):
-        n_tokens += len(sequences[order[stop]]) - (overlaps[stop] if stop > start else 0)
-        if stop > start and n_tokens > max_tokens:
-            return cut
-        stop += 1
-        if stop < len(order) and (not half_full or overlaps[stop] <= overlaps[cut]):
-            cut, half_full = stop, 2 * n_tokens >= max_tokens
-    return len(order)
+        n_tokens, cut, half_full = 0, start, False
+        for stop in range(start, len(order)):
+            shared = overlaps[stop] if stop > start else 0
+            if stop > start and (not half_full or shared <= overlaps[cut]):
+                cut, half_full = stop, 2 * n_tokens >= max_tokens
+            n_tokens += len(sequences[order[stop]]) - shared
+            if stop > start and n_tokens > max_tokens:
+                break
+        else:
+            cut = len(order)
+        index = order[start:cut]
+        yield index, build_trie([sequences[i] for i in index], [0, *overlaps[start + 1 : cut]])
+        start = cut

@@ -241,7 +241,7 @@ def test_templates_of_ones_own(tmp_path, codec):
     assert turns[-1].prompt.text == f"{TASK.question}|Otto.|Max.|\\boxed{{}}"
     for text, callback, refused in (
         ("{prompt} without a section", "learned", "section"),
-        ("{chunk} {memory}", "learned", "recalled memory"),
+        ("{chunk} {memory}", "learned", "recalled.memory"),
         ("{chunk} {memory}", "off", ""),
     ):
         update.write_text(text)

@@ -107,7 +107,7 @@ def test_the_update_is_measured_in_both_layouts(mode, monkeypatch, capsys):
 
 
 def test_a_sleep_level_that_fails_is_a_missed_line(monkeypatch):
-    rounds = [{"mean": 1e-6, "stale": 0.5, "gib_given_back": 0.0, "seconds": {"wake": 0.0}}]
+    rounds = [{"mean": 1e-6, "stale": 0.5, "gib_given_back": 0.0}]
 
     def streamed(command):
         mode, depth = command[-2:]

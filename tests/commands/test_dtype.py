@@ -2,9 +2,7 @@
 
 import json
 from dataclasses import replace
-from itertools import accumulate, chain, cycle
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -41,13 +39,13 @@ def processor(monkeypatch, tmp_path, codec):
 # ---------------------------------------------------------------- the choice
 
 
-@pytest.mark.parametrize(("float32_s", "bfloat16_s", "dtype", "times"), [
-    (2.0, 1.0, "bfloat16", "2.0"), (1.3, 1.0, "bfloat16", "1.3"), (1.29, 1.0, "float32", "1.3"),
-    (1.0, 1.0, "float32", "1.0"), (1.0, 1.9, "float32", "0.5"),
+@pytest.mark.parametrize(("float32_s", "bfloat16_s", "dtype"), [
+    (2.0, 1.0, "bfloat16"), (1.3, 1.0, "bfloat16"), (1.29, 1.0, "float32"),
+    (1.0, 1.0, "float32"), (1.0, 1.9, "float32"),
 ])  # fmt: skip
-def test_bfloat16_is_taken_where_it_is_a_third_faster(float32_s, bfloat16_s, dtype, times):
-    found, why = choose_by_time((576, 1536), float32_s, bfloat16_s)
-    assert found == dtype and f"576 x 1,536 is {times} times" in why
+def test_bfloat16_is_taken_where_it_is_a_third_faster(float32_s, bfloat16_s, dtype):
+    found, why = choose_by_time(float32_s, bfloat16_s)
+    assert found == dtype and f"{float32_s / bfloat16_s:.1f} times" in why
 
 
 @pytest.mark.parametrize(("config", "sizes"), [
@@ -78,24 +76,17 @@ def test_products_of_the_models_own_sizes_are_timed_where_that_decides(
     assert auto_dtype("smollm2", "cpu") == "bfloat16" and timed[2:] == [(576, 1536)]
 
 
-def test_the_shortest_of_several_times_counts_and_the_tenth_of_a_second_ends(
-    monkeypatch, no_clock_chooses_a_dtype
-):
+def test_the_shortest_of_several_times_counts(monkeypatch, no_clock_chooses_a_dtype):
     measure = no_clock_chooses_a_dtype.__wrapped__.__wrapped__  # neither locked nor remembered
     assert all(seconds > 0 for seconds in measure(16, 32))
-    # the end; then of each turn, from the third on after a look at the clock, begin and end twice
-    rounds = [(9, 8), (4, 6), (5, 3), (1, 1)]
-    steps = [[0, s, 0, t] if k < 2 else [0, 0, s, 0, t] for k, (s, t) in enumerate(rounds)]
-    for size, expected in ((1e-3, (1e-3, 1e-3)), (2e-3, (4 * 2e-3, 6 * 2e-3))):
-        clock = accumulate(chain([0], (size * x for x in chain(*steps)), cycle([1.0])))
-        fake = SimpleNamespace(perf_counter=lambda clock=clock: next(clock))
-        monkeypatch.setattr(dtypes, "time", fake)
-        assert measure(16, 32) == pytest.approx(expected)
+    times = iter([[9, 4, 5], [8, 6, 7]])
+    monkeypatch.setattr(dtypes.timeit, "repeat", lambda *_, **__: next(times))
+    assert measure(16, 32) == (4, 6)
 
 
 @pytest.mark.parametrize(("times", "state", "says"), [
-    (FAST, "ok", "--dtype auto takes bfloat16, since a product of 576 x 1,536 is 2.0 times"),
-    (SLOW, "limit", "--dtype auto takes float32, since a product of 576 x 1,536 is 0.5 times"),
+    (FAST, "ok", "--dtype auto takes bfloat16 for smollm2: 2.0 times"),
+    (SLOW, "limit", "--dtype auto takes float32 for smollm2: 0.5 times"),
 ])  # fmt: skip
 def test_doctor_says_which_and_why(processor, times, state, says):
     processor(times)
@@ -129,7 +120,7 @@ def test_an_evaluation_that_goes_on_keeps_the_dtype(processor, first, then, dtyp
     processor(first)
     folder = evaluated(1)
     why = json.loads((folder / NAME).read_text())[AUTO]
-    assert why.startswith(f"m in {dtype}, since a product of 32 x 48 is")
+    assert why.startswith(f"m in {dtype}, ")
     dtypes.taken.clear()  # as another process begins
     processor(then)
     assert evaluated(2) == folder and stored(folder, "eval") == dtype

@@ -10,11 +10,10 @@ from config.options import EMBEDDED, TINY
 from config.realmodels import titled
 from dev import base
 from embedded import tiny
-from engines.open import fingerprint
 from memagent import NO_MEMORY
 from models import plan
 from models.load import load_model
-from models.policy import Policy
+from models.policy import Policy, fingerprint
 from tasks import worlds
 from tokens.codec import Codec
 

@@ -18,7 +18,7 @@ from embedded import tiny
 from engines import hf
 from engines.hf import TransformersEngine, draw, uniforms
 from memagent import Finish, Prompt
-from models.load import load_model, longest_context, window_for_vllm
+from models.load import load_model, longest_context
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.attention import additive_mask, sdpa
@@ -389,7 +389,7 @@ ONE_TABLE = ("default", "linear", "yarn", "llama3", "proportional")
         *((rope_type, 64, 256) for rope_type in ONE_TABLE),
         ("longrope", 64, 64),
         ("longrope", 512, 256),
-        ("dynamic", 64, 256),  # it has a second beyond the window alone, and vLLM has another
+        ("dynamic", 64, 256),  # it has a second beyond the window alone
     ],
 )
 def test_every_type_of_rotary_table_has_a_window(rope_type, original, window, layered, capsys):
@@ -401,11 +401,6 @@ def test_every_type_of_rotary_table_has_a_window(rope_type, original, window, la
     )
     assert longest_context(config) == window
     assert ("64 tokens, not 256" in capsys.readouterr().err) == (window == 64)
-    if rope_type == "dynamic":
-        with pytest.raises(UserError, match="--engine transformers"):
-            window_for_vllm(config)
-    else:
-        assert window_for_vllm(config) == window
     assert longest_context(SimpleNamespace()) == 0
 
 

@@ -10,7 +10,8 @@ import cli
 from agents import find
 from config.errors import UserError
 from config.options import EMBEDDED, AskConfig, EvalConfig, RunConfig, StreamConfig
-from engines.open import Use, engine_fingerprint, most_in_flight, open_reader
+from engines.open import Use, engine_fingerprint, open_reader
+from eval import most_in_flight
 from models.dtypes import check_device
 from models.policy import Policy
 from rollout import Sampling, rollout
@@ -22,26 +23,21 @@ AGENT = find.resolve("default", EMBEDDED, {}, {"memory_tokens": 8, "final_tokens
 SERVER = ("http://127.0.0.1:1/v1",)
 
 
-def opened(**settings):
-    config = EvalConfig(in_flight=4, **settings)
-    engine = open_reader(config, [AGENT])
-    return engine, engine_fingerprint(config, engine)
-
-
-def linear(engine):
-    return engine.model.model.layers[0].mlp.down_proj
-
-
 def test_weights_in_4_bits_answer_with_their_own_fingerprint_and_take_adapters(tmp_path):
     pytest.importorskip("bitsandbytes")
     from peft import LoraConfig, get_peft_model
 
     from models.load import load_model
 
-    plain, fingerprint = opened(dtype="float32")
-    engine, other = opened(dtype="float32", quantise=True)
-    assert linear(engine).weight.dtype == torch.uint8 and fingerprint != other
-    assert linear(plain).weight.dtype == torch.float32 == engine.dtype
+    def opened(**settings):
+        config = EvalConfig(in_flight=4, **settings)
+        engine = open_reader(config, [AGENT])
+        return engine, engine_fingerprint(config, engine), engine.model.model.layers[0].mlp
+
+    plain, fingerprint, whole = opened(dtype="float32")
+    engine, other, small = opened(dtype="float32", quantise=True)
+    assert small.down_proj.weight.dtype == torch.uint8 and fingerprint != other
+    assert whole.down_proj.weight.dtype == torch.float32 == engine.dtype
     ids = torch.tensor([[2, 5, 7, 11]])
     with torch.no_grad():
         one, two = (e.model(ids).logits.softmax(-1) for e in (plain, engine))
@@ -52,8 +48,8 @@ def test_weights_in_4_bits_answer_with_their_own_fingerprint_and_take_adapters(t
     policy = get_peft_model(load_model(EMBEDDED), lora)
     policy.peft_config["default"].base_model_name_or_path = str(EMBEDDED)
     policy.save_pretrained(tmp_path)
-    engine, _ = opened(model=str(tmp_path), quantise=True)
-    assert linear(engine).base_layer.weight.dtype == torch.uint8
+    *_, adapted = opened(model=str(tmp_path), quantise=True)
+    assert adapted.down_proj.base_layer.weight.dtype == torch.uint8
 
 
 @pytest.mark.parametrize(("model", "untrained"), [("", False), (str(EMBEDDED), True)])
@@ -69,49 +65,41 @@ def test_a_server_is_opened_with_all_that_is_said(monkeypatch, model, untrained)
     assert seen | {"chat": 0} == {"window": 99, "concurrency": 3, "chat": 0, "terms": terms}
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [
-        (EvalConfig, {"quantise": True, "engine": "vllm"}),
-        (EvalConfig, {"quantise": True, "endpoint": SERVER}),
-        (EvalConfig, {"dtype": "bfloat16", "endpoint": SERVER}),
-        (StreamConfig, {"dtype": "bfloat16"}),
-    ],
-)
+@pytest.mark.parametrize(("kind", "settings"), [
+    (EvalConfig, {"quantise": True, "engine": "vllm"}),
+    (EvalConfig, {"quantise": True, "endpoint": SERVER}),
+    (EvalConfig, {"dtype": "bfloat16", "endpoint": SERVER}),
+    (StreamConfig, {"dtype": "bfloat16"}),
+])  # fmt: skip
 def test_what_an_engine_cannot_do_is_refused(kind, settings):
     with pytest.raises(UserError):
         kind(**settings)
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="mps is here")
-@pytest.mark.parametrize("command", ["train --steps 1", "eval --n 1", "ask notes.txt Where"])
-def test_a_device_that_is_not_there_is_one_sentence(command, tmp_path, monkeypatch):
+def test_a_device_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "notes.txt").write_text("Anna joined Boris.")
-    model = ["--model", "tiny"] if command.startswith("ask") else []
-    done = CliRunner().invoke(cli.app, [*command.split(), *model, "--device", "mps", "--name", "x"])
+    done = CliRunner().invoke(cli.app, ["eval", "--n", "1", "--device", "mps", "--name", "x"])
     assert done.exit_code == 2 and "use --device cpu." in done.output
 
 
 def test_where_torch_has_mps_it_is_passed_through(monkeypatch):
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
     check_device("mps")
-    for config in (EvalConfig, AskConfig, StreamConfig, RunConfig):
-        assert config(device="mps").device == "mps"
+    assert all(kind(device="mps").device == "mps" for kind in (AskConfig, StreamConfig, RunConfig))
     found = Policy.of_evaluation(EvalConfig(device="mps"), [AGENT])
     assert (found.device, found.dtype, found.on_gpu) == ("mps", "float32", False)
 
 
 def test_on_a_cpu_few_trajectories_are_in_flight_and_rows_come_before_the_end(tmp_path):
-    def most(model="", device="cpu", **settings):
-        made = Policy(model or EMBEDDED, device)
-        return most_in_flight(EvalConfig(model=model, **settings), made)
-
-    assert most() == 64 and most("Qwen/Qwen3-0.6B") == 16
-    assert most(in_flight=8) == 8 and most(device="cuda") == most(device="mps") == 256
-    assert most(engine="vllm") == most(endpoint=SERVER) == 256
     (tmp_path / "config.json").write_text("{}")  # sizes that nothing is known of
-    assert most(str(tmp_path)) == 16
+    for most, model, device, settings in (
+        (64, "", "cpu", {}), (16, "Qwen/Qwen3-0.6B", "cpu", {}), (8, "", "cpu", {"in_flight": 8}),
+        (16, str(tmp_path), "cpu", {}), (256, "", "cuda", {}), (256, "", "cpu", {"engine": "vllm"}),
+        (256, "", "cpu", {"endpoint": SERVER}),
+    ):  # fmt: skip
+        config = EvalConfig(model=model, **settings)
+        assert most_in_flight(config, Policy(model or EMBEDDED, device)) == most
 
 
 def test_rows_of_a_server_are_the_same_wherever_it_is():

@@ -20,7 +20,6 @@ from conftest import random_policy, until, worst_mismatch
 
 from agents.find import resolve
 from commands.train import train
-from config.errors import UserError
 from config.options import EMBEDDED, GRPOConfig, RunConfig
 from embedded import tiny
 from engines.endpoint import EndpointEngine
@@ -122,17 +121,13 @@ def test_after_every_step_and_sleep_it_samples_from_the_trainers_weights(
     assert all(torch.equal(p, frozen[n]) for n, p in policy.named_parameters() if n in frozen)
 
 
-def test_packed_weights_give_the_same_and_are_never_replaced(codec, opened):
-    """vLLM's copies of the weights do not follow new ones: nothing must bring any."""
-    policy = small(codec)
+def test_packed_weights_give_the_same(codec, opened):
     engine = opened(packed=True)
     with engine.awake():
         turns = turns_of(engine)
-    assert worst_mismatch(policy, turns) < 1e-4
+    assert worst_mismatch(small(codec), turns) < 1e-4
     layers = [*engine._engine.apply_model(lambda model: [*map(_product_of, model.modules())])[0]]
     assert any("handler" in names for names in layers)
-    with pytest.raises(RuntimeError, match="cannot be replaced"), engine.awake(policy):
-        pass
 
 
 def _product_of(layer) -> tuple[str, ...]:
@@ -234,27 +229,17 @@ def test_a_turn_that_is_given_up_never_comes_back_and_changes_no_other(codec, op
         assert 0 <= turn.reused_tokens <= len(turn.prompt_ids)
 
 
-def test_phases_that_would_hang_or_lie_are_refused(codec, opened):
-    with pytest.raises(UserError, match="level 2"):
-        opened(lora_rank=4, sleep="2")
+def test_what_an_error_leaves_in_flight_is_gone_when_it_wakes_again(codec, opened):
     engine = opened(sleep="2")
-    with pytest.raises(RuntimeError, match="asleep"):
-        engine.add(said("Anna", 3))
-    with pytest.raises(RuntimeError, match="needs the policy"), engine.awake():
-        pass
-    with pytest.raises(RuntimeError, match="one vLLM engine"):
-        opened()
     with engine.awake(small(codec)):
         engine.add(said("Anna", 300))
         engine.step()
         engine.add(said("Anna", 3))
-    with engine.awake(small(codec)):  # what was in flight is gone, and the cache could be reset
-        key = engine.add(said("Boris", 3))
-        while not (done := engine.step()):
-            pass
-        assert [k for k, _ in done] == [key]
-        (turn,) = answered(engine, said("Anna " * 600, 3))
-        assert turn.finish is Finish.FULL
+    with engine.awake(small(codec)):
+        turn, full = answered(engine, said("Boris", 3), said("Anna " * 600, 3))
+        assert not turn.error and full.finish is Finish.FULL
+    with pytest.raises(RuntimeError):  # one a process
+        opened()
 
 
 # ---------------------------------------------------------------- its server
@@ -363,12 +348,11 @@ def test_in_bfloat16_sampler_and_trainer_stay_close(tmp_path, change):
 def test_the_gpu_benchmark_runs_here_in_small(capfd):
     for number in colocated.level("lora", "1")["rounds"]:
         assert number["mean"] < 1e-5 and number["stale"] > 0.05
-        assert set(number["seconds"]) == {"wake", "sync", "sleep"}
     kept = []
     result = colocated.step("lora", True, lambda so_far: kept.append(len(so_far["steps"])))
     assert kept == [0, 1, 2]  # when vLLM has begun, and as each step ends
     assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in result["steps"])
     assert {"rollout_s", "update_s", "peak_gib", "start_gib"} < result["plan"].keys()
-    assert result["start_s"] > 0 and {*result["phases_s"]} == {"wake", "sync", "sleep"}
+    assert result["start_s"] > 0
     colocated.show("step", result)
     assert "planned" in capfd.readouterr().out

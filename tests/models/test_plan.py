@@ -14,14 +14,13 @@ from config.options import EMBEDDED, GRPOConfig, PlanConfig
 from memagent import MemAgent
 from models.load import load_model, with_lora
 from models.plan import (
-    CARD_OF_SIZE,
     CARDS,
     CONTEXT_GIB,
     FRAGMENTS,
     GRAPHS_GIB,
     KNOWN,
     MODES,
-    SIZES_GIB,
+    USUAL,
     activations_gib,
     checkpoint_gb,
     dense,
@@ -162,7 +161,7 @@ def test_a_plan_never_takes_more_than_the_card_and_grows_with_it(name, mode):
         assert larger.fits >= p.fits
     assert larger.fits
     assert smallest(lambda gib: planned(mode, gib, g)) == next(
-        (gib for gib in SIZES_GIB if plans[gib].fits), 0
+        (gib for gib in USUAL if plans[gib].fits), 0
     )
     if mode != "qlora":  # whose weights are on every rank
         two = planned(mode, 288, g, devices=2)
@@ -184,7 +183,7 @@ def test_eight_bits_of_optimizer_and_the_rank_are_counted():
 
 @pytest.mark.parametrize("mode", MODES)
 def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
-    for gib in SIZES_GIB:
+    for gib in USUAL:
         longest = longest_section(AGENT, lambda agent, gib=gib: planned(mode, gib, agent=agent))
         fits = [
             planned(mode, gib, agent=AGENT.with_settings(chunk_tokens=n)).fits
@@ -236,7 +235,7 @@ WRITTEN = {
 
 def test_seconds_and_memory_are_those_of_the_same_card():
     """Seconds of an H100 beside the memory of a 4090 would be of no card at all."""
-    assert tuple(CARDS[card][2] for card in CARD_OF_SIZE) == SIZES_GIB
+    assert {CARDS[card][2]: card for card in USUAL.values()} == USUAL
     assert card_of() == (80, "H100")
     assert card_of(None, "L4") == (24, "L4") and card_of(40, "A100") == (40, "A100")
     assert {card: card_of(None, card) for card in WRITTEN} == WRITTEN
@@ -249,7 +248,7 @@ def test_the_docs_have_the_planners_figures(name):
     """In each mode the smallest fitting size, and hours on its usual card."""
     cells = [name.split("/")[1].removesuffix("-Instruct")]
     for mode in MODES:
-        plans = {gib: planned(mode, gib, KNOWN[name]) for gib in SIZES_GIB}
+        plans = {gib: planned(mode, gib, KNOWN[name]) for gib in USUAL}
         cells += next(
             (
                 [f"{gib} GiB, {p.turns} turns, "

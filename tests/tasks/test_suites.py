@@ -126,11 +126,8 @@ def test_agents_and_their_weights():
     weights = {False: [agents[0], agents[2]], True: [agents[1], agents[3]]}
     # over an endpoint --model is no more than the tokenizer
     assert eval.weights_of(config) == eval.weights_of(replace(config, untrained="m")) == weights
-    for changed, words in (
-        ({"agents": ("full@m",)}, "only @untrained"),
-        ({"untrained": ""}, "say by --untrained"),
-    ):
-        with pytest.raises(UserError, match=words):
+    for changed in ({"agents": ("full@m",)}, {"untrained": ""}):
+        with pytest.raises(UserError, match="@"):
             eval.weights_of(replace(config, **changed))
 
 

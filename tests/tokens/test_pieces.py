@@ -167,22 +167,16 @@ def test_a_prompt_in_pieces_is_the_models_own(form, template):
 
 
 @pytest.mark.parametrize("form", [*FORMS, "LlamaTokenizer"])
-def test_the_first_piece_of_all_is_a_beginning(form):
-    codec = Codec(tokenizer_of(form, None))
-    codec.tokenizer.bos_token = None
-    codec = Codec(codec.tokenizer)
+def test_the_first_piece_is_a_beginning_and_sections_join_to_the_document(form):
+    tokenizer = tokenizer_of(form, None)
+    tokenizer.bos_token = None
+    codec = Codec(tokenizer)
     parts = [("Anna", False), ("\n", True), ("Boris", False)]
-    whole = codec.tokenizer.encode("Anna\nBoris", add_special_tokens=False)
-    assert codec.chat(parts) == whole
-
-
-@pytest.mark.parametrize("form", [*FORMS, "LlamaTokenizer"])
-def test_sections_join_to_the_document(form):
-    codec = Codec(tokenizer_of(form))
+    assert codec.chat(parts) == tokenizer.encode("Anna\nBoris", add_special_tokens=False)
     for text in (DOCUMENT, f" {DOCUMENT}", f"\n{DOCUMENT}", "  ", " a"):
+        assert codec.decode(codec.encode(text)) == text
         for n_tokens in (1, 7, 1000):
             assert "".join(codec.cut(text.replace("ü", "u"), n_tokens)) == text.replace("ü", "u")
-        assert codec.decode(codec.encode(text)) == text
 
 
 @pytest.mark.parametrize("form", WITH_BLANKS)
@@ -225,5 +219,5 @@ def test_a_blank_of_an_unknown_kind_is_refused():
     tokenizer = tokenizer_of("never")
     marks = [normalizers.Replace(Regex(rf"\A[{c}]"), f"▁{c}") for c in "aZ0?"]
     tokenizer.backend_tokenizer.normalizer = normalizers.Sequence(marks)
-    with pytest.raises(UserError, match="puts a blank before each text"):
+    with pytest.raises(UserError):
         Codec(tokenizer)

@@ -75,10 +75,9 @@ def test_thoughts_of_any_form_are_no_memory_and_no_answer(kind, pair):
         assert codec.after_thinking(alone) == alone == ANSWER
 
 
-def test_a_model_that_writes_channels_is_refused(tmp_path):
-    byte_tokenizer(["<|return|>", "<|channel|>", "<|message|>"]).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match="in channels, as gpt-oss"):
-        Codec.load(tmp_path)
+def test_a_model_that_writes_channels_is_refused():
+    with pytest.raises(UserError, match="channels"):
+        Codec(byte_tokenizer(["<|return|>", "<|channel|>", "<|message|>"]))
 
 
 @pytest.mark.parametrize(("opening", "closing"), PAIRS)
@@ -105,8 +104,8 @@ def test_a_command_names_a_model_with_marks_that_are_not_known(
 ):
     byte_tokenizer(["</s>", *marks], template).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text('{"model_type": "llama", "vocab_size": 300}')
-    assert Policy(tmp_path).codec().unknown_marks == unknown
-    assert capfd.readouterr().err.count("its chat template speaks of thoughts") == unknown
+    Policy(tmp_path).codec()
+    assert bool(capfd.readouterr().err) == unknown
 
 
 # ---------------------------------------------------------------- where a response ends
@@ -119,47 +118,49 @@ HEADERS = (
 )
 
 
+ENDS = {"eos_token_id": [256, 259]}
+
+
 @pytest.mark.parametrize(
-    ("template", "config", "generation"),
+    ("template", "config", "generation", "ends"),
     [
-        (USER, {"eos_token_id": [256, 259]}, None),
-        (USER, {"eos_token_id": 259}, None),
-        (USER, {"eos_token_id": 259}, {"eos_token_id": 256}),
-        (USER, {"eos_token_id": 259}, {}),
-        (USER, {}, {"eos_token_id": [256, 259]}),
-        (HEADERS, {}, None),
-        (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}),
+        (USER, ENDS, None, {256, 259}),
+        (USER, {"eos_token_id": 259}, None, {256, 259}),
+        (USER, {"eos_token_id": 0}, None, {0, 256}),
+        (USER, {"eos_token_id": 259}, {"eos_token_id": 256}, {256, 259}),
+        (USER, {"eos_token_id": 259}, {}, {256, 259}),
+        (USER, {}, ENDS, {256, 259}),
+        (HEADERS, None, None, {256, 259}),
+        (HEADERS, {"eos_token_id": 256}, {"eos_token_id": 256}, {256, 259}),
+        (HEADERS, {"eos_token_id": -1, "text_config": ENDS}, None, {256, 259}),
+        (USER, "[", None, None),  # damaged
+        (USER, {}, "{", None),
     ],
 )
 def test_a_response_ends_where_any_file_or_the_template_says(
-    tmp_path, template, config, generation
+    tmp_path, template, config, generation, ends
 ):
     byte_tokenizer(LLAMA, template).save_pretrained(tmp_path)  # its own end is 256
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | config))
-    if generation is not None:
-        (tmp_path / "generation_config.json").write_text(json.dumps(generation))
+    for name, given in (("config.json", config), ("generation_config.json", generation)):
+        if isinstance(given, dict):
+            given = json.dumps({"model_type": "llama"} | given)
+        if given is not None:
+            (tmp_path / name).write_text(given)
+    if ends is None:
+        with pytest.raises(UserError):
+            Codec.load(tmp_path, local=True)
+        return
     codec = Codec.load(tmp_path, local=True)
-    assert codec.eos_ids == {256, 259}
-    assert codec.end_id == (259 if template is HEADERS else 256)
+    assert codec.eos_ids == ends and codec.end_id == (259 if template is HEADERS else 256)
     said = codec.encode("Oslo")
     assert codec.response([*said, 259]).ids == codec.response([*said, 256]).ids == said
 
 
-def test_a_damaged_configuration_is_loud_and_a_missing_one_is_none(tmp_path):
-    byte_tokenizer(LLAMA, HEADERS).save_pretrained(tmp_path)
-    assert Codec.load(tmp_path, local=True).eos_ids == {256, 259}
-    nested = {"eos_token_id": -1, "text_config": {"eos_token_id": [258]}}
-    (tmp_path / "config.json").write_text(json.dumps(nested))
-    assert Codec.load(tmp_path, local=True).eos_ids == {256, 258, 259}
-    # where nothing else says how a response ends, one that is written for the model ends so
+@pytest.mark.parametrize(("ends", "written"), [((), None), ((259, 258), 258)])
+def test_where_nothing_else_says_how_a_response_ends_the_configuration_does(ends, written):
     base = byte_tokenizer(LLAMA, "")
     base.eos_token = base.chat_template = None
-    assert [Codec(base, eos_ids=ends).end_id for ends in ((), (259, 258))] == [None, 258]
-    for name in ("config.json", "generation_config.json"):
-        (tmp_path / name).write_text('{"eos_token_id": ')
-        with pytest.raises(UserError):
-            Codec.load(tmp_path, local=True)
-        (tmp_path / name).unlink()
+    assert Codec(base, eos_ids=ends).end_id == written
 
 
 # ---------------------------------------------------------------- what is never sampled
