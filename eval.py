@@ -26,7 +26,7 @@ from agents import find
 from config.errors import UserError, clean
 from config.files import run_path
 from config.locks import writing
-from config.options import EMBEDDED, EvalConfig
+from config.options import EvalConfig
 from config.plugins import failure, is_path
 from config.terminal import bar, say
 from data import Task
@@ -316,11 +316,11 @@ class _Evaluation:
         scope = suites.scope_of(suite, config.data, config, policy.codec)
         self.columns = suites.columns(suite, scope)
         # not of generated English: its splits share no fact, and all questions have the same words
-        self.overlaps = {}
-        for untrained, names in self.groups.items():
-            model = config.untrained if untrained else config.model
-            model = model or ("" if config.endpoint else str(EMBEDDED))
-            self.overlaps[untrained] = Overlap(model, names, suite.unit != "sections")
+        looks = suite.unit != "sections"
+        self.overlaps = {
+            untrained: Overlap(config.untrained if untrained else config.model, names, looks)
+            for untrained, names in self.groups.items()
+        }
         self.labels = labels_of(config.agents)
         asked = product(self.labels.values(), config.temperatures, self.columns)
         if words := held(

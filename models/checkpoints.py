@@ -30,6 +30,7 @@ from config.files import replacing, sync
 from config.foreign import from_json
 from config.options import RunConfig
 from config.realmodels import titled
+from config.terminal import say
 from models import ranks
 from models.policy import WEIGHTS, fingerprint
 from models.shards import Loading, Reader
@@ -129,8 +130,10 @@ def load_checkpoint(path: Path, model, optimizer=None, base: Mapping[str, str] =
     state = read_state(path)
     known = state["base"] if isinstance(state["base"], dict) else {}
     for name in base.keys() & known.keys():
-        earlier = re.fullmatch("[0-9a-f]{64}", str(known[name]))  # made in another way
-        if known[name] != base[name] and not earlier:
+        if re.fullmatch("[0-9a-f]{64}", str(known[name])):  # made in another way
+            if ranks.rank() == 0:
+                say(f"Not checked: whether {name} is the base of {path}, of an earlier version.")
+        elif known[name] != base[name]:
             raise UserError(
                 f"The weights of {name} are not those that {path} was trained with: put these "
                 "back, or train anew by another --name."

@@ -225,10 +225,12 @@ def test_only_what_a_training_needs_has_a_fingerprint_which_is_that_of_its_weigh
         ({"a": "1"}, {}, ""),  # of an export that needs no base
     ],
 )
-def test_another_base_is_named(path, saved, now, named):
+def test_another_base_is_named(path, saved, now, named, capsys):
     (path / "state.json").write_text(json.dumps(STATE | {"base": saved}))
     if not named:
         load_checkpoint(path, *trained(), now)
+        unchecked = isinstance(saved, dict) and len(saved.get("a", "")) == 64
+        assert ("Not checked: whether a is the base" in capsys.readouterr().out) == unchecked
         return
     with pytest.raises(UserError, match=f"The weights of {named} "):
         load_checkpoint(path, *trained(), now)

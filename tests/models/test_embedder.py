@@ -16,6 +16,7 @@ from models.embedder import embedder_of
 from tasks import served
 
 runner = CliRunner()
+SECRET = "key-very-secret-0123456789"
 TEXTS = ["ida is in lima", "ida", "otto has a dog and ann has a cat", "ann met otto", "a a a a a a"]
 
 
@@ -83,6 +84,7 @@ class Server(BaseHTTPRequestHandler):
     """A server of embeddings: hashes, in any order. `fails` holds the next (status, body)."""
 
     def do_POST(self):
+        self.server.keys.append(self.headers["Authorization"])
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         status, raw = self.server.fails.pop(0) if self.server.fails else (200, b"")
         if status == 200 and not raw:
@@ -105,7 +107,7 @@ def server(monkeypatch):
     monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.01)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with ThreadingHTTPServer(("127.0.0.1", 0), Server) as server:
-        server.asked, server.fails, server.dim = [], [], 8
+        server.asked, server.fails, server.keys, server.dim = [], [], [], 8
         server.url = f"http://127.0.0.1:{server.server_port}"
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield server
@@ -122,7 +124,30 @@ def test_a_server_embeds_in_order(server, monkeypatch):
     assert rows == pytest.approx(Hashes("", 8).embed(TEXTS)) and rows.dtype == np.float32
     assert [len(texts) for _, _, texts in server.asked] == [2, 2, 1]
     assert {(path, model) for path, model, _ in server.asked} == {("/v1/embeddings", "some/model")}
-    assert embedder.embed([]).shape == (0, 8)
+    assert embedder.embed([]).shape == (0, 8) and {*server.keys} == {None}
+
+
+def test_a_key_goes_with_each_request_and_into_no_message(server, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", SECRET)
+    for proxy in ("HTTP_PROXY", "ALL_PROXY"):  # none hears of it
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")
+    embedder, said = embedder_of(f"openai:{server.url}#m"), []
+    for fault in (
+        (401, f"The key {SECRET} is\n wrong"),
+        (500, SECRET),
+        (200, f'{{"e": "{SECRET}"}}'),
+    ):
+        server.fails = [(fault[0], fault[1].encode())] * 3
+        with pytest.raises(ServerFailed) as error:
+            embedder.embed(["ida"])
+        said.append(f"{error.value!r} {error.value.__cause__!r} {error.getrepr()}")
+    assert "HTTP 401: The key *** is wrong" in said[0] and {*server.keys} == {f"Bearer {SECRET}"}
+    assert SECRET not in " ".join([*said, repr(embedder), str(embedder), embedder.name])
+    for odd in (f"{SECRET}\n{SECRET}", "schlüssel"):
+        monkeypatch.setenv("OPENAI_API_KEY", odd)
+        with pytest.raises(UserError, match="no API key has") as error:
+            embedder_of(f"openai:{server.url}#m")
+        assert odd not in repr(error.value)
 
 
 ROW = b'{"data": [{"index": 0, "embedding": %s}]}'
