@@ -17,7 +17,7 @@ from math import isfinite
 from pathlib import Path
 from statistics import fmean
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from config.errors import Unshown, clean, clip
@@ -65,7 +65,6 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(HERE),
         autoescape=True,
-        undefined=StrictUndefined,
         finalize=lambda value: value if isinstance(value, Markup) else clean(value),
         trim_blocks=True,
         lstrip_blocks=True,
@@ -82,14 +81,10 @@ def render(title: str, **parts: object) -> str:
     script = (HERE / "page.js").read_text(encoding="utf-8")
     digest = b64encode(sha256(script.encode()).digest()).decode()
     style = Markup((HERE / "page.css").read_text(encoding="utf-8"))
-    nothing = dict.fromkeys(
-        ("status", "lead", "found", "warnings", "figures", "plots", "pair", "readings", "tables",
-         "differences", "plain", "details", "facts", "settings", "foot", "note", "whole", "more"), "",
-    )  # fmt: skip
     return (
         _environment()
         .get_template("page.html.j2")
-        .render(nothing | parts, title=title, script=Markup(script), digest=digest, style=style)
+        .render(parts, title=title, script=Markup(script), digest=digest, style=style)
         .lstrip()
     )
 
