@@ -28,7 +28,7 @@ test-browser: .venv/ready
 		|| { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
 		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
 		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }
-	$(RUN) -m pytest tests/browser/real_viewer.py tests/browser/real_page.py
+	$(RUN) -m pytest tests/browser/real_page.py
 
 # what models write, shut in by bubblewrap and podman: as root of Debian, who installs them; a test
 # that cannot run fails

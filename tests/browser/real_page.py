@@ -112,8 +112,7 @@ def test_letters_stand_out_from_the_page(browser, tmp_path):
         page.close()
 
 
-def test_a_table_shows_that_it_scrolls(browser, tmp_path):
-    """On a phone it is wider than its frame, whose shades at the sides stay while it moves."""
+def test_a_wide_table_scrolls_in_its_frame(browser, tmp_path):
     page = browser.open(long_names(tmp_path).as_uri(), width=360)
     page.run("document.querySelectorAll('details').forEach(e => { e.open = true })")
     assert page.run("[...document.querySelectorAll('.scroll')]"
