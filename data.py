@@ -144,11 +144,6 @@ class Task:
         return self.pool.document(self.order[k] for k in sorted({*self.gold}))
 
     @property
-    def depths(self) -> tuple[float, ...]:
-        """Return the position (0 to 1) of each piece of evidence, in hop order; () if unknown."""
-        return tuple((k + 0.5) / len(self.order) for k in (self.gold if self.pool else ()))
-
-    @property
     def clues(self) -> tuple[str, ...]:
         """Return strings that a memory of the evidence is likely to contain, in hop order: titles
         of its passages or, without titles, the passages; () if unknown."""

@@ -1,20 +1,13 @@
 """Evaluation: agents over tasks, one row per reading.
 
-Holds: `Conditions`, `evaluate` (one cell: rows written as they finish, resume, retries),
-`run_suite` (every agent at every length and temperature). Leaves out: which questions are asked
-(suites/), the file of rows (report/rows.py), grading (data.py), what the rows say
-(report/summary.py).
-Exercise it: `python cli.py eval --n 8`. Read next: cli.py.
-
 Failures and empty answers are rows like the others: they score 0 and stay in every denominator.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
 
@@ -39,19 +32,20 @@ from report.evaluation import (
     begin_evaluation,
     dtype_before,
     evaluation_folder,
-    held,
     joined,
+    key_of,
     known_weights,
-    room,
 )
 from report.reading import EDGE, Reading, row_of, settings_of_row, slim, thin
 from report.records import record
-from report.rows import TRANSCRIPTS_MIB, Cell, Rows, labels_of, latest, read_rows
-from report.status import is_running, release
+from report.rows import Cell, Rows, labels_of, latest, read_rows
 from report.summary import Overlap
 from rollout import Engine, Sampling, rollout, start
 
 # ---------------------------------------------------------------- one cell
+
+TRANSCRIPTS = 32 << 20  # bytes of an evaluation's transcripts, past which no wrong reading has one
+Job = tuple[Task, int]  # a task and the number of a sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,11 +57,10 @@ class Conditions:
     seed: int = 0
     samples: int = 1  # of every task
     in_flight: int = 256
-    retries: int = 1  # of a trajectory that failed in the engine, before its failure is written
     redo_failed: bool = False  # make rows with an error again that the file has
     record_to: Path | None = None  # transcripts: sample 0 of the first `n_records` tasks, and all
     n_records: int = 1  # that was not fully right, until the file has so many bytes:
-    record_bytes: int = TRANSCRIPTS_MIB << 14  # those of one of 64 cells
+    record_bytes: int = TRANSCRIPTS // 64
 
 
 def evaluate(
@@ -93,105 +86,85 @@ def evaluate(
     tasks: with unique ids, taken one by one as the engine gets to them. The engine has its weights.
     progress: called with every row, old or new.
     """
-    return Filling(engine, agent, sampling, cell, conditions, progress).run(tasks, rows)
+    filling = _Filling(engine, agent, sampling, cell, rows, conditions, progress)
+    jobs = filling.jobs(tasks)
+    with Rows(rows) as file, engine.awake():
+        if filling.agent.keeps:
+            jobs = [*jobs]
+            filling.read(filling.makers_of(jobs), file)
+        filling.read((job for job in jobs if filling.is_missing(job)), file)
+    return [row for row in filling.rows.values() if row]
 
 
-@dataclass(slots=True)
-class _Place:
-    """Where the row of a task and sample will stand."""
-
-    task: str  # the task's digest
-    recorded: bool  # whether it has a transcript, however it ends
-    row: dict | None
-    reading: Reading | None = None  # of its trajectory in flight
-    failures: int = 0  # tries that were begun anew
-    spent: Counter[str] = field(default_factory=Counter)  # costs of these
-
-
-class Filling:
+class _Filling:
     """A cell while it is filled."""
 
-    def __init__(self, engine: Engine, agent: Agent, sampling: Sampling, cell: Cell,
+    def __init__(self, engine: Engine, agent: Agent, sampling: Sampling, cell: Cell, path: Path,
                  conditions: Conditions, progress: Callable[[dict], None]):  # fmt: skip
         self.engine, self.agent = engine, agent.on(engine.codec, engine.window)
         self.cell = replace(cell, temperature=str(float(sampling.temperature)))
         self.sampling, self.conditions, self.progress = sampling, conditions, progress
         c, told_date = conditions, engine.codec.told_date
-        parts = self.cell, self.agent, told_date, sampling, c.seed, c.model
-        self.settings = settings_of_row(*parts)
-        self.places: dict[tuple[str, int], _Place] = {}  # (id, sample) -> place, in order
+        self.settings = settings_of_row(self.cell, self.agent, told_date, sampling, c.seed, c.model)
+        self.known = {
+            (row["id"], row["sample"], row["task"]): row
+            for row in read_rows(path, self.settings)
+            if not (c.redo_failed and row["error"])
+        }
+        self.rows: dict[tuple[str, int], dict | None] = {}  # (id, sample) -> row, in order
+        self.recorded: set[tuple[str, int]] = set()  # which have a transcript, however they end
+        self.readings: dict[tuple[str, int], Reading] = {}  # of what is in flight
         # (source, sample) -> the id of the task that makes what the agent keeps, and what it made
         self.makers: dict[tuple[str, int], str] = {}
         self.made: dict[tuple[str, int], object] = {}
 
-    def run(self, tasks: Iterable[Task], path: Path) -> list[dict]:
-        known = {
-            (row["id"], row["sample"], row["task"]): row
-            for row in read_rows(path, self.settings)
-            if not (self.conditions.redo_failed and row["error"])
-        }
-        jobs: Iterable[tuple[Task, int]] = self._jobs(tasks, known)
-        with Rows(path) as file, self.engine.awake():
-            if self.agent.keeps:
-                jobs = [*jobs]
-                self._fill(self._first_jobs(jobs), file)
-            self._fill((job for job in jobs if self._missing(job)), file)
-        return [place.row for place in self.places.values() if place.row]
-
-    def _jobs(self, tasks: Iterable[Task], known: Mapping) -> Iterator[tuple[Task, int]]:
-        """Yield every task with the numbers of its samples, and give each its place."""
+    def jobs(self, tasks: Iterable[Task]) -> Iterator[Job]:
+        """Yield every task with the numbers of its samples; look up the rows that are there."""
         c = self.conditions
         for number, task in enumerate(tasks):
-            if (task.id, 0) in self.places:
+            if (task.id, 0) in self.rows:
                 raise UserError(f"Two tasks have the id {task.id!r}; ids must be unique.")
+            if c.record_to is not None and number < c.n_records:
+                self.recorded.add((task.id, 0))
             digest = task.digest
             for sample in range(c.samples):
-                row = known.get((task.id, sample, digest))
-                recorded = c.record_to is not None and number < c.n_records and not sample
-                self.places[task.id, sample] = _Place(digest, recorded, row)
+                row = self.rows[task.id, sample] = self.known.get((task.id, sample, digest))
                 if row:
                     self.progress(row)
                 yield task, sample
 
-    def _missing(self, job: tuple[Task, int]) -> bool:
+    def is_missing(self, job: Job) -> bool:
         task, sample = job
-        return self.places[task.id, sample].row is None
+        return self.rows[task.id, sample] is None
 
-    def _first_jobs(self, jobs: Sequence[tuple[Task, int]]) -> list[tuple[Task, int]]:
+    def makers_of(self, jobs: Sequence[Job]) -> list[Job]:
         """Return the first job of every source that has rows missing: it makes what is kept.
 
         It does so even if its row is there already: what is made then depends on no row.
         """
-        groups: dict[tuple[str, int], list[tuple[Task, int]]] = {}
+        groups: dict[tuple[str, int], list[Job]] = {}
         for task, sample in jobs:
             if (source := self.agent.source(task)) is not None:
                 groups.setdefault((source, sample), []).append((task, sample))
         self.makers = {key: group[0][0].id for key, group in groups.items()}
-        return [group[0] for group in groups.values() if any(map(self._missing, group))]
+        return [group[0] for group in groups.values() if any(map(self.is_missing, group))]
 
-    def _fill(self, jobs: Iterable[tuple[Task, int]], file: Rows) -> None:
-        """Write the rows of jobs that are missing; what fails in passing is begun anew."""
+    def read(self, jobs: Iterable[Job], file: Rows) -> None:
+        """Let the agent read, and write the rows that are missing as trajectories finish."""
         c = self.conditions
-        while jobs:
-            again: list[tuple[Task, int]] = []
-            for trajectory in rollout(
-                *(self.engine, self.agent, jobs, self.sampling, c.seed, c.in_flight),
-                *(self._keep, self._steps),
-            ):
-                place = self.places[trajectory.task.id, trajectory.sample]
-                # what does not fit, and an agent's own mistake, would fail again in the same way
-                if trajectory.fault and place.failures < c.retries:
-                    place.failures += 1
-                    place.spent.update(place.reading.costs(trajectory.seconds))
-                    again.append((trajectory.task, trajectory.sample))
-                elif place.row is None:
-                    self._write(trajectory, place, file)
-            jobs = again
+        for trajectory in rollout(
+            self.engine, self.agent, jobs, self.sampling, c.seed, c.in_flight, self._keep,
+            self._steps,
+        ):  # fmt: skip
+            key = trajectory.task.id, trajectory.sample
+            reading = self.readings.pop(key)
+            if self.rows[key] is None:
+                self.rows[key] = self._write(trajectory, reading, file)
+                self.progress(self.rows[key])
 
     def _steps(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
         """Start an agent, whose own exceptions fail the trajectory and not the evaluation."""
-        place = self.places[task.id, sample]
-        place.reading = Reading(task, self.agent, place.spent)
+        self.readings[task.id, sample] = Reading(task, self.agent)
         try:
             if (source := agent.source(task)) is None:
                 yield from start(agent, task)
@@ -207,42 +180,36 @@ class Filling:
             raise failure(error) from error
 
     def _keep(self, trajectory: Trajectory, turn: Turn) -> Turn:
-        """Count a turn, and drop what a row does not need of it."""
-        self.places[trajectory.task.id, trajectory.sample].reading.add(turn)
+        """Count a turn, and drop what a row and a transcript do not need of it."""
+        self.readings[trajectory.task.id, trajectory.sample].add(turn)
         if self.conditions.record_to is None:
             return slim(turn)
         if len(turns := trajectory.turns) >= 2 * EDGE:
             turns[-EDGE] = slim(turns[-EDGE], whole=True)
         return slim(turn, whole=True, section=turn.prompt.section)
 
-    def _records(self, place: _Place, row: dict) -> bool:
-        """Tell whether a reading has a transcript; one not fully right has, while there is room."""
-        path, right = self.conditions.record_to, min(row["sub_em"], row["reward"] or 0) >= 1
-        if path is None or place.recorded or right:
-            return place.recorded
-        return (path.stat().st_size if path.exists() else 0) < self.conditions.record_bytes
-
-    def _write(self, trajectory: Trajectory, place: _Place, file: Rows) -> None:
+    def _write(self, trajectory: Trajectory, reading: Reading, file: Rows) -> dict:
         """Write a trajectory's transcript and row."""
-        task = trajectory.task
+        task, path = trajectory.task, self.conditions.record_to
         cell = replace(self.cell, question=self.cell.question or task.kind)
-        row = row_of(trajectory, cell, self.agent, place.reading)
-        row |= {
-            "tries": place.failures + 1,
+        row = row_of(trajectory, cell, self.agent, reading) | {
             "settings": self.settings,
             "dtype": self.conditions.dtype,
-            "task": place.task,
+            "task": task.digest,
             "document": task.document_digest,
         }
         trajectory.reward = row["reward"]
+        shown = (task.id, trajectory.sample) in self.recorded
+        if path is not None and min(row["sub_em"], row["reward"] or 0) < 1:
+            size = path.stat().st_size if path.exists() else 0
+            shown = shown or size < self.conditions.record_bytes
         # before the row: killed between the two, there is one too many, which the report drops
-        if self._records(place, row):
+        if shown:
             transcript = thin(record(trajectory, self.agent, temperature=self.sampling.temperature))
-            with Rows(self.conditions.record_to) as records:
+            with Rows(path) as records:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
         file.append(row)
-        place.row, place.reading = row, None
-        self.progress(row)
+        return row
 
 
 # ---------------------------------------------------------------- all cells
@@ -322,11 +289,7 @@ class _Evaluation:
             for untrained, names in self.groups.items()
         }
         self.labels = labels_of(config.agents)
-        asked = product(self.labels.values(), config.temperatures, self.columns)
-        if words := held(
-            self.folder, [Cell(name, c.question, str(float(t)), c.length) for name, t, c in asked]
-        ):
-            say(words)
+        self.begun = False  # whether the folder is this evaluation's
         # (agent, temperature, column) -> the keys of its rows
         self.places: dict[tuple[str, float, int], list[tuple]] = {}
 
@@ -340,6 +303,7 @@ class _Evaluation:
         known_weights(self.folder, config, self.suite, weights)
         self._check_settings(names, engine, model)
         begin_evaluation(self.folder, config, self.suite, settings, weights)
+        self.begun = True
         with contextlib.closing(engine), engine.awake(), bar("answers") as progress:
             if not self.places:
                 self._check(engine)
@@ -353,7 +317,6 @@ class _Evaluation:
                     dtype="" if config.endpoint else config.dtype,
                     seed=config.seed,
                     in_flight=min(self.in_flight, max(1, DOCUMENT_CHARACTERS // max(1, longest))),
-                    retries=config.retries,
                     redo_failed=config.redo_failed,
                     record_to=self.folder / "transcripts.jsonl",
                     n_records=config.transcripts,
@@ -364,18 +327,15 @@ class _Evaluation:
                     cell = Cell(self.labels[name], column.question, "", column.length)
                     title = f"{name} T={sampling.temperature:g} {column.question} {column.length}"
                     shown = progress.add_task(escape(title), total=len(tasks) * samples, note="")
-                    so_far = room(config, len(self.columns), len(self.places) + 1)
-                    filling = Filling(
-                        *(engine, self._agent(name), sampling, cell),
-                        replace(conditions, samples=samples, record_bytes=so_far),
+                    # what earlier cells have left over goes to the later ones
+                    cells = len(self.columns) * len(self.samplings) * len(config.agents)
+                    share = TRANSCRIPTS * (len(self.places) + 1) // cells
+                    rows = evaluate(
+                        *(engine, self._agent(name), tasks, sampling, cell, self.rows),
+                        replace(conditions, samples=samples, record_bytes=share),
                         lambda row, shown=shown: progress.advance(shown),
                     )
-                    self.places[name, sampling.temperature, k] = [
-                        (filling.settings, task.id, sample, task.digest)
-                        for task in tasks
-                        for sample in range(samples)
-                    ]
-                    filling.run(tasks, self.rows)
+                    self.places[name, sampling.temperature, k] = [*map(key_of, rows)]
                 tasks = []  # one column's documents at a time
 
     def _check(self, engine: Engine) -> None:
@@ -412,10 +372,9 @@ class _Evaluation:
 
     def stop(self) -> None:
         """Write the page of what there is, where the evaluation has begun and cannot go on."""
-        if is_running(self.folder):
+        if self.begun:
             from report.page import try_report
 
-            release(self.folder)
             if why := try_report(self.folder):
                 say(why, "red")
 
@@ -442,6 +401,5 @@ class _Evaluation:
         summary["trained_on"] = earlier + seen
         write_summary(self.folder / "summary.json", summary)
         tell(self.folder, summary, rows)
-        release(self.folder)
         finish_report(self.folder, f"All answers are in {self.rows}, summary.json beside")
         return self.folder

@@ -18,6 +18,7 @@ import typer
 from config.errors import UserError, clean
 from config.files import found_run, replacing_output
 from config.flags import command
+from config.locks import is_written
 from config.terminal import console, say
 from data import extract_answer
 
@@ -119,7 +120,6 @@ def _stream(folder: Path, settings: dict) -> Path:
     from agents.bank import Bank, BankConfig
     from commands.stream import outcome_of, settings_of_stream
     from report.folder import reading
-    from report.status import is_running
     from report.streams import rewrite_stream_report
 
     with reading(folder / "config.yaml"):
@@ -129,7 +129,7 @@ def _stream(folder: Path, settings: dict) -> Path:
             # nothing of another process's bank is written, and no embedder is needed to look at it
             with closing(Bank(path, BankConfig(), frozen=True)) as bank:
                 outcomes.append(outcome_of(folder, arm, config, bank))
-    return rewrite_stream_report(folder, config, outcomes, is_running(folder))
+    return rewrite_stream_report(folder, config, outcomes, is_written(folder))
 
 
 def _reading(folder: Path) -> Path:

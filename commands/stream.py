@@ -44,7 +44,6 @@ from engines.rehearsed import RehearsedEngine
 from memagent import Agent, Prompt, Trajectory, Turn
 from models.dtypes import settle_dtype
 from report.rows import lines_in
-from report.status import hold, release
 from rollout import Engine, Sampling, rollout, start
 from suites import Scope, Suite
 from tasks.environments import Environment, Work
@@ -87,8 +86,6 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         for stream in streams:
             # what cannot be used is refused before anything is written
             open_ones.callback(stream.book.close)
-        hold(folder)
-        open_ones.callback(release, folder)
         files.dump(folder / "config.yaml", **given, **contents.section(read))
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
             for stream in streams:

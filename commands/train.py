@@ -565,19 +565,19 @@ class TrainingPage(lightning.Callback):
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
         if module.done_steps % self.save_every == 0 and module.done_steps < module.config.steps:
-            self._write()
+            self._write(running=True)
 
     def on_exception(self, trainer, module, exception) -> None:
         if module.done_steps and not isinstance(exception, stops.StoppedNow):
-            self._write()
+            self._write(running=False)
 
-    def _write(self) -> None:
+    def _write(self, running: bool) -> None:
         from report.page import try_report
 
         # of a demo the page is that of an evaluation
         if (self.folder / "rows.jsonl").exists() or not self.folder.exists():
             return
-        if why := try_report(self.folder):
+        if why := try_report(self.folder, running):
             say(why, "red")
 
 

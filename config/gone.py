@@ -42,6 +42,7 @@ GONE: dict[str, tuple] = {
     "recall_match": ("words",),
     "recall_words": ("unseen",),
     "recompute_every": (1,),
+    "retries": (1, 0),
     "rules": ("released",),
     "sampler": ([],),
     "sim_mean": (0.0,),

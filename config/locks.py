@@ -1,8 +1,5 @@
 """One writer at a time: a lock on a run, a store or a bank, which ends with its process.
 
-Holds: `writing`. Leaves out: whether a run goes on (report/status.py).
-Exercise it: `pytest tests/config/test_locks.py`. Read next: report/status.py.
-
 The lock is flock's, on a file of its own beside what is written: it holds against a second writer
 of the same process too, and no other descriptor that is closed gives it up, as it would a POSIX
 lock. The kernel gives it up with the last descriptor; a forked child, which would have another,
@@ -61,6 +58,24 @@ def writing(path: Path, what: str) -> Iterator[None]:
             with suppress(OSError):  # something is in it
                 for folder in new:
                     folder.rmdir()
+
+
+def is_written(path: Path) -> bool:
+    """Tell whether a file or a folder has a writer now, in this process or another."""
+    path = path.resolve()
+    try:
+        fd = os.open(path.with_name(f".{path.name}.writing"), os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:  # there is no mark
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(fd)
+    return False
 
 
 def _locked(mark: Path, what: str) -> int:

@@ -386,8 +386,6 @@ class EvalConfig(ModelConfig):
     in_flight: Count = 256
     """maximum number of readings in flight; fewer where their documents would fill the
     memory, and on a CPU, where more make it no faster"""
-    retries: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """restarts of a failed reading before it is recorded as failed, which counts as wrong"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
     kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0

@@ -1,10 +1,5 @@
 """The folder of an evaluation, which has one model and one suite.
 
-Holds: `evaluation_folder`, `known_weights`, `begin_evaluation`, `held`; `room` for transcripts;
-`joined`. Leaves out: its rows (report/rows.py), what a folder holds later (report/folder.py). No
-torch.
-Exercise it: `pytest tests/report/test_evaluation.py`. Read next: report/rows.py.
-
 Agents, lengths, temperatures and questions may be added to a folder. Answers of other weights, of
 an agent with other settings, or to questions of another suite may not, for summary and page sum up
 and compare all that lies in it.
@@ -12,7 +7,7 @@ and compare all that lies in it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
@@ -24,15 +19,14 @@ from config.gone import check_gone
 from config.options import EvalConfig, without_url
 from config.plugins import is_path
 from config.terminal import say
-from report.rows import TRANSCRIPTS_MIB, Cell, latest, read_rows
-from report.status import hold, is_running
+from report.rows import Cell, latest, read_rows
 from suites import Suite
 
 # settings of `EvalConfig` that may differ between calls that fill one folder. Which weights answer
 # at an endpoint is in their fingerprint, not in its address
 MAY_DIFFER = {
     "name", "runs", "agents", "lengths", "n", "samples", "temperatures", "transcripts", "in_flight",
-    "retries", "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
+    "redo_failed", "kv_gib", "endpoint", "device", "trust_remote_code",
 }  # fmt: skip
 WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint of what answers;
 # suite -> digest of its file, where the user has written it
@@ -66,14 +60,13 @@ def begin_evaluation(
     agents: Mapping[str, object],
     weights: Mapping[str, str],
 ) -> None:
-    """Write config.yaml, and mark the folder as filled by this process.
+    """Write config.yaml.
 
-    weights: fingerprints of what answers, named model or untrained. UserError: another process has
-    begun an evaluation of another model or suite, or the weights are not those of the rows there.
+    weights: fingerprints of what answers, named model or untrained. UserError: they are not
+    those of the rows there.
     """
     files.make_folder(folder)
     known = known_weights(folder, config, suite, weights)
-    hold(folder)
     settings = asdict(config) | asdict(suite)
     sections = {"eval": settings, "agent": agents, WEIGHTS: {**known, **weights, **_code(suite)}}
     files.dump(folder / "config.yaml", **sections)
@@ -105,7 +98,7 @@ def known_weights(
     if not others:
         return known
     rows = folder / "rows.jsonl"
-    if is_running(folder) or (rows.exists() and rows.stat().st_size):
+    if rows.exists() and rows.stat().st_size:
         raise UserError(
             f"{folder} holds an evaluation of another model or suite ({'; '.join(others)}): give "
             "this one another --name."
@@ -139,46 +132,26 @@ def _plain(value: object) -> object:
     return Path(without_url(value)).absolute() if isinstance(value, str) and value else value
 
 
-def held(folder: Path, asked: Sequence[Cell]) -> str:
-    """Say what a folder holds before a call that asks these cells, and what that adds; "" of a
-    folder without rows."""
-    rows = read_rows(folder / "rows.jsonl")
-    if not rows:
-        return ""
-    added = []
-    for name in Cell.__slots__:
-        known = {row[name] for row in rows}
-        values = dict.fromkeys(getattr(cell, name) for cell in asked)
-        if new := [str(value) for value in values if value and value not in known]:
-            added.append(f"{name} {', '.join(new)}")
-    agents = ", ".join(dict.fromkeys(row["agent"] for row in rows))
-    then = f"to these it adds {'; '.join(added)}" if added else "what is missing is asked"
-    return clean(f"{folder} holds {len(rows):,} answers of {agents}: {then}.")
-
-
-def room(config: EvalConfig, columns: int, cells: int) -> int:
-    """Return how many bytes the transcripts may have once so many cells are filled: what earlier
-    ones have left over goes to the later ones."""
-    cells_in_all = columns * len(config.temperatures) * len(config.agents)
-    return (TRANSCRIPTS_MIB << 20) * cells // cells_in_all
+def key_of(row: dict) -> tuple:
+    """Return what tells a row of a folder from others: settings, id, sample, digest of the task."""
+    return row["settings"], row["id"], row["sample"], row["task"]
 
 
 def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> list[dict]:
     """Return all rows of a folder by agents, of each those that are asked for first, and say how
     many count beside them: of questions that their file no longer has, or of a larger --n.
 
-    wanted: (settings, id, sample, digest of the task) of each, in order. known: agents that come
-    first.
+    wanted: `key_of` of each, in order. known: agents that come first.
     """
-    wanted, names = dict.fromkeys(wanted), ("settings", "id", "sample", "task")
+    wanted = dict.fromkeys(wanted)
     rows = read_rows(folder / "rows.jsonl")
-    found = {tuple(map(row.get, names)): row for row in rows}
+    found = {key_of(row): row for row in rows}
     asked = [found[key] for key in wanted if key in found]
     tasks = {(row["settings"], row["id"]): row["task"] for row in asked}
     others = [
         row
         for row in latest(rows)
-        if tuple(map(row.get, names)) not in wanted
+        if key_of(row) not in wanted
         and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
     ]
     cells = {*map(Cell.from_row, asked)}

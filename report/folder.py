@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import datetime
 from pathlib import Path
 
 from agents import find
@@ -17,13 +16,13 @@ from config.errors import UserError
 from config.files import settings_in
 from config.foreign import from_json
 from config.gone import is_gone
+from config.locks import is_written
 from config.terminal import console, next_step, say
 from memagent import Agent
 from report.reading import thin
 from report.records import CELL, is_record, is_wrong, step_records
-from report.rows import Cell, latest, read_rows
-from report.status import is_running
-from report.summary import cells, overlaps, summarise, table
+from report.rows import Cell, latest, lines_in, read_rows
+from report.summary import overlaps, summarise, table
 from report.training import whole_rows
 from report.words import nothing_right
 from suites import Suite, known, name_of
@@ -43,8 +42,11 @@ class Run:
     title: str = ""
 
 
-def read_run(folder: Path) -> Run:
-    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files."""
+def read_run(folder: Path, running: bool | None = None) -> Run:
+    """Read a run's folder. UserError: it holds no training and no evaluation, or damaged files.
+
+    running: whether it goes on; None: if it has a writer.
+    """
     path = folder / "config.yaml"
     config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
     settings = settings_of(config)
@@ -53,18 +55,16 @@ def read_run(folder: Path) -> Run:
         # each part had a file of rows of its own
         is_gone("part", settings["eval"].get("part", ""), f"{path}: eval")
         summary, how_far = _of_evaluation(stored, latest(rows), settings["eval"])
-        progress = folder / "rows.jsonl"
     else:
         summary, how_far = _of_training(folder, stored, settings)
-        progress = folder / "metrics.csv"
     # absent from the summary of a training
     summary = {"metric": "reward", "paired": []} | summary
     records, first = transcripts(folder, summary), []
     if not summary["cells"]:
         records += map(thin, step_records(folder, last=True))
         first = [*map(thin, step_records(folder))]
-    running = is_running(folder)
-    status = _status(how_far, running, progress) if how_far or running else ""
+    running = is_written(folder) if running is None else running
+    status = f"{'Running' if running else 'Stopped'}: {how_far}." if how_far else ""
     kind = "Evaluation " if "eval" in settings else ""
     if not summary["cells"] and {"grpo", "sft"} & settings.keys():
         kind = "Training "
@@ -99,18 +99,8 @@ def stored_summary(path: Path) -> dict | None:
         return None
     with reading(path):
         summary = from_json(path.read_bytes())
-        summary["unit"], list(cells(summary))  # a KeyError if this is no summary
+        summary["unit"], [*map(Cell.from_row, summary["cells"])]  # KeyError if it is no summary
     return summary
-
-
-def lines_of(path: Path) -> list[dict]:
-    """Return the whole lines of a file of JSON; [] if there is no such file."""
-    with reading(path):
-        lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
-        return [from_json(line) for line in lines]
-
-
-# ---------------------------------------------------------------- a training
 
 
 def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[dict, str]:
@@ -133,24 +123,21 @@ def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[di
     return summary, f"step {len(steps):,} of {wanted:,}" if unfinished else ""
 
 
-# ---------------------------------------------------------------- an evaluation
-
-
 def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -> tuple[dict, str]:
-    """Return the summary of an evaluation, and how far it has come if it is not finished.
+    """Return the summary of an evaluation, and how far it has come if it is not finished: where
+    rows have been written since the summary, of other cells or of more questions.
 
-    settings: of eval. What agents of a user's own file count is left out where rows have been
-    written since the summary, of other cells or of more questions: it is then made of them.
+    settings: of eval.
     """
     questions: dict[Cell, set] = {}
     for row in rows:
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
-    n_known = {cell: record.get("n") for cell, record in cells(summary or {"cells": ()})}
-    if summary and not any(n_known.get(cell, 0) < len(each) for cell, each in questions.items()):
+    stored = {Cell.from_row(cell): cell.get("n") for cell in summary["cells"]} if summary else {}
+    if summary and not any(stored.get(cell, 0) < len(each) for cell, each in questions.items()):
         return summary, ""
     suite = (known(name_of(settings)) or Suite)()
     summary = summarise(rows, suite.unit, suite.metric, agents=agents_of(rows))
-    return summary, f"{len(rows):,} answer{'s' * (len(rows) != 1)}"
+    return summary, f"{len(rows):,} answers"
 
 
 def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
@@ -161,9 +148,8 @@ def agents_of(rows: Sequence[dict]) -> dict[str, Agent]:
 
 def transcripts(folder: Path, summary: dict) -> list[dict]:
     """Return the transcripts of the evaluation that a summary is of, once each."""
-    lines = lines_of(path := folder / "transcripts.jsonl")
-    with reading(path):
-        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines}
+    with reading(path := folder / "transcripts.jsonl"):
+        records = {(r.get("settings"), r["id"], r["sample"]): r for r in lines_in(path)}
     known = [None, *summary.get("settings", [])]
     current = [r for (settings, _, _), r in records.items() if settings in known]
     return [r for r in current if is_record(r) and {*r.get("cell", CELL)} >= CELL]
@@ -186,14 +172,3 @@ def show_next(folder: Path, wrong: bool = False) -> None:
     if any((folder / name).exists() for name in ("trajectories.jsonl.gz", "transcripts.jsonl")):
         why = "see what was wrong" if wrong else "see what was read"
         next_step(why, "show", folder, *["--wrong"] * wrong)
-
-
-def _status(how_far: str, running: bool, progress: Path) -> str:
-    """Say whether a run goes on, how far it has come, and when it last did."""
-    words = f"{'Running' if running else 'Stopped'}{f': {how_far}' if how_far else ''}"
-    if not progress.exists():
-        return f"{words}."
-    at = datetime.fromtimestamp(progress.stat().st_mtime)
-    if running:
-        return f"{words}, last written at {at:%H:%M:%S}."
-    return f"{words}; nothing has been written since {at:%Y-%m-%d %H:%M:%S}."

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import shlex
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
 from math import isfinite
@@ -21,21 +21,21 @@ from jinja2 import Environment, FileSystemLoader
 from markupsafe import Markup, escape
 
 from config.errors import Unshown, clean, clip
+from report.evaluation import key_of
 from report.folder import Run, read_run
 from report.machine import foot, note_machine
 from report.plots import plot
+from report.rows import Cell
 from report.summary import (
-    FATES,
     FEW,
     bounds,
-    cells,
+    by_length,
     count,
     labelled,
     markdown_of,
     measured,
     overlaps,
     percent,
-    with_pooled,
     write_text,
 )
 from report.training import (
@@ -130,15 +130,16 @@ def reading_of(
     }
 
 
-def _listed(run: Run, lead: str) -> tuple[list[dict], str]:
-    """Return the readings of a page, the first one of the leading agent's open, then those that
-    went wrong; and how many are left out."""
-    scores = {
-        (row["settings"], row["id"], row["sample"]): row[run.summary["metric"]] for row in run.rows
-    }
+def _scores_of(run: Run) -> Callable[[dict], float | None]:
+    """Return the function that looks up the score of a record's row; None: it has none."""
+    scores = {key_of(row)[:3]: row[run.summary["metric"]] for row in run.rows}
+    return lambda record: scores.get((record.get("settings"), record["id"], record["sample"]))
 
-    def score_of(record: dict) -> float | None:
-        return scores.get((record.get("settings"), record["id"], record["sample"]))
+
+def _listed(run: Run, lead: str) -> tuple[list[dict], str]:
+    """Return the readings of a page, the leading agent's first, of these what went wrong; and how
+    many are left out."""
+    score_of = _scores_of(run)
 
     def place(record: dict) -> tuple:
         word = verdict(record, score_of(record))
@@ -167,91 +168,75 @@ def _side_by_side(run: Run, lead: str) -> list[tuple[str, dict]]:
         if len({record["step"] for record in ends}) < 2:
             return []
         return [(f"Step {record['step']:,}", reading_of(record)) for record in ends]
-    metric = run.summary["metric"]
-    scores = {(r["settings"], r["id"], r["sample"]): r[metric] for r in run.rows}
+    sides = {lead: "after", f"{lead}@untrained": "before", "untrained": "before"}
     found: dict[tuple, dict[str, dict]] = {}
     for record in (record for record in run.records if "cell" in record):  # not of an old version
-        cell, which = record["cell"], ""
-        if cell["agent"] == lead:
-            which = "after"
-        elif cell["agent"] in (f"{lead}@untrained", "untrained"):
-            which = "before"
+        cell = record["cell"]
         key = record["id"], record["sample"], cell["temperature"], cell["length"], cell["question"]
-        found.setdefault(key, {})[which] = record
+        found.setdefault(key, {})[sides.get(cell["agent"], "")] = record
+    score_of = _scores_of(run)
 
     def fitness(pair: dict[str, dict]) -> tuple:
-        before, after = (
-            scores.get((pair[w].get("settings"), pair[w]["id"], pair[w]["sample"])) or 0.0
-            for w in ("before", "after")
-        )
+        before, after = (score_of(pair[which]) or 0.0 for which in ("before", "after"))
         return after >= 1 > before, after >= 1, pair["after"]["cell"]["length"]
 
     pairs = [pair for pair in found.values() if {"before", "after"} <= pair.keys()]
-    if not pairs:
-        return []
-    best = max(pairs, key=fitness)
+    best = max(pairs, key=fitness, default={})
     return [
-        (heading, reading_of(best[which], scores.get(
-            (best[which].get("settings"), best[which]["id"], best[which]["sample"]))))
+        (heading, reading_of(best[which], score_of(best[which])))
         for heading, which in (("Untrained", "before"), ("Trained", "after"))
-    ]  # fmt: skip
+        if best
+    ]
 
 
 # ---------------------------------------------------------------- an evaluation
 
 
+def _shown(summary: dict) -> list[dict]:
+    """Return the records of the cells that are shown where one temperature is: of each agent and
+    kind of question 1.0, or else the first."""
+    at = temperatures_of(map(Cell.from_row, summary["cells"]))
+    return [r for r in summary["cells"] if r["temperature"] == at[r["agent"], r["question"]]]
+
+
 def _three_figures(summary: dict, lead: str) -> list[dict]:
     """Return the leading agent at its longest documents, the same before training, and another way
     of reading: {value, label, note}."""
-    at = temperatures_of(cell for cell, _ in cells(summary))
-    mine = [
-        (cell, record) for cell, record in cells(summary)
-        if cell.agent == lead and cell.temperature == at[cell.agent, cell.question]
-    ]  # fmt: skip
-    if not mine:
-        return []
-    first = mine[0][0].question
-    chosen, _ = max((x for x in mine if x[0].question == first), key=lambda x: x[0].length)
-    same = {
-        cell.agent: record for cell, record in cells(summary)
-        if (cell.question, cell.length) == (first, chosen.length)
-        and cell.temperature == at[cell.agent, first]
-    }  # fmt: skip
+    records = _shown(summary)
+    question = next((r["question"] for r in records if r["agent"] == lead), "")
+    mine = [r for r in records if (r["agent"], r["question"]) == (lead, question)]
+    length = max((r["length"] for r in mine), default=0)
+    same = {r["agent"]: r for r in records if (r["question"], r["length"]) == (question, length)}
     before = next((name for name in (f"{lead}@untrained", "untrained") if name in same), "")
     others = sorted((n for n in same if n not in (lead, before)), key=lambda n: not reads_all(n))
-    shown = [name for name in (lead, before, *others[:1]) if name]
-    place = f"{title_of(first)}, {chosen.length:,} {summary['unit']}"
+    place = f"{title_of(question)}, {length:,} {summary['unit']}"
     return [
         {
             "value": f"{percent(same[name]['mean'])} %",
             "label": reader(name),
             "note": f"{bounds(same[name])} %, {count(same[name])}; {place}",
         }
-        for name in shown
+        for name in (lead, before, *others[:1])
+        if name in same
     ]
 
 
 def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
-    """Draw right answers by length, a plot for each kind of question."""
-    at = temperatures_of(cell for cell, _ in cells(summary))
-    kinds: dict[str, dict[str, list[tuple]]] = {}
-    few: dict[str, dict[str, bool]] = {}
-    for cell, r in cells(summary):
-        if cell.temperature == at[cell.agent, cell.question]:
-            lines = kinds.setdefault(cell.question, {})
-            lines.setdefault(reader(cell.agent), []).append(
-                (cell.length, r["mean"], r["low"], r["high"])
-            )
-            faint = few.setdefault(cell.question, {})
-            faint[reader(cell.agent)] = faint.get(reader(cell.agent), True) and r["n"] < FEW
-    measure = METRICS.get(summary["metric"], summary["metric"])
-    if summary["metric"] == "reward":  # of an evaluation: the task's own score
-        measure = "right answers"
+    """Draw right answers by length, a plot for each kind of question; faint is what few say."""
+    kinds: dict[str, dict[str, list[dict]]] = {}
+    for record in _shown(summary):
+        lines = kinds.setdefault(record["question"], {})
+        lines.setdefault(reader(record["agent"]), []).append(record)
+    # of an evaluation the reward is the task's own score
+    measure = METRICS.get(summary["metric"], "right answers")
     return [
         plot(
-            dict(sorted(lines.items(), key=lambda item: item[0] != reader(lead))),
+            {
+                name: [(r["length"], r["mean"], r["low"], r["high"]) for r in records]
+                for name, records in sorted(lines.items(), key=lambda x: x[0] != reader(lead))
+            },
             title_of(kind), summary["unit"], measure, share=True, lengths=True,
-            faint=[name for name, is_few in few[kind].items() if is_few],
+            faint=[name for name, records in lines.items() if all(r["n"] < FEW for r in records)],
         )
         for kind, lines in kinds.items()
     ]  # fmt: skip
@@ -259,12 +244,10 @@ def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
 
 def _by_length(summary: dict) -> list[dict]:
     """Return the tables of right answers: a caption, lengths, rows of names and records."""
-    tables: dict[str, dict[tuple, dict[int, dict]]] = {}
-    for cell, record in cells(with_pooled(summary)):
-        caption = f"{title_of(cell.question)}, by {summary['unit']}"
-        names = labelled(summary, cell.agent), cell.temperature
-        tables.setdefault(caption, {}).setdefault(names, {})[cell.length] = record
-    return [_table(caption, ["agent", "temp."], rows) for caption, rows in tables.items()]
+    return [
+        _table(f"{title_of(kind)}, by {summary['unit']}", ["agent", "temp."], rows)
+        for kind, rows in by_length(summary).items()
+    ]
 
 
 def _differences(summary: dict) -> list[dict]:
@@ -297,23 +280,19 @@ COSTS = {  # column -> (field of a cell's record, its digits)
 
 
 def _costs(summary: dict) -> dict:
-    """Return the table of what a question costs, what its agent counts, and where answers are
-    lost: a row for each cell."""
+    """Return the table of what a question costs, and what its agent counts: a row for each cell."""
     rows, columns = [], {}
-    for cell, record in cells(summary):
+    for record in summary["cells"]:
         row = {
             name: f"{record[field]:,.{k}f}" for name, (field, k) in COSTS.items() if field in record
         }
         rates = record.get("rates", {}).items()
         row |= {name.replace("_", " "): f"{x:.3g}" for name, x in rates if x is not None}
-        fates = record.get("fates", {})
-        row |= {name: str(fates[name]) for name in FATES if fates.get(name) and name != "unknown"}
         columns |= dict.fromkeys(row)
-        place = f"{cell.agent}, {cell.question}", f"{cell.length:,}", cell.temperature
-        rows.append((place, row))
+        agent = f"{labelled(summary, record['agent'])}, {record['question']}"
+        rows.append(((agent, f"{record['length']:,}", record["temperature"]), row))
     head = ["agent, question", summary["unit"], "temp."]
-    caption = "Means of a question; where the answers stood that were not given rightly"
-    return {"caption": caption, "head": head, "columns": columns, "rows": rows}
+    return {"caption": "Means of a question", "head": head, "columns": columns, "rows": rows}
 
 
 # ---------------------------------------------------------------- a training
@@ -366,7 +345,7 @@ def _training_plots(training: Training, measure: str) -> tuple[list[Markup], lis
 
 def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
     """Return the page of an evaluation or of a training. notes: warnings of the caller's."""
-    summary, lead = run.summary, lead_of(cell for cell, _ in cells(run.summary))
+    summary, lead = run.summary, lead_of(map(Cell.from_row, run.summary["cells"]))
     warnings = [*notes, *(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
     measure = "loss" if "loss" in summary else "reward"
     training = read_training(run.folder, measure)
@@ -403,26 +382,28 @@ def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
     )
 
 
-def write_report(folder: Path, title: str = "", note: bool = True) -> Path:
+def write_report(
+    folder: Path, title: str = "", note: bool = True, running: bool | None = None
+) -> Path:
     """Write folder/report.html from what the folder holds, and with an evaluation table.md; return
     its path. UserError as `read_run`.
 
-    note: that this process fills the folder, on this machine.
+    note: that this process fills the folder, on this machine. running: as in `read_run`.
     """
     if note:
         note_machine(folder)
-    run = read_run(folder)
+    run = read_run(folder, running)
     if run.summary["cells"]:
         write_text(folder / "table.md", markdown_of(run.summary))
     write_text(folder / "report.html", page_of(run, title))
     return folder / "report.html"
 
 
-def try_report(folder: Path) -> str:
-    """Write the page of this process's run; return why it could not be, which is never worth a
-    run."""
+def try_report(folder: Path, running: bool = False) -> str:
+    """Write the page of this process's run, which goes on or ends; return why that failed, which
+    is never worth a run."""
     try:
-        write_report(folder)
+        write_report(folder, running=running)
     except Exception as error:
         if isinstance(error.__cause__, KeyboardInterrupt):  # while a library was being loaded
             raise KeyboardInterrupt from None

@@ -1,9 +1,4 @@
-"""Keep of a trajectory what its row and its transcript need, turn by turn.
-
-Holds: `Reading`, `begins`, `slim`, `thin`, `row_of`, `settings_of_row`. Leaves out: the
-file of rows (report/rows.py), the evaluation (eval.py).
-Exercise it: `python cli.py eval --n 8`. Read next: report/summary.py.
-"""
+"""Keep of a trajectory what its row and its transcript need, turn by turn."""
 
 from __future__ import annotations
 
@@ -12,7 +7,6 @@ import json
 import sys
 from collections import Counter
 from dataclasses import asdict, replace
-from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
@@ -27,13 +21,10 @@ from data import Task, grade, strip_thinking
 from memagent import Agent, Finish, Trajectory, Turn
 from report.rows import Cell
 from rollout import Sampling
-from tasks.mentions import count_phrases, phrases
 
 # ---------------------------------------------------------------- while it reads
 
 EDGE = 32  # turns at either end of a trajectory whose sections a transcript keeps as text
-BINS = 16  # of `occupancy`
-COUNTED = ("model_calls", "tokens_read", "tokens_written")  # costs, beside seconds
 
 
 def resident_mib() -> float:
@@ -53,36 +44,17 @@ def begins(turn: Turn, section: str | None) -> bool:
 
 
 class Reading:
-    """Running statistics of one trajectory, so that its document is not held a second time.
+    """Running statistics of one trajectory, so that its document is not held a second time."""
 
-    Accepted answers are searched as whole words, normalised, in the sections and in the memory that
-    the next prompt shows. Answers such as yes and no, which occur everywhere, are not searched.
-    """
-
-    def __init__(self, task: Task, agent: Agent, spent: Counter[str] | None = None):
-        """spent: costs that the row has beside its own (`costs`): of tries that failed."""
-        self.task, self.agent, self.spent = task, agent, spent or Counter()
+    def __init__(self, task: Task, agent: Agent):
+        self.task, self.agent = task, agent
         self.counts: Counter[str] = Counter()  # of `Agent.count`
-        self.answers, self.all_asked = phrases(task.answers), task.asks_for_all
-        self.needed = len(self.answers) if self.all_asked else min(1, len(self.answers))
         self.sections = self.tokens_read = self.tokens_written = self.document_tokens = 0
         self.model_calls, self.section = 0, None  # the latest one
         self.memory_cut = self.memory_empty = self.cut = 0
         self.memory_tokens: list[int] = []  # after each section
-        self.seen: list[int] = []  # sections, from 1, that contain an accepted answer
-        # [section, accepted answers in the memory after it], where that number changes
-        self.held: list[list[int]] = []
+        self.memory = ""  # the latest one
         self.mib = resident_mib()
-        self.memory, self.in_memory = "", 0  # the latest one, and the accepted answers in it
-
-    def _count_answers(self, text: str) -> int:
-        """Count the accepted answers in a text, at most as many as are asked for."""
-        n = count_phrases(self.answers, text)
-        return n if self.all_asked else min(1, n)
-
-    def costs(self, seconds: float) -> Counter[str]:
-        """Return what the trajectory has cost, for the row of its next try."""
-        return Counter({name: getattr(self, name) for name in COUNTED}, seconds=seconds)
 
     def add(self, turn: Turn) -> None:
         """Count a turn."""
@@ -98,57 +70,31 @@ class Reading:
         self.tokens_written += len(turn.response_ids)
         self.cut = max(self.cut, prompt.cut)
         if self.sections:
-            self._add_memory(prompt.memory, counted=not prompt.frozen)
+            self.memory = prompt.memory
+            if not prompt.frozen:  # a question to the untrained policy is shown what it needs
+                del self.memory_tokens[self.sections - 1 :]  # of a turn before, after this section
+                self.memory_tokens.append(len(getattr(prompt.memory, "ids", ())))
         self.document_tokens += len(getattr(prompt.section, "ids", ()))
         if begins(turn, self.section):
             self.sections, self.section = self.sections + 1, prompt.section
-            if self._count_answers(prompt.section):
-                self.seen.append(self.sections)
         if not (prompt.final or prompt.aside):
             self.memory_cut += turn.finish is Finish.LENGTH or bool(counts.get("memory_capped"))
             self.memory_empty += not strip_thinking(turn.response).strip()
 
-    def _add_memory(self, memory: str, counted: bool) -> None:
-        """Count the memory after the latest section, as the next prompt shows it.
-
-        counted: whether all of it is shown; a question to the policy as it was before training is
-        shown what it needs.
-        """
-        if counted:
-            del self.memory_tokens[self.sections - 1 :]  # of a turn before, after the same section
-            self.memory_tokens.append(len(getattr(memory, "ids", ())))
-        if memory != self.memory:  # most sections change nothing
-            self.memory, self.in_memory = memory, self._count_answers(memory)
-        if self.in_memory != (self.held[-1][1] if self.held else 0):
-            self.held.append([self.sections, self.in_memory])
-
-    @property
-    def occupancy(self) -> list[float]:
-        """Mean tokens of the memory in each sixteenth of the sections, in each section if fewer."""
-        n, bins = len(self.memory_tokens), min(BINS, len(self.memory_tokens))
-        edges = [k * n // bins for k in range(bins + 1)] if n else []
-        return [round(fmean(self.memory_tokens[a:b]), 1) for a, b in pairwise(edges)]
-
     def row(self) -> dict:
         """Return the fields of the trajectory's row that come from reading."""
-        return (
-            {
-                "sections": self.sections,
-                **{name: getattr(self, name) + self.spent[name] for name in COUNTED},
-                "document_tokens": self.document_tokens,  # read by the agent
-                "cut": self.cut,  # tokens of the document that it never read
-                "memory_cut": self.memory_cut,
-                "memory_empty": self.memory_empty,
-                "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
-                "memory_most": max(self.memory_tokens, default=0),
-                "occupancy": self.occupancy,
-                "seen": self.seen[:8],
-                "held": self.held[:16] + self.held[16:][-1:],
-                "needed": self.needed,
-                "mib": round(self.mib),
-            }
-            | ({"counts": dict(self.counts)} if self.counts else {})
-        )
+        return {
+            "sections": self.sections,
+            "model_calls": self.model_calls,
+            "tokens_read": self.tokens_read,
+            "tokens_written": self.tokens_written,
+            "document_tokens": self.document_tokens,  # read by the agent
+            "cut": self.cut,  # tokens of the document that it never read
+            "memory_cut": self.memory_cut,
+            "memory_empty": self.memory_empty,
+            "memory_tokens": round(fmean(self.memory_tokens), 2) if self.memory_tokens else 0.0,
+            "mib": round(self.mib),
+        } | ({"counts": dict(self.counts)} if self.counts else {})
 
 
 def slim(turn: Turn, whole: bool = False, section: str = "") -> Turn:
@@ -228,9 +174,7 @@ def row_of(
             "sub_em": scores.sub_em,
             "sub_em_upstream": scores.sub_em_upstream,
             # from first prompt to answer, beside the others in flight
-            "seconds": round(trajectory.seconds + reading.spent["seconds"], 4),
-            "gold": list(task.gold),
-            "depths": [round(depth, 4) for depth in task.depths],
+            "seconds": round(trajectory.seconds, 4),
         }
         | task.beside(scores.pred)
         | reading.row()

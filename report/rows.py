@@ -1,9 +1,5 @@
 """Files of rows: lines of JSON, each appended whole by the one process that writes the file.
 
-Holds: `Rows`, `lines_in`, `read_rows`, `latest`, `Cell`, `labels_of`, `fate`. Leaves out: what a
-row says (report/reading.py), who may write (config/locks.py). No torch.
-Exercise it: `pytest tests/report/test_rows.py`. Read next: eval.py.
-
 A row is one `write` to the end of the file, forced to the disk. A process that is killed leaves
 whole rows and at most one torn last line, which the next writer cuts off.
 """
@@ -47,32 +43,6 @@ def labels_of(names: Sequence[str]) -> dict[str, str]:
     return short if len({*short.values()}) == len(short) else {name: name for name in names}
 
 
-TRANSCRIPTS_MIB = 32  # of the transcripts of an evaluation, beyond which no wrong reading has one
-FATES = ("unknown", "not shown", "never kept", "lost", "kept in part", "kept")
-
-
-def fate(row: dict) -> str:
-    """Return what became of the accepted answers of a row: one of `FATES`.
-
-        unknown        none to look for, or the agent has no memory
-        not shown      in no section that was read
-        never kept     in a section, never in the memory
-        lost           once in the memory, not all of it at the end
-        kept in part   all that ever was in the memory is there at the end, but more was needed
-        kept           all that is needed is in the memory at the end
-
-    row["held"]: (section, how many answers the memory holds) wherever that number changed.
-    """
-    if not row["needed"] or not row["sections"]:
-        return "unknown"
-    in_memory = [n for _, n in row["held"]]
-    if not in_memory:
-        return "never kept" if row["seen"] else "not shown"
-    if in_memory[-1] == row["needed"]:
-        return "kept"
-    return "lost" if in_memory[-1] < max(in_memory) else "kept in part"
-
-
 def lines_in(path: Path, wanted: Callable[[bytes], bool] = lambda line: True) -> Iterator[dict]:
     """Yield the rows of a file, none of one that is not there; a torn last line is left out.
 
@@ -86,9 +56,8 @@ def lines_in(path: Path, wanted: Callable[[bytes], bool] = lambda line: True) ->
                     try:
                         row = from_json(line)
                     except ValueError:
-                        damage = f"{path}, line {number} is damaged"
                         raise UserError(
-                            f"{damage}: delete it, its question is asked again."
+                            f"{path}, line {number} is damaged: delete it, and call again."
                         ) from None
                     yield row
     except FileNotFoundError:

@@ -1,24 +1,19 @@
 """Write the folder of a training run, so that a run killed at any moment can be resumed.
 
-Holds: `RunRecorder` (the callback that writes everything below but the export), its parts
-`TrajectoryWriter` and `StepCSV`, `packed`, `summary`, `gain`. Leaves out: what is trained
-(grpo.py), what is measured (eval.py), checkpoints themselves (models/checkpoints.py).
-Exercise it: `python cli.py train --help`. Read next: cli.py.
-
-    runs/NAME/config.yaml            resolved settings; `--config` replays it
-              metrics.csv            one line per training step; tensorboard/ beside it
-              loggers/               what further loggers write (report/loggers.py)
-              checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
-                                     position in trajectories.jsonl.gz
-              validation.csv         score on the validation tasks at each checkpoint
-              trajectories.jsonl.gz  every trajectory of training, one JSON object a line
-              agent_state.json       what an agent with a state of its own began with
-              trained_on.csv         the questions of a file that were trained on: digest, step,
-                                     id; the export keeps the digests
-              model/                 the export: loads with from_pretrained
-              summary.json           of the training (`summary`), or of the evaluation (eval.py)
-              report.html            report/page.py
-              rows.jsonl             one line per question of an evaluation
+runs/NAME/config.yaml            resolved settings; `--config` replays it
+          metrics.csv            one line per training step; tensorboard/ beside it
+          loggers/               what further loggers write (report/loggers.py)
+          checkpoints/step-20/   trained weights and optimizer in shards, counters, and the
+                                 position in trajectories.jsonl.gz
+          validation.csv         score on the validation tasks at each checkpoint
+          trajectories.jsonl.gz  every trajectory of training, one JSON object a line
+          agent_state.json       what an agent with a state of its own began with
+          trained_on.csv         the questions of a file that were trained on: digest, step,
+                                 id; the export keeps the digests
+          model/                 the export: loads with from_pretrained
+          summary.json           of the training (`summary`), or of the evaluation (eval.py)
+          report.html            report/page.py
+          rows.jsonl             one line per question of an evaluation
 """
 
 from __future__ import annotations
@@ -27,22 +22,19 @@ import csv
 import gzip
 import json
 import shutil
-import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from math import isfinite
 from pathlib import Path
 from statistics import fmean
-from typing import BinaryIO
 
 import lightning
 from lightning.pytorch.loggers.logger import Logger
 
 from agents.find import STATE
 from config import stops
-from config.errors import clip
+from config.errors import UserError, clip
 from config.files import replacing, sync
 from config.foreign import from_json
 from config.terminal import say
@@ -59,7 +51,6 @@ from models.checkpoints import (
 from report.folder import reading
 from report.loggers import tagged
 from report.records import record
-from report.status import hold, release
 from report.training import AMISS, whole_rows
 from tasks import seen
 
@@ -68,34 +59,21 @@ class TrajectoryWriter:
     """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
 
     def __init__(self, path: Path, position: int = 0):
-        """Open the file and cut it at `position`, in bytes. A shorter file is cut where its last
-        whole member ends: what follows a torn one could not be read."""
-        self.path = path
+        """Open the file and cut it at `position`, in bytes. UserError: it is shorter."""
+        self.path, self.position = path, position
         with path.open("a+b") as file:
             if (size := file.seek(0, 2)) < position:
-                position = _end_of_whole(file)
-                say(f"{path} is torn: its last {size - position:,} bytes are cut off.", "red")
-            self.position = position
-            file.truncate(self.position)
+                raise UserError(
+                    f"{path} has {size:,} bytes, its checkpoint {position:,}: it is torn. Put back "
+                    "the whole file, or train anew under another --name."
+                )
+            file.truncate(position)
 
     def write(self, parts: Iterable[bytes]) -> None:
         """Append gzip members, each made by `packed`."""
         with self.path.open("ab") as file:
             file.writelines(parts)
             self.position = file.tell()
-
-
-def _end_of_whole(file: BinaryIO) -> int:
-    """Return where the last whole member of a gzip file ends, in bytes."""
-    file.seek(0)
-    end, member, unread = 0, zlib.decompressobj(31), b""
-    with suppress(zlib.error):
-        while data := unread or file.read(1 << 20):
-            member.decompress(data)
-            unread = member.unused_data
-            if member.eof:
-                end, member = file.tell() - len(unread), zlib.decompressobj(31)
-    return end
 
 
 def packed(
@@ -200,19 +178,11 @@ class RunRecorder(lightning.Callback):
             for unfinished in (self.folder / "checkpoints").glob(".step-*.tmp"):
                 shutil.rmtree(unfinished)
             self.begin()
-            hold(self.folder)
             self._keep_state(module)
             self._cut_back(position, module.done_steps)
 
     def on_train_start(self, trainer, module) -> None:
         stops.heed()  # Lightning has a handler of SIGTERM, which would end no step as a whole
-
-    def on_fit_end(self, trainer, module) -> None:
-        if ranks.rank() == 0:
-            release(self.folder)
-
-    def on_exception(self, trainer, module, exception) -> None:
-        self.on_fit_end(trainer, module)
 
     def _load(self, module) -> int:
         """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""

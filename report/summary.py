@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from operator import itemgetter
@@ -20,14 +20,13 @@ from config.files import replacing
 from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
-from report.rows import FATES, Cell, fate
+from report.rows import Cell
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
 from tasks.words import METRICS as WORDS
 
 if TYPE_CHECKING:
     from rich.console import Group
-    from rich.text import Text
 
 # ---------------------------------------------------------------- statistics
 
@@ -126,7 +125,6 @@ METRICS = (
     "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
-FEW = 8  # questions: what fewer say is faint
 
 Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
 
@@ -141,27 +139,15 @@ def summarise(
     """Return {unit, metric, cells, pooled, paired, settings} of the rows that `evaluate` returned.
 
     unit: what lengths count: sections, documents or tokens. agents: by name, for what they count.
-    cells is a flat list, one record per cell, as `pandas.DataFrame(summary["cells"])` takes it:
 
-    agent, question, temperature, length
-        the cell
-    n, mean, low, high
-        see `_mean`; where several questions share a document, documents, low_questions and
-        high_questions as well
-    each of `METRICS`
-        the mean over the same questions, where all rows have it. failed: the trajectory has an
-        error. Of the others, unformed: the response lacks the required form; empty: nothing
-        follows the thinking. memory_cut, memory_empty: turns. tokens, seconds, model_calls: of one
-        trajectory. cut: tokens of the document that a cap or a window kept from the agent. mib:
-        the maximum instead of the mean
-    fates
-        of the readings that were not entirely right, how many of each of `FATES`
-    counts, rates
-        of agents that count something: sums over the trajectories, and the agent's rates of them
-
-    pooled is a list of records of the kinds that are pooled, see `episodes.pool_of`: the cell and
-    its `_mean`. paired is a list of {a, b, question, temperature, length, mean, n, low, high}:
-    differences on the same questions, see `_paired`.
+    cells: a list of records, one a cell: agent, question, temperature, length; n, mean, low, high
+        (`_mean`); of each of `METRICS` the mean over the same questions, of mib the maximum, where
+        all rows have it. failed: the trajectory has an error; of the others, unformed: the response
+        lacks the required form, empty: nothing follows the thinking. cut: tokens of the document
+        that a cap or a window kept from the agent. counts: sums of what an agent counts, rates: of
+        these
+    pooled: records of the kinds that are pooled (`episodes.pool_of`): the cell and its `_mean`
+    paired: a list of {a, b, question, temperature, length, mean, n, low, high} (`_paired`)
     """
     groups: dict[Cell, dict[str, list[dict]]] = {}
     settings: set[str] = set()
@@ -195,7 +181,7 @@ def summarise(
 
 
 def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | type[Agent]) -> dict:
-    """Return the record of one cell; parts without content are left out."""
+    """Return the record of one cell; counts are left out where there are none."""
     samples = questions.values()
     record = asdict(cell) | _mean(samples, metric)
     rows = [*chain.from_iterable(samples)]
@@ -207,16 +193,14 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | t
     counts = Counter()
     for row in rows:
         counts.update(row.get("counts") or {})
-    parts = {
-        "fates": _fates(rows, metric),
-        "counts": dict(counts),
-        "rates": {
-            name: round(counts[above] / counts[below], 4) if counts[below] else None
-            for name, (above, below) in agent.rates.items()
-            if {above, below} & {*counts}
-        },
+    if counts:
+        record["counts"] = dict(counts)
+    rates = {
+        name: round(counts[above] / counts[below], 4) if counts[below] else None
+        for name, (above, below) in agent.rates.items()
+        if {above, below} & {*counts}
     }
-    return record | {name: part for name, part in parts.items() if part}
+    return record | ({"rates": rates} if rates else {})
 
 
 def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
@@ -275,13 +259,6 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
         for cell, kinds in pools.items()
         if len(kinds) > 1
     ]
-
-
-def _fates(rows: Sequence[dict], metric: str) -> dict:
-    """Count what became of the accepted answers, over trajectories that are not entirely right."""
-    wrong = [row for row in rows if row[metric] < 1 and not row["error"] and row.get("sections")]
-    counts = Counter(map(fate, wrong))
-    return {name: counts[name] for name in FATES} if wrong else {}
 
 
 def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
@@ -409,6 +386,8 @@ def overlaps(summary: dict) -> list[str]:
 
 # ---------------------------------------------------------------- how numbers are written
 
+FEW = 8  # questions: what fewer say is faint
+
 
 def percent(share: float, sign: str = "") -> str:
     """Write a share, or with a sign + the difference of two, on the one scale of all reports.
@@ -437,15 +416,12 @@ def count(record: Mapping[str, float]) -> str:
     return f"n {record['n']:,}" + ", one document" * (record.get("documents") == 1)
 
 
-def by_length(rows: Iterable[Mapping[int, object]]) -> list[int]:
-    """Return the lengths of rows, in order."""
-    return sorted({length for row in rows for length in row})
+def measured(summary: dict) -> str:
+    """Return what the mean over questions is of, in words and by its name in the files."""
+    return f"{WORDS.get(summary['metric'], 'mean')} ({summary['metric']})"
 
 
 # ---------------------------------------------------------------- tables
-
-# names of a row (heading, agent, temperature) -> length -> cell
-Grid = dict[tuple[str, str, str], dict[int, object]]
 
 
 def labelled(summary: dict, agent: str) -> str:
@@ -454,45 +430,33 @@ def labelled(summary: dict, agent: str) -> str:
     return f"{agent} ({altered})" if altered else agent
 
 
-def with_pooled(summary: dict) -> dict:
-    """Return a summary with the pooled records as further cells, for tables of means.
-
-    One whose questions share documents comes twice, the second time with the other interval.
-    """
-    records = []
-    for record in summary.get("pooled", ()):  # an earlier version's summary has none
-        records.append(record)
-        if record.get("documents", 1) > 1:
-            name = f"{record['question']}, interval over questions"
-            ends = {"low": record["low_questions"], "high": record["high_questions"]}
-            records.append(record | {"question": name} | ends)
-    return summary | {"cells": [*summary["cells"], *records]}
-
-
-def _grid(summary: dict, show: Callable[[dict], object]) -> Grid:
-    """Return what `show` makes of each record, pooled ones too."""
-    grid: Grid = {}
-    for cell, record in cells(with_pooled(summary)):
-        names = cell.question, labelled(summary, cell.agent), cell.temperature
-        grid.setdefault(names, {})[cell.length] = show(record)
-    return grid
+def by_length(summary: dict) -> dict[str, dict[tuple[str, str], dict[int, dict]]]:
+    """Return the records of a summary, pooled ones last, as a table for each kind of question:
+    (agent, temperature) -> length -> record."""
+    tables: dict[str, dict[tuple[str, str], dict[int, dict]]] = {}
+    for record in (*summary["cells"], *summary.get("pooled", ())):
+        names = labelled(summary, record["agent"]), record["temperature"]
+        table = tables.setdefault(record["question"], {})
+        table.setdefault(names, {})[record["length"]] = record
+    return tables
 
 
 def markdown_of(summary: dict) -> str:
     """Return table.md: accuracy in percent with 95 % intervals by length, a row per kind of
     question, agent and temperature; no text leaves its cell."""
-
-    def percent(record: dict) -> str:
-        mean, low, high = (100 * record[name] for name in ("mean", "low", "high"))
-        return f"{mean:.1f} [{low:.1f}, {high:.1f}]"
-
-    grid = _grid(summary, percent)
-    lengths = by_length(grid.values())
+    lengths = sorted({record["length"] for record in summary["cells"]})
     rows = [
         ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
         ["---"] * (3 + len(lengths)),
     ]
-    rows += [[*names, *(texts.get(n, "") for n in lengths)] for names, texts in grid.items()]
+    for question, table in by_length(summary).items():
+        for names, records in table.items():
+            shown = {
+                n: [f"{100 * r[x]:.1f}" for x in ("mean", "low", "high")]
+                for n, r in records.items()
+            }
+            texts = {n: f"{mean} [{low}, {high}]" for n, (mean, low, high) in shown.items()}
+            rows.append([question, *names, *(texts.get(n, "") for n in lengths)])
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
     caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "
     caption += " ".join([f"{_about(summary)}.", *overlaps(summary)])
@@ -523,14 +487,9 @@ def _about(summary: dict) -> str:
     ):
         if wrong := sum(r.get(name, 0) * r["n"] for r in records):
             parts.append(f"{words}, counted as wrong: {wrong:,.4g} of {n:,}")
-    if n := sum(value > 0 for _, value in cells(summary, "cut")):
+    if n := sum(record.get("cut", 0) > 0 for record in records):
         parts.append(f"documents not read whole in {n} of {len(records)} cells")
     return "; ".join(parts)
-
-
-def measured(summary: dict) -> str:
-    """Return what the mean over questions is of, in words and by its name in the files."""
-    return f"{WORDS.get(summary['metric'], 'mean')} ({summary['metric']})"
 
 
 def table(summary: dict, width: int = 80) -> Group:
@@ -542,28 +501,29 @@ def table(summary: dict, width: int = 80) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    def text(record: dict) -> Text:
-        interval = f" {bounds(record, '-')}" * intervals
-        return Text.assemble(f"{100 * record['mean']:.0f}", (interval, "dim"))
-
-    names = [(c.question, labelled(summary, c.agent)) for c, _ in cells(with_pooled(summary))]
-    longest = max((max(len(kind), len(agent) + 1) for kind, agent in names), default=0)
-    lengths = {record["length"] for record in summary["cells"]}
+    tables = by_length(summary)
+    names = [f" {name}" for each in tables.values() for name, _ in each]
+    longest = max(map(len, [*tables, *names]), default=0)
+    lengths = sorted({record["length"] for record in summary["cells"]})
     intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
-    about = " and 95 % interval" if intervals else " (intervals: table.md)"
-    title = f"{measured(summary)} in per cent by {summary['unit']}"
-    about = f"mean{about}; T: temperature, 0.0 is greedy; {_about(summary)}"
-    grid, result = _grid(summary, text), Table(box=None, padding=(0, 1, 0, 0))
+    result = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("", "T"):
         result.add_column(name, no_wrap=True)
-    lengths = by_length(grid.values())
     for length in lengths:
         result.add_column(f"{length:,}", justify="right", no_wrap=True)
-    for heading in dict.fromkeys(heading for heading, *_ in grid):
-        result.add_row(Text(clean(heading), "bold"))
-        for (other, name, temperature), texts in grid.items():
-            if other == heading:
-                row = (texts.get(length, "") for length in lengths)
-                result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
+    for question, each in tables.items():
+        result.add_row(Text(clean(question), "bold"))
+        for (name, temperature), records in each.items():
+            texts = {
+                n: Text.assemble(
+                    f"{100 * r['mean']:.0f}", (f" {bounds(r, '-')}" * intervals, "dim")
+                )
+                for n, r in records.items()
+            }
+            row = (texts.get(length, "") for length in lengths)
+            result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
+    title = f"{measured(summary)} in per cent by {summary['unit']}"
+    about = " and 95 % interval" if intervals else " (intervals: table.md)"
+    about = f"mean{about}; T: temperature, 0.0 is greedy; {_about(summary)}"
     # a title or a caption of the table would be as narrow as the table
     return Group(Text(clean(title), "italic"), result, Text(clean(about), "dim italic"))

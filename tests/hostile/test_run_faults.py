@@ -19,12 +19,12 @@ import cli
 import memagent
 from commands import export, train
 from commands.sft import SFT
+from config.locks import is_written
 from config.terminal import command_line
 from engines.hf import TransformersEngine
 from engines.rehearsed import RehearsedEngine
 from grpo import GRPO
 from report import runlog
-from report.status import is_running
 
 
 @pytest.fixture(autouse=True)
@@ -78,8 +78,8 @@ def test_a_stream_that_goes_on_is_written_by_nobody_else(tmp_path, monkeypatch, 
     with halted(words, 0, RehearsedEngine, "respond") as process:
         before = tree(Path("runs"))
         assert f"is being written by process {process.pid} on " in run(words, 2)
-        assert tree(Path("runs")) == before and is_running(Path("runs/s"))
-    assert not is_running(Path("runs/s"))
+        assert tree(Path("runs")) == before and is_written(Path("runs/s"))
+    assert not is_written(Path("runs/s"))
     run(words)
 
 

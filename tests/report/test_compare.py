@@ -163,7 +163,7 @@ def test_an_evaluation_that_is_partly_there_is_compared_and_that_is_said(tmp_pat
     (b / "summary.json").unlink()
     done = invoke(a, b)
     words = " ".join(done.output.split())
-    assert done.exit_code == 0 and "b: Stopped: 5 answers; nothing has been written" in words
+    assert done.exit_code == 0 and "b: Stopped: 5 answers." in words
     assert "15 questions of the first alone" in words
 
 

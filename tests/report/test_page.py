@@ -127,7 +127,7 @@ def test_only_transcripts_of_this_evaluation_once_each(tmp_path):
     assert kept == ["sample 0?", "sample 2?"] and shown(write_report(folder))
     for damaged in ("{\n", "[]\n"):
         (folder / "transcripts.jsonl").write_text(damaged)
-        with pytest.raises(UserError, match=r"transcripts\.jsonl is damaged"):
+        with pytest.raises(UserError, match="damaged"):
             read_run(folder)
 
 

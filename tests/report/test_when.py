@@ -20,8 +20,8 @@ def written(monkeypatch):
     """Return the status of each page that was written."""
     read, found = page.read_run, []
 
-    def noted(folder):
-        found.append((run := read(folder)).status.partition(",")[0].partition(";")[0])
+    def noted(folder, running=None):
+        found.append((run := read(folder, running)).status.rstrip("."))
         return run
 
     monkeypatch.setattr(page, "read_run", noted)
@@ -61,7 +61,7 @@ def test_an_evaluation_has_a_page_at_its_end_and_where_it_was_stopped(
 
 
 def test_a_page_that_cannot_be_written_ends_no_run(monkeypatch, tmp_path):
-    def fail(*_):
+    def fail(*_, **__):
         raise OSError("the disk is full")
 
     monkeypatch.setattr(page, "write_report", fail)
@@ -71,7 +71,7 @@ def test_a_page_that_cannot_be_written_ends_no_run(monkeypatch, tmp_path):
 
 
 def test_ctrl_c_while_the_page_loads_a_library_is_no_failure_of_the_page(monkeypatch, tmp_path):
-    def interrupted(*_):
+    def interrupted(*_, **__):
         raise ImportError("initialization failed") from KeyboardInterrupt()
 
     monkeypatch.setattr(page, "write_report", interrupted)

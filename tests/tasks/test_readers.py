@@ -239,7 +239,7 @@ def test_what_is_read_of_each_form(tmp_path, name, record, expected):
     assert [getattr(back, f) for f in FIELDS] == [getattr(task, f) for f in FIELDS]
     assert back.n_documents == task.n_documents
     if task.pool and task.kind != "squad" and task.gold:  # evidence is written with its places
-        assert (back.gold, back.evidence, back.depths) == (task.gold, task.evidence, task.depths)
+        assert (back.gold, back.evidence) == (task.gold, task.evidence)
 
 
 def test_paragraphs_share_one_pool_and_the_evidence_stands_once_in_its_order(tmp_path):

@@ -208,7 +208,7 @@ def test_failures_are_redone_once_a_call(tmp_path, monkeypatch):
         return made
 
     monkeypatch.setattr(opening, "open_engine", opened)
-    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path), retries=0)
+    config = replace(QUICK, agents=("none",), lengths=(1,), runs=str(tmp_path))
     folder = eval.run_suite(config, agents_of(config), ONE_FACT)
     eval.run_suite(config, agents_of(config), ONE_FACT)
     assert len(asked) == 2 == len(read_rows(folder))
