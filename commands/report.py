@@ -57,32 +57,32 @@ def report_command(app: typer.Typer) -> None:
 
 
 def print_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Print the comparison of evaluations and write its page; return its path.
+    """Print the comparison of runs and write its page; return its path.
 
     UserError: one alone, or unlike ones.
     """
-    from report.compare import (
-        comparison_page,
-        differences,
-        read_evaluation,
-        remarks,
-        side_by_side,
-    )
+    from report import compare
     from report.summary import table
 
     names = _names([folder.resolve() for folder in folders])
     if len(names) < 2:
-        raise UserError("Evaluations that are compared have different folders.")
-    runs = [read_evaluation(folder, name) for folder, name in names.items()]
-    summary = side_by_side(runs)
+        raise UserError("Runs that are compared have different folders.")
+    runs = [compare.read_named(folder, name) for folder, name in names.items()]
+    evaluated = any(run.rows for run in runs)
+    summary = (compare.side_by_side if evaluated else compare.trainings_side_by_side)(runs)
+    notes = [
+        *compare.remarks(summary),
+        *(f"{run.title}: {run.status}" for run in runs if run.status),
+    ]
     title = " and ".join(names.values())
     path = out or next(iter(names)).parent / f"compare-{'-'.join(map(_plain, names.values()))}.html"
     with replacing_output(path) as temporary:
-        temporary.write_text(comparison_page(summary, title), encoding="utf-8")
-    console.print(table(summary, console.width))
-    for line, style in differences(summary):
-        say(line, style)
-    for sentence in remarks(summary):
+        temporary.write_text(compare.comparison_page(summary, title, notes), encoding="utf-8")
+    if evaluated:
+        console.print(table(summary, console.width))
+        for line, style in compare.differences(summary):
+            say(line, style)
+    for sentence in [*notes, *compare.verdicts(summary)]:
         say(sentence)
     return path
 

@@ -343,9 +343,10 @@ def _training_plots(training: Training, measure: str) -> tuple[list[Markup], lis
 # ---------------------------------------------------------------- pages
 
 
-def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
-    """Return the page of an evaluation or of a training. notes: warnings of the caller's."""
-    summary, lead = run.summary, lead_of(map(Cell.from_row, run.summary["cells"]))
+def page_of(run: Run, title: str = "", notes: Sequence[str] = (), lead: str = "") -> str:
+    """Return the page of an evaluation or of a training. notes, lead: the caller's warnings and
+    sentences."""
+    summary, leader = run.summary, lead_of(map(Cell.from_row, run.summary["cells"]))
     warnings = [*notes, *(f"In all {what}." for what in amiss(summary)), *overlaps(summary)]
     measure = "loss" if "loss" in summary else "reward"
     training = read_training(run.folder, measure)
@@ -355,10 +356,10 @@ def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
     if summary["cells"]:
         warnings += filter(None, [nothing_right(summary, run.rows) if not run.status else ""])
         more_plots = [*drawn, *more_plots]
-        drawn, figures, sentence = [], _three_figures(summary, lead), ""
-        drawn, rest = (plots := _accuracy_plots(summary, lead))[:1], plots[1:]
+        drawn, figures, sentence = [], _three_figures(summary, leader), lead
+        drawn, rest = (plots := _accuracy_plots(summary, leader))[:1], plots[1:]
         more_plots = rest + more_plots
-    readings, more = _listed(run, lead)
+    readings, more = _listed(run, leader)
     done = ("read", "written")
     spent = {name: sum(row.get(f"tokens_{name}", 0) for row in run.rows) for name in done}
     if not run.rows:
@@ -370,7 +371,7 @@ def page_of(run: Run, title: str = "", notes: Sequence[str] = ()) -> str:
         figures=figures,
         lead=sentence,
         plots=drawn,
-        pair=_side_by_side(run, lead),
+        pair=_side_by_side(run, leader),
         readings=readings,
         more=more,
         tables=_by_length(summary) if summary["cells"] else "",

@@ -12,7 +12,7 @@ was solved. A way of remembering is an arm in the files and a method wherever it
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
@@ -29,7 +29,6 @@ from report.plots import plot
 from report.summary import bounds, calibration, interval, percent, write_summary, write_text
 
 LIMITS = ("steps", "window")  # failures of a task that used up all that it was given
-EXCERPT = 100  # characters of an experience that a task was shown
 
 
 def summarise_stream(config: StreamConfig, outcomes: Sequence[dict], rule: str = "") -> dict:
@@ -232,40 +231,6 @@ def _epoch(cell: dict) -> dict[str, str]:
     } | _sure(cell)
 
 
-def _begin(text: str, most: int) -> str:
-    """Return the beginning of a text, in one line."""
-    line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]} ..."
-
-
-def _most_changed(outcome: dict) -> list[dict]:
-    """Return the rows of the task whose success changed most often."""
-    by_task: dict[str, list[dict]] = {}
-    for row in outcome["rows"]:
-        by_task.setdefault(row["id"], []).append(row)
-
-    def changes(rows: list[dict]) -> int:
-        return sum(a["success"] != b["success"] for a, b in pairwise(rows))
-
-    return max(by_task.values(), key=changes, default=[])
-
-
-def _one_task(outcome: dict) -> dict:
-    """Show what that task was shown, epoch by epoch."""
-    rows = []
-    for row in (most := _most_changed(outcome)):
-        shown = [
-            f"{each['id']} (Q {each['q']:.2f}, similarity {each['sim']:.2f}): "
-            f"{_begin(each['experience'], EXCERPT)}"
-            for each in row["shown"]
-        ]
-        first = str(row["epoch"] + 1), "solved" if row["success"] else "failed"
-        action = _begin(row["action"], 2 * EXCERPT)
-        rows.append((first, {"shown": "\n".join(shown) or "nothing", "last action": action}))
-    name = f"{outcome['arm']}, task {most[0]['id']}" if most else ""
-    return _table(f"What it was shown: {name}", ["epoch", "it was"], rows)
-
-
 # ---------------------------------------------------------------- the page
 
 
@@ -318,7 +283,6 @@ def _page(
     plain = [
         _table("By method", ["method", "n"], methods),
         _table("Solved in the last epoch, in percentage points", [""], differences),
-        *(_one_task(o) for o in outcomes if any(row["shown"] for row in o["rows"])),
         _table(about, ["method", "epoch"], [(first, _epoch(cell)) for first, cell in every]),
         _table("The bank at the end of each epoch", ["method", "epoch"], banks),
     ]

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-from run_folders import HOSTILE, Page, lines, row
+from run_folders import HOSTILE, Page, lines, row, training
 from typer.testing import CliRunner
 
 import cli
@@ -64,6 +64,33 @@ def test_agents_are_paired_by_name_else_with_the_first_one_of_the_first_run():
         ("a: full", "b: other", 4): pytest.approx(7 / 20),
         ("a: full", "c: full", 4): pytest.approx(1 / 20),
     }
+
+
+@pytest.mark.parametrize(("first", "second", "said"), [
+    (18, 4, "a: trained is better: a: trained minus b: trained is +70.0 points"),
+    (4, 18, "b: trained is better: a: trained minus b: trained is -70.0 points"),
+    (9, 10, "Which is better is not shown"),
+])  # fmt: skip
+def test_a_sentence_says_which_is_better_or_that_it_is_not_shown(first, second, said):
+    """Over all cells that both have: a third of the questions at another length differs not."""
+    rows = [asked(n) + asked(n, length=64) for n in (first, second)]
+    rows[1] += asked(20, length=256)  # which the first was not asked
+    (sentence,) = compare.verdicts(side_by_side([run("a", rows[0]), run("b", rows[1])]))
+    assert sentence.startswith(said) and "n 40" in sentence
+
+
+def test_trainings_are_compared_by_their_last_steps(tmp_path):
+    a, b = training(tmp_path / "a", steps=30), training(tmp_path / "b", steps=12)
+    done = invoke(a, b)
+    words = " ".join(done.output.split())
+    assert done.exit_code == 0 and "a is better: a minus b is +" in words
+    assert "reward, the last 10 steps, 95 % interval" in words and "b: Stopped: step 12" in words
+    page = Page((tmp_path / "compare-a-b.html").read_text())
+    assert page.tags.count("svg") == 1 and "a is better" in page.text
+    runs = [compare.read_named(path, path.name) for path in (a, b)]
+    summary = compare.trainings_side_by_side(runs) | {"measure": "loss"}
+    assert compare.verdicts(summary)[0].startswith("b is better")  # of losses
+    assert invoke(a, folder(tmp_path / "c", asked(3))).exit_code == 2
 
 
 def test_what_one_alone_was_asked_is_counted_and_left_out():

@@ -65,7 +65,7 @@ def test_the_page_of_a_stream():
     figures = ["50.0 %"] * 3
     assert made.html.count("<strong>50.0 %</strong>") == len(figures)
     for part in (
-        "solved with memrl", "memrl minus none", "+0.0 (", "memrl, task a", "(Q -0.50, similarity",
+        "solved with memrl", "memrl minus none", "+0.0 (",
         "The bank at the end of each epoch", "q mean",
     ):  # fmt: skip
         assert part in made.text, part
