@@ -91,7 +91,7 @@ def evaluate(
     with Rows(rows) as file, engine.awake():
         if filling.agent.keeps:
             jobs = [*jobs]
-            filling.read(filling.makers_of(jobs), file)
+            filling.read(filling.kept.makers_of(jobs, filling.is_missing), file)
         filling.read((job for job in jobs if filling.is_missing(job)), file)
     return [row for row in filling.rows.values() if row]
 
@@ -114,9 +114,7 @@ class _Filling:
         self.rows: dict[tuple[str, int], dict | None] = {}  # (id, sample) -> row, in order
         self.recorded: set[tuple[str, int]] = set()  # which have a transcript, however they end
         self.readings: dict[tuple[str, int], Reading] = {}  # of what is in flight
-        # (source, sample) -> the id of the task that makes what the agent keeps, and what it made
-        self.makers: dict[tuple[str, int], str] = {}
-        self.made: dict[tuple[str, int], object] = {}
+        self.kept = _Kept(self.agent)
 
     def jobs(self, tasks: Iterable[Task]) -> Iterator[Job]:
         """Yield every task with the numbers of its samples; look up the rows that are there."""
@@ -137,18 +135,6 @@ class _Filling:
         task, sample = job
         return self.rows[task.id, sample] is None
 
-    def makers_of(self, jobs: Sequence[Job]) -> list[Job]:
-        """Return the first job of every source that has rows missing: it makes what is kept.
-
-        It does so even if its row is there already: what is made then depends on no row.
-        """
-        groups: dict[tuple[str, int], list[Job]] = {}
-        for task, sample in jobs:
-            if (source := self.agent.source(task)) is not None:
-                groups.setdefault((source, sample), []).append((task, sample))
-        self.makers = {key: group[0][0].id for key, group in groups.items()}
-        return [group[0] for group in groups.values() if any(map(self.is_missing, group))]
-
     def read(self, jobs: Iterable[Job], file: Rows) -> None:
         """Let the agent read, and write the rows that are missing as trajectories finish."""
         c = self.conditions
@@ -166,14 +152,7 @@ class _Filling:
         """Start an agent, whose own exceptions fail the trajectory and not the evaluation."""
         self.readings[task.id, sample] = Reading(task, self.agent)
         try:
-            if (source := agent.source(task)) is None:
-                yield from start(agent, task)
-                return
-            if (key := (source, sample)) not in self.made:
-                if task.id != (maker := self.makers[key]):
-                    raise UserError(f"what {agent.label} keeps was not made: see task {maker}")
-                self.made[key] = yield from agent.make(task)
-            yield from agent.answer(task, self.made[key])
+            yield from self.kept.start(agent, task, sample)
         except UserError:
             raise
         except Exception as error:
@@ -210,6 +189,39 @@ class _Filling:
                 records.append(transcript | {"cell": asdict(cell), "settings": self.settings})
         file.append(row)
         return row
+
+
+class _Kept:
+    """What an agent makes of a document once and keeps for several questions about it."""
+
+    def __init__(self, agent: Agent):
+        self.agent = agent
+        # (source, sample) -> the id of the task that makes it, and what it made
+        self.makers: dict[tuple[str, int], str] = {}
+        self.made: dict[tuple[str, int], object] = {}
+
+    def makers_of(self, jobs: Sequence[Job], is_missing: Callable[[Job], bool]) -> list[Job]:
+        """Return the first job of every source that has rows missing: it makes what is kept.
+
+        It does so even if its row is there already: what is made then depends on no row.
+        """
+        groups: dict[tuple[str, int], list[Job]] = {}
+        for task, sample in jobs:
+            if (source := self.agent.source(task)) is not None:
+                groups.setdefault((source, sample), []).append((task, sample))
+        self.makers = {key: group[0][0].id for key, group in groups.items()}
+        return [group[0] for group in groups.values() if any(map(is_missing, group))]
+
+    def start(self, agent: Agent, task: Task, sample: int) -> Generator[Prompt, Turn, None]:
+        """Start an agent, which makes what it keeps if this task is to make it."""
+        if (source := agent.source(task)) is None:
+            yield from start(agent, task)
+            return
+        if (key := (source, sample)) not in self.made:
+            if task.id != (maker := self.makers[key]):
+                raise UserError(f"what {agent.label} keeps was not made: see task {maker}")
+            self.made[key] = yield from agent.make(task)
+        yield from agent.answer(task, self.made[key])
 
 
 # ---------------------------------------------------------------- all cells
