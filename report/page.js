@@ -32,8 +32,13 @@ if (numbers.length > 1) {
   slide.hidden = false;
   slide.querySelector("input").max = numbers.length;
   slide.addEventListener("input", slideTo);
-  const changed = steps.filter((each) => "changed" in each.dataset).pop();  // of the trained policy
-  const first = steps.find((each) => "changed" in each.dataset && each.parentNode === changed?.parentNode);
-  slide.querySelector("input").value = 1 + numbers.indexOf(Number((first ?? steps[0]).dataset.step));
+  // it begins where the two memories first differ
+  const memory = (each) => each.querySelector(".memory").textContent;
+  const differs = (number) => {
+    const texts = steps.filter((each) => Number(each.dataset.step) === number).map(memory);
+    return texts.length < 2 || new Set(texts).size > 1;  // a folded one stayed as it was
+  };
+  const first = numbers.findIndex(differs);
+  slide.querySelector("input").value = 1 + Math.max(first, 0);
   slideTo();
 }

@@ -13,7 +13,7 @@ from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from hashlib import sha256
-from math import isfinite
+from math import inf, isfinite
 from pathlib import Path
 from statistics import fmean
 
@@ -228,7 +228,8 @@ def _accuracy_plots(summary: dict, lead: str) -> list[Markup]:
         lines = kinds.setdefault(record["question"], {})
         lines.setdefault(reader(record["agent"]), []).append(record)
     # of an evaluation the reward is the task's own score
-    measure = METRICS.get(summary["metric"], "right answers")
+    other = summary["metric"] not in ("reward", "sub_em")
+    measure = METRICS.get(summary["metric"], "right answers") if other else "right answers"
     return [
         plot(
             {
@@ -322,8 +323,10 @@ def _training_plots(training: Training, measure: str) -> tuple[list[Markup], lis
     steps, values = zip(*training.values, strict=True)
     window = max(5, len(steps) // 15)
     means = [fmean(values[max(0, k + 1 - window) : k + 1]) for k in range(len(values))]
+    # of shares the band ends at 0 and 1
+    least, most = (0, 1) if all(0 <= v <= 1 for v in values) else (-inf, inf)
     each = [
-        (k, v, v - 2 * e, v + 2 * e) if isfinite(e) else (k, v, v, v)
+        (k, v, max(least, v - 2 * e), min(most, v + 2 * e)) if isfinite(e) else (k, v, v, v)
         for (k, v), e in zip(training.values, training.errors, strict=True)
     ]
     lines = {
@@ -331,7 +334,7 @@ def _training_plots(training: Training, measure: str) -> tuple[list[Markup], lis
         f"mean of {window}": [*zip(steps, means, strict=True)],
         "validation": training.validation,
     }
-    first = plot(lines, measure.capitalize(), "training step", f"mean {measure}")
+    first = plot(lines, measure.capitalize(), "training step", f"mean {measure}", band=True)
     rest = [
         plot({name: numbers(training.rows, column) for name, column in columns.items()},
              title, "training step")

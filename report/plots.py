@@ -42,18 +42,20 @@ def plot(
     share: bool = False,
     lengths: bool = False,
     faint: Sequence[str] = (),
+    band: bool = False,
 ) -> Markup:
     """Draw lines in one panel, as a <figure>; "" without any point.
 
     share: values are from 0 to 1, and drawn in per cent. lengths: x is logarithmic, with a tick
-    for each length. faint: names of lines that rest on little.
+    for each length. faint: names of lines that rest on little. band: intervals are bands, however
+    few the points.
     """
     lines = {name: points for name, points in lines.items() if points}
     if not lines:
         return Markup("")
 
     def draw(axes) -> None:
-        draw_lines(axes, lines, share, faint)
+        draw_lines(axes, lines, share, faint, band)
         if lengths:
             set_lengths(axes, sorted({point[0] for points in lines.values() for point in points}))
         else:
@@ -94,7 +96,11 @@ def svg_text(figure, label: str) -> Markup:
 
 
 def draw_lines(
-    axes, lines: Mapping[str, Points], share: bool = False, faint: Sequence[str] = ()
+    axes,
+    lines: Mapping[str, Points],
+    share: bool = False,
+    faint: Sequence[str] = (),
+    band: bool = False,
 ) -> None:
     scale, least = 100 if share else 1, 0.0
     for k, (name, points) in enumerate(lines.items()):
@@ -104,7 +110,7 @@ def draw_lines(
         few, least = len(points) <= MARKED, min(least, *y)
         look = {"color": SERIES[k % len(SERIES)], "alpha": 0.35 if name in faint else 1}
         axes.plot(x, y, marker="os^DvPX*"[k % 8] if few else "", markersize=5, **look)
-        if ends and few:
+        if ends and few and not band:
             axes.vlines(x, *ends, linewidth=1, **look)
         elif ends:
             axes.fill_between(x, *ends, color=look["color"], alpha=0.2, linewidth=0)

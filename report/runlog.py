@@ -324,7 +324,11 @@ def summary(folder: Path, last: int = 10) -> dict:
         "cells": [],
         "steps": len(rows),
         name: fmean(values[-last:]) if values else None,
-        **({"gain": gain(values, last)} if name == "reward" and one_level else {}),
+        **(
+            {"gain": gain(values, min(last, len(values) // 2))}
+            if name == "reward" and one_level
+            else {}
+        ),
         **{name: n for name, n in amiss.items() if n},
         "seconds": round(total("step_s"), 1),
         "tokens": int(total("read_tokens") + total("written_tokens")),

@@ -121,7 +121,7 @@ def test_a_wide_table_scrolls_in_its_frame(browser, tmp_path):
 def test_the_list_is_searched_and_the_slider_goes_through_the_sections(browser, tmp_path):
     cell = dict(question="one_fact", temperature="1.0", length=4)
     records = [
-        record(("none", "none", f"Otto {k}", "Lima"), answer, id=f"q{k}", settings=agent,
+        record(("none", "none", f"{agent} {k}", "Lima"), answer, id=f"q{k}", settings=agent,
                question=f"Where is person {k}?", cell=cell | {"agent": agent})
         for agent, answer in (("trained", "\\boxed{Lima}"), ("untrained", "\\boxed{Rome}"))
         for k in range(5)
@@ -146,7 +146,7 @@ def test_the_list_is_searched_and_the_slider_goes_through_the_sections(browser, 
         "[...document.querySelectorAll('.pair .step')].filter(e => !e.hidden)"
         ".map(e => e.dataset.step).join()"
     )
-    assert page.run(visible) == "2,2"  # where the trained policy first wrote something
+    assert page.run(visible) == "2,2"  # where the two memories first differ
     page.run("(() => { const e = document.querySelector('#slide input'); e.value = 3;"
              "e.dispatchEvent(new Event('input', {bubbles: true})) })()")  # fmt: skip
     assert page.run(visible) == "3,3" and page.problems == []
