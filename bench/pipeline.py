@@ -21,6 +21,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -97,7 +98,7 @@ class Pipeline:
     def __init__(self, tiny: bool, keep: Callable[[dict], None], sources: dict[str, str]):
         self.tiny, self.keep, self.sources = tiny, keep, sources
         self.total, self.model = left(), "tiny" if tiny else "smollm2"
-        self.runs, self.processes = FOLDER / "runs", set()
+        self.runs, self.processes, self.lock = FOLDER / "runs", set(), threading.Lock()
         self.engine = "vllm" if find_spec("vllm") else "transformers"
         self.out: dict = {"model": self.model, "engine": self.engine, "stages": {}}
         shutil.rmtree(self.runs, ignore_errors=True)
@@ -106,9 +107,10 @@ class Pipeline:
         self.settings.write_text(yaml.safe_dump({} if tiny else SETTINGS))
 
     def note(self, name: str, **measured: object) -> None:
-        self.out["stages"].setdefault(name, {}).update(measured)
-        print(name, measured, flush=True)
-        self.keep(self.out)
+        with self.lock:
+            self.out["stages"].setdefault(name, {}).update(measured)
+            print(name, measured, flush=True)
+            self.keep(self.out)
 
     def seconds(self, name: str) -> float:
         """Return how long a command may take."""
@@ -165,12 +167,13 @@ class Pipeline:
                 run = "grpo-eager" if how is EAGER else name
                 folder = self.runs / run
                 self.cli(run, [*words, *self.flags(run)], how, name)
-                if not (folder / "adapter").exists() and (folder / "checkpoints").exists():
+                exported = folder / "adapter" / "agent.yaml"  # what is written last
+                if not exported.exists() and (folder / "checkpoints").exists():
                     self.cli(f"export-{run}", ["export", str(folder)], {}, "export")
                 rows = whole_rows(folder / "metrics.csv")
                 steps = {c: [float(row[c]) for row in rows if c in row] for c in COLUMNS}
                 self.note(run, n=len(rows), steps={c: x for c, x in steps.items() if x})
-                if (folder / "adapter").exists():
+                if exported.exists():
                     adapter, model, more = folder / "adapter", str(folder / "model"), how or more
                     break
         if adapter:
