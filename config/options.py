@@ -294,7 +294,7 @@ class RunConfig(Settings):
     """write all readings of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
-    lightning.pytorch.loggers.WandbLogger (docs/engines.md)"""
+    lightning.pytorch.loggers.WandbLogger (docs/train.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16 (with adapters, which learn in float32), or mixed = weights and optimizer
     in float32, computation in bfloat16; auto = on a CPU float32, or bfloat16 with adapters where

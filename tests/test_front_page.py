@@ -113,9 +113,8 @@ def test_the_hours_of_the_front_page_are_those_that_plan_says():
     assert hours in " ".join(CliRunner().invoke(cli.app, words).output.split())
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
-def test_what_a_page_asks_about_is_in_the_clone(name):
-    asked = [words for words in commands((ROOT / name).read_text("utf-8")) if words[0] == "ask"]
+def test_what_the_front_page_asks_about_is_in_the_clone():
+    asked = [words for words in commands(README.read_text("utf-8")) if words[0] == "ask"]
     assert asked and all((ROOT / file).is_file() for _, file, *_ in asked)
 
 
