@@ -491,7 +491,7 @@ class StreamConfig(ModelConfig):
     runs: str = "runs"
     """folder of all runs"""
     suite: str = "bandit"
-    """whose tasks are worked on, a suite whose tasks answer back (docs/streams.md): bandit =
+    """whose tasks are worked on, a suite whose tasks answer back (docs/evaluation.md): bandit =
     generated, needs nothing; others by name, such as llb-db, or as a file (my_suite.py); each has
     settings of its own (--suite NAME --help-all)"""
     path: str = ""
