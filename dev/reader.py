@@ -1,4 +1,4 @@
-"""How a reader of real text is made of SmolLM2: its command lines, and where its questions are from.
+"""How a reader of real text is made of SmolLM2: command lines, and where its questions come from.
 
     questions  --data build-->  sets  --sft, sft, sft, train-->  adapter  --export-->  reader
 

@@ -1,4 +1,4 @@
-"""Every figure of docs/results.md is one of a file of bench/results/, rounded as the page rounds."""
+"""Every figure of docs/results.md is one of a file of bench/results/, rounded as there."""
 
 import csv
 import json
