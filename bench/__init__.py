@@ -1,15 +1,8 @@
-"""Benchmarks, run from the repository root: `python -m bench.NAME`.
-
-Each prints a table and ends with one line of JSON.
-
-Holds: the environment that must be set before torch is imported: one thread, no network.
-Leaves out: what the scripts share (common.py).
-Exercise it: `python -m bench.update`. Read next: common.py.
-"""
+"""Benchmarks, run from the repository root by `python -m bench.NAME`: a table, then a JSON line."""
 
 import os
 
-os.environ.update(
+os.environ.update(  # before torch is imported: one thread, no network
     OMP_NUM_THREADS="1",
     HF_HUB_OFFLINE="1",
     HF_HUB_DISABLE_TELEMETRY="1",

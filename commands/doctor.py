@@ -1,7 +1,7 @@
 """What is installed, what of it can be used here, and what to do about the rest.
 
 Holds: `findings` (as values) and `show`. Leaves out: repairs.
-Exercise it: `python cli.py doctor`. Read next: docs/engines.md.
+Exercise it: `python cli.py doctor`. Read next: docs/train.md.
 """
 
 from __future__ import annotations

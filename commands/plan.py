@@ -1,7 +1,7 @@
 """Say what fits on a GPU, how long it takes, and by which command it is trained.
 
 Holds: `show`, `card_of`. Leaves out: the arithmetic (models/plan.py), its formulas
-(docs/engines.md).
+(docs/train.md).
 Exercise it: `python cli.py plan --model Qwen/Qwen3-4B --card 4090`. Read next: models/plan.py.
 """
 

@@ -338,7 +338,7 @@ def _named(run: RunConfig) -> RunConfig:
     if run.num_nodes > 1 and not ranks.is_launched():
         raise UserError(
             f"On {run.num_nodes} machines torchrun starts the command, on each of them "
-            "(docs/engines.md)."
+            "(docs/train.md)."
         )
     return replace(run, name=files.name_or_now(run.name))
 
@@ -622,7 +622,7 @@ class TrainingProgress(lightning.Callback):
             where = "by --max-sections or the model's window: what stands there is not trained on"
             self.say(done, f"{cut} readings leave out a part of their document, {where}.")
         if module.samples and not (self.last or module.proofs):
-            unproven = "That new weights reach the sampler could not be proven (docs/engines.md)."
+            unproven = "That new weights reach the sampler could not be proven (docs/train.md)."
             say(f"step {done:>4}  {unproven}", "yellow", self.progress.console)
         self.last.append(m)
         found = troubles([*self.last])

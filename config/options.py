@@ -294,7 +294,7 @@ class RunConfig(Settings):
     """write all readings of every n-th step; 1 = of every step, 0 = never"""
     logger: tuple[str, ...] = ()
     """further loggers of Lightning's, as dotted paths such as
-    lightning.pytorch.loggers.WandbLogger (docs/engines.md)"""
+    lightning.pytorch.loggers.WandbLogger (docs/train.md)"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
     """float32, bfloat16 (with adapters, which learn in float32), or mixed = weights and optimizer
     in float32, computation in bfloat16; auto = on a CPU float32, or bfloat16 with adapters where
@@ -489,7 +489,7 @@ class StreamConfig(ModelConfig):
     runs: str = "runs"
     """folder of all runs"""
     suite: str = "bandit"
-    """whose tasks are worked on, a suite whose tasks answer back (docs/streams.md): bandit =
+    """whose tasks are worked on, a suite whose tasks answer back (docs/evaluation.md): bandit =
     generated, needs nothing; others by name, such as llb-db, or as a file (my_suite.py); each has
     settings of its own (--suite NAME --help-all)"""
     path: str = ""

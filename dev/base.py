@@ -1,12 +1,10 @@
 """Train the embedded base policies from nothing, on generated English.
 
-    python -m dev.base --out runs/base                           # an hour of one core
-    python -m dev.base --agent memupdate --out runs/keeper
+    python -m dev.base --out runs/base                        # an hour of one core
+    python -m dev.base --agent memupdate --out runs/keeper    # the policy that keeps a store
 
-Holds: the tokenizer, the initialisation, the demonstrator, supervised training, the command.
-Leaves out: what differs for the policy that keeps a store (dev/keeper.py), reinforcement learning
-(grpo.py).
-Exercise it: `pytest tests/embedded/test_tiny.py`. Read next: tasks/worlds.py.
+An imperfect demonstrator, who knows an agent's protocol, writes responses to its prompts, and a
+small Llama learns them. What differs for the policy that keeps a store is in dev/keeper.py.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from types import ModuleType
 
 import torch
 from torch import nn
@@ -29,6 +26,10 @@ from embedded.tiny import READING, agent
 from memagent import NO_MEMORY, Prompt
 from tasks import worlds
 from tokens.codec import Codec
+
+Example = tuple[list[int], list[int], list[float]]  # prompt, completion, weight of each of its ids
+Fact = worlds.Fact
+PEOPLE = frozenset(worlds.PEOPLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,6 @@ class BaseConfig:
     layout: str = "shared"  # order of the update prompt: section first, or as in the paper
 
 
-TRAINING: dict = {}  # fields of BaseConfig over its defaults
-
-
 # ---------------------------------------------------------------- tokenizer
 
 
@@ -64,22 +62,17 @@ def make_tokenizer(pieces: Iterable[str] | None = None, after_blank: Iterable[st
     """Make a tokenizer for any text: one token a word of the generated English, else bytes.
 
     pieces: further strings of one token each; None: `template_pieces`. after_blank: likewise, with
-    or without a blank before them.
-
-    Fixed pieces of our templates are one token each too. A unigram model over the byte-level
-    alphabet: every byte is a piece, so nothing is unknown and decoding restores the text, except
-    that a piece of text that starts without a space gets one, so that "Anna" and " Anna" are the
-    same token.
+    or without a blank before them. Every byte is a piece, so nothing is unknown. A text that starts
+    without a space gets one, so that "Anna" and " Anna" are the same token.
     """
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     names = (*worlds.PEOPLE, *worlds.PLACES, *worlds.TO_PLACE, *worlds.TO_PERSON)
-    words = (*names, "Where", "is", "unknown")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    # a long match always wins: its score is higher than that of the bytes it is made of
-    vocab = [("<pad>", 0.0), ("<eos>", 0.0)]
-    vocab += [(byte, -10.0) for byte in alphabet] + [("Ġ" + word, -1.0) for word in words]
+    # a long match always wins: its score is higher than the sum of its bytes' scores
+    vocab = [("<pad>", 0.0), ("<eos>", 0.0)] + [(byte, -10.0) for byte in alphabet]
+    vocab += [("Ġ" + word, -1.0) for word in (*names, "Where", "is", "unknown")]
     tokenizer = Tokenizer(models.Unigram(vocab, unk_id=None, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=True)
     tokenizer.decoder = decoders.ByteLevel()
@@ -113,20 +106,11 @@ def template_pieces() -> set[str]:
 
 # ---------------------------------------------------------------- model
 
-
 HEAD_DIM = 32
 GAIN = 1.8  # scale of the later layers' queries and keys
 
 
-def make_model(
-    vocab_size: int,
-    seed: int,
-    hidden: int = 128,
-    layers: int = 2,
-    intermediate: int = 256,
-    window: int = 1 << 17,
-    finds_ids: bool = False,
-):
+def make_model(vocab_size: int, config: BaseConfig, finds_ids: bool = False):
     """Make a Llama model with attention biases whose heads start near an induction circuit.
 
         layer 0, head j       attends j + 1 tokens back (by q/k biases and RoPE) and writes what it
@@ -141,16 +125,16 @@ def make_model(
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    heads = hidden // HEAD_DIM
-    config = LlamaConfig(
+    hidden, seed, heads = config.hidden, config.seed, config.hidden // HEAD_DIM
+    sizes = LlamaConfig(
         vocab_size=vocab_size,
         hidden_size=hidden,
-        num_hidden_layers=layers,
+        num_hidden_layers=config.layers,
         num_attention_heads=heads,
         num_key_value_heads=heads,
-        intermediate_size=intermediate,
+        intermediate_size=config.intermediate,
         tie_word_embeddings=True,
-        max_position_embeddings=window,
+        max_position_embeddings=1 << 17,
         rope_parameters={"rope_type": "default", "rope_theta": 1e6},
         attention_bias=True,
         pad_token_id=0,
@@ -158,8 +142,12 @@ def make_model(
         bos_token_id=None,
     )
     torch.manual_seed(seed)
-    model = LlamaForCausalLM(config).float()
+    model = LlamaForCausalLM(sizes).float()
     draw = torch.Generator().manual_seed(seed)
+
+    def orthonormal(rows: int) -> torch.Tensor:
+        return torch.linalg.qr(torch.randn(hidden, rows, generator=draw))[0].T
+
     with torch.no_grad():
         for name, p in model.named_parameters():
             if p.ndim == 2:
@@ -168,13 +156,21 @@ def make_model(
                 p.zero_()
         # otherwise tied logits are too soft to sample from at temperature 1
         model.model.norm.weight.fill_(3.0)
-        basis = _orthonormal(hidden, hidden, draw)
-        subspaces = list(basis.split(HEAD_DIM))[:heads]  # where head j of layer 0 writes
-        see = _orthonormal(HEAD_DIM, hidden, draw)
+        subspaces = list(orthonormal(hidden).split(HEAD_DIM))[:heads]  # of the heads of layer 0
+        see = orthonormal(HEAD_DIM)
         first, *later = (layer.self_attn for layer in model.model.layers)
-        _look_back(first, see, subspaces)
+        look_back(first, see, subspaces)
         for attention in later:
-            _match_tokens(attention, see, subspaces, draw)
+            for j, subspace in enumerate(subspaces):
+                rows = slice(j * HEAD_DIM, (j + 1) * HEAD_DIM)
+                if j < 3:  # places whose token j + 1 back is my token j back
+                    query, key = (see if j == 0 else subspaces[j - 1]), subspace
+                else:
+                    query = key = orthonormal(HEAD_DIM)
+                attention.q_proj.weight[rows] = GAIN * query
+                attention.k_proj.weight[rows] = GAIN * key
+                attention.v_proj.weight[rows] = value = orthonormal(HEAD_DIM)
+                attention.o_proj.weight[:, rows] = value.T / 2
         if finds_ids:
             head, rows = later[0], slice(3 * HEAD_DIM, 4 * HEAD_DIM)
             head.q_proj.weight[rows], head.k_proj.weight[rows] = GAIN * subspaces[3], GAIN * see
@@ -183,12 +179,7 @@ def make_model(
     return model
 
 
-def _orthonormal(rows: int, hidden: int, draw: torch.Generator) -> torch.Tensor:
-    """Draw orthonormal rows, [rows, hidden]."""
-    return torch.linalg.qr(torch.randn(hidden, rows, generator=draw))[0].T
-
-
-def _look_back(attention: nn.Module, see: torch.Tensor, subspaces: list[torch.Tensor]) -> None:
+def look_back(attention: nn.Module, see: torch.Tensor, subspaces: list[torch.Tensor]) -> None:
     """Make head j attend j + 1 tokens back and write what it sees into subspaces[j].
 
     A constant key and a constant query, whose first `n_pairs` planes are turned back by j + 1
@@ -207,64 +198,38 @@ def _look_back(attention: nn.Module, see: torch.Tensor, subspaces: list[torch.Te
         attention.o_proj.weight[:, rows] = subspace.T * see.shape[1] ** -0.5
 
 
-def _match_tokens(
-    attention: nn.Module,
-    see: torch.Tensor,
-    subspaces: list[torch.Tensor],
-    draw: torch.Generator,
-) -> None:
-    """Make heads 0 to 2 attend by induction, the others to their own token."""
-    hidden = see.shape[1]
-    for j, subspace in enumerate(subspaces):
-        rows = slice(j * HEAD_DIM, (j + 1) * HEAD_DIM)
-        if j < 3:  # places whose token j + 1 back is my token j back
-            query, key = (see if j == 0 else subspaces[j - 1]), subspace
-        else:
-            query = key = _orthonormal(HEAD_DIM, hidden, draw)
-        attention.q_proj.weight[rows], attention.k_proj.weight[rows] = GAIN * query, GAIN * key
-        value = _orthonormal(HEAD_DIM, hidden, draw)
-        attention.v_proj.weight[rows] = value
-        attention.o_proj.weight[:, rows] = value.T / 2
-
-
 # ---------------------------------------------------------------- the demonstrator
 
 
-def parse_facts(text: str) -> list[worlds.Fact]:
+def parse_facts(text: str) -> list[Fact]:
     """Return the facts of a section's or a memory's complete sentences."""
     sentences = map(str.split, text.split("."))
-    return [tuple(words) for words in sentences if len(words) == 3 and words[0] in _PEOPLE]
+    return [tuple(words) for words in sentences if len(words) == 3 and words[0] in PEOPLE]
 
 
-_PEOPLE = frozenset(worlds.PEOPLE)
+def chain(question: str, facts: list[Fact]) -> list[Fact]:
+    """Return the facts among `facts` that answer "Where is X?": X's and, if X followed Y, Y's.
 
-
-def chain(question: str, facts: list[worlds.Fact]) -> list[worlds.Fact]:
-    """Return the facts that answer "Where is X?": X's and, if X followed Y, Y's.
-
-    Only those among `facts`; of several facts about one person, the first.
+    Of several facts about one person the first counts.
     """
     by_subject = {fact[0]: fact for fact in reversed(facts)}
     fact = by_subject.get(question.split()[-1].rstrip("?"))
     if fact is None:
         return []
-    followed = fact[2]
-    return [fact, by_subject[followed]] if followed in _PEOPLE & by_subject.keys() else [fact]
+    return [fact, by_subject[fact[2]]] if fact[2] in PEOPLE & by_subject.keys() else [fact]
 
 
 def demonstrate(rng: random.Random, prompt: Prompt, question: str, careful: float) -> str:
-    """Write the response of an imperfect demonstrator, who knows the protocol.
+    """Write the response of the demonstrator, who copies whole sentences, mostly the wrong ones.
 
-    It copies whole sentences, but mostly the wrong ones. With probability `careful`, drawn anew
-    every turn, it writes exactly the facts in sight that the question needs. Otherwise it keeps
-    the last sentence it read, and nothing of the old memory.
+    With probability `careful`, drawn anew every turn, it writes exactly the facts in sight that the
+    question needs. Otherwise it keeps the last sentence it read, and nothing of the old memory.
     """
     facts = parse_facts(prompt.memory) + parse_facts(prompt.section)
     needed = chain(question, facts)
     if prompt.final:
-        return _answer(needed)
-    written = facts[-1:] if rng.random() >= careful else needed
-    return _text(written) or NO_MEMORY
+        return written_answer(needed)
+    return written(facts[-1:] if rng.random() >= careful else needed) or NO_MEMORY
 
 
 def demonstrate_recall(rng: random.Random, prompt: Prompt, question: str, careful: float) -> str:
@@ -275,152 +240,106 @@ def demonstrate_recall(rng: random.Random, prompt: Prompt, question: str, carefu
     that person.
     """
     slot = prompt.text.partition("<recalled_memory>\n")[2].partition("\n</recalled_memory>")[0]
-    recalled = parse_facts(slot)
     section = parse_facts(prompt.section)
-    facts = parse_facts(prompt.memory) + recalled + section
+    facts = parse_facts(prompt.memory) + parse_facts(slot) + section
     needed = chain(question, facts)
     if prompt.final:
-        return _answer(needed)
+        return written_answer(needed)
     query = ""
     if rng.random() < careful:
-        if needed and needed[-1][2] in _PEOPLE and needed[-1] in section:
+        if needed and needed[-1][2] in PEOPLE and needed[-1] in section:
             query = needed[-1][2]
-        written = needed or [fact for fact in section if fact[2] not in _PEOPLE][-3:]
+        kept = needed or [fact for fact in section if fact[2] not in PEOPLE][-3:]
     else:
-        written = facts[-1:]
+        kept = facts[-1:]
         if rng.random() < 0.3:
             query = rng.choice(facts)[0]
-    memory = _text(written) or NO_MEMORY
+    memory = written(kept) or NO_MEMORY
     return f"<update> {memory}</update>" + f"<recall> {query}</recall>" * bool(query)
 
 
-def _text(facts: Iterable[worlds.Fact]) -> str:
+def written(facts: Iterable[Fact]) -> str:
     return " ".join(map(worlds.sentence, facts))
 
 
-def _answer(needed: list[worlds.Fact]) -> str:
+def written_answer(needed: list[Fact]) -> str:
     """Write the needed facts and, in the box, the place that the last one names."""
-    place = needed[-1][2] if needed and needed[-1][2] not in _PEOPLE else "unknown"
+    place = needed[-1][2] if needed and needed[-1][2] not in PEOPLE else "unknown"
     return " ".join([*map(worlds.sentence, needed), f"\\boxed{{ {place}}}"])
 
 
 # ---------------------------------------------------------------- examples
 
-# prompt ids, completion ids, weight of each completion id
-Example = tuple[list[int], list[int], list[float]]
-
-
-class Examples:
-    """Turns of the demonstrator at work, drawn at random."""
-
-    def __init__(self, rng: random.Random, config: BaseConfig, codec: Codec, careful: float):
-        self.rng, self.config, self.codec, self.careful = rng, config, codec, careful
-        self.memagent, self.rememr1, self.full = (
-            agent(name, layout=config.layout).on(codec) for name in ("memagent", "rememr1", "full")
-        )
-
-    def __iter__(self) -> Iterator[Example]:
-        """Yield the turns of one training step."""
-        config = self.config
-        for _ in range(config.updates):
-            yield self.update()
-        for _ in range(config.answers):
-            yield self.answer()
-        for _ in range(config.recalls):
-            yield self.recall(final=False)
-        for _ in range(config.recall_answers):
-            yield self.recall(final=True)
-        for _ in range(config.full):
-            yield self.whole_document()
-
-    def update(self) -> Example:
-        """Draw an update of the memory, with the first or the second section of a document.
-
-        What came before that section is known only by what the memory holds of it.
-        """
-        task, reader = self.task(2), self.memagent
-        sections = self.codec.cut(task.document, reader.config.chunk_tokens)
-        n = self.rng.randrange(2)
-        facts = parse_facts(" ".join(sections[:n]))
-        prompt = reader.prompt(
-            "update",
-            reader.config.memory_tokens,
-            problem=task.question,
-            section=sections[n],
-            memory=some_memory(self.rng, task.question, facts, self.config.absent),
-        )
-        return self.turn(prompt, task.question)
-
-    def answer(self) -> Example:
-        """Draw an answer from a memory."""
-        task, reader = self.task(2), self.memagent
-        facts = parse_facts(task.document)
-        prompt = reader.prompt(
-            "final",
-            reader.config.final_tokens,
-            final=True,
-            problem=task.question,
-            memory=some_memory(self.rng, task.question, facts, self.config.absent),
-        )
-        return self.turn(prompt, task.question)
-
-    def recall(self, final: bool) -> Example:
-        """Draw an update or an answer of ReMemR1."""
-        task, reader = self.task(3, worlds.KINDS), self.rememr1
-        sections = self.codec.cut(task.document, reader.config.chunk_tokens)
-        n = len(sections) if final else self.rng.randrange(3)
-        before = [parse_facts(section) for section in sections[:n]]
-        memory, recalled = some_state(self.rng, task.question, before, self.config.absent)
-        slots = dict(problem=task.question, memory=memory, recalled_memory=recalled or NOT_RECALLED)
-        if final:
-            limit = reader.config.final_tokens
-            prompt = reader.prompt("recall_final", limit, final=True, **slots)
-        else:
-            limit = reader.config.most_step_tokens
-            prompt = reader.prompt("recall_update", limit, section=sections[n], **slots)
-        return self.turn(prompt, task.question, demonstrate_recall)
-
-    def whole_document(self) -> Example:
-        """Draw an answer from a document read whole; now and then it does not hold the answer."""
-        task = self.task(self.rng.randint(1, self.config.full_sections))
-        if self.rng.random() < self.config.absent:
-            subjects = {fact[0] for fact in parse_facts(task.document)}
-            if absent := [person for person in worlds.PEOPLE if person not in subjects]:
-                task.question = f"Where is {self.rng.choice(absent)}?"
-        return self.turn(next(self.full.run(task)), task.question)
-
-    def task(self, n_sections: int, kinds: tuple[str, ...] = ("one_fact", "two_hop")) -> Task:
-        """Draw a question and its document."""
-        return worlds.make_task(self.rng.random(), n_sections, self.rng.choice(kinds))
-
-    def turn(self, prompt: Prompt, question: str, demonstrator=demonstrate) -> Example:
-        """Return a prompt with the demonstrator's response."""
-        response = demonstrator(self.rng, prompt, question, self.careful)
-        ids = [*self.codec.encode(response), self.codec.tokenizer.eos_token_id]
-        return prompt.ids(self.codec), ids, [1.0] * len(ids)
-
 
 def examples(
     rng: random.Random, config: BaseConfig, codec: Codec, careful: float
 ) -> Iterator[Example]:
-    """Yield one step's turns: updates, answers from a memory, and documents read whole."""
-    yield from Examples(rng, config, codec, careful)
+    """Yield one step's turns: updates, answers, both with a look back, documents read whole."""
+    memagent, rememr1, full = (
+        agent(name, layout=config.layout).on(codec) for name in ("memagent", "rememr1", "full")
+    )
+
+    def draw(n_sections: int, kinds: tuple[str, ...] = ("one_fact", "two_hop")) -> Task:
+        return worlds.make_task(rng.random(), n_sections, rng.choice(kinds))
+
+    def turn(prompt: Prompt, question: str, demonstrator=demonstrate) -> Example:
+        response = demonstrator(rng, prompt, question, careful)
+        ids = [*codec.encode(response), codec.tokenizer.eos_token_id]
+        return prompt.ids(codec), ids, [1.0] * len(ids)
+
+    def sections(task: Task, reader) -> list[str]:
+        return codec.cut(task.document, reader.config.chunk_tokens)
+
+    limits = memagent.config
+    for _ in range(config.updates):  # with the first or the second section of a document
+        task = draw(2)
+        parts, n = sections(task, memagent), rng.randrange(2)
+        before = parse_facts(" ".join(parts[:n]))  # known only by what the memory holds of it
+        memory = some_memory(rng, task.question, before, config.absent)
+        slots = dict(problem=task.question, section=parts[n], memory=memory)
+        yield turn(memagent.prompt("update", limits.memory_tokens, **slots), task.question)
+    for _ in range(config.answers):
+        task = draw(2)
+        memory = some_memory(rng, task.question, parse_facts(task.document), config.absent)
+        slots = dict(problem=task.question, memory=memory)
+        prompt = memagent.prompt("final", limits.final_tokens, final=True, **slots)
+        yield turn(prompt, task.question)
+    for final in [False] * config.recalls + [True] * config.recall_answers:
+        task = draw(3, worlds.KINDS)
+        parts = sections(task, rememr1)
+        n = len(parts) if final else rng.randrange(3)
+        before = [parse_facts(section) for section in parts[:n]]
+        memory, recalled = some_state(rng, task.question, before, config.absent)
+        slots = dict(problem=task.question, memory=memory, recalled_memory=recalled or NOT_RECALLED)
+        if final:
+            limit = rememr1.config.final_tokens
+            prompt = rememr1.prompt("recall_final", limit, final=True, **slots)
+        else:
+            limit = rememr1.config.most_step_tokens
+            prompt = rememr1.prompt("recall_update", limit, section=parts[n], **slots)
+        yield turn(prompt, task.question, demonstrate_recall)
+    for _ in range(config.full):  # now and then the document does not hold the answer
+        task = draw(rng.randint(1, config.full_sections))
+        if rng.random() < config.absent:
+            subjects = {fact[0] for fact in parse_facts(task.document)}
+            if absent := [person for person in worlds.PEOPLE if person not in subjects]:
+                task.question = f"Where is {rng.choice(absent)}?"
+        yield turn(next(full.run(task)), task.question)
 
 
-def some_memory(rng: random.Random, question: str, facts: list[worlds.Fact], absent: float) -> str:
+def some_memory(rng: random.Random, question: str, facts: list[Fact], absent: float) -> str:
     """Draw a memory of up to three of `facts`, in any order.
 
     It holds what the question needs or, with probability `absent`, only part of it.
     """
-    needed = chain(question, facts)
-    present = needed
+    needed = present = chain(question, facts)
     if needed and rng.random() < absent:
         present = rng.sample(needed, rng.randrange(len(needed)))
-    return _with_others(rng, present, facts, needed) or NO_MEMORY
+    return with_others(rng, present, facts, needed) or NO_MEMORY
 
 
 def some_state(
-    rng: random.Random, question: str, before: list[list[worlds.Fact]], absent: float
+    rng: random.Random, question: str, before: list[list[Fact]], absent: float
 ) -> tuple[str, str]:
     """Draw a memory and a recalled one ("": nothing recalled), each of up to three facts.
 
@@ -434,26 +353,21 @@ def some_state(
     in_memory = needed[: rng.choice((1, 2))] if rng.random() < 0.9 else []
     rest = [fact for fact in needed if fact not in in_memory]
     if needed or rng.random() < 0.2:
-        memory = _with_others(rng, in_memory, facts, needed)
+        memory = with_others(rng, in_memory, facts, needed)
     else:  # candidates, as the careful demonstrator writes them down
-        places = [fact for fact in (before[-1] if before else []) if fact[2] not in _PEOPLE]
-        memory = _text(places[-3:])
+        places = [fact for fact in (before[-1] if before else []) if fact[2] not in PEOPLE]
+        memory = written(places[-3:])
     recalled = ""
     if rest or rng.random() < 0.4:
-        recalled = _with_others(rng, rest, rng.choice(before) if before else [], needed)
+        recalled = with_others(rng, rest, rng.choice(before) if before else [], needed)
     return memory or NO_MEMORY, recalled
 
 
-def _with_others(
-    rng: random.Random,
-    facts: list[worlds.Fact],
-    pool: list[worlds.Fact],
-    needed: list[worlds.Fact],
-) -> str:
+def with_others(rng: random.Random, facts: list[Fact], pool: list[Fact], needed: list[Fact]) -> str:
     """Write facts and others of a pool that are not needed, up to three in all, in any order."""
     others = rng.sample(pool, min(len(pool), rng.randint(0, 3 - len(facts))))
     facts = facts + [fact for fact in others if fact not in needed]
-    return _text(rng.sample(facts, len(facts)))
+    return written(rng.sample(facts, len(facts)))
 
 
 def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterator[Example]:
@@ -465,8 +379,11 @@ def dense(rng: random.Random, codec: Codec, n: int, n_facts: int = 8) -> Iterato
         facts, _ = worlds.make_facts(rng, 4 * n_facts, "two_hop")
         unique = list({fact[0]: fact for fact in facts}.values())[:n_facts]
         again = rng.sample(unique, len(unique))
-        first, second = (list(codec.encode(_text(order))) for order in (unique, again))
+        first, second = (list(codec.encode(written(order))) for order in (unique, again))
         yield first, second, [0.0, 1.0, 1.0, 1.0] * len(again)  # subject; verb, object, full stop
+
+
+# ---------------------------------------------------------------- training
 
 
 def batches(
@@ -480,9 +397,9 @@ def batches(
     items = sorted(items, key=lambda e: len(e[0]) + len(e[1]))
     start = 0
     while start < len(items):
-        stop, width = start, 0
+        width, stop = 0, start
         while stop < len(items):
-            width_new = len(items[stop][0]) + len(items[stop][1])
+            width_new = max(width, len(items[stop][0]) + len(items[stop][1]))
             if stop > start and width_new * (stop + 1 - start) > max_tokens:
                 break
             width, stop = width_new, stop + 1
@@ -497,10 +414,7 @@ def batches(
 
 
 def step_loss(model, ids: torch.Tensor, rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return the weighted sum of the completions' negative log-probs, a scalar.
-
-    ids [N, T], rows [R], weights [R]: of `batches`. Only the trained rows reach the lm_head.
-    """
+    """Return the weighted sum of the completions' negative log-probs, a scalar; of a batch."""
     hidden = model.model(input_ids=ids).last_hidden_state.flatten(0, 1)  # [N*T, D]
     logits = model.lm_head(hidden[rows - 1])  # [R, V]
     nll = nn.functional.cross_entropy(logits, ids.flatten()[rows], reduction="none")
@@ -524,59 +438,29 @@ def step_items(
     """Draw the examples of a step: at first mostly lists of facts, and few, short turns."""
     early = step < config.dense_steps
     if early:
-        config = replace(
-            config,
-            updates=min(8, config.updates),
-            answers=min(8, config.answers),
-            full=min(2, config.full),
-            full_sections=2,
-            recalls=min(8, config.recalls),
-            recall_answers=min(8, config.recall_answers),
-        )
+        most = {"updates": 8, "answers": 8, "recalls": 8, "recall_answers": 8, "full": 2}
+        fewer = {name: min(n, getattr(config, name)) for name, n in most.items()}
+        config = replace(config, full_sections=2, **fewer)
     return [*dense(rng, codec, 32 if early else 4), *examples(rng, config, codec, careful)]
 
 
-def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
-    """Train the base policy, write it to `out` (safetensors and tokenizer) and return the model.
+Draw = Callable[[int, random.Random, BaseConfig, Codec, float], list[Example]]
+
+
+def imitate(
+    model, tokenizer, config: BaseConfig, out: Path, draw: Draw = step_items,
+    log: Callable[[int, float], None] = print, every: int = 100,
+) -> None:  # fmt: skip
+    """Train a model on what a demonstrator writes, and write it to `out`, now and at the end.
 
     At first the demonstrator is always careful: the policy learns to find and to copy. Then, for
-    `careless_steps` at a low rate, it is careful only now and then (`config.careful`), and the
-    policy becomes as careless without losing what it can do.
+    `careless_steps` at a low rate, it is careful only now and then, and the policy becomes as
+    careless without losing what it can do.
     """
     from transformers.utils import logging
 
     logging.disable_progress_bar()  # of the files written on the way: `log` shows one for the whole
-    tokenizer = make_tokenizer()
     codec = Codec(tokenizer)
-    sizes = config.hidden, config.layers, config.intermediate
-    model = make_model(len(tokenizer), config.seed, *sizes)
-
-    def draw(step: int, rng: random.Random, careful: float) -> list[Example]:
-        return step_items(step, rng, config, codec, careful)
-
-    def save() -> None:
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
-
-    imitate(model, codec, config, draw, save, log, every)
-    return model
-
-
-def imitate(
-    model,
-    codec: Codec,
-    config: BaseConfig,
-    draw: Callable[[int, random.Random, float], list[Example]],
-    save: Callable[[], None],
-    log=print,
-    every: int = 100,
-) -> None:
-    """Train a model on what a demonstrator writes: careful at first, then only now and then.
-
-    draw: (step, random source, how often the demonstrator is careful) -> the turns of a step.
-    save: called every 200 steps and at the end.
-    """
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01
     )
@@ -585,7 +469,7 @@ def imitate(
     losses: list[float] = []
     n_steps = config.steps + config.careless_steps
     for step in range(n_steps):
-        items = draw(step, rng, 1.0 if step < config.steps else config.careful)
+        items = draw(step, rng, config, codec, 1.0 if step < config.steps else config.careful)
         total = sum(sum(weight) for _, _, weight in items)
         losses.append(0.0)
         for ids, rows, weights in batches(items, codec.end_id):
@@ -600,28 +484,35 @@ def imitate(
             log(step + 1, sum(losses) / len(losses))
             losses.clear()
         if (step + 1) % 200 == 0 or step + 1 == n_steps:
-            save()
+            model.save_pretrained(out)
+            tokenizer.save_pretrained(out)
 
 
-def trainer(agent: str) -> ModuleType:
-    """Return the module whose `train_base` trains a base policy on an agent's prompts."""
-    from dev import base, keeper
-
-    return {"memupdate": keeper}.get(agent, base)
+def train_base(config: BaseConfig, out: Path, log=print, every: int = 100) -> None:
+    """Train the base policy of MemAgent and ReMemR1 and write it to `out`."""
+    tokenizer = make_tokenizer()
+    model = make_model(len(tokenizer), config)
+    imitate(model, tokenizer, config, out, log=log, every=every)
+    files.dump(out / "agent.yaml", agent=READING | {"layout": config.layout})
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    from dev import keeper
+
     parser = argparse.ArgumentParser(prog="python -m dev.base", description=__doc__)
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("--out", type=Path, required=True, help="folder that is not there yet")
-    parser.add_argument("--agent", default="memagent", help="whose prompts it is trained on")
+    parser.add_argument("--agent", default="memagent", choices=["memagent", "memupdate"])
     for field in fields(BaseConfig):
         flag = f"--{field.name.replace('_', '-')}"
         parser.add_argument(flag, type=type(field.default), default=argparse.SUPPRESS)
     given = vars(parser.parse_args(arguments))
-    module, out = trainer(given.pop("agent")), given.pop("out")
+    out, name = given.pop("out"), given.pop("agent")
     out.mkdir(parents=True)
-    module.train_base(BaseConfig(**module.TRAINING | given), out)
+    if name == "memupdate":
+        keeper.train_base(BaseConfig(**keeper.TRAINING | given), out)
+    else:
+        train_base(BaseConfig(**given), out)
     return 0
 
 

@@ -1,8 +1,4 @@
-"""The embedded policy that keeps a store: its tokenizer, a careless demonstrator, its training.
-
-Holds: `make_tokenizer`, `demonstrate`, `Examples`, `train_base`. Leaves out: the model and the loop
-of its training (dev/base.py), reinforcement learning (grpo.py).
-Exercise it: `python -m dev.base --agent memupdate --out runs/keeper`. Read next: suites/ledger.py.
+"""What differs for the embedded policy that keeps a store: tokens, demonstrator, examples.
 
 A call of a tool is six to eight tokens: what stands around the content and the id is one token
 each, and so are ids and dates. The content comes before the id, so that the id of an entry can be
@@ -13,6 +9,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +17,7 @@ from agents import find
 from agents.memupdate import NO_ENTRIES, MemUpdate
 from config import files
 from dev import base
-from dev.base import BaseConfig, Example
+from dev.base import BaseConfig, Example, Fact
 from memagent import Finish, Prompt, Turn
 from suites import ledger
 from tasks import worlds
@@ -33,10 +30,10 @@ CREATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "creat
 UPDATE = '<tool_call>{"name": "manage_memory", "arguments": {"operation": "update", "content": "'
 DELETE = '<tool_call>{"name": "delete_memory", "arguments": {"memory_id": "'
 ID, END = '", "memory_id": "', '"}}</tool_call>'
-
+ENTRY = re.compile(r"\[(m\d+)\] (\S+) (\w+) (\w+) (\w+)\.")
 # of `demonstrate` where it is careless: cumulative
 CARELESS = (("create", 0.5), ("nothing", 0.75), ("update", 0.92), ("delete", 1.0))
-# of the supervised training; chosen by what GRPO makes of it on the dev split (dev/LESSONS.md)
+# fields of BaseConfig, chosen by what GRPO makes of it on the dev split (dev/LESSONS.md)
 TRAINING = dict(steps=1800, careless_steps=60)
 EPISODES = 6  # in a step
 
@@ -44,9 +41,6 @@ EPISODES = 6  # in a step
 def agent(**settings: object) -> MemUpdate:
     """Return the agent as the embedded policy was trained to run it."""
     return find.make("memupdate", find.of_model(WEIGHTS) | settings)
-
-
-# ---------------------------------------------------------------- tokenizer
 
 
 def make_tokenizer():
@@ -61,9 +55,6 @@ def make_tokenizer():
 
 
 # ---------------------------------------------------------------- the demonstrator
-
-
-ENTRY = re.compile(r"\[(m\d+)\] (\S+) (\w+) (\w+) (\w+)\.")
 
 
 def demonstrate(rng: random.Random, prompt: Prompt, careful: float) -> str:
@@ -81,52 +72,51 @@ def demonstrate(rng: random.Random, prompt: Prompt, careful: float) -> str:
     for k, fact in enumerate(facts):
         if rng.random() < careful:
             places = {later[0] for later in facts[k + 1 :] if later[2] in worlds.PLACES}
-            calls += [] if fact[0] in places else _careful(stored, fact)
+            calls += [] if fact[0] in places else careful_calls(stored, fact)
         else:
-            calls += _careless(rng, stored, fact)
+            calls += careless_calls(rng, stored, fact)
     return "".join(calls)
 
 
-def _careful(stored: dict[str, worlds.Fact], fact: worlds.Fact) -> list[str]:
-    person, _, place = fact
-    if place not in worlds.PLACES:
+def careful_calls(stored: dict[str, Fact], fact: Fact) -> list[str]:
+    if fact[2] not in worlds.PLACES:
         return []
-    about = [id for id, known in stored.items() if known[0] == person]
+    about = [id for id, known in stored.items() if known[0] == fact[0]]
     if about:
         if stored[about[-1]] == fact:
             return []
         stored[about[-1]] = fact
-        return [_update(fact, about[-1])]
+        return [update(fact, about[-1])]
     calls = []
     if len(stored) >= ENTRIES:
         useless = [id for id, known in stored.items() if known[2] not in worlds.PLACES]
         out = (useless or [*stored])[0]
         del stored[out]
         calls.append(f"{DELETE}{out}{END}")
-    stored[f"new {person}"] = fact
-    return [*calls, _create(fact)]
+    stored[f"new {fact[0]}"] = fact
+    return [*calls, create(fact)]
 
 
-def _careless(rng: random.Random, stored: dict[str, worlds.Fact], fact: worlds.Fact) -> list[str]:
+def careless_calls(rng: random.Random, stored: dict[str, Fact], fact: Fact) -> list[str]:
     drawn = rng.random()
     what = next(name for name, share in CARELESS if drawn < share)
     ids = [id for id in stored if id.startswith("m")]
     if what == "create":
-        return [_create(fact)]
+        return [create(fact)]
     if what == "nothing" or not ids:
         return []
     chosen = rng.choice(ids)
     if what == "update":
-        return [_update(fact, chosen)]
+        return [update(fact, chosen)]
     del stored[chosen]
     return [f"{DELETE}{chosen}{END}"]
 
 
-def _create(fact: worlds.Fact) -> str:
+def create(fact: Fact) -> str:
     return f"{CREATE} {worlds.sentence(fact)}{END}"
 
 
-def _update(fact: worlds.Fact, id: str) -> str:
+def update(fact: Fact, id: str) -> str:
     return f"{UPDATE} {worlds.sentence(fact)}{ID}{id}{END}"
 
 
@@ -140,77 +130,57 @@ def answer(question: str, memory: str) -> str:
     return f" {worlds.sentence(known[0])} \\boxed{{ {known[0][2]}}}"
 
 
-# ---------------------------------------------------------------- examples
+# ---------------------------------------------------------------- training
 
 
-class Examples:
-    """Turns of the demonstrator at work, in the agent itself."""
+def episode(rng: random.Random, codec: Codec, careful: float, careless: float) -> Iterator[Example]:
+    """Yield the turns of one episode of the agent itself.
 
-    def __init__(self, codec: Codec, careful: float):
-        self.codec, self.careful = codec, careful
-
-    def draw(self, rng: random.Random, careful: float) -> Iterator[Example]:
-        """Yield the turns of one episode.
-
-        The store becomes what the careless demonstrator makes of it, whatever is learnt: a careful
-        one is needed where something went wrong.
-        """
-        n_sessions = rng.randint(2, 10)
-        people = rng.randint(2, min(6, n_sessions))
-        task = ledger.make_ledger(rng.random(), n_sessions, n_people=people)
-        # a new agent: one that has asked before remembers the answers, and would not ask again
-        steps = agent().on(self.codec).run(task)
-        prompt = next(steps)
-        while True:
-            if prompt.frozen:
-                response = learnt = answer(self._question(prompt), prompt.memory)
-            else:
-                learnt = demonstrate(rng, prompt, careful)
-                response = demonstrate(rng, prompt, self.careful if rng.random() < 0.5 else 1.0)
-            prompt_ids = prompt.ids(self.codec)
-            ids = [*self.codec.encode(learnt), self.codec.tokenizer.eos_token_id]
-            yield prompt_ids, ids, [1.0] * len(ids)
-            done = self.codec.encode(response)
-            turn = Turn(prompt, prompt_ids, [*done], [], Finish.STOP, self.codec.decode(done))
-            try:
-                prompt = steps.send(turn)
-            except StopIteration:
-                return
-
-    def _question(self, prompt: Prompt) -> str:
-        return next(piece for piece, constant in prompt.pieces[::-1] if not constant)
+    The store becomes what the careless demonstrator makes of it, whatever is learnt: a careful
+    one is needed where something went wrong.
+    """
+    n_sessions = rng.randint(2, 10)
+    people = rng.randint(2, min(6, n_sessions))
+    task = ledger.make_ledger(rng.random(), n_sessions, n_people=people)
+    # a new agent: one that has asked before remembers the answers, and would not ask again
+    steps = agent().on(codec).run(task)
+    prompt = next(steps)
+    while True:
+        if prompt.frozen:
+            question = next(piece for piece, constant in prompt.pieces[::-1] if not constant)
+            response = learnt = answer(question, prompt.memory)
+        else:
+            learnt = demonstrate(rng, prompt, careful)
+            response = demonstrate(rng, prompt, careless if rng.random() < 0.5 else 1.0)
+        prompt_ids = prompt.ids(codec)
+        ids = [*codec.encode(learnt), codec.tokenizer.eos_token_id]
+        yield prompt_ids, ids, [1.0] * len(ids)
+        done = codec.encode(response)
+        turn = Turn(prompt, prompt_ids, [*done], [], Finish.STOP, codec.decode(done))
+        try:
+            prompt = steps.send(turn)
+        except StopIteration:
+            return
 
 
-def train_base(config: BaseConfig, out: Path, log=print, every: int = 100):
-    """Train the policy, write it to `out` with the settings that it reads with, and return it."""
-    from transformers.utils import logging
+def step_items(
+    step: int, rng: random.Random, config: BaseConfig, codec: Codec, careful: float
+) -> list[Example]:
+    """Draw the examples of a step, at first mostly lists of facts."""
+    early = step < config.dense_steps
+    turns = [
+        turn
+        for _ in range(2 if early else EPISODES)
+        for turn in episode(rng, codec, careful, config.careful)
+    ]
+    return [*base.dense(rng, codec, 32 if early else 4), *turns]
 
-    logging.disable_progress_bar()  # of the files written on the way: `log` shows one for the whole
+
+def train_base(config: BaseConfig, out: Path) -> None:
+    """Train the policy and write it to `out` with the settings that it reads with."""
     tokenizer = make_tokenizer()
-    codec = Codec(tokenizer)
-    sizes = config.hidden, config.layers, config.intermediate
-    model = base.make_model(len(tokenizer), config.seed, *sizes, finds_ids=True)
-    examples = Examples(codec, config.careful)
-
-    def draw(step: int, rng: random.Random, careful: float) -> list[Example]:
-        early = step < config.dense_steps
-        turns = [
-            turn for _ in range(2 if early else EPISODES) for turn in examples.draw(rng, careful)
-        ]
-        return [*base.dense(rng, codec, 32 if early else 4), *turns]
-
-    def save() -> None:
-        model.save_pretrained(out)
-        tokenizer.save_pretrained(out)
-        files.make_folder(out / "templates")
-        for name in ("build", "answer"):
-            source = WEIGHTS / "templates" / f"{name}.txt"
-            (out / "templates" / source.name).write_bytes(source.read_bytes())
-        files.dump(
-            out / "agent.yaml",
-            run={"agent": "memupdate"},
-            agent=find.of_model(WEIGHTS) | {"templates": "templates"},
-        )
-
-    base.imitate(model, codec, config, draw, save, log, every)
-    return model
+    model = base.make_model(len(tokenizer), config, finds_ids=True)
+    base.imitate(model, tokenizer, config, out, step_items)
+    shutil.copytree(WEIGHTS / "templates", out / "templates")
+    settings = find.of_model(WEIGHTS) | {"templates": "templates"}
+    files.dump(out / "agent.yaml", run={"agent": "memupdate"}, agent=settings)

@@ -1,15 +1,12 @@
-"""Compare the text functions with those of the originals, on generated responses and answers.
+"""Compare the graders with the originals' own, on generated responses and answers.
 
     python -m dev.truth --memagent FOLDER --rememr1 FOLDER --ruler FOLDER
 
-is run from the repository's root; one folder is enough. Each is a checkout
-(BytedTsinghua-SIA/MemAgent, syr-cn/ReMemR1, NVIDIA/RULER), whose functions are imported and run
-unchanged; what they import beside the standard library is replaced by stubs. No file of an original
-and no data set is needed or kept here.
-
-Printed for each function: pairs compared, pairs that differ, and of these how many each rule
-explains. A rule holds for a pair only if the two sides agree once its cause is taken away. Pairs
-that no rule explains are printed with examples, and the exit code is 1.
+One folder is enough. Each is a checkout (BytedTsinghua-SIA/MemAgent, syr-cn/ReMemR1, NVIDIA/RULER),
+whose functions are imported and run unchanged; what they import beside the standard library is
+replaced by stubs. Printed for each function: pairs compared, pairs that differ, and how many of
+these each rule explains. A rule holds for a pair only if the two sides agree once its cause is
+taken away. Pairs that no rule explains are printed, and the exit code is 1.
 """
 
 from __future__ import annotations
@@ -46,10 +43,11 @@ from data import (
     strip_thinking,
     sub_em_upstream,
 )
-from tasks.mentions import answer_recall, count_phrases, phrases
 
 RAISED = "raised"  # in place of what an original would have returned
 Pair = tuple[str, list[str]]  # response, accepted answers
+Grader = Callable[[str, list[str]], object]
+Rule = Callable[[str, list[str], object, object], bool]  # response, answers, ours, theirs
 
 # ---------------------------------------------------------------- pairs
 
@@ -123,8 +121,8 @@ def imported(file: Path, stubs: Iterable[str] = ()) -> ModuleType:
     """Import an original's module from its file, with modules beside it; `stubs` are mocked."""
     if not file.is_file():
         sys.exit(f"{file} is not there: is this a checkout of the right repository?")
-    name = f"original_{file.parent.name}_{file.stem}"
     package = [str(file.parent)] if file.stem == "__init__" else None
+    name = f"original_{file.parent.name}_{file.stem}"
     spec = importlib.util.spec_from_file_location(name, file, submodule_search_locations=package)
     module = importlib.util.module_from_spec(spec)
     with (
@@ -148,9 +146,7 @@ def quietly(function: Callable) -> Callable:
     return call
 
 
-def pipeline_of(
-    memagent: Path, utils: ModuleType, script: str = "ruler_hqa"
-) -> Callable[[str, Sequence[str], str], dict | str | None]:
+def pipeline_of(memagent: Path, utils: ModuleType) -> Callable[[str, Sequence[str], str], object]:
     """Return a function (response, answers, api) that runs MemAgent's whole `get_pred`.
 
     It gives the fields that are written, None where nothing is, `RAISED` where it fails.
@@ -160,7 +156,7 @@ def pipeline_of(
         "utils.envs",
     )  # fmt: skip
     with mock.patch.dict(sys.modules, {"utils": utils}):
-        module = imported(memagent / f"taskutils/memory_eval/{script}.py", stubs)
+        module = imported(memagent / "taskutils/memory_eval/ruler_hqa.py", stubs)
     module.AutoTokenizer = mock.MagicMock()
     responses: list[str] = []
     engine = SimpleNamespace(run=lambda outputs: [*responses])
@@ -185,44 +181,25 @@ def pipeline_of(
 
 # ---------------------------------------------------------------- comparing
 
-Rule = Callable[[str, list[str], object, object], bool]  # response, answers, ours, theirs
 
-
-class Comparison:
-    """The comparison of one function with its original, a line of the table."""
-
-    unexplained = 0  # pairs that no rule explains, of all comparisons
-
-    def __init__(
-        self,
-        name: str,
-        ours: Callable,
-        theirs: Callable,
-        rules: dict[str, Rule] | None = None,
-        same: Callable = lambda a, b: a == b,
-    ):
-        self.name, self.ours, self.theirs = name, ours, quietly(theirs)
-        self.rules, self.same = rules or {}, same
-
-    def run(self, pairs: Iterable[Pair]) -> None:
-        n, why, examples = 0, Counter(), []
-        for response, answers in pairs:
-            n += 1
-            ours, theirs = self.ours(response, answers), self.theirs(response, answers)
-            if self.same(ours, theirs):
-                continue
-            holding = (
-                name for name, holds in self.rules.items() if holds(response, answers, ours, theirs)
-            )
-            rule = next(holding, "UNEXPLAINED")
-            why[rule] += 1
-            if rule == "UNEXPLAINED":
-                examples.append((response, answers, ours, theirs))
-        Comparison.unexplained += len(examples)
-        rules = "; ".join(f"{count:,} {rule}" for rule, count in why.most_common())
-        print(f"{self.name:<58} {n:>7,} {why.total():>7,}  {rules}", flush=True)
-        for example in examples[:5]:
-            print("    ", *map(repr, example), sep="  ")
+def compare(
+    name: str, ours: Grader, theirs: Grader, pairs: Iterable[Pair], rules: dict[str, Rule],
+    same: Callable = lambda a, b: a == b,
+) -> int:  # fmt: skip
+    """Print a line of the table; return how many pairs no rule explains."""
+    theirs, why, examples, n = quietly(theirs), Counter(), [], 0
+    for response, answers in pairs:
+        n += 1
+        a, b = ours(response, answers), theirs(response, answers)
+        if not same(a, b):
+            holding = (rule for rule, holds in rules.items() if holds(response, answers, a, b))
+            why[rule := next(holding, "UNEXPLAINED")] += 1
+            examples += [(response, answers, a, b)] if rule == "UNEXPLAINED" else []
+    explained = "; ".join(f"{count:,} {rule}" for rule, count in why.most_common())
+    print(f"{name:<50} {n:>7,} {why.total():>7,}  {explained}", flush=True)
+    for example in examples[:5]:
+        print("    ", *map(repr, example), sep="  ")
+    return len(examples)
 
 
 def close(a: object, b: object) -> bool:
@@ -239,75 +216,20 @@ def thinks(text: str) -> bool:
     return "<think>" in text or "</think>" in text
 
 
-TOKENS = ("<｜Assistant｜>", "<｜end▁of▁sentence｜>")
+def lower(response: str) -> str:
+    """Return the response with "the answer is" in lower case, the only form that theirs finds."""
+    return re.sub("the answer is", "the answer is", response, flags=re.IGNORECASE)
 
 
 def without_tokens(text: str) -> str:
-    for token in TOKENS:
-        text = text.replace(token, "")
-    return text
+    """Return a text without DeepSeek's special tokens, which theirs strips."""
+    return text.replace("<｜Assistant｜>", "").replace("<｜end▁of▁sentence｜>", "")
 
 
 def tidied(response: str) -> str:
-    """Strip from a sentence's answer what MemAgent strips.
-
-    That is DeepSeek's special tokens, and dots before the answer.
-    """
+    """Strip from a sentence's answer what MemAgent strips: special tokens, dots before it."""
     before, phrase, answer = response.replace("*", "").rpartition("the answer is")
     return before + phrase + without_tokens(answer.strip()).strip().lstrip(".")
-
-
-# ---------------------------------------------------------------- what is compared
-
-
-def rewards(name: str, theirs: Callable[[str, list[str]], float]) -> Comparison:
-    rules = {
-        "think tags (ours drops thinking first)": lambda r, a, ours, _: (
-            thinks(r) and theirs(strip_thinking(r), a) == ours
-        ),
-        "an empty box, an answer that clean-up empties (ours 0)": lambda r, a, ours, _: (
-            ours == 0
-            and extract_boxed(r.lower()[-TAIL_CHARACTERS:]) == ""
-            and "" in (_plain(gold.lower()) for gold in a)
-        ),
-    }
-    return Comparison(f"boxed_reward / {name}", boxed_reward, theirs, rules)
-
-
-def extractions(utils: ModuleType) -> list[Comparison]:
-    boxed = Comparison(
-        "extract_boxed / MemAgent extract_boxed_answer",
-        lambda r, a: extract_boxed(r),
-        lambda r, a: utils.extract_boxed_answer(r),
-        {"theirs raises (ours None)": lambda r, a, ours, theirs: theirs == RAISED and ours is None},
-    )
-    sentence = Comparison(
-        "extract_sentence / MemAgent extract_answer",
-        lambda r, a: extract_sentence(r),
-        lambda r, a: utils.extract_answer(r),
-        {
-            "dots before the answer": lambda r, a, ours, theirs: (
-                without_tokens(r) == r and extract_sentence(tidied(r)) == theirs
-            ),
-            "DeepSeek's special tokens": lambda r, a, ours, theirs: (
-                extract_sentence(tidied(r)) == theirs
-            ),
-            "other cases (theirs finds the words in lower case)": lambda r, a, ours, theirs: (
-                extract_sentence(tidied(lower(r))) == utils.extract_answer(lower(r))
-            ),
-        },
-    )
-    return [boxed, sentence]
-
-
-APIS = {"sentence": "recurrent", "boxed": "recurrent-boxed"}  # form of the answer -> MemAgent's
-EMPTY = "empty output (theirs leaves it out of n)"
-Grader = Callable[[str, list[str]], float | str | None]
-
-
-def lower(response: str) -> str:
-    """Return the response with "the answer is" in lower case."""
-    return re.sub("the answer is", "the answer is", response, flags=re.IGNORECASE)
 
 
 def bare(text: str) -> str:
@@ -315,7 +237,10 @@ def bare(text: str) -> str:
     return re.sub(r"\\[,;: ]", " ", re.sub(STYLE, "", text))
 
 
-def grades_what_is_seen(theirs: Grader) -> dict[str, Rule]:
+# ---------------------------------------------------------------- what is compared
+
+
+def seen_rules(theirs: Grader) -> dict[str, Rule]:
     """Return the rules of em, f1 and sub_em, which grade what a reader sees of an answer."""
 
     def styles(r: str, a: list[str], ours: object, _) -> bool:
@@ -336,60 +261,88 @@ def grades_what_is_seen(theirs: Grader) -> dict[str, Rule]:
     }
 
 
-def metrics(utils: ModuleType) -> list[Comparison]:
-    """Compare metrics on the prediction itself: the box's content, else the whole response.
+def rewards(name: str, file: Path, pairs: list[Pair]) -> int:
+    """Compare the reward of training."""
+    theirs = quietly(imported(file).compute_score)
+    rules = {
+        "think tags (ours drops thinking first)": lambda r, a, ours, _: (
+            thinks(r) and theirs(strip_thinking(r), a) == ours
+        ),
+        "an empty box, an answer that clean-up empties (ours 0)": lambda r, a, ours, _: (
+            ours == 0
+            and extract_boxed(r.lower()[-TAIL_CHARACTERS:]) == ""
+            and "" in (_plain(gold.lower()) for gold in a)
+        ),
+    }
+    return compare(f"boxed_reward / {name} compute_score", boxed_reward, theirs, pairs, rules)
 
-    Empty predictions are left out.
-    """
 
-    def on_pred(function: Callable) -> Callable:
+def extractions(utils: ModuleType, pairs: list[Pair]) -> int:
+    """Compare how an answer is found in a response."""
+    raises = {"theirs raises (ours None)": lambda r, a, x, y: y == RAISED and x is None}
+    sentence = {
+        "dots before the answer, DeepSeek's special tokens": lambda r, a, _, theirs: (
+            extract_sentence(tidied(r)) == theirs
+        ),
+        "other cases (theirs finds the words in lower case)": lambda r, a, *_: (
+            extract_sentence(tidied(lower(r))) == utils.extract_answer(lower(r))
+        ),
+    }
+    return compare(
+        "extract_boxed / extract_boxed_answer", lambda r, a: extract_boxed(r),
+        lambda r, a: utils.extract_boxed_answer(r), pairs, raises,
+    ) + compare(
+        "extract_sentence / extract_answer", lambda r, a: extract_sentence(r),
+        lambda r, a: utils.extract_answer(r), pairs, sentence,
+    )  # fmt: skip
+
+
+def metrics(utils: ModuleType, pairs: list[Pair]) -> int:
+    """Compare metrics on the prediction itself: the box's content, else the whole response."""
+
+    def on_prediction(function: Callable) -> Grader:  # empty predictions are left out
         return lambda r, a: function(extract_boxed(r) or r, a[0]) if r else 0
 
-    def blank(r: str, a: list[str], ours: object, theirs: object) -> bool:
+    def blank(r: str, a: list[str], ours: object, _) -> bool:
         return ours == 0 and not (extract_boxed(r) or r)
 
-    pairs = [
-        (
-            "normalize_answer",
-            lambda p, g: normalize_answer(p),
-            lambda p, g: utils.normalize_answer(p),
-        ),
-        (
-            "exact_match / exact_match_score",
-            lambda p, g: exact_match(p, [g]),
-            utils.exact_match_score,
-        ),
-        ("f1 / f1_score", lambda p, g: f1(p, [g]), lambda p, g: utils.f1_score(p, g)[0]),
-        (
-            "sub_em_upstream / sub_exact_match_score",
-            lambda p, g: sub_em_upstream(p, [g]),
-            utils.sub_exact_match_score,
-        ),
-    ]
-    return [
-        Comparison(
-            name,
-            on_pred(ours),
-            on_pred(theirs),
-            {"empty": blank} | ({} if "upstream" in name else grades_what_is_seen(on_pred(theirs))),
-            close if "normalize" not in name else lambda a, b: a == b,
-        )
-        for name, ours, theirs in pairs
-    ]
+    functions = {
+        "exact_match": (lambda p, g: exact_match(p, [g]), utils.exact_match_score),
+        "f1": (lambda p, g: f1(p, [g]), lambda p, g: utils.f1_score(p, g)[0]),
+        "sub_em": (lambda p, g: sub_em_upstream(p, [g]), utils.sub_exact_match_score),
+    }
+    words = lambda r, a: normalize_answer(r)  # noqa: E731
+    their_words = lambda r, a: utils.normalize_answer(r)  # noqa: E731
+    unexplained = compare("normalize_answer", words, their_words, pairs, {})
+    for name, (ours, theirs) in functions.items():
+        peer = on_prediction(theirs)
+        rules = {"empty": blank} | seen_rules(peer)
+        unexplained += compare(name, on_prediction(ours), peer, pairs, rules, close)
+    return unexplained
 
 
-def judged(pipeline: Callable, api: str, field: str, more: Sequence[str] = ()) -> Grader:
-    """Return a function that reads one field of MemAgent's `get_pred`, with `more` answers."""
+def pipelines(pipeline: Callable, pairs: list[Pair]) -> int:
+    """Compare MemAgent's whole grading of one answer, field by field."""
+    unexplained = 0
+    for form, api in (("sentence", "recurrent"), ("boxed", "recurrent-boxed")):
+        for field in ("sub_em", "em", "f1"):
 
-    def theirs(r: str, a: list[str]) -> float | str | None:
-        item = pipeline(r, [*a, *more], api)
-        return item if item in (None, RAISED) else float(item[field])
+            def ours(r: str, a: list[str], form=form, field=field) -> float:
+                scores = grade(r, a[:1], form)
+                return {"sub_em": scores.sub_em_upstream, "em": scores.em, "f1": scores.f1}[field]
 
-    return theirs
+            def theirs(r: str, a: list[str], api=api, field=field) -> object:
+                item = pipeline(r, a, api)
+                return item if item in (None, RAISED) else float(item[f"judge_{field}"])
+
+            rules = pipeline_rules(form, ours, theirs) | seen_rules(theirs)
+            name = f"score, {form}: {field} / get_pred"
+            unexplained += compare(name, ours, theirs, pairs, rules, near)
+    return unexplained
 
 
-def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> dict[str, Rule]:
-    """Return the rules of a whole pipeline; thinking: the name of the rule on thoughts."""
+def pipeline_rules(form: str, ours: Grader, theirs: Grader) -> dict[str, Rule]:
+    """Return the rules of a whole pipeline."""
 
     def thought(r: str, a: list[str], mine: float, _) -> bool:
         without = theirs(strip_thinking(r), a)
@@ -400,9 +353,11 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> di
         return form == "sentence" and near(ours(tidied(strip_thinking(r)), a), theirs(seen, a))
 
     return {
-        EMPTY: lambda r, a, mine, other: other is None and mine == 0,
+        "empty output (theirs leaves it out of n)": lambda r, a, mine, other: (
+            other is None and mine == 0
+        ),
         "theirs ends with an error": lambda r, a, mine, other: other == RAISED and mine == 0,
-        thinking: thought,
+        "thinking (theirs grades thoughts without an end or an answer)": thought,
         "special tokens, dots before the answer": token,
         "other cases of the answer is (theirs finds lower case)": lambda r, a, mine, _: (
             form == "sentence" and near(theirs(lower(strip_thinking(r)), a), mine)
@@ -410,162 +365,34 @@ def pipeline_rules(form: str, ours: Grader, theirs: Grader, thinking: str) -> di
     }
 
 
-def pipelines(pipeline: Callable) -> list[Comparison]:
-    """Compare the whole grading of one answer, field by field."""
-    comparisons = []
-    thinking = "thinking (theirs grades thoughts without an end or an answer)"
-    for form, api in APIS.items():
-        for field in ("sub_em", "em", "f1"):
-
-            def ours(r: str, a: list[str], form=form, field=field) -> float:
-                scores = grade(r, a[:1], form)
-                return {"sub_em": scores.sub_em_upstream, "em": scores.em, "f1": scores.f1}[field]
-
-            theirs = judged(pipeline, api, f"judge_{field}")
-            rules = pipeline_rules(form, ours, theirs, thinking) | grades_what_is_seen(theirs)
-            name = f"score, {form}: {field} / get_pred judge_{field}"
-            comparisons.append(Comparison(name, ours, theirs, rules, near))
-    return comparisons
-
-
-def asked_for_all(pipeline: Callable) -> list[Comparison]:
-    """Compare the grading of RULER's own tasks, which ask for every answer.
-
-    Their mean is rounded to .01 for each item.
-    """
-    comparisons = []
-    for form, api in APIS.items():
-
-        def ours(r: str, a: list[str], form=form) -> float:
-            return grade(r, [*a, "Rome"], form, all_asked=True).sub_em
-
-        theirs = judged(pipeline, api, "judge_sub_em", more=["Rome"])
-        rules = pipeline_rules(form, ours, theirs, "thinking")
-        name = f"score, {form}: all asked / ruler_general get_pred"
-        comparisons.append(Comparison(name, ours, theirs, rules, near))
-    return comparisons
-
-
-def headline(pipeline: Callable) -> list[Comparison]:
-    """Compare our headline metric with MemAgent's."""
-    comparisons = []
-    for form, api in APIS.items():
-
-        def two_way(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return grade(r, a, form).sub_em_upstream == other
-
-        def alias(r: str, a: list[str], _, other: object, form=form) -> bool:
-            return grade(r, a[:1], form).sub_em == other
-
-        def as_above(r: str, a: list[str], _, other: object) -> bool:
-            return other in (None, RAISED) or thinks(r) or without_tokens(r) != r or ".." in r
-
-        def ours(r: str, a: list[str], form=form) -> float:
-            return grade(r, a, form).sub_em
-
-        rules = {
-            "another accepted answer": alias,
-            "their other direction: the prediction in the answer": two_way,
-            "as for sub_em_upstream above": as_above,
-        } | grades_what_is_seen(judged(pipeline, api, "judge_sub_em"))
-        name = f"score, {form}: headline sub_em / judge_sub_em"
-        comparisons.append(Comparison(name, ours, judged(pipeline, api, "judge_sub_em"), rules))
-    return comparisons
-
-
-MEMORIES = [
-    "<update>{}</update>", "<update>Otto is in {}</update>", "<update>{}.</update>",
-    "<update>so \\boxed{{{}}}</update>", "<update>({}) it is</update>",
-]  # fmt: skip
-
-
-def memories_with_tags(n: int, seed: int) -> None:
-    """Check that answers are found in memories as ReMemR1's code keeps them, tags and all.
-
-    Of our functions alone: upstream does not look for them.
-    """
-    rng, missed = random.Random(seed), Counter()
-    searched = [a for answers in ANSWERS for a in answers]
-    searched = [a for a in searched if normalize_answer(a) not in ("", "yes", "no")]
-    for _ in range(n):
-        answer = rng.choice(searched)
-        memory = rng.choice(MEMORIES).format(answer)
-        missed.update(
-            stand=not count_phrases(phrases([answer]), memory),
-            recall=answer_recall([answer], memory) != 1,
-        )
-    Comparison.unexplained += missed.total()
-    what = "memories with tags: the answer is not seen by stand; recall"
-    print(f"{what:<58} {n:>7,} {missed['stand']:>7,}  {missed['recall']:,} by answer_recall")
-
-
 # ---------------------------------------------------------------- the command
-
-
-def compare_memagent(checkout: Path, pairs: list[Pair], strings: list[Pair]) -> None:
-    theirs = imported(checkout / "verl/utils/reward_score/hotpotqa.py").compute_score
-    utils = imported(checkout / "taskutils/memory_eval/utils/__init__.py")
-    rewards("MemAgent compute_score", quietly(theirs)).run(pairs)
-    rewards("MemAgent compute_score, fuzz", quietly(theirs)).run(strings)
-    for comparison in (*extractions(utils), *metrics(utils)):
-        comparison.run(pairs)
-        comparison.name += ", fuzz"
-        comparison.run(strings)
-    pipeline = pipeline_of(checkout, utils)
-    for comparison in (
-        *pipelines(pipeline),
-        *asked_for_all(pipeline_of(checkout, utils, "ruler_general")),
-        *headline(pipeline),
-    ):
-        comparison.run(pairs)
-
-
-def compare_rememr1(checkout: Path, pairs: list[Pair], strings: list[Pair]) -> None:
-    theirs = imported(checkout / "verl/utils/reward_score/hotpotqa.py").compute_score
-    rewards("ReMemR1 compute_score, em", quietly(theirs)).run(pairs)
-    rewards("ReMemR1 compute_score, em, fuzz", quietly(theirs)).run(strings)
-    for comparison in metrics(imported(checkout / "taskutils/memory_eval/utils/__init__.py")):
-        comparison.name += ", ReMemR1's"
-        comparison.run(pairs)
-
-
-def compare_ruler(checkout: Path, pairs: list[Pair]) -> None:
-    match = imported(checkout / "scripts/eval/synthetic/constants.py").string_match_all
-    Comparison(
-        "ruler_match / NVIDIA string_match_all, in percent",
-        lambda r, a: round(100 * ruler_match(r, a), 2),
-        lambda r, a: match([r], [a]),
-    ).run([(response, [*answers, "Rome"]) for response, answers in pairs])
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    checkouts = {
-        "memagent": "BytedTsinghua-SIA/MemAgent",
-        "rememr1": "syr-cn/ReMemR1",
-        "ruler": "NVIDIA/RULER",
-    }
-    for name, repository in checkouts.items():
-        help = f"a checkout of {repository}"
-        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help=help)
+    for name in ("memagent", "rememr1", "ruler"):
+        parser.add_argument(f"--{name}", type=Path, metavar="FOLDER", help="its checkout")
     parser.add_argument("--pairs", type=int, default=20_000)
-    parser.add_argument("--fuzz", type=int, default=50_000)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    if not (args.memagent or args.rememr1 or args.ruler):
-        parser.error("give at least one checkout")
-    pairs, strings = [*wrapped(args.pairs, args.seed)], [*fuzz(args.fuzz, args.seed)]
-    print(f"{'function: ours / theirs':<58} {'pairs':>7} {'differ':>7}  of which")
-    if args.memagent:
-        compare_memagent(args.memagent, pairs, strings)
-    if args.rememr1:
-        compare_rememr1(args.rememr1, pairs, strings)
+    pairs = [*wrapped(args.pairs, args.seed), *fuzz(2 * args.pairs, args.seed)]
+    score, tools = "verl/utils/reward_score/hotpotqa.py", "taskutils/memory_eval/utils/__init__.py"
+    print(f"{'function: ours / theirs':<50} {'pairs':>7} {'differ':>7}  of which")
+    unexplained = 0
+    for checkout in filter(None, (args.memagent, args.rememr1)):
+        utils = imported(checkout / tools)
+        unexplained += rewards(checkout.name, checkout / score, pairs) + metrics(utils, pairs)
+        if checkout == args.memagent:
+            unexplained += extractions(utils, pairs)
+            unexplained += pipelines(pipeline_of(checkout, utils), pairs[: args.pairs])
     if args.ruler:
-        compare_ruler(args.ruler, pairs)
-    memories_with_tags(args.pairs, args.seed)
-    n = Comparison.unexplained
-    print(f"{n:,} unexplained" if n else "all explained")
-    return int(n > 0)
+        match = imported(args.ruler / "scripts/eval/synthetic/constants.py").string_match_all
+        asked = [(response, [*answers, "Rome"]) for response, answers in pairs[: args.pairs]]
+        in_percent = lambda r, a: round(100 * ruler_match(r, a), 2)  # noqa: E731
+        theirs = lambda r, a: match([r], [a])  # noqa: E731
+        unexplained += compare("ruler_match / string_match_all", in_percent, theirs, asked, {})
+    print(f"{unexplained:,} unexplained" if unexplained else "all explained")
+    return int(unexplained > 0)
 
 
 if __name__ == "__main__":

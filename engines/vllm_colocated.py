@@ -108,7 +108,7 @@ def import_vllm(packed: bool = False):
             import vllm
     except ImportError as error:
         raise UserError(
-            f"The engine vllm is not installed ({error}); docs/engines.md says how."
+            f"The engine vllm is not installed ({error}); docs/train.md says how."
         ) from error
     if on_cpu:
         import vllm._custom_ops

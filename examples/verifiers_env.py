@@ -1,7 +1,7 @@
 """Any agent and suite of this project as an environment of the library `verifiers` (0.4).
 
 Who outgrows one machine trains the very same agent with prime-rl, which takes such environments;
-docs/engines.md has the commands. The harness drives the agent's generator in the worker's process,
+docs/train.md has the commands. The harness drives the agent's generator in the worker's process,
 so nothing needs a sandbox, and each prompt is a request. Where one does not go on from the last
 response, as a memory agent's, it begins a branch of the trace, and prime-rl takes each branch as a
 sample with the reading's reward. Rewards of single turns, and seeds, are not passed on.

@@ -1,7 +1,7 @@
 """What fits on a GPU, before anything is downloaded or allocated: arithmetic over a model's sizes.
 
 No torch for a model of `SIZES`; any other is built on the meta device, checked and counted.
-The formulas stand together in docs/engines.md. What is experience rather than arithmetic (a
+The formulas stand together in docs/train.md. What is experience rather than arithmetic (a
 kernel's share of a card's peak, room for CUDA graphs and fragmentation) is a named constant here.
 """
 

@@ -158,7 +158,7 @@ class Policy:
         if codec.unknown_marks and is_first():
             print(
                 f"{self.model}: its chat template speaks of thoughts, but has no marks of theirs "
-                "that are known (docs/engines.md): they would pass for memories and answers.",
+                "that are known (docs/train.md): they would pass for memories and answers.",
                 file=sys.stderr,
                 flush=True,
             )

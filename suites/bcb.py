@@ -3,7 +3,7 @@
 The form is BigCodeBench's JSON lines. A response passes if every test of the class `TestCases`,
 inherited ones too, has run, none has failed, and none was skipped as a whole. Verdicts are those of
 the released evaluator (bigcodebench/eval/__init__.py and evaluate.py at 47eff25) but for what
-docs/streams.md lists. Code and tests share one process, and code can deceive them (a patched
+docs/evaluation.md lists. Code and tests share one process, and code can deceive them (a patched
 assertEqual passes): the reward is a measurement and no proof.
 """
 

@@ -580,7 +580,7 @@ def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, 
     Path("notes.txt").write_text("Anna joined Boris. Boris toured Oslo.")
     for folder in ("examples", "recipes"):
         shutil.copytree(ROOT / folder, folder)
-    engines = (ROOT / "docs/engines.md").read_text(encoding="utf-8")
+    engines = (ROOT / "docs/train.md").read_text(encoding="utf-8")
     text = blocks(engines, "bash")[0] + (ROOT / "README.md").read_text(encoding="utf-8")
     lines = [words for words in commands(text) if "my_agent" not in " ".join(words)]
     used = {name for name in SMALL for words in lines if " ".join(words).startswith(name)}

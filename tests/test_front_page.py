@@ -10,7 +10,6 @@ import textwrap
 import xml.etree.ElementTree as ET
 from functools import partial
 from pathlib import Path
-from statistics import fmean
 
 import pytest
 import typer
@@ -23,7 +22,6 @@ from commands.sft import demonstration
 from config import flags
 from config.options import EMBEDDED
 from dev import picture
-from report.summary import wilson
 from tasks import documents, worlds
 
 ROOT = Path(__file__).parent.parent
@@ -55,18 +53,6 @@ def commands(text: str) -> list[list[str]]:
 def blocks(text: str, language: str) -> list[str]:
     """Return the fenced blocks of code in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```", text, re.M | re.S)
-
-
-def rows(text: str, columns: int) -> dict[str, list[str]]:
-    """Return the rows of the first table with so many columns: first cell -> the others."""
-    out: dict[str, list[str]] = {}
-    for line in text.splitlines():
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if line.startswith("|") and len(cells) == columns:
-            out[cells[0]] = cells[1:]
-        elif out:
-            break
-    return out
 
 
 def anchors(text: str) -> set[str]:
@@ -113,9 +99,8 @@ def test_the_hours_of_the_front_page_are_those_that_plan_says():
     assert hours in " ".join(CliRunner().invoke(cli.app, words).output.split())
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/models.md"])
-def test_what_a_page_asks_about_is_in_the_clone(name):
-    asked = [words for words in commands((ROOT / name).read_text("utf-8")) if words[0] == "ask"]
+def test_what_the_front_page_asks_about_is_in_the_clone():
+    asked = [words for words in commands(README.read_text("utf-8")) if words[0] == "ask"]
     assert asked and all((ROOT / file).is_file() for _, file, *_ in asked)
 
 
@@ -142,56 +127,32 @@ def test_the_front_page_names_the_seven_modules_in_reading_order():
     assert all(f"`{room}`" in text for room in rooms)
 
 
-def short(x: float) -> str:
-    return f"{x:.2f}".removeprefix("0")
-
-
 def test_the_results_begin_with_findings_whose_figures_stand_below():
     findings, _, rest = RESULTS.read_text(encoding="utf-8").partition("\n\nEvery measured")
     lines = findings.splitlines()[2:]
     assert len(lines) == 6 and all(line.startswith("- ") for line in lines)
-    figures = re.findall(r"\d*\.\d\d|\b\d{2,}\b", findings)
-    assert len(figures) > 15
+    figures = re.findall(r"\d+\.\d\d|\b\d{2,}\b", findings)
+    assert len(figures) > 8
     assert not [x for x in figures if not re.search(rf"(?<!\d){re.escape(x)}(?!\d)", rest)]
 
 
-def test_a_table_of_results_pools_the_three_seeds_of_the_one_above():
-    """Mean, and Wilson's interval over the questions of all three seeds, to two digits."""
-    text = RESULTS.read_text(encoding="utf-8")
-    pooled, results = rows(text, columns=4), rows(text, columns=6)
-    agents = ("trained", "untrained", "whole document")
-    n = [cell.split(" / ") for cell in results[f"n, {' / '.join(agents)}"]]
-    lengths = [results["sections"].index(length) for length in ("4", "64", "1,024")]
-    names = [f"{facts}, {agent}" for facts in ("one fact", "two facts") for agent in agents]
-    assert [*pooled][2:] == names
-    for name in names:
-        for cell, k in zip(pooled[name], lengths, strict=True):
-            asked = int(n[k][agents.index(name.split(", ")[1])])
-            means = [round(float(seed) * asked) / asked for seed in results[name][k].split()]
-            mean = fmean(means)
-            low, high = wilson(mean, len(means) * asked)
-            assert cell == f"{short(mean)} ({short(low)}-{short(high)})", name
+def test_the_figures_of_the_front_page_are_those_of_the_results():
+    """In percent, as of the files that the results name."""
 
+    def cells(name: str) -> list[dict]:
+        return json.loads((ROOT / f"bench/results/{name}.json").read_text())["cells"]
 
-def test_the_figures_of_real_text_are_those_of_the_results():
-    """First and last cell of a row: in the findings, and in percent on the front page."""
-    table = rows(RESULTS.read_text("utf-8").partition("### Single facts in real text")[2], 5)
-    agents = ("memagent", "full", "bm25, two sections", "memagent, untrained")
-    reader, full, bm25, untrained = (
-        [table[agent][k].split()[0] for k in (0, -1)] for agent in agents
-    )
-    for agent, cells in (("memagent", reader), ("full", full)):  # bm25's answers are not kept
-        kept = json.loads((ROOT / "bench/results/reader-256.json").read_text())[agent].values()
-        assert cells[-1] == short(fmean(score for _, score in kept))
-    findings = RESULTS.read_text("utf-8")[:1500]
-    ours = "{} right among 4 passages, {} among 256; untrained {}, {}."
-    assert ours.format(*reader, *untrained) in findings
-    assert "{} among 4 passages, {} among 256,".format(*full) in findings
-    assert "({}, {})".format(*bm25) in findings
+    at_256 = [c for c in cells("reader") if c["set"] == "XQuAD, 256 passages"]
+    reader, full, bm25 = (round(100 * cell["mean"]) for cell in at_256[:3])
     front = " ".join(README.read_text("utf-8").split())
-    a, b, c, d, e, f = (int(cell[1:]) for cell in (*reader, *full, *bm25))
-    said = f"{a} % among 4 passages and {b} % among 256, with the whole document in the prompt"
-    assert f"{said} {c} and {d} %, with BM25's two best passages {e} and {f} %" in front
+    said = f"{reader} % among 256 passages, with the whole document in the prompt {full} %"
+    assert f"{said}, with BM25's four best {bm25} %" in front
+    absent = [c["mean"] for c in cells("absent") if c["agent"] == "memagent"][1:4]
+    four, more, most = (f"{mean:.2f}" for mean in absent)
+    assert f"to {four} among four of its article, {more} among 16, {most} among 64" in front
+    twice = {(c["agent"], c["question"], c["length"]): c["mean"] for c in cells("twice")}
+    ours, once = (f"{twice[name, 'two_hop_reverse', 16]:.2f}" for name in ("Twice", "memagent"))
+    assert f"`Twice` has {ours} right among 16 sections, `memagent` {once}" in front
 
 
 def test_the_picture_is_small_and_legible_on_any_page(tmp_path):

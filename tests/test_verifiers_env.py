@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "examples"))
-pytest.importorskip("verifiers", reason="verifiers is not installed here: docs/engines.md")
+pytest.importorskip("verifiers", reason="verifiers is not installed here: docs/train.md")
 
 import verifiers_env
 from test_readers import SHARED

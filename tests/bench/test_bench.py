@@ -1,155 +1,301 @@
-"""The benchmarks' own arithmetic, and small runs on a CPU of the scripts that need no peer."""
+"""The benchmarks' own arithmetic, and small runs on a CPU of what needs no peer.
+
+With vLLM: tests/engines/test_vllm_colocated.py.
+"""
 
 import json
-import sys
-from functools import partial
+import math
+import signal
+import subprocess
 
 import pytest
 import torch
 
 import bench.__main__ as everything
 import bench.common as common
-import bench.parts as parts
+import bench.gpu as gpu
+import bench.length as length
+import bench.pipeline as pipeline
+import bench.real as real
 from config.errors import UserError
+from config.options import EMBEDDED, READER
+from config.realmodels import named_folder
+from dev import reader
+from models.load import load_model
+from tests.embedded.test_reader import parse
 
 
-def test_a_ratio_is_that_of_the_medians_and_a_missed_bar_is_said():
+@pytest.fixture(autouse=True)
+def results(monkeypatch, tmp_path):
+    monkeypatch.setattr(common, "RESULTS", tmp_path)
+    monkeypatch.setattr(everything, "RESULTS", tmp_path)
+    monkeypatch.setattr(common, "machine", lambda: {"commit": "0", "date": "", "cpu": "",
+                                                    "cores": 2, "versions": {}})  # fmt: skip
+    return tmp_path
+
+
+# ---------------------------------------------------------------- what they share
+
+
+def test_a_ratio_is_taken_of_the_medians_and_sides_are_timed_in_turns():
     met = common.against([4.0, 9.0, 8.0], [1.0, 3.0, 2.0], bar=4)
     assert met == {"ratio": 4.0, "ratio_min": 3.0, "ratio_max": 4.0, "bar": 4, "met": True}
-    assert common.verdict(met) == "at least 4x: met"
-    assert common.verdict(common.against([1.0], [1.0], bar=2)) == "at least 2x: MISSED"
+    assert not common.against([1.0], [1.0], bar=2)["met"]
+    called = []
+    seconds = common.paired({name: lambda name=name: called.append(name) for name in "ab"}, 2)
+    assert "".join(called) == "ababab" and [len(x) for x in seconds.values()] == [2, 2]
 
 
-def test_what_fails_and_what_is_missed_stands_in_the_table(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(everything, "RESULTS", tmp_path)
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
-    bar = "at most 2"
-    lines = [common.line("a", 3, bar, False), common.line("b", 1, bar, True)]
+def test_the_table_has_what_is_missed_and_a_failure_leaves_the_figures_of_before(
+    results, monkeypatch
+):
+    lines = [common.line("a", 3, "at most 2", False), common.line("b", 1, "at most 2", True)]
     common.finish("length", {}, lines)
     monkeypatch.setattr("sys.argv", ["bench", "nowhere"])
-    monkeypatch.setattr(everything, "ORDER", ("nowhere", "length"))
-    with pytest.raises(SystemExit):
-        everything.main()
-    table = (tmp_path / "table.md").read_text()
+    assert everything.main() == 1
+    table = (results / "table.md").read_text()
     assert "| a | 3 | at most 2 | missed |" in table and "| b | 1 | at most 2 |  |" in table
-    assert "failed" in table
-    assert json.loads((tmp_path / "nowhere.json").read_text())["lines"][0]["met"] is False
-    where = json.loads((tmp_path / "length.json").read_text())["machine"]
-    assert {"cpu", "cores", "versions", "commit", "date"} <= where.keys()
 
 
-# ---------------------------------------------------------------- parts
-
-
-def test_the_output_of_a_part_is_shown_as_it_comes_and_its_last_json_is_the_result(
-    monkeypatch, tmp_path
-):
-    """It waits for a file that appears once its first line has been passed on.
-
-    Were its output kept until it ends, it would not end.
-    """
-    heard, lines = tmp_path / "heard", []
-
-    class Out:
-        def write(self, text):
-            lines.append(text)
-            if "first" in text:
-                heard.touch()
-
-        def flush(self): ...
-
-    script = f"""
-import pathlib, sys, time
-print("first")
-while not pathlib.Path({str(heard)!r}).exists():
-    time.sleep(0.02)
-print('{{"a": 1}}'); print('{{"a": 2}}'); print("[rank0] destroyed")
-print("a warning", file=sys.stderr)
-"""
-    monkeypatch.setattr(sys, "stdout", Out())
-    assert parts.streamed([sys.executable, "-c", script]) == ({"a": 2}, "a warning")
-    assert "[rank0] destroyed\n" in lines
-
-
-@pytest.fixture
-def benchmark_of(tmp_path, monkeypatch):
-    """Make a benchmark of parts a, b, c, whose processes are calls.
-
-    Gives it, the list of parts that have run, {part: exception to raise}, and a reader of its file.
-    """
-    monkeypatch.setattr(common, "RESULTS", tmp_path)
-    monkeypatch.setattr(common, "machine", lambda: {"commit": "0"})
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    ran, fate = [], {}
-
-    def measure(part, tiny):
-        ran.append(part)
-        if part in fate:
-            raise fate[part]
-        return {"value": len(ran)}
-
-    def lines(part, result):
-        return [common.line(part, result["value"], "at most 3", result["value"] <= 3)]
-
-    measures = {part: partial(measure, part) for part in "abc"}
-    made = parts.Benchmark("made", measures, lambda part, result: None, lines)
-
-    def streamed(command):
-        assert command[1:3] == ["-m", "bench.made"]
-        try:
-            return made.here(command[3], "--tiny" in command), ""
-        except (ValueError, SystemExit) as error:
-            return None, f"Traceback\n{error}"
-
-    monkeypatch.setattr(parts, "streamed", streamed)
-    return made, ran, fate, lambda: json.loads((tmp_path / "made.json").read_text())
-
-
-def test_a_kill_loses_only_the_part_that_was_running_and_the_next_call_does_the_rest(benchmark_of):
-    made, ran, fate, saved = benchmark_of
-    fate["b"] = KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt):
-        made.main([])
-    assert list(saved()["parts"]) == ["a"] and saved()["parts"]["a"]["value"] == 1
-    assert saved()["lines"][0]["what"] == "a"
-    fate.clear()
-    made.main([])
-    assert ran == ["a", "b", "b", "c"] and list(saved()["parts"]) == ["a", "b", "c"]
-    assert [x["met"] for x in saved()["lines"]] == [True, True, False]
-    assert saved()["parts"]["c"]["machine"] == {"commit": "0"}
-    made.main([])
-    assert len(ran) == 4  # nothing is missing
-    made.main(["a"])
-    assert ran[4:] == ["a"]
-    assert saved()["parts"]["a"]["value"] == 5 and saved()["parts"]["b"]["value"] == 3
-    made.main(["--again"])
-    assert ran[5:] == ["a", "b", "c"]
-
-
-def test_a_part_that_fails_is_said_and_tried_again_but_never_replaces_numbers(benchmark_of):
-    made, ran, fate, saved = benchmark_of
-    fate["b"] = ValueError("out of memory")
-    with pytest.raises(SystemExit):
-        made.main([])
-    assert ran == ["a", "b", "c"] and saved()["lines"][1]["measured"] == "failed: out of memory"
-    fate["b"] = UserError("It does not fit.")
-    with pytest.raises(SystemExit):
-        made.main([])
-    assert ran[3:] == ["b"] and saved()["lines"][1]["measured"] == "failed: It does not fit."
-    fate["a"] = fate["b"]
-    with pytest.raises(SystemExit):
-        made.main(["--again"])
-    assert saved()["parts"]["a"]["value"] == 1
-
-
-def test_a_result_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
-    path = tmp_path / "x.json"
+def test_a_result_is_written_whole_or_not_at_all(results, monkeypatch):
+    path = results / "x.json"
     common.write(path, {"a": 1})
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(type(path), "replace", killed)
+    monkeypatch.setattr(type(path), "replace", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         common.write(path, {"a": 2})
     assert json.loads(path.read_text()) == {"a": 1}
+
+
+@pytest.mark.parametrize("layout", ["shared", "paper"])
+def test_a_group_has_its_tokens_in_common_and_advantages_that_sum_to_0(layout):
+    rows = common.turns(layout, 100, 4, 9, 3, (2, 5), groups=2)
+    prompts = [row.prompt_ids for row in rows[:4]]
+    at = slice(0, 9) if layout == "shared" else slice(3, 12)
+    assert len(rows) == 8 and all(prompt[at] == prompts[0][at] for prompt in prompts)
+    assert {len(row.prompt_ids) for row in rows} == {12}
+    assert all(2 <= len(row.response_ids) <= 5 for row in rows)
+    assert sum(row.advantage for row in rows) == pytest.approx(0)
+
+
+def test_lengths_are_compared_with_the_median_of_all():
+    found = {"mib_before": 1.0, "mib_peak": 3.0}
+    runs = {10: [{"tokens_per_s": [90.0, 110.0]} | found], 20: [{"tokens_per_s": [50.0]} | found]}
+    cells = length.cells_of(runs)
+    assert [c["against_median"] for c in cells] == [pytest.approx(1 / 3, abs=1e-4), -0.3333]
+    assert cells[0]["mib_grown_while_reading"] == 2 and cells[0]["min"] == 90
+
+
+# ---------------------------------------------------------------- a real model
+
+
+def test_work_is_counted_as_by_hand_and_a_bare_rate_is_of_all_products():
+    model = load_model(EMBEDDED, "float32", "cpu")
+    rows = real.group_of_turns(True, "shared", model)
+    work, common_tokens, own = real.work_of(model, rows, 16_384), 48, 12
+    written = [len(row.response_ids) for row in rows]
+    assert work["tokens"] == common_tokens + sum(own + n for n in written)
+    assert work["places"] == sum(written)  # one parent each: no two members begin alike
+    pairs = sum(range(1, common_tokens + 1))
+    pairs += sum(sum(range(common_tokens + 1, common_tokens + own + n + 1)) for n in written)
+    assert work["pairs"] == pairs
+    layers = sum(p.numel() for p in model.model.layers.parameters())
+    c = model.config
+    expected = 6 * layers * work["tokens"] + 6 * c.hidden_size * c.vocab_size * work["places"]
+    heads = c.hidden_size * c.num_hidden_layers
+    assert work["gflop"] == pytest.approx(1e-9 * (expected + 12 * heads * pairs), abs=0.06)
+    assert real.bare_rate(model, 8, 4, 1) > 0
+
+
+def test_turns_are_compared_one_by_one_and_in_all():
+    tokens = {"ours": [10, 10, 40], "other": [10, 20, 30]}
+    found = real.compare_turns(tokens, {"ours": [1.0, 2.0, 2.0], "other": [1.0, 1.0, 3.0]})
+    assert found["tokens_per_s"] == {"ours": 12.0, "other": 12.0} and found["ratio"] == 1
+    assert found["turn_ratio"]["median"] == 1 and found["turns"] == 3
+    lines = real.pages(8).splitlines()
+    assert len(lines) == 8 * real.LINES and {len(line.split()) for line in lines} == {12}
+    assert lines[: real.LINES] != lines[real.LINES : 2 * real.LINES]
+
+
+def test_a_missing_peer_is_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(real, "VLLM", tmp_path / "none")
+    with pytest.raises(UserError), real.vllm_rounds(True, "float32", False):
+        pass
+    monkeypatch.setattr(real, "SERVER", "raise SystemExit(1)")
+    with pytest.raises(UserError), real.llama_server(tmp_path):
+        pass
+
+
+# ---------------------------------------------------------------- parts of bench.gpu
+
+
+def test_the_update_is_measured_in_both_layouts(monkeypatch, capsys):
+    monkeypatch.setattr(gpu, "REPEATS", 1)
+    result = gpu.main(["update", "--tiny"])
+    paper, shared = result["paper"], result["shared"]
+    assert paper["turn_tokens"] == paper["computed_tokens"] == shared["turn_tokens"]
+    assert shared["computed_tokens"] == 2 * (48 + 4 * 24)
+    assert paper["first_s"] > 0 and len(paper["seconds"]) == 1
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+    assert len(gpu.lines("update", result)) == 3
+    del result["shared"], result["shared_over_paper"]  # it was cut
+    gpu.show("update", result)
+    assert gpu.lines("update", result) == []
+
+
+def test_a_limit_interrupts_the_part_and_keeps_what_was_measured(results, monkeypatch):
+    def measure(tiny, keep):
+        assert pipeline.left() <= 77
+        for most in values:
+            keep({"value": most})
+            assert saved()["value"] == most
+        signal.raise_signal(signal.SIGALRM)
+
+    def saved():
+        return json.loads((results / "gpu.json").read_text())["parts"]["update"]
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(gpu, "show", lambda *_: None)
+    monkeypatch.setitem(gpu.PARTS, "update", (measure, 10))
+    before, values = signal.getsignal(signal.SIGALRM), [1, 2]
+    gpu.main(["update", "--limit", "77"])
+    assert saved()["value"] == 2 and saved()["cut_s"] == 77 and saved()["machine"]
+    assert pipeline.left() == math.inf and signal.getsignal(signal.SIGALRM) is before
+    values = []
+    with pytest.raises(SystemExit):
+        gpu.main(["update", "--limit", "77"])
+    assert saved()["value"] == 2
+    assert sum(limit for _, limit in gpu.PARTS.values()) <= 15 * 60
+
+
+# ---------------------------------------------------------------- the pipeline
+
+
+@pytest.fixture
+def folder(monkeypatch, tmp_path):
+    """The sources and sets, as empty files."""
+    monkeypatch.setattr(pipeline, "FOLDER", tmp_path)
+    monkeypatch.setattr(pipeline, "find_spec", lambda name: name == "vllm")
+    (tmp_path / "sources").mkdir()
+    for file in reader.LOCAL.values():
+        (tmp_path / "sources" / file).touch()
+    for path in reader.sets(reader.found(tmp_path / "sources"), tmp_path):
+        path.parent.mkdir(parents=True)
+        path.touch()
+    return tmp_path
+
+
+def run(folder, monkeypatch, **fate):
+    """Run it with commands that only write files: (stages, name -> words).
+
+    fate: stage -> fails, or cut: it leaves a checkpoint and no export. An export makes both.
+    """
+    given = {}
+
+    def command(self, name, words, kind=""):
+        given[name] = words
+        ended = fate.get(name.replace("-", "_"), "done")
+        self.note(name, ended=ended)
+        run = folder / "runs" / name.removeprefix("export-")
+        if name in pipeline.EVALUATIONS or name == "model" or ended == "fails":
+            return
+        run.mkdir(exist_ok=True)
+        (run / "metrics.csv").write_text("step,reward,mismatch_kl\n0,0.25,0.001\n1,0.75,0.002\n")
+        for made in ["checkpoints/step-1"] if ended == "cut" else ["adapter", "model"]:
+            (run / made).mkdir(parents=True)
+        if ended != "cut":
+            (run / "adapter" / "agent.yaml").touch()
+
+    shipped = []
+    monkeypatch.setattr(pipeline.Pipeline, "command", command)
+    monkeypatch.setattr(reader, "ship", lambda adapter, to: shipped.append(adapter.parent.name))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    result = gpu.main(["pipeline"])
+    return result["stages"], given, shipped
+
+
+def option(words, name):
+    return words[len(words) - 1 - words[::-1].index(name) + 1]
+
+
+def test_the_pipeline_goes_on_from_one_stage_to_the_next(folder, monkeypatch):
+    stages, given, shipped = run(folder, monkeypatch)
+    assert [x for x in given if x in pipeline.TRAININGS] == ["short", "hops", "grpo"]
+    assert shipped == ["grpo"] and stages["grpo"]["n"] == 2
+    for name, words in given.items():
+        if name == "model":
+            continue
+        at = 2 if words[1] == "cli.py" else 4
+        command, values = parse(words[at:])  # its flags are there
+        assert values["runs"] == str(folder / "runs") and values["name"] == name
+        if command == "eval":
+            assert values["engine"] == "vllm" and values["temperatures"] == ["0"]
+            trained = str(folder / "runs" / "grpo" / "model")
+            assert values["model"] == ("smollm2" if "untrained" in name else trained)
+    assert "--adapter" not in given["short"] and option(given["grpo"], "--engine") == "vllm"
+    assert option(given["hops"], "--adapter") == str(folder / "runs/short/adapter")
+    assert option(given["grpo"], "--adapter") == str(folder / "runs/hops/adapter")
+    assert json.loads(given["grpo"][3]) == json.loads(given["long"][3]) == pipeline.GRAPHS
+    assert stages["grpo"]["steps"]["mismatch_kl"] == [0.001, 0.002]
+
+
+@pytest.mark.parametrize(
+    "fate, began_from, told",
+    [
+        ({"hops": "fails"}, "short", pipeline.GRAPHS),
+        ({"short": "fails", "hops": "fails"}, "", pipeline.GRAPHS),
+        ({"grpo": "fails"}, "hops", pipeline.EAGER),
+        ({"grpo": "cut"}, "hops", pipeline.GRAPHS),
+    ],
+)
+def test_what_fails_is_said_and_the_next_best_is_taken(fate, began_from, told, folder, monkeypatch):
+    stages, given, _ = run(folder, monkeypatch, **fate)
+    assert all(stages[name]["ended"] == ended for name, ended in fate.items())
+    last = "grpo-eager" if fate.get("grpo") == "fails" else "grpo"
+    assert ("grpo-eager" in given) == (last == "grpo-eager")
+    assert ("export-grpo" in given) == (fate.get("grpo") == "cut")
+    before = folder / "runs" / began_from / "adapter" if began_from else named_folder(READER)
+    assert option(given[last], "--adapter") == str(before)
+    assert json.loads(given["long"][3]) == told
+
+
+def test_nothing_is_evaluated_that_was_not_trained_and_what_is_missing_is_named(
+    folder, monkeypatch
+):
+    fate = dict.fromkeys(("short", "hops", "grpo", "grpo_eager"), "fails")
+    stages, given, shipped = run(folder, monkeypatch, **fate)
+    assert "passages" not in given and "not begun" in stages["passages"]["ended"]
+    assert not shipped and "untrained-passages" in given
+    (folder / "data" / "passages" / "passages_16.jsonl.gz").unlink()
+    with pytest.raises(SystemExit, match=r"passages_16"):
+        gpu.main(["pipeline", "--tiny"])
+
+
+@pytest.mark.parametrize(
+    "words, ended",
+    [
+        (["true"], "done"),
+        (["sh", "-c", "echo no room; exit 3"], "exit code 3: no room"),
+        (["sleep", "600"], "at its limit"),
+        (["sh", "-c", "trap '' INT; exec sleep 600"], "at its limit"),  # then it is killed
+    ],
+)
+def test_a_command_ends_at_the_latest_with_its_limit(words, ended, folder, monkeypatch):
+    monkeypatch.setattr(pipeline, "GRACE_S", 0.05)
+    limit = 0.1 if "600" in " ".join(words) else math.inf
+    monkeypatch.setattr(pipeline.Pipeline, "seconds", lambda *_: limit)
+    here = pipeline.Pipeline(True, lambda so_far: None, {})
+    here.command("x", words)
+    assert here.out["stages"]["x"]["ended"] == ended
+    (process,) = here.processes
+    assert isinstance(process, subprocess.Popen) and process.returncode is not None
+
+
+def test_the_time_of_a_command_follows_from_what_is_left(folder, monkeypatch):
+    monkeypatch.setattr(pipeline, "left", lambda: now[0])
+    now = [400.0]
+    here = pipeline.Pipeline(False, lambda so_far: None, {})
+    assert here.seconds("grpo") == 0.35 * 400 and here.seconds("hqa") == 400 - pipeline.GRACE_S
+    now[0] = 105.0  # the evaluations have their part
+    here.command("grpo", ["false"])
+    assert "not begun" in here.out["stages"]["grpo"]["ended"]
+    assert sum(pipeline.SHARES[x] for x in ("model", *pipeline.TRAININGS)) < 0.75

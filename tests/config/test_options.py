@@ -252,9 +252,7 @@ def test_a_resumed_run_has_the_settings_it_began_with_and_flags_on_top(tmp_path,
 
 
 def test_the_docs_name_all_settings_that_are_no_flags():
-    text = (
-        Path(settings.__file__).parents[1].joinpath("docs/engines.md").read_text(encoding="utf-8")
-    )
+    text = Path(settings.__file__).parents[1].joinpath("docs/train.md").read_text(encoding="utf-8")
     for cls in (RunConfig, GRPOConfig, EvalConfig, find.find("memagent").Config):
         assert all(f"`{name}`" in text for name in settings.unflagged(cls)), cls
 

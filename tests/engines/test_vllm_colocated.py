@@ -32,7 +32,7 @@ from tasks import worlds
 
 pytest.importorskip("vllm", reason="vLLM is not installed here: make test-vllm")
 
-from bench import colocated
+from bench import gpu
 from engines.vllm_colocated import ColocatedEngine
 
 SMALL_STEPS = {"steps": 2, "tasks_per_step": (4,), "group_size": 6}
@@ -345,14 +345,11 @@ def test_in_bfloat16_sampler_and_trainer_stay_close(tmp_path, change):
     assert all(0 < row["mismatch_mean"] < 0.02 for row in rows)
 
 
-def test_the_gpu_benchmark_runs_here_in_small(capfd):
-    for number in colocated.level("lora", "1")["rounds"]:
-        assert number["mean"] < 1e-5 and number["stale"] > 0.05
+def test_the_gpu_benchmark_runs_here_in_small():
     kept = []
-    result = colocated.step("lora", True, lambda so_far: kept.append(len(so_far["steps"])))
+    result = gpu.step(True, lambda so_far: kept.append(len(so_far["steps"])))
     assert kept == [0, 1, 2]  # when vLLM has begun, and as each step ends
     assert all(x["mismatch_mean"] < 1e-5 and x["computed_tokens"] > 0 for x in result["steps"])
     assert {"rollout_s", "update_s", "peak_gib", "start_gib"} < result["plan"].keys()
     assert result["start_s"] > 0
-    colocated.show("step", result)
-    assert "planned" in capfd.readouterr().out
+    gpu.show("step", result)

@@ -1,4 +1,4 @@
-"""The arithmetic of what fits: the figures of docs/engines.md, and models that are counted."""
+"""The arithmetic of what fits: the figures of docs/train.md, and models that are counted."""
 
 from dataclasses import replace
 from functools import partial
@@ -257,5 +257,5 @@ def test_the_docs_have_the_planners_figures(name):
             ),
             ["more"],
         )  # fmt: skip
-    page = Path(__file__).parents[2] / "docs/engines.md"
+    page = Path(__file__).parents[2] / "docs/train.md"
     assert f"| {' | '.join(cells)} |" in page.read_text(encoding="utf-8").splitlines()
