@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,16 +19,15 @@ import pyarrow.parquet as pq
 import pytest
 import typer.main
 import yaml
-from conftest import Inline, cell_of, forked, parts_of, until
+from conftest import cell_of, forked, parts_of, until
 from test_front_page import blocks, commands
 from typer.testing import CliRunner
 
 import cli
 from agents import find
-from commands import demo, train
+from commands import train
 from config import machine
 from config.options import EMBEDDED
-from memagent import ReadConfig
 from report.rows import Rows
 from tasks import downloads
 
@@ -411,30 +410,6 @@ def test_train_show_eval_ask_on_the_embedded_policy(own, tmp_path, monkeypatch):
     assert "section 1" in run(*asking, "memagent")
 
 
-def test_demo_in_its_short_form(tmp_path, monkeypatch, rendered):
-    """With even fewer questions: continuous integration runs the short form as it is."""
-    monkeypatch.chdir(tmp_path)
-    few = {2: 2, 4: 2}
-    few = dict(sampled=few, greedy=few, untrained=few, full_context=few)
-    monkeypatch.setitem(demo.AMOUNTS, "short", replace(demo.AMOUNTS["short"], steps=1, **few))
-    Path("runs/d").mkdir(parents=True)
-    Path("runs/d/.demo").touch()
-    Path("runs/d/old").touch()  # an earlier demo is replaced
-    Path("runs/other").mkdir()
-    Path("runs/other/config.yaml").touch()
-    run("demo --short --name other", code=2)  # a folder that is no demo, a run, is not
-    assert run("demo --short --name d").rstrip().endswith("cli.py demo")  # what to do next
-    summary = json.loads(Path("runs/d/summary.json").read_text())
-    for agent in ("trained", "untrained", "full"):
-        for question in ("one_fact", "two_hop"):
-            for temperature in ("1.0", "0.0"):
-                for sections in (2, 4):
-                    cell = cell_of(summary, agent, question, temperature, sections)
-                    assert cell["n"] == 2 and cell["low"] <= cell["mean"] <= cell["high"]
-    assert Path("runs/d/report.html").stat().st_size > 10_000
-    assert not Path("runs/d/old").exists()
-
-
 def test_the_embedded_policy_is_small_and_loads_without_code_of_its_own():
     size = sum(p.stat().st_size for p in EMBEDDED.iterdir())
     assert size < 10 * 2**20
@@ -456,80 +431,6 @@ SMALL = {
     "ask": f"--model tiny {TINY}",
     "plan": "",
 }
-
-
-def test_the_demo_of_looking_back_in_its_short_form(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("commands.demo.ProcessPoolExecutor", Inline)
-    folder = Path("runs/demo-rememr1")
-    left = ".demo rows/0.jsonl old/config.yaml rememr1-0/config.yaml rememr1-0/metrics.csv"
-    for name in left.split():  # by an earlier demo of this name: it goes over that
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_text("{")
-    assert "rememr1 - memagent" in run("demo --agent rememr1 --short")
-    summary = json.loads((folder / "summary.json").read_text())
-    arms, untrained = ["rememr1", "memagent"], ["untrained rememr1", "untrained memagent"]
-    off = "rememr1, not looking back"
-    assert parts_of(summary, "agent")[:2] == arms
-    assert {*parts_of(summary, "agent")} == {*arms, *untrained, "full", off}
-    assert parts_of(summary, "temperature", agent="full") == ["1.0", "0.0"]
-    assert len(summary["cells"]) == 12
-    assert parts_of(summary, "n") == parts_of(summary, "length") == [4]
-    assert [(d["seed"], d["length"], d["temperature"]) for d in summary["seeds"]] == [
-        (s, 4, t) for t in ("1.0", "0.0") for s in (None, 0)
-    ]
-    counted = {cell["agent"]: cell["counts"] for cell in summary["cells"] if "counts" in cell}
-    assert counted.keys() == {*arms, *untrained, off}  # full reads no sections
-    asking = {name for name, counts in counted.items() if "queries" in counts}
-    assert asking <= {arms[0], untrained[0], off}
-    assert all("writes" in counted[name] for name in (arms[1], untrained[1]))
-    cell = cell_of(summary, off, "two_hop_reverse", "1.0", 4)
-    assert cell["counts"]["updates"] > 0 and "queries" not in cell["counts"]
-    assert cell["rates"]["recall_queries"] == 0
-    for name in ("rememr1-0", "memagent-0"):
-        assert (folder / name / "report.html").exists()
-        assert (folder / name / "model" / "model.safetensors").exists()
-    page = (folder / "report.html").read_text()
-    assert "Seed by seed" in page and "What the agents did" in page
-    assert not (folder / "old").exists()
-
-
-def test_ablations_are_trained_where_a_size_says_so_with_the_first_seed(tmp_path):
-    about = find.find("memupdate").extras["demo"]
-    runs = {}
-    for size in ("default", "long"):
-        runs[size] = demo.compared("memupdate", about, size, 3, tmp_path).trainings
-    assert [t.run.name for t in runs["default"]] == ["memupdate-3", "memupdate-4", "memupdate-5"]
-    first, *others = runs["long"]
-    for training, (label, changed) in zip(others[-2:], about.ablations.items(), strict=True):
-        assert training.grpo == first.grpo and training.settings != first.settings
-        assert training.settings == first.settings | changed
-        assert {part.label for part in training.then} == {label}
-        assert all(part.settings == training.settings for part in training.then)
-
-
-def test_the_demo_of_looking_back_trains_both_alike_with_every_seed(tmp_path):
-    work = demo.compared(
-        "rememr1", find.find("rememr1").extras["demo"], "default", 3, tmp_path
-    ).trainings
-    assert [(t.run.agent, t.grpo.seed) for t in work] == [
-        (arm, s) for s in (3, 4, 5) for arm in ("rememr1", "memagent")
-    ]
-    alike = ("steps", "tasks_per_step", "group_size", "lr")
-    shared = [field.name for field in fields(ReadConfig)]
-    for t in work:
-        assert [getattr(t.grpo, name) for name in alike] == [
-            getattr(work[0].grpo, name) for name in alike
-        ]
-        assert [t.settings[name] for name in shared] == [work[0].settings[name] for name in shared]
-        asked, *variants = zip(*[iter(t.then)] * 3, strict=True)  # three lengths each
-        assert [(q.kinds, q.seed, q.sections, q.asks) for q in asked] == [
-            (q.kinds, q.seed, q.sections, q.asks) for q in work[0].then[:3]
-        ]
-        assert all(q.trained == t.grpo.seed for q in t.then)
-        assert {Path(q.model).parent.name for q in t.then} == {t.run.name}
-        labels = {(q.label, q.settings["callback"]) for each in variants for q in each}
-        assert labels == ({("rememr1, not looking back", "off")} if t is work[0] else set())
 
 
 def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_model(
