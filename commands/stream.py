@@ -21,8 +21,6 @@ from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
 
-from pydantic import TypeAdapter, ValidationError
-
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
@@ -257,13 +255,11 @@ class Stream:
         """Return where the stream stands. A new one notes what it knows first: delta and
         experiences or, of a frozen bank, what it is and whose solutions it holds."""
         book, bank = self.book, self.agent.opened()
-        if (noted := book.noted(STATE)) is not None:
-            try:
-                state = TypeAdapter(State).validate_python(noted, strict=True)
-            except ValidationError:
-                raise UserError(
-                    f"{book.path} is damaged: it does not say where its stream stands."
-                ) from None
+        if (noted := book.noted(STATE, dict)) is not None:
+            kinds = {name: type(value).__name__ for name, value in noted.items()}
+            if kinds != State.__annotations__:
+                raise UserError(f"{book.path} is damaged: it does not say where its stream stands.")
+            state = State(**noted)
             if state.settings != self.settings:
                 raise UserError(
                     f"{book.path} is the bank of a stream with other tasks or settings: give "

@@ -5,13 +5,11 @@ import errno
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,7 +24,6 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import train
-from config import machine
 from config.options import EMBEDDED
 from report.rows import Rows
 from tasks import downloads
@@ -293,77 +290,6 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
         assert sorted(tmp_path.rglob("*")) == there, line
 
 
-def test_plan_explains_itself_with_a_column_a_mode():
-    line = "plan --model Qwen/Qwen3-4B --gpu-gib 24 --chunk-tokens 512 --preset vime"
-    assert "│" not in run(line)
-    out = " ".join(run(f"{line} --explain").split())
-    assert "4.02 billion weights" in out and "512 tokens" in out and "layout paper" in out
-    assert "fits │ yes │ yes │ no │" in out and "sleep │ 1 │ 1 │ │" in out
-
-
-PLANS = {  # words of `plan` -> of its sentence, and what the command that it ends in trains
-    "--model Qwen/Qwen3-4B --card 4090": (
-        "LoRA fits one RTX 4090 of 24 GiB: about 101.3 h for 100 steps of 8 x 16 readings of 15 "
-        "sections of 2,048 tokens; QLoRA fits, too (76.1 h); full fine-tuning wants 80 GiB.",
-        {"lora_rank": 32, "recompute": True, "data": "FILE", "lr": 2e-5},
-    ),
-    "--model Qwen/Qwen3-0.6B": (
-        "fits one H100 of 80 GiB (give yours by --card)",
-        {"lora_rank": 0, "data": "FILE", "lr": 1e-6},
-    ),
-    "--model Qwen/Qwen3-0.6B --lr 3e-6": ("Full fine-tuning fits", {"lr": 3e-6}),
-    "--model Qwen/Qwen3-8B --card a100-40gb --preset vime --quantise --lora-rank 16": (
-        "QLoRA fits one A100 of 40 GiB",
-        {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
-    ),
-    "--model Qwen/Qwen2.5-14B-Instruct --card l40s --chunk-tokens 700": (
-        "QLoRA fits one L40S of 48 GiB",
-        {"quantise": True, "lora_rank": 32, "chunk_tokens": 700},
-    ),
-    "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96 --lora-rank 0 --thinking": (
-        "Full fine-tuning fits one L4 of 24 GiB",
-        {"data": "hqa/hqa_20.jsonl.gz", "lora_rank": 0, "lr": 4e-5, "memory_tokens": 96,
-         "thinking": True},
-    ),
-    "--config R/qwen3-4b-8x80gb-full.yaml": (
-        "Full fine-tuning fits 8 x H100 of 80 GiB", {"devices": 8, "lora_rank": 0},
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("words", PLANS)
-def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatch, tmp_path):
-    said, trained = PLANS[words]
-    monkeypatch.chdir(tmp_path)
-    Path("FILE").touch()  # that the user is to name
-    for folder in ("hqa", "hqa-dev"):  # of the recipes, whose files `train` looks for
-        Path(folder).mkdir()
-        Path(folder, "hqa_20.jsonl.gz").touch()
-        Path(folder, "hqa_50.jsonl.gz").touch()
-    words = words.replace("R/", f"{Path(cli.__file__).parent}/recipes/")
-    out = run(f"plan {words}")
-    assert said in " ".join(out.split())
-    given = []
-    monkeypatch.setattr(train, "run_and_report", lambda *settings: given.extend(settings[:3]))
-    monkeypatch.setattr(machine, "check_here", lambda run: None)  # no card, and no network
-    run(*shlex.split(out.splitlines()[-1])[2:])
-    settings = {k: v for part in (*given[:2], given[2].config) for k, v in asdict(part).items()}
-    assert {name: settings[name] for name in trained} == trained
-    assert settings["engine"] == "vllm" and settings["model"].startswith("Qwen/")
-
-
-def test_a_plan_names_the_model_or_asks_for_it():
-    assert "Name the model to plan for" in run("plan", code=2)
-
-
-def test_a_plan_of_what_does_not_fit_says_what_may_and_gives_no_command():
-    out = run("plan --model Qwen/Qwen2.5-14B-Instruct --gpu-gib 24 --lora-rank 8")
-    assert (
-        "LoRA does not fit one RTX 4090 of 24 GiB and wants 80 GiB; full fine-tuning wants more "
-        "than 141 GiB a GPU; QLoRA wants 48 GiB. A smaller --model, more --devices"
-    ) in " ".join(out.split()) and "cli.py train" not in out
-
-
 def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
@@ -471,7 +397,7 @@ def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_mod
     evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
     assert evaluated["eval"]["agents"][0] == "rememr1"
     assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
-    assert "agent rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1 --explain")
+    assert "--preset rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1")
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
