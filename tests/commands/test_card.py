@@ -80,7 +80,7 @@ EVIL = "a|b\n---\nlicense: evil\n# big <script>x</script> ![p](http://h/p) `c` *
 
 def test_texts_of_strangers_are_plain_text(trained, tmp_path):
     folder = tmp_path / "run"
-    evaluation(tmp_path / "e <b>x</b>", folder / "model", agent=EVIL, question=EVIL)
+    evaluation(tmp_path / "e <b>x", folder / "model", agent=EVIL, question=EVIL)
     stored = find.begun(trained)
     stored = stored | {"run": stored["run"] | {"name": EVIL, "data": f"hf:{EVIL},{EVIL}"}}
     write_card(tmp_path, stored, folder, 1, adapter=False)

@@ -52,7 +52,7 @@ def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatc
     sentence, trained = PLANS[words]
     monkeypatch.chdir(tmp_path)
     Path("FILE").touch()  # that the user is to name
-    for file in ("hqa/hqa_20.jsonl.gz", "hqa-dev/hqa_20.jsonl.gz", "hqa/hqa_50.jsonl.gz"):
+    for file in (f"{folder}/hqa_{n}.jsonl.gz" for folder in ("hqa", "hqa-dev") for n in (20, 50)):
         Path(file).parent.mkdir(exist_ok=True)  # of the recipes, which `train` looks for
         Path(file).touch()
     out = said(words.replace("R/", f"{ROOT}/recipes/"))
