@@ -116,20 +116,11 @@ class Training:
     settings: dict  # of the agent `run.agent`
     then: tuple[Questions, ...]
 
-    def train(self, **how) -> Path:
+    def __call__(self, **how) -> list[dict]:
+        """Train; there are no rows."""
         from commands.train import train
 
-        return train(self.run, self.grpo, find.make(self.run.agent, self.settings), **how)
-
-    def __call__(self) -> list[dict]:
-        """Train, and write the page of that; there are no rows."""
-        from report.page import write_report
-        from report.runlog import summary
-        from report.summary import write_summary
-
-        folder = self.train()
-        write_summary(folder / "summary.json", summary(folder))
-        write_report(folder, title=f"Training {folder.name}")
+        train(self.run, self.grpo, find.make(self.run.agent, self.settings), **how)
         return []
 
 
@@ -282,7 +273,7 @@ def _work(plan: Plan) -> tuple[list[dict], float]:
             from commands.train import TrainingProgress
 
             (training,), start = plan.trainings, time.perf_counter()
-            training.train(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
+            training(resume=True, callbacks=[TrainingProgress(training.grpo.steps)])
             seconds = time.perf_counter() - start
             # the longest first
             stages = [sorted([*trained, *plan.baselines], key=lambda part: -part.sections)]

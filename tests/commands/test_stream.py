@@ -96,6 +96,7 @@ def test_utilities_tell_experiences_apart_that_are_equally_similar(tmp_path):
     assert len(rows) == 600 and all(len(row["shown"]) == 3 for row in rows[60:])
     known = "id experience success task epoch sim sim_z q q_z score by_chance"
     assert {*rows[-1]["shown"][0]} == {*known.split()}
+    assert not any(row["experience"] for row in rows)  # a bandit's tries are none
     assert "No model took part" in (folder / "report.html").read_text()
 
 

@@ -467,10 +467,10 @@ def test_a_wrong_setting_is_one_sentence_and_leaves_no_folder(model, tmp_path, c
         name: value.replace("HERE", str(tmp_path)) if isinstance(value, str) else value
         for name, value in change.items()
     }
-    run = run_config(**{"model": model, "name": "wrong", "runs": tmp_path / "runs"} | change)
+    run = {"model": model, "name": "wrong", "runs": tmp_path / "runs"} | change
     for resume in (False, True):
         with pytest.raises(UserError) as error:
-            train.train(run, GRPO, reader(), resume)
+            train.train(run_config(**run), GRPO, reader(), resume)
         assert "\n" not in str(error.value)
     assert not [*tmp_path.glob("runs/*")]
 
