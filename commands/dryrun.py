@@ -3,8 +3,8 @@ is downloaded.
 
 The settings are the run's own, and so is every line of code between them and the export. What is
 too large has a stand-in, which is named: a model of the same architecture with two thin layers of
-random weights, generated English, made-up rewards, fewer and shorter answers, two processes of a
-CPU for eight GPUs.
+random weights, made-up rewards, fewer and shorter answers, two processes of a CPU for eight GPUs;
+generated English stands for data that is not here.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import ready_if_here
 from models.plan import SIZES
+from suites._training import check_sources, parts_of
+from tasks.hub import is_hub
 from tokens.codec import Codec
 
 # of the model that stands in
@@ -52,10 +54,10 @@ def dry_run(
         ),
         "the transformers engine for vLLM": run.engine == "vllm",
         f"new adapters of rank {config.lora_rank} for those in {run.adapter}": run.adapter,
-        f"generated English for {run.data}": run.data != "world",
     }
     for what in filter(stand_ins.get, stand_ins):
         say(f"Here stand {what}.")
+    data, validation = (_readable(source, say) for source in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
         small_run = replace(
             run,
@@ -63,8 +65,8 @@ def dry_run(
             name="dry",
             model=str(_stand_in(run, Path(temporary, "base"), say)),
             adapter="",
-            data="world",
-            validation=run.validation and "world",
+            data=data,
+            validation=validation,
             validation_n=2,
             devices=devices,
             num_nodes=1,
@@ -150,6 +152,20 @@ def _stand_in(run: RunConfig, folder: Path, say) -> Path:
     say(f"Here stand {LAYERS} random layers of width {HIDDEN} for a {type(model).__name__}.")
     codec.tokenizer.save_pretrained(folder)
     return folder
+
+
+def _readable(source: str, say) -> str:
+    """Return a source of tasks that can be read here, else generated English."""
+    parts = [part for part, _ in parts_of(source)]
+    try:
+        check_sources(parts)
+    except UserError as error:
+        say(f"{error} Here stands generated English.")
+        return "world"
+    if any(map(is_hub, parts)):
+        say(f"Here stands generated English for {source}, which is fetched when the run begins.")
+        return "world"
+    return source
 
 
 def _outcome(folder: Path) -> str:
