@@ -274,7 +274,6 @@ def demo(
             "seeds"
         ),
     ] = find.DEFAULT,
-    long: Annotated[bool, typer.Option("--long", help="more questions and more training")] = False,
     short: Annotated[
         bool, typer.Option("--short", help="a few steps and questions: does everything run?")
     ] = False,
@@ -297,7 +296,7 @@ def demo(
         name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
     line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
     typer.echo(f"{line} {run_path(runs, name)}.")
-    run_demo("long" if long else "short" if short else "default", seed, name, runs, kind.name)
+    run_demo("short" if short else "default", seed, name, runs, kind.name)
 
 
 add_groups(app)

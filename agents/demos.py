@@ -14,7 +14,6 @@ class Size:
     training: dict[str, dict]  # agent -> fields of GRPOConfig, over the preset demo
     lengths: dict[str, tuple[int, ...]]  # agent -> sections of its training documents
     questions: dict[int, int]
-    ablate: bool = False  # train the ablations too
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,14 +23,10 @@ class Demo:
 
     beside: tuple[str, ...]  # agents that are trained likewise
     kind: str  # of question
-    about: str  # one line: what the documents are like
     title: str
-    sizes: dict[str, Size]  # default, long, short
+    sizes: dict[str, Size]  # default, short
     # label -> settings with which the trained agent answers as well
     variants: dict[str, dict] = field(default_factory=dict)
     baselines: tuple[str, ...] = ("full",)  # agents that answer with the untrained policy
     data: str = "world"  # what is read: generated documents, or ledger = generated sessions
     model: str = ""  # folder of the base policy in embedded/; "" = the usual one
-    # label -> settings with which the agent is trained once more, with the first seed, in the sizes
-    # that ablate
-    ablations: dict[str, dict] = field(default_factory=dict)

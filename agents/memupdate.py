@@ -139,20 +139,12 @@ DEMO = Demo(
     kind="ledger",
     data="ledger",
     model="keeper_weights",
-    about="dated sessions in which people arrive and move, with room for six entries",
     title="memagent: a store edited by tools",
     sizes={
         "default": Size(3, {"memupdate": TRAINING}, LENGTHS, {12: 128, 24: 32}),
-        "long": Size(
-            5, {"memupdate": TRAINING | {"steps": 50}}, LENGTHS, {12: 256, 24: 256}, ablate=True
-        ),
         "short": Size(1, {"memupdate": BRIEF}, {"memupdate": (6,)}, {6: 8}),
     },
     baselines=("newest", "idle", "facts"),
-    ablations={
-        "without a budget": {"budget": "none"},
-        "without deletes and updates": {"without": ("delete_memory", "update")},
-    },
 )
 
 # ---------------------------------------------------------------- what is kept of a turn

@@ -116,11 +116,9 @@ BRIEF = dict(steps=2, tasks_per_step=(2,), group_size=4)
 DEMO = Demo(
     beside=("memagent",),
     kind="two_hop_reverse",  # the fact that answers comes first; which one it was turns out later
-    about="documents that show only later which of the facts before matters",
     title="memagent: looking back",
     sizes={
         "default": Size(3, TRAINING, LENGTHS, {4: 64, 16: 128, 64: 24}),
-        "long": Size(5, TRAINING, LENGTHS, {4: 256, 16: 256, 64: 128, 256: 32}),
         "short": Size(1, dict.fromkeys(LENGTHS, BRIEF), dict.fromkeys(LENGTHS, (4,)), {4: 4}),
     },
     variants={"rememr1, not looking back": {"callback": "off"}},

@@ -1,39 +1,64 @@
-"""The card of an exported model: README.md as the hub shows it, with what was measured.
-
-Holds: `write_card`, `evaluations_of`. Leaves out: the text (card.md.j2), the weights
-(commands/export.py).
-Exercise it: `python cli.py export RUN`. Read next: commands/export.py.
-
-Results are looked for where the run lies: its own validation at the exported step, and every
-evaluation in the same folder of runs whose model is this export.
+"""The card of an exported model: README.md as the hub shows it, with what was measured: the run's
+own validation at the exported step, and every evaluation in the same folder of runs whose model is
+this export.
 """
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator, BaseModel, Field, FiniteFloat, ValidationError
 
 from agents import find
 from config.errors import UserError, clean
 from config.files import read_yaml
-from config.foreign import from_json
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from config.terminal import say
 from models.checkpoints import validations
 from models.policy import fingerprint
 from report.runlog import summary as summary_of_run
-from report.summary import wilson, write_text
+from report.summary import markdown_of, wilson, write_text
 
-MOST_ROWS = 60
-"""Cells of an evaluation that a card lists; the rest is in its own report."""
-DTYPES = ("torch.float32", "torch.bfloat16")
-NUMBERS = ("length", "n", "mean", "low", "high")
 ALWAYS = ("lr", "group_size", "tasks_per_step", "lora_rank", "seed")  # settings that a card has
-TEMPLATE = Path(__file__).with_name("card.md.j2")
+
+
+MARKS = re.compile(r"[\\`*~\[\]|<>&]|(?<!\w)_|_(?!\w)|:(?=//)|(?<=www)\.", re.IGNORECASE)
+
+
+def plain(text: object) -> str:
+    """Return a stranger's text as Markdown of one line that shows it as it is: by their numbers
+    letters mark nothing."""
+    return MARKS.sub(lambda mark: f"&#{ord(mark[0])};", " ".join(clean(text).split()))
+
+
+Plain = Annotated[str, AfterValidator(plain)]
+
+
+class Cell(BaseModel):
+    """What a card reads of a cell of an evaluation."""
+
+    agent: Plain
+    question: Plain
+    temperature: Annotated[str, Field(pattern=r"^\d+(\.\d+)?$")]
+    length: int
+    n: int
+    mean: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
+    documents: int = 0
+
+
+class Evaluation(BaseModel):
+    """What a card reads of an evaluation."""
+
+    unit: Plain
+    metric: Plain
+    cells: Annotated[list[Cell], Field(min_length=1, max_length=200)]
 
 
 def write_card(
@@ -49,93 +74,125 @@ def write_card(
     stored: what the run began with. adapter: the folder holds adapters, not whole weights. weights:
     the folders in which the export's weights lie by now.
     """
-    from huggingface_hub import ModelCard, ModelCardData
-    from jinja2 import Environment
+    from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
     run, training = RunConfig(**stored["run"]), find.training_of(stored)
-    agent = find.make(run.agent or find.DEFAULT, stored["agent"])
+    agent, name = find.make(run.agent or find.DEFAULT, stored["agent"]), run.name or run_folder.name
     base, licence = _base(run.model)
-    begun = run.adapter or run.model or EMBEDDED
-    adapters_licence = _licence(named_folder(begun)) if is_adapter(begun) else ""
+    start = run.adapter or run.model or EMBEDDED
+    went_on = _licence(named_folder(start)) if is_adapter(start) else ""
+    default, reading = asdict(type(agent.config)()), asdict(agent.config)
+    settings = {n: v for n, v in reading.items() if v != default[n] and n != "templates"}
+    settings |= {n: getattr(training, n) for n in ALWAYS if hasattr(training, n)}
+    made = {
+        "agent": agent.label,
+        "weights": f"{'adapters (LoRA)' if adapter else 'whole'}, step {step} of {training.steps}",
+        "base": base or "a policy without a name on the hub",
+        "licence of the base": licence or "not known here; see the card of the base",
+        "licence of the adapters that it went on from": went_on,
+        # without the folders of this machine
+        "data": ",".join(d if d.startswith("hf:") else Path(d).name for d in run.data.split(",")),
+        "reward": _gain(run_folder),
+        "settings": ", ".join(f"{name} {value}" for name, value in settings.items()),
+    }
+    measured, results = [], []
+    for row in validations(run_folder):
+        if row["step"] == step:
+            low, high = wilson(row["score"], row["n"])
+            measured.append(
+                f"Validation at this step, greedy: {row['score']:.3f} ({low:.2f}-{high:.2f}, n = "
+                f"{row['n']}, as if no two shared a document; the step may have been chosen by it)."
+            )
+    for title, found in evaluations_of(run_folder, weights):
+        for c in found.cells:
+            dataset = f"{title} {c.question}, {c.length} {found.unit}, temperature {c.temperature}"
+            numbers = {"n": c.n, "low": c.low, "high": c.high}
+            result = EvalResult("question-answering", title, dataset, found.metric, c.mean)
+            result.metric_name, result.metric_args = c.agent, numbers
+            results.append(result)
+        table = markdown_of(found.model_dump(exclude_defaults=True))
+        measured.append(f"Evaluation {plain(title)}:\n\n{table}")
     data = ModelCardData(
+        model_name=clean(name),
+        eval_results=results or None,
         base_model=base or None,
         datasets=re.findall(r"(?:^|,)hf:([\w.-]+/[\w.-]+)", run.data) or None,
         library_name="peft" if adapter else "transformers",
-        license=adapters_licence or licence or None,
+        license=went_on or licence or None,
         pipeline_tag="text-generation",
         tags=["memagent", find.section_of(training), agent.label, "long-context"],
     )
-    default, reading = asdict(type(agent.config)()), asdict(agent.config)
-    changed = {name for name in reading if reading[name] != default[name]} - {"templates"}
-    try:
-        gain = summary_of_run(run_folder).get("gain")
-    except (OSError, ValueError, KeyError, IndexError):
-        gain = None
-    # what a run or another's file says is foreign text
-    form = Environment(finalize=clean, trim_blocks=True, lstrip_blocks=True).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
-    text = form.render(
-        name=run.name or run_folder.name,
-        agent=agent,
-        about=(type(agent).__doc__ or f"The agent {agent.label}.").strip().partition("\n")[0],
-        adapter=adapter,
-        step=step,
-        training=training,
-        base=base,
-        licence=licence,
-        adapters_licence=adapters_licence,
-        # without the folders of this machine
-        data=",".join(d if d.startswith("hf:") else Path(d).name for d in run.data.split(",")),
-        gain=gain,
-        settings=[
-            *((name, reading[name]) for name in reading if name in changed),
-            *((name, getattr(training, name)) for name in ALWAYS if hasattr(training, name)),
-        ],
-        scores=[
-            (row, *wilson(row["score"], row["n"]))
-            for row in validations(run_folder)
-            if row["step"] == step
-        ],
-        found=[*evaluations_of(run_folder, weights)],
-        most_rows=MOST_ROWS,
-    )
-    write_text(folder / "README.md", str(ModelCard(f"---\n{data.to_yaml()}\n---\n\n{text}")))
+    lines = "\n".join(f"- {what}: {plain(text)}" for what, text in made.items() if text)
+    nothing = "Nothing: no validation, and no evaluation of this export lies beside the run."
+    evidence = "\n\n".join(measured) or nothing
+    text = f"""---
+{data.to_yaml()}
+---
+
+# {plain(name)}
+
+A policy that reads documents which are longer than its window, trained with memagent.
+
+    python cli.py ask FILE "question" --model FOLDER
+    python cli.py serve --model FOLDER
+
+FOLDER is this one: agent.yaml says how the agent reads with these weights.
+
+## How it was made
+
+{lines}
+
+## What was measured
+
+{evidence}
+"""
+    write_text(folder / "README.md", str(ModelCard(text)))
 
 
 def evaluations_of(
     run_folder: Path, weights: Sequence[Path] = ()
-) -> Iterator[tuple[str, str, str, list[dict]]]:
-    """Yield the evaluations of a run's export beside it: name, unit, metric, cells.
+) -> Iterator[tuple[str, Evaluation]]:
+    """Yield the evaluations of a run's export beside it, by name.
 
     weights: folders of the export; of an evaluation that says which weights answered, it must have
     been these, for an earlier export may have lain at the same path.
     """
     exports = {(run_folder / name).resolve() for name in ("model", "adapter")}
+    dtypes = ("torch.float32", "torch.bfloat16")
     known: list[str] = []  # fingerprints, once one is asked for
     for path in sorted(run_folder.parent.glob("*/summary.json")):
         try:
             stored = read_yaml(path.parent / "config.yaml")
-            config, answered = stored.get("eval", {}), stored.get("weights", {}).get("model", "")
-            summary = from_json(path.read_text(encoding="utf-8"))
-            unit, metric, cells = summary["unit"], summary["metric"], summary["cells"]
-            numbers = [float(cell["temperature"]) for cell in cells]
-            numbers += [cell[name] + 0.0 for cell in cells for name in NUMBERS]
+            config, answered = stored["eval"], stored.get("weights", {}).get("model", "")
+            model = config.get("model") or ""
+            ours = model and Path(model).resolve() in exports
         except (UserError, OSError, ValueError, KeyError, AttributeError, TypeError):
             continue  # no evaluation, or one of another version
-        model, wrong = config.get("model") or "", ""
-        if not (cells and model and Path(model).resolve() in exports):
+        if not ours:
             continue
-        if not all(map(math.isfinite, numbers)):
-            wrong = "has values that are no numbers"
-        elif weights and answered and not config.get("endpoint"):
-            known = known or [fingerprint(str(f), dtype) for f in weights for dtype in DTYPES]
+        if weights and answered and not config.get("endpoint"):
+            known = known or [fingerprint(str(f), dtype) for f in weights for dtype in dtypes]
             if not any(mark in answered for mark in known):
-                wrong = "is of other weights"
-        if wrong:
-            say(f"{path} {wrong}: it is left out of the card.", "yellow")
-        else:
-            yield path.parent.name, unit, metric, cells
+                say(f"{path} is of other weights: it is left out of the card.", "yellow")
+                continue
+        try:
+            yield path.parent.name, Evaluation.model_validate_json(path.read_bytes())
+        except (OSError, ValidationError):
+            say(f"{path} cannot be read: it is left out of the card.", "yellow")
+
+
+def _gain(run_folder: Path) -> str:
+    """Say how the reward has risen, "" where the run says nothing of it."""
+    try:
+        gain = summary_of_run(run_folder).get("gain")
+    except (OSError, ValueError, KeyError, IndexError):
+        gain = None
+    if not gain:
+        return ""
+    text = "mean of the first {steps} steps {first:.3f}, of the last {last:.3f}"
+    if gain["low"] is not None:
+        text += ", difference's 95 % interval {low:+.3f} to {high:+.3f}"
+    return text.format(**gain)
 
 
 def _base(model: str) -> tuple[str, str]:

@@ -1,24 +1,18 @@
 """A dry run: a training with everything but the weights, in a minute on a CPU and before anything
 is downloaded.
 
-Holds: `dry_run`. Leaves out: the training itself (commands/train.py), what fits
-(commands/plan.py).
-Exercise it: `python cli.py train --config recipes/laptop.yaml --dry-run`. Read next:
-commands/train.py.
-
 The settings are the run's own, and so is every line of code between them and the export. What is
-not here stands in, and is named: a model of the same architecture with two thin layers of random
-weights, the embedded tokenizer, generated English, made-up rewards, fewer and shorter answers, two
-processes of a CPU for eight GPUs.
+too large has a stand-in, which is named: a model of the same architecture with two thin layers of
+random weights, made-up rewards, fewer and shorter answers, two processes of a CPU for eight GPUs;
+generated English stands for data that is not here.
 """
 
 from __future__ import annotations
 
 import csv
-import importlib.util
 import sys
 import tempfile
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 from config import files, stops
@@ -28,11 +22,11 @@ from config.terminal import next_step
 from memagent import Agent, Trajectory
 from models.packaged import ready_if_here
 from models.plan import SIZES
-from suites._training import check_sources, parts_of, training_tasks
+from suites._training import check_sources, parts_of
 from tasks.hub import is_hub
 from tokens.codec import Codec
 
-# of the model that stands in; vLLM's attention on a CPU knows no smaller heads
+# of the model that stands in
 LAYERS, HIDDEN, HEAD = 2, 64, 32
 TOKENS = 24  # of a response
 
@@ -46,51 +40,41 @@ def dry_run(
     UserError if the run cannot be.
     """
     import torch
-    from transformers.utils import logging as hf_logging
 
     from commands.train import check_folder, resolved, train
 
     run, config, _ = resolved(run, config, agent, here=False)
     if run.name:
         check_folder(files.run_path(run.runs, run.name), resume)
-    hf_logging.disable_progress_bar()
     torch.set_num_threads(1)
-    changes: dict = {}
-    if run.adapter:
-        changes["adapter"] = ""
-        say(f"New adapters of rank {config.lora_rank} stand in for those in {run.adapter}.")
-    missing: list[str] = []  # what the run needs, and this machine or folder lacks
-    if run.engine == "vllm" and not importlib.util.find_spec("vllm"):
-        changes["engine"] = "transformers"
-        missing.append("vLLM")
-        say("vLLM is not installed here: the transformers engine stands in.")
     devices = min(run.devices * run.num_nodes, 2)
-    if devices < run.devices * run.num_nodes:
-        say(f"{devices} processes stand in for {run.num_nodes} x {run.devices} devices.")
-    data, validation = (_readable(source, missing, say) for source in (run.data, run.validation))
+    stand_ins = {
+        f"{devices} processes of a CPU for {run.num_nodes} x {run.devices} devices": (
+            devices < run.devices * run.num_nodes
+        ),
+        "the transformers engine for vLLM": run.engine == "vllm",
+        f"new adapters of rank {config.lora_rank} for those in {run.adapter}": run.adapter,
+    }
+    for what in filter(stand_ins.get, stand_ins):
+        say(f"Here stand {what}.")
+    data, validation = (_readable(source, say) for source in (run.data, run.validation))
     with tempfile.TemporaryDirectory(prefix="memagent-") as temporary:
-        model = str(_stand_in(run, Path(temporary, "base"), missing, say))
-        if data == run.data:  # then it has what the run's own steps ask for
-            source = training_tasks(run, config)
-            for level, n in enumerate(config.tasks_per_step):
-                source.batch(0, min(level, source.levels), n)
         small_run = replace(
             run,
             runs=temporary,
             name="dry",
-            model=model,
+            model=str(_stand_in(run, Path(temporary, "base"), say)),
+            adapter="",
             data=data,
             validation=validation,
             validation_n=2,
             devices=devices,
             num_nodes=1,
             device="cpu",
-            dtype=_dtype(run, config),
-            kv_gib=0.1 if changes.get("engine", run.engine) == "vllm" else 0.0,
+            engine="transformers",
             save_every=1,
             keep_checkpoints=run.keep_checkpoints or 1,
             logger=(),
-            **changes,
         )
         small = replace(
             config,
@@ -102,15 +86,14 @@ def dry_run(
             max_mismatch=0.0,
         )
         say(_outcome(train(small_run, small, _brief(agent), reward=made_up)))
-    say(f"Not tried, since not here: {', '.join(missing)}." if missing else "The run can begin.")
-    words = [word for word in sys.argv[1:] if word != "--dry-run"]
-    next_step("begin it once that is here" if missing else "begin it", *words)
+    say("But for what stood in here, the run can begin.")
+    next_step("begin it", *(word for word in sys.argv[1:] if word != "--dry-run"))
 
 
 def _brief(agent: Agent) -> Agent:
     """Return the agent with short memories, responses and answers, in two sections."""
-    config, names = agent.config, vars(type(agent.config)).get("__slots__", ())
-    limits = {n: 2 * TOKENS for n in names if n.endswith("_tokens") and n != "chunk_tokens"}
+    config, own = agent.config, {field.name for field in fields(agent.config)}
+    limits = {n: 2 * TOKENS for n in own if n.endswith("_tokens") and n != "chunk_tokens"}
     limits |= {"memory_tokens": TOKENS, "final_tokens": TOKENS}
     brief = {n: min(limit, getattr(config, n) or limit) for n, limit in limits.items()}
     return agent.with_settings(**brief, max_sections=min(2, config.max_sections or 2))
@@ -121,16 +104,8 @@ def made_up(trajectory: Trajectory) -> float:
     return sum(i for turn in trajectory.turns for i in turn.response_ids) % 97 / 97
 
 
-def _dtype(run: RunConfig, config: GRPOConfig) -> str:
-    """Return the dtype that it would be on a GPU, wherever this is."""
-    if run.dtype != "auto" or run.device == "cpu" or not run.model:
-        return run.dtype
-    return "bfloat16" if config.lora_rank else "mixed"
-
-
-def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
-    """Make a model of the same architecture, with its tokenizer where that is found, else that is
-    missing."""
+def _stand_in(run: RunConfig, folder: Path, say) -> Path:
+    """Make a model of the same architecture, with its tokenizer where that is found."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -140,8 +115,7 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
         codec = Codec.load(here, trust_remote_code=code, local=True)
     except UserError:
         codec = Codec.load(EMBEDDED)
-        missing.append(f"the tokenizer of {name}")
-        say(f"The tokenizer of {name} is not here: that of the embedded policy stands in.")
+        say(f"Here stands the tokenizer of the embedded policy for that of {name}.")
     try:
         with loading(f"The configuration of {name}"):
             config = AutoConfig.from_pretrained(here, trust_remote_code=code, local_files_only=True)
@@ -155,20 +129,19 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
         config = AutoConfig.for_model(
             kind, tie_word_embeddings=SIZES[name].tied, max_position_embeddings=32768
         )
-    kinds = getattr(config, "layer_types", None)
+    kinds, latent = getattr(config, "layer_types", None), hasattr(config, "kv_lora_rank")
     small = {
         "num_hidden_layers": LAYERS,
         "hidden_size": HIDDEN,
         "num_attention_heads": HIDDEN // HEAD,
-        "num_key_value_heads": 1,
-        "head_dim": HEAD,
+        # with latent attention keys and values have sizes of their own, all heads theirs
+        "num_key_value_heads": HIDDEN // HEAD if latent else 1,
+        "head_dim": getattr(config, "head_dim", 0) if latent else HEAD,
         "intermediate_size": 2 * HIDDEN,
         # as published ones are rounded up: the model's class of tokenizer may add one of its own
         "vocab_size": -(-len(codec.tokenizer) // 64) * 64,
         "layer_types": kinds and kinds[:LAYERS],
     }
-    if hasattr(config, "kv_lora_rank"):  # keys and values have sizes of their own, all heads theirs
-        small |= {"num_key_value_heads": HIDDEN // HEAD, "head_dim": getattr(config, "head_dim", 0)}
     if hasattr(config, "quantization_config"):  # the stand-in's weights are stored as they are
         del config.quantization_config
     with loading(f"A small model like {name}"):
@@ -176,28 +149,23 @@ def _stand_in(run: RunConfig, folder: Path, missing: list[str], say) -> Path:
         torch.manual_seed(0)
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=code)
         model.save_pretrained(folder)
-    say(
-        f"{LAYERS} layers of width {HIDDEN}, random, stand in for the weights "
-        f"({type(model).__name__})."
-    )
+    say(f"Here stand {LAYERS} random layers of width {HIDDEN} for a {type(model).__name__}.")
     codec.tokenizer.save_pretrained(folder)
     return folder
 
 
-def _readable(source: str, missing: list[str], say) -> str:
-    """Return a `--data` whose tasks can be made or read here, else generated English: then that is
-    missing."""
+def _readable(source: str, say) -> str:
+    """Return a source of tasks that can be read here, else generated English."""
     parts = [part for part, _ in parts_of(source)]
     try:
         check_sources(parts)
-        if not any(map(is_hub, parts)):
-            return source
-        why = f"{source} is fetched when the run begins."
     except UserError as error:
-        why = str(error)
-    missing.append(source)
-    say(f"{why} Generated English stands in.")
-    return "world"
+        say(f"{error} Here stands generated English.")
+        return "world"
+    if any(map(is_hub, parts)):
+        say(f"Here stands generated English for {source}, which is fetched when the run begins.")
+        return "world"
+    return source
 
 
 def _outcome(folder: Path) -> str:

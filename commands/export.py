@@ -1,8 +1,4 @@
-"""Write a checkpoint as a model folder that transformers, peft and vLLM load.
-
-Holds: `export`, `finish`. Leaves out: training (commands/train.py).
-Exercise it: `python cli.py export RUN`. Read next: models/checkpoints.py.
-"""
+"""Write a checkpoint as a model folder that transformers, peft and vLLM load, with its card."""
 
 from __future__ import annotations
 
@@ -32,16 +28,13 @@ from models.checkpoints import (
     newest,
     read_state,
 )
-from models.load import (
-    inner,
-    merge_adapters,
-    share_kept,
-    start_weights,
-    stored_dtype,
-)
+from models.load import inner, merge_adapters, share_kept, start_weights, stored_dtype
 from models.policy import Policy
 from tasks import seen
 from tokens.codec import Codec
+
+KEPT = 0.95  # share of what was learnt; an export that keeps less of it says so
+ABOUT = ("agent.yaml", find.STATE, seen.TRAINED_ON, "templates")  # of a policy, adapters' too
 
 
 def export(
@@ -64,27 +57,27 @@ def export(
     UserError: no such checkpoint, a given folder that exists.
     """
     find.check_trained(folder, step, out)
-    saved, stored = checkpoints(folder), find.begun(folder, None)
-    code = {name: stored["run"].get(name) for name in ("agent", "trust_remote_code")}
+    run = find.begun(folder, None)["run"]
+    code = {name: run.get(name) for name in ("agent", "trust_remote_code")}
     find.check_reach(folder / "config.yaml", code, {"trust_remote_code": True} if trusted else {})
-    if agent := code["agent"]:
-        find.find(agent)
-        stored = find.begun(folder, None)  # its own settings too
+    if code["agent"]:
+        find.find(code["agent"])
+    stored = find.begun(folder, None)  # with the settings of a file's agent
     if best and step is not None:
         raise UserError("Give --step or --best, not both.")
     if best and (step := best_step(folder)) is None:
         raise UserError(f"{folder} has no validation: train with --validation, or give --step.")
-    if step is None:
-        step = newest(folder)
-    out = out and out.absolute()
-    adapter = out.with_name(f"{out.name}-adapter") if out else folder / "adapter"
-    alone = contextlib.nullcontext() if out else writing(folder, f"The run {folder}")
-    out = out or folder / "model"
+    step = newest(folder) if step is None else step
+    if out:
+        out = out.absolute()
+        adapter, alone = out.with_name(f"{out.name}-adapter"), contextlib.nullcontext()
+    else:
+        out, adapter = folder / "model", folder / "adapter"
+        alone = writing(folder, f"The run {folder}")
     files.make_folder(out.parent)
     with alone, files.making_folder(out) as temporary:
-        _write_export(saved[step], stored, temporary, adapter, dtype)
+        _write_export(checkpoints(folder)[step], stored, temporary, adapter, dtype)
         # the questions of this run, and those that what it started from was trained on before
-        run = stored["run"]
         before = filter(None, (run.get("model") or EMBEDDED, run.get("adapter")))
         before = map(settings_folder, before)
         lists = seen.trained_on(folder, before=step), *map(seen.trained_on, before)
@@ -107,14 +100,9 @@ def finish(run: Path, folder: Path) -> None:
     next_step("evaluate it", "eval", *words, runs=str(run.parent))
 
 
-ABOUT = ("agent.yaml", find.STATE, seen.TRAINED_ON, "templates")
-
-
 def _copy_about(folder: Path, adapter: Path) -> None:
-    """Give an adapter's folder what a model folder says of its policy: agent, form, questions.
-
-    What an earlier export left there is replaced.
-    """
+    """Give an adapter's folder what a model folder says of its policy, in place of what an earlier
+    export left there."""
     for name in ABOUT:
         source, target = folder / name, adapter / name
         if target.is_dir():
@@ -133,28 +121,20 @@ def _save(model, folder: Path, **settings) -> None:
         raise OSError(f"{folder} cannot be written ({first_line(error)})") from error
 
 
-KEPT = 0.95
-"""Share of what was learnt; an export that keeps less of it says so."""
-
-
 def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, dtype: str) -> None:
     """Fill a model folder from a checkpoint and the settings that its run began with."""
-    run, config, agent = (
-        RunConfig(**stored["run"]),
-        find.training_of(stored),
-        find.make(stored["run"].get("agent") or find.DEFAULT, stored["agent"]),
-    )
+    run, config = RunConfig(**stored["run"]), find.training_of(stored)
+    agent, state = find.make(run.agent or find.DEFAULT, stored["agent"]), read_state(checkpoint)
     # The base weights as in training: of the same type, and quantised on the same kind of
     # processor, because each kind rounds in its own way.
-    trained_dtype = read_state(checkpoint)["dtype"]
     device = run.device if config.quantise else "cpu"
-    run = replace(run, dtype=trained_dtype, device=device)
+    run = replace(run, dtype=state["dtype"], device=device)
     policy = Policy.of_training(run, config, agent)
     model = policy.load_trainable(config)
     target = stored_dtype(policy.folder, run.trust_remote_code) if dtype == "auto" else dtype
     # mixed: what was sampled from, and validated, were these weights in bfloat16; those of 4 bits
     # are no numbers of bfloat16, so that rounding takes no change away
-    rounds = target == "bfloat16" and trained_dtype != "mixed" and not config.quantise
+    rounds = target == "bfloat16" and state["dtype"] != "mixed" and not config.quantise
     start = start_weights(model) if rounds else {}
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
@@ -186,6 +166,6 @@ def _write_export(checkpoint: Path, stored: dict, folder: Path, adapter: Path, d
         for name in agent.prompts:
             if (path := Path(templates, f"{name}.txt")).is_file():
                 shutil.copy(path, folder / "templates")
-    if (state := read_state(checkpoint).get("agent")) is not None:
-        (folder / find.STATE).write_text(json.dumps(state), encoding="utf-8")
+    if state.get("agent") is not None:
+        (folder / find.STATE).write_text(json.dumps(state["agent"]), encoding="utf-8")
     files.dump(folder / "agent.yaml", run={"agent": run.agent}, agent=reading)

@@ -3,11 +3,6 @@
     tasks  --demonstration-->  trajectories  --chosen_turns-->  rows  --update-->  new weights
             Agent.demonstrate                 some that keep the memory
 
-Holds: `demonstration`, `chosen_turns`, `token_weights`, `deal`, `SFT`. Leaves out: what is
-demonstrated (`Agent.demonstrate`), packing and log-probs (models/logprobs.py), runs
-(commands/train.py).
-Exercise it: `python cli.py sft --steps 50 --name warm`. Read next: commands/train.py.
-
 An untrained model is almost never right, so reinforcement learning has nothing to start from. Here
 an agent reads each document as always, but its responses are written by `Agent.demonstrate`, which
 knows the evidence. The model learns these responses in the very prompts that it will see.
@@ -39,9 +34,6 @@ Shown = tuple[list[Group], list[Row], list[str]]  # demonstrated: one trajectory
 ATTEMPTS, BEYOND = 10, 10**6  # at a step with tasks that can be demonstrated; steps between them
 
 
-# ---------------------------------------------------------------- demonstrations
-
-
 def demonstration(agent: Agent, task: Task, mistake: str = "") -> Trajectory | None:
     """Run an agent whose responses are its own demonstrations; None where it cannot show the task.
 
@@ -52,17 +44,19 @@ def demonstration(agent: Agent, task: Task, mistake: str = "") -> Trajectory | N
     trajectory, steps, prompt = Trajectory(task), start(agent, task), None
     prompt = advance(agent, steps)
     while prompt is not None:
-        if turn := given(prompt, agent.codec):
-            trajectory.turns.append(turn)
-            prompt = advance(agent, steps, turn)
-            continue
-        text = agent.demonstrate(task, prompt)
-        first = not trajectory.turns
-        if text is not None and mistake and first and kind_of(prompt, text) == "kept":
-            prompt, text = replace(prompt, trained=False), mistake
-        turn = None if text is None else _turn(agent, prompt, text)
+        turn = given(prompt, agent.codec)
         if turn is None:
-            return None
+            text = agent.demonstrate(task, prompt)
+            if text is None:
+                return None
+            if mistake and not trajectory.turns and kind_of(prompt, text) == "kept":
+                prompt, text = replace(prompt, trained=False), mistake
+            ids = [*agent.codec.reply(text), agent.codec.end_id]
+            if len(ids) > prompt.max_tokens:
+                return None
+            asked, unsampled = prompt.ids(agent.codec), [0.0] * len(ids)
+            response = agent.codec.response(ids)
+            turn = Turn(prompt, asked, ids, unsampled, Finish.STOP, response)
         trajectory.turns.append(turn)
         prompt = advance(agent, steps, turn)
     pieces = trajectory.turns[-1].prompt.pieces
@@ -77,16 +71,6 @@ def kind_of(prompt: Prompt, text: str) -> str:
     if prompt.final:
         return "answer"
     return "changed" if text.strip() and text != prompt.memory else "kept"
-
-
-def _turn(agent: Agent, prompt: Prompt, text: str) -> Turn | None:
-    """Return a turn that writes the text and ends; None if it takes more tokens than the turn."""
-    codec = agent.codec
-    ids = [*codec.reply(text), codec.end_id]
-    if len(ids) > prompt.max_tokens:
-        return None
-    unsampled = [0.0] * len(ids)
-    return Turn(prompt, prompt.ids(codec), ids, unsampled, Finish.STOP, codec.response(ids))
 
 
 def chosen_turns(trajectory: Trajectory, others: int, rng: random.Random) -> list[Turn]:
@@ -115,9 +99,6 @@ def deal(rows: Sequence[Row], n: int) -> list[list[int]]:
     return [[order[i] for i in part] for part in stretches(new, n)]
 
 
-# ---------------------------------------------------------------- the module
-
-
 class SFT(GRPO):
     """Train one policy on the demonstrations of one agent, or of several.
 
@@ -143,15 +124,31 @@ class SFT(GRPO):
         """Demonstrate a step's tasks and take an optimizer step on them.
 
         Every rank demonstrates all of them, which takes milliseconds, and learns its part of the
-        turns: the step does not depend on the number of ranks.
+        turns: the step does not depend on the number of ranks. UserError: none of the tasks can be
+        demonstrated.
         """
         step, clock = self.done_steps, Clock()
         clock.start("rollout")
         level, tasks, (groups, rows, kinds) = self.draw(step)
         self.groups = ranks.share(groups)
         clock.stop("rollout")
+        if not rows:
+            raise UserError(
+                f"None of the tasks of step {step} can be demonstrated: give the agent "
+                f"{self.agent.label} a `demonstrate`, as a subclass of MemAgent has one, or tasks "
+                "that say where their evidence is."
+            )
         clock.start("update")
-        self.start_step(level, len(tasks), len(groups), rows)
+        self.metrics = {
+            "step": step,
+            "level": level,
+            "lr": rate_of(self.config, step),
+            "tasks": len(tasks),
+            "not_shown": len(tasks) - len(groups),
+            "trained_rows": len(rows),
+            "read_tokens": sum(len(row.prompt_ids) for row in rows),
+            "written_tokens": sum(len(row.response_ids) for row in rows),
+        }
         mine = deal(rows, ranks.world())[ranks.rank()]
         self.update([rows[i] for i in mine], [kinds[i] for i in mine])
         self.done_steps += 1
@@ -191,34 +188,14 @@ class SFT(GRPO):
     def demonstrate(self, task: Task, other: Task, rng: random.Random) -> Trajectory | None:
         """Show how one of the agents reads a task, perhaps with a mistake: another task's answer.
 
-        One that holds what is to be noted would not look mistaken.
+        One that holds what is to be noted would not look mistaken, and of a task without an answer
+        nothing is noted.
         """
         (agent,) = rng.choices(self.agents, self.shares)
         mistake = other.answers[0] if rng.random() < self.config.mistakes else ""
-        if task.absent or other.absent:  # nothing is noted of such a task, nor is that an answer
-            mistake = ""
         right = (*task.answers, *(words for words, _ in task.notes))
-        if any(any(places(words, mistake)) for words in right):
-            mistake = ""
-        return demonstration(agent, task, mistake)
-
-    def start_step(self, level: int, n_tasks: int, n_shown: int, rows: list[Row]) -> None:
-        """Start the metrics of a step. UserError if none of its tasks could be demonstrated."""
-        n = {
-            "tasks": n_tasks,
-            "not_shown": n_tasks - n_shown,
-            "trained_rows": len(rows),
-            "read_tokens": sum(len(r.prompt_ids) for r in rows),
-            "written_tokens": sum(len(r.response_ids) for r in rows),
-        }
-        if not rows:
-            raise UserError(
-                f"None of the tasks of step {self.done_steps} can be demonstrated: give the agent "
-                f"{self.agent.label} a `demonstrate`, as a subclass of MemAgent has one, or tasks "
-                "that say where their evidence is."
-            )
-        lr = rate_of(self.config, self.done_steps)
-        self.metrics = {"step": self.done_steps, "level": level, "lr": lr} | n
+        held = any(any(places(words, mistake)) for words in right)
+        return demonstration(agent, task, "" if task.absent or other.absent or held else mistake)
 
     def update(self, rows: list[Row], kinds: list[str]) -> None:
         """Take one optimizer step on this rank's rows (a collective).

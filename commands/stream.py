@@ -2,11 +2,6 @@
 
     epoch -> batch: retrieve for all, act, judge -> feedback, experiences: one transaction -> batch
 
-Holds: `run_stream`, `Stream` (one way of remembering, from its first batch to its last). Leaves
-out: what is remembered (the agent's file), the bank (agents/bank.py), what the rows say
-(report/streams.py), flags (commands/groups.py).
-Exercise it: `python cli.py stream`. Read next: report/streams.py.
-
 What a stream has done stands in the bank's own file, written with what the batch has taught: a
 stream that was killed goes on from its last whole batch, to the same numbers. Rows of a batch are
 appended before that, and cut off again if the batch was not kept.
@@ -21,7 +16,7 @@ import random
 import re
 import time
 from collections.abc import Generator, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from hashlib import blake2b
 from pathlib import Path
@@ -29,6 +24,7 @@ from pathlib import Path
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
+from agents.memrl import Tried
 from commands import contents
 from config import files
 from config.errors import UserError, clip, kept
@@ -49,6 +45,7 @@ from suites import Scope, Suite
 from tasks.environments import Environment, Work
 
 STATE, FROZEN = "stream", "frozen"  # what a bank keeps of a stream: `State`; of a frozen bank
+MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}
 
 
 def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None) -> Path:
@@ -60,13 +57,13 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
     """
     from report.streams import write_stream_report
 
-    config, suite = _completed(config, settings), suite or suites.from_config(config)
-    folder = files.run_path(config.runs, config.name)
-    config = _of_one_dtype(config, folder)
+    suite, folder = suite or suites.from_config(config), files.run_path(config.runs, config.name)
     if config.frozen and Path(config.frozen).absolute().parent == folder.absolute():
         raise UserError(f"The frozen bank lies in {folder} itself: give another --name.")
     if config.path and suite.generated:
         raise UserError(f"{suite.label}'s tasks are generated: leave --path out.")
+    stored = files.read_yaml(folder / "config.yaml") if (folder / "config.yaml").exists() else {}
+    config = _complete(config, settings, stored)
     safe = f"All batches before are whole in {folder}; make room and call the same command again."
     with kept(lambda: safe), contextlib.ExitStack() as open_ones:
         path = (config.path,) if config.path else ()
@@ -75,16 +72,15 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
         streams = [Stream(config, arm, settings, environment, folder) for arm in config.arms]
         given = {"stream": asdict(config) | asdict(suite), "agent": settings}
         read = contents.of_stream(suite, streams[0].agent)
-        _check_folder(folder, given, suite, read)
-        engine = _opened(config, [stream.agent for stream in streams], environment)
-        if config.frozen:
+        if stored:
+            _check_same(folder, stored, given, suite, read)
+        engine = _open(config, [stream.agent for stream in streams], environment)
+        if config.frozen:  # what cannot be read leaves no folder behind
             for stream in streams:
-                # what cannot be read leaves no folder behind
                 open_ones.callback(stream.agent.opened().close)
         files.make_folder(folder)
         open_ones.enter_context(writing(folder, f"The stream {folder}"))
-        for stream in streams:
-            # what cannot be used is refused before anything is written
+        for stream in streams:  # what cannot be used is refused before anything is written
             open_ones.callback(stream.book.close)
         files.dump(folder / "config.yaml", **given, **contents.section(read))
         with contextlib.closing(engine), engine.awake(), bar("tasks") as progress:
@@ -92,60 +88,46 @@ def run_stream(config: StreamConfig, settings: dict, suite: Suite | None = None)
                 n, each = len(stream.tasks) * config.epochs, len(stream.tasks)
                 shown = progress.add_task(stream.arm, total=n, note="", every=each)
                 stream.run(engine, lambda done, shown=shown: progress.update(shown, completed=done))
-        outcomes = [stream.outcome() for stream in streams]
+        outcomes = [outcome_of(folder, s.arm, config, s.book) for s in streams]
         rule = engine.rule if isinstance(engine, RehearsedEngine) else ""
         write_stream_report(folder, config, outcomes, rule)
     return folder
 
 
-def _completed(config: StreamConfig, settings: dict) -> StreamConfig:
-    """Return the settings with all that was left open. UserError: an arm is unknown, or a bank is
-    named where a stream has its own."""
+def _complete(config: StreamConfig, settings: dict, stored: dict) -> StreamConfig:
+    """Return the settings with all that was left open; the dtype is that of a stream that goes on,
+    and `auto` of one that an earlier version began stays so. UserError: an arm is unknown, or a
+    bank is named where a stream has its own."""
     kind = find.learner()
     if settings.get("bank"):
         raise UserError("A stream has banks of its own: give --frozen instead of --bank.")
     known = kind.extras["frozen_arms" if config.frozen else "arms"]
     arms = config.arms or (tuple(known) if config.frozen else kind.extras["usual_arms"])
     if unknown := [arm for arm in arms if arm not in known]:
-        frozen = " with a frozen bank" if config.frozen else ""
-        raise UserError(f"There is no method {unknown[0]!r}{frozen}: choose of {', '.join(known)}.")
-    return replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
-
-
-def _of_one_dtype(config: StreamConfig, folder: Path) -> StreamConfig:
-    """Return the settings with the dtype of a stream that goes on; `auto` of one that an earlier
-    version began stays so, and is none of its fingerprint."""
-    path = folder / "config.yaml"
-    if not path.exists():
+        raise UserError(f"There is no method {unknown[0]!r} here: choose of {', '.join(known)}.")
+    config = replace(config, arms=arms, epochs=config.epochs or (1 if config.frozen else 10))
+    if not isinstance(before := stored.get("stream"), dict):
         return settle_dtype(config)
-    stored = files.read_yaml(path).get("stream")  # all else of it is checked by `_check_folder`
-    before = stored.get("dtype", "auto") if isinstance(stored, dict) else "auto"
-    return config if before == "auto" else settle_dtype(config, str(before))
+    dtype = str(before.get("dtype", "auto"))
+    return config if dtype == "auto" else settle_dtype(config, dtype)
 
 
-MAY_CHANGE = {"runs", "name", "in_flight", "device", "endpoint", "arms", "path", "epochs"}
-
-
-def _check_folder(
-    folder: Path, given: dict[str, dict], suite: Suite, read: contents.Contents
+def _check_same(
+    folder: Path, stored: dict, given: dict[str, dict], suite: Suite, read: contents.Contents
 ) -> None:
     """Refuse to go on with a stream that began with other settings, code or templates; more epochs
     are none."""
-    path = folder / "config.yaml"
-    if not path.exists():
-        return
-    before = files.read_yaml(path)
-    if not all(isinstance(before.get(section), dict) for section in given):
+    if not all(isinstance(stored.get(section), dict) for section in given):
         raise UserError(f"{folder} holds a run that is no stream: give this one another --name.")
     # settings that an earlier version did not have were as they are by default
     usual = asdict(StreamConfig()) | asdict(type(suite)())
-    before["stream"] = usual | suites.stored(before["stream"])
+    before = stored | {"stream": usual | suites.stored(stored["stream"])}
     for section in given:
-        check_gone(before[section], given[section], f"{path}: {section}")
-    now, before = (json.loads(json.dumps(each)) for each in (given, before))
+        check_gone(before[section], given[section], f"{folder / 'config.yaml'}: {section}")
+    now, before = (json.loads(json.dumps(each, default=str)) for each in (given, before))
     wrong = [
         name
-        for section in ("stream", "agent")
+        for section in given
         for name, value in (before[section] | now[section]).items()
         if before[section].get(name) != value and name not in MAY_CHANGE
     ]
@@ -157,7 +139,7 @@ def _check_folder(
         )
 
 
-def _opened(config: StreamConfig, agents: Sequence[Agent], environment: Environment) -> Engine:
+def _open(config: StreamConfig, agents: Sequence[Agent], environment: Environment) -> Engine:
     """Open what answers, and the agents' embedder."""
     if config.engine == "rehearsed" and not config.endpoint:
         give_embedder(agents)
@@ -194,17 +176,15 @@ class Stream:
         by_suite = kind.extras["constants"][config.constants]
         if by_suite and config.suite not in by_suite:
             raise UserError(f"There are no {config.constants} constants for {config.suite}.")
-        constants = by_suite.get(config.suite, {})
-        self.book_path = folder / f"{arm}.db"
-        path = config.frozen or str(self.book_path)
-        fields = constants | settings | kind.extras["arms"][arm] | {"bank": path}
+        self.rows_path, self.book_path = folder / f"{arm}.jsonl", folder / f"{arm}.db"
+        given = by_suite.get(config.suite, {}) | settings | kind.extras["arms"][arm]
+        given |= {"bank": config.frozen or str(self.book_path)}
         if config.frozen or environment.leaves_nothing:
-            fields["update"] = "none"
-        self.agent = kind(kind.Config(**fields))
+            given["update"] = "none"
+        self.agent = kind(kind.Config(**given))
         self.agent.seed, self.agent.frozen = config.seed, bool(config.frozen)
         tasks = [*environment.tasks()]
         self.tasks = tasks[: config.n] if config.n else tasks
-        self.rows_path = folder / f"{arm}.jsonl"
 
     @cached_property
     def book(self) -> Bank:
@@ -237,9 +217,8 @@ class Stream:
     def run(self, engine: Engine, progress=lambda done: None) -> None:
         """Do what is left to do."""
         self.agent = self.agent.on(engine.codec, engine.window)
-        state = self._begun()
+        state, n = self._begin(), len(self.tasks)
         _cut(self.rows_path, state.bytes)
-        n = len(self.tasks)
         while state.epoch < self.config.epochs:
             state = self._work(engine, state)
             progress(state.epoch * n + state.cursor)
@@ -247,18 +226,17 @@ class Stream:
 
     def _work(self, engine: Engine, state: State) -> State:
         """Work on the next batch and learn of it; return where the stream stands then."""
-        agent, book, begun = self.agent, self.book, time.perf_counter()
+        agent, book, start_s = self.agent, self.book, time.perf_counter()
         agent.epoch = state.epoch
         done = state.cursor + self.config.batch
         batch = self.order(state.epoch)[state.cursor : done]
-        tried = self._tried(engine, batch)
+        tried = self._try(engine, batch)
         lessons = [] if agent.frozen else [agent.lesson([tried[task.id]]) for task in batch]
         dtype = {"dtype": self.config.dtype}
-        rows = [_row(agent, tried[task.id]) | dtype for task in batch]
-        end, whole = _append(self.rows_path, rows), done >= len(self.tasks)
+        end = _append(self.rows_path, [_row(agent, tried[task.id]) | dtype for task in batch])
+        whole, clock = done >= len(self.tasks), f"seconds {agent.epoch + 1}"
         state = State(state.epoch + whole, 0 if whole else done, end, self.settings)
-        clock = f"seconds {agent.epoch + 1}"
-        seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - begun
+        seconds = (book.noted(clock, float) or 0.0) + time.perf_counter() - start_s
         with book.batch():
             if lessons := [lesson for lesson in lessons if lesson]:
                 agent.learn(lessons)
@@ -270,12 +248,13 @@ class Stream:
                 book.note(f"epoch {agent.epoch + 1}", shown.stats())
         return state
 
-    def _begun(self) -> State:
-        """Return where the stream stands; begin it if it is new."""
-        book = self.book
+    def _begin(self) -> State:
+        """Return where the stream stands. A new one notes what it knows first: delta and
+        experiences or, of a frozen bank, what it is and whose solutions it holds."""
+        book, bank = self.book, self.agent.opened()
         if (noted := book.noted(STATE, dict)) is not None:
             kinds = {name: type(value).__name__ for name, value in noted.items()}
-            if kinds != {field.name: field.type for field in fields(State)}:
+            if kinds != State.__annotations__:
                 raise UserError(f"{book.path} is damaged: it does not say where its stream stands.")
             state = State(**noted)
             if state.settings != self.settings:
@@ -285,51 +264,38 @@ class Stream:
                 )
             return state
         with book.batch():
-            if self.agent.config.recall == "bank":
-                self._begin()
+            recalls = self.agent.config.recall == "bank"
+            if recalls and bank.frozen:
+                entries = bank.entries()
+                leaks = _leaks(self.tasks, [entry.experience for entry in entries])
+                about = {"path": str(bank.path), "entries": len(entries), "digest": bank.digest}
+                book.note(FROZEN, about | {"leaks": leaks})
+            elif recalls:
+                if self.agent.config.delta is None:
+                    bank.calibrate([task.intent for task in self.tasks])
+                for task_id, intent, experience in self.environment.experiences():
+                    bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
             state = State(settings=self.settings)
             book.note(STATE, asdict(state))
         return state
 
-    def _begin(self) -> None:
-        """Note what a new stream knows first: delta and experiences or, of a frozen bank, what it
-        is and whose solutions it holds."""
-        bank = self.agent.opened()
-        if bank.frozen:
-            entries = bank.entries()
-            leaks = _leaks(self.tasks, [entry.experience for entry in entries])
-            about = {"path": str(bank.path), "entries": len(entries), "digest": bank.digest}
-            self.book.note(FROZEN, about | {"leaks": leaks})
-            return
-        if self.agent.config.delta is None:
-            bank.calibrate([task.intent for task in self.tasks])
-        for task_id, intent, experience in self.environment.experiences():
-            bank.write(intent, experience, success=True, task_id=task_id, epoch=-1)
-
-    def _tried(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
+    def _try(self, engine: Engine, batch: Sequence[Work]) -> dict[str, Trajectory]:
         """Let the agent work on a batch; a task whose engine, embedder or judge failed is begun
         anew.
 
         All that a server is needed for happens here, before anything is learnt: what stays away
         fails its task, and a batch is never half learnt.
         """
-        c, agent = self.config, self.agent
-        seed = seed_of(c.seed, agent.epoch)
+        c, seed = self.config, seed_of(self.config.seed, self.agent.epoch)
         found: dict[str, Trajectory] = {}
-        todo = [(task, 0) for task in batch]
-        for left in range(c.retries, -1, -1):
-            given = (engine, agent, todo, Sampling(c.temperature), seed, c.in_flight)
-            for trajectory in rollout(*given, steps_of=_guarded):
+        todo = [*batch]
+        for _ in range(c.retries + 1):
+            jobs = [(task, 0) for task in todo]
+            given = (engine, self.agent, jobs, Sampling(c.temperature), seed, c.in_flight)
+            for trajectory in rollout(*given, steps_of=_guard) if jobs else ():
                 found[trajectory.task.id] = trajectory
-            again = [(task, 0) for task, _ in todo if found[task.id].fault]
-            todo = again if left else []
-            if not todo:
-                break
+            todo = [task for task in todo if found[task.id].fault]
         return found
-
-    def outcome(self) -> dict:
-        """Return all that the report needs to know."""
-        return outcome_of(self.rows_path.parent, self.arm, self.config, self.book)
 
 
 def settings_of_stream(section: dict) -> StreamConfig:
@@ -344,11 +310,10 @@ def settings_of_stream(section: dict) -> StreamConfig:
 def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict:
     """Return what the report needs to know of an arm, from its rows and its bank."""
     kind, numbers = find.learner(), range(1, config.epochs + 1)
-    frozen = bank.noted(FROZEN, dict) or {}
-    stats, known = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers], bank.stats()
+    frozen, known = bank.noted(FROZEN, dict) or {}, bank.stats()
+    stats = [bank.noted(f"epoch {epoch}", dict) for epoch in numbers]
     for epoch, stat in zip(numbers, stats, strict=True):
-        values = stat and [stat.get(name) for name in known]
-        if stat and not all(type(value) in (int, float) for value in values):
+        if stat and not all(type(stat.get(name)) in (int, float) for name in known):
             raise UserError(f"{bank.path} is damaged: its note on epoch {epoch} lacks a number.")
     return {
         "arm": arm,
@@ -364,7 +329,6 @@ def outcome_of(folder: Path, arm: str, config: StreamConfig, bank: Bank) -> dict
 
 LEAK = 12  # characters of a solution that are worth looking for
 BLOCK = re.compile(r"```\w*\n(.*?)```", re.DOTALL)
-NOTED = 1000  # characters of an action, and of what it has brought, in a row
 
 
 def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
@@ -389,37 +353,39 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
     return found
 
 
+NOTED = 1000  # characters of an action, and of what it has brought, in a row
+
+
 def _row(agent: Agent, trajectory: Trajectory) -> dict:
     """Return the row of a task in the agent's epoch."""
-    task, turns, tried = trajectory.task, trajectory.turns, agent.tried(trajectory)
+    task, turns = trajectory.task, trajectory.turns
+    tried = agent.tried(trajectory) or Tried(reward=-1.0)
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        "success": bool(tried and tried.success),
-        "reward": tried.reward if tried else -1.0,
-        "steps": tried.steps if tried else 0,
-        "failure": tried.failure if tried else "",
+        "success": bool(tried.success),
+        "reward": tried.reward,
+        "steps": tried.steps,
+        "failure": tried.failure,
         "error": trajectory.error,
-        "confidence": tried.confidence if tried else None,
-        "shown": tried.shown if tried else [],
-        "pool": tried.pool if tried else 0,
-        "best_sim": tried.best_sim if tried else 0.0,
-        "cut": tried.cut if tried else False,
-        "action": tried.action if tried else "",
-        "interaction": [
-            [clip(notes.action, NOTED), clip(notes.observation, NOTED)] for notes in acts
-        ],
-        "experience": tried.experience if tried else "",
+        "confidence": tried.confidence,
+        "shown": tried.shown,
+        "pool": tried.pool,
+        "best_sim": tried.best_sim,
+        "cut": tried.cut,
+        "action": tried.action,
+        "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
+        "experience": tried.experience,
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),
     }
 
 
-def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
+def _guard(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, None]:
     """Start an agent, whose own exceptions fail the task and not the stream."""
     try:
         yield from start(agent, task)
@@ -429,18 +395,11 @@ def _guarded(agent: Agent, task: Work, sample: int) -> Generator[Prompt, Turn, N
         raise failure(error) from error
 
 
-# ---------------------------------------------------------------- rows
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
-
-
 def _cut(path: Path, size: int) -> None:
     """Cut off what was appended after a file had so many bytes."""
-    if _size(path) < size:
-        raise UserError(f"{path} is shorter than its bank says: remove it and its bank.")
     with path.open("ab") as file:
+        if file.tell() < size:
+            raise UserError(f"{path} is shorter than its bank says: remove it and its bank.")
         file.truncate(size)
 
 

@@ -1,8 +1,5 @@
-"""The body of `train`: settings in, the folder of a run out.
-
-Holds: `train`, `build`, `check`, the progress in the terminal. Leaves out: the algorithm
-(grpo.py), flags (cli.py).
-Exercise it: `python cli.py train --steps 3 --name try`. Read next: commands/export.py.
+"""The body of `train` and `sft`: settings in, the folder of a run out. The algorithm is grpo.py's;
+what a run's folder holds, and how it is resumed, is report/runlog.py's.
 """
 
 from __future__ import annotations
@@ -17,13 +14,12 @@ import warnings
 from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict, replace
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 
 import lightning
 import torch
-from lightning.pytorch.loggers import Logger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 from agents import find
@@ -35,7 +31,7 @@ from config import files, stops
 from config.errors import UserError, kept
 from config.files import check_folder
 from config.locks import writing
-from config.options import TINY, GRPOConfig, RunConfig, SFTConfig, TrainConfig
+from config.options import TINY, RunConfig, SFTConfig, TrainConfig
 from config.plugins import load_function
 from config.terminal import bar, command_line, fitting, next_step, say
 from engines import vllm_colocated
@@ -58,7 +54,9 @@ from suites._training import GENERATED, never_trained, training_tasks, validatio
 from tasks import hub
 
 RewardFunction = Callable[[Trajectory], object]
-SMALL = 20_000_000  # parameters, of which all real models have more
+
+
+# ---------------------------------------------------------------- what can be trained
 
 
 def check(
@@ -74,13 +72,9 @@ def check(
     for place in run.logger:
         logger_class(place)
     if run.engine == "vllm":
-        sleep = "1" if run.sleep == "auto" else run.sleep
-        vllm_colocated.check_settings(sleep, config.lora_rank)
+        vllm_colocated.check_settings("1" if run.sleep == "auto" else run.sleep, config.lora_rank)
         if run.device == "mps" or (here and run.device == "cpu" and torch.cuda.is_available()):
-            raise UserError(
-                f"vLLM computes on CUDA's GPU where there is one: leave --device {run.device} "
-                "out, or use --engine transformers."
-            )
+            raise UserError("vLLM computes on CUDA's GPU where there is one: leave --device out.")
     if min(config.tasks_per_step) < policy.ranks:
         raise UserError(
             f"A step has {min(config.tasks_per_step)} tasks and there are {policy.ranks} ranks: "
@@ -89,14 +83,9 @@ def check(
     if here:
         check_device(policy.device)
         if policy.on_gpu and torch.cuda.device_count() < run.devices:
-            raise UserError(
-                f"--devices {run.devices}, and this machine has {torch.cuda.device_count()}."
-            )
+            raise UserError(f"This machine has {torch.cuda.device_count()} GPUs.")
     if policy.sharded and (policy.device == "mps" or config.optimizer == "adamw8bit"):
-        raise UserError(
-            "Weights are not sharded on mps, nor under AdamW in 8 bits: use one device and --dtype "
-            "float32."
-        )
+        raise UserError("Weights are not sharded on mps, nor under AdamW in 8 bits.")
     if policy.dtype == "bfloat16" and not config.lora_rank:
         # one of .02, a usual one, stays where it is unless it moves by 6e-5: AdamW moves it by --lr
         raise UserError(
@@ -173,17 +162,7 @@ def rewarded(agent: Agent, reward: RewardFunction | None) -> Agent:
     return agent
 
 
-def silence_lightning() -> None:
-    """Hide Lightning's hints about settings that are on purpose here."""
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    warnings.filterwarnings("ignore", module="lightning")
-    warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
-    # TensorBoard writes in a thread, whose errors are raised in this one as well
-    threading.excepthook = lambda hook: (
-        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
-    )
-    # a checkpoint of one process
-    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+# ---------------------------------------------------------------- the command
 
 
 def run_and_report(
@@ -195,11 +174,10 @@ def run_and_report(
     from report.runlog import summary
     from report.summary import write_summary
 
-    run = _named(hub.pinned(run, say))
+    run = _name(hub.pinned(run, say))
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
-        least, most = min(config.tasks_per_step), max(config.tasks_per_step)
-        n = str(most) if least == most else f"{least} to {most}"
+        n = " to ".join(map(str, sorted({min(config.tasks_per_step), max(config.tasks_per_step)})))
         each = "shown" if isinstance(config, SFTConfig) else f"each read {config.group_size} times"
         say(f"Steps: {config.steps}; documents a step: {n}, {each}.")
     try:
@@ -224,35 +202,35 @@ def run_and_report(
 
 def _next(run: RunConfig, config: TrainConfig, agent: Agent, folder: Path) -> None:
     """Say what to do with the policy: train one that is warm or, where no group of the last steps
-    had right and wrong answers, warm it up; else evaluate it."""
-    rows, model = whole_rows(folder / "metrics.csv"), ("--model", folder / "model")
+    had right and wrong answers, warm it up; else evaluate it on tasks that it has not seen."""
     base = ("--model", run.model) if run.model not in ("", TINY) else ()
     named = () if agent.label == find.DEFAULT else ("--agent", agent.name)
     usual = run.data in ("", RunConfig().data)
-    data = () if usual else ("--data", run.data)
     unseen = run.data if run.data in GENERATED else run.validation
     if not run.keep_checkpoints:
-        next_step("see what it read", "show", folder)
+        why, words = "see what it read", ("show", folder)
     elif isinstance(config, SFTConfig):
         kind, place = ("lora", "adapter") if (folder / "adapter").exists() else ("full", "model")
+        data = () if usual else ("--data", run.data)
         settings = ("--lr", LR[kind]) if base else ("--preset", "demo")
-        words = ("--name", f"{run.name}-grpo", "--model", folder / place, *named, *data, *settings)
-        next_step("train it with rewards", "train", *words, runs=run.runs)
-    elif "wrong" in troubles(rows):
+        why, words = "train it with rewards", ("train", "--name", f"{run.name}-grpo")
+        words += ("--model", folder / place, *named, *data, *settings)
+    elif "wrong" in troubles(whole_rows(folder / "metrics.csv")):
         # on generated English, which says where the evidence is
-        words = ("sft", "--name", f"{run.name}-warm", *base, *named)
+        why, words = "warm it up, for it is never right", ("sft", "--name", f"{run.name}-warm")
+        words += (*base, *named)
         if config.lora_rank:
             words += ("--lora-rank", config.lora_rank)
         elif base and is_large(run.model):
             words += ("--lr", LR["sft"])
-        next_step("warm it up, for it is never right", *words, runs=run.runs)
-    elif unseen or usual:
-        words = ("--name", f"{run.name}-eval", *model)
+    elif usual or unseen:
+        why = "evaluate it on questions that it has not seen"
+        words = ("eval", "--name", f"{run.name}-eval", "--model", folder / "model")
         words += () if usual else ("--data", unseen)
         words += ("--agents", f"{agent.name},full") if named else ()
-        next_step("evaluate it on questions that it has not seen", "eval", *words, runs=run.runs)
     else:
-        next_step("see what it read", "show", folder)
+        why, words = "see what it read", ("show", folder)
+    next_step(why, *words, runs="runs" if words[0] == "show" else run.runs)
 
 
 def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
@@ -271,10 +249,12 @@ def _whole(run: RunConfig, config: TrainConfig, agent: Agent) -> str:
         return f"Step {step} of {config.steps} is whole in {saved[step]}; {again}"
     if not run.keep_checkpoints:
         return "With --keep-checkpoints 0 nothing is left to go on from."
-    if (folder / "metrics.csv").exists():
-        return f"The steps before the first checkpoint are lost; {again}"
-    nothing = "Before the end of the first step nothing is trained yet"
-    return f"{nothing}; {again}" if (folder / "config.yaml").exists() else f"{nothing}."
+    if (folder / "config.yaml").exists():
+        return f"No checkpoint is whole yet; {again}"
+    return "Before the end of the first step nothing is trained yet."
+
+
+# ---------------------------------------------------------------- a run
 
 
 def train(
@@ -305,63 +285,56 @@ def train(
         began = _began(files.run_path(run.runs, run.name)).get("run", {})
         run = replace(run, dtype=began.get("dtype", "auto"))
     run, config, policy = resolved(run, config, agent)
-    run = replace(_named(run), agent=agent.name or run.agent, dtype=policy.dtype)
+    run = replace(_name(run), agent=agent.name or run.agent, dtype=policy.dtype)
     folder = files.run_path(run.runs, run.name)
     if ranks.is_first():
         check_folder(folder, resume)
         if resume:
-            read = contents.of_training(run, config, agent)
-            _check_same(folder, read, **_sections(run, config, agent))
+            _check_same(folder, run, config, agent)
     # Converted now if it has to be: in a process group transformers writes on rank 0 alone
     ready(policy.model)
     rest = policy, folder, resume, callbacks, reward
-    if run.devices > 1 and not ranks.is_launched():
-        settings = asdict(agent.config)
-        with kept(lambda: _whole(run, config, agent)):
-            return ranks.launch(_train_rank, run.devices, run, config, settings, *rest)
-    return _train(run, config, agent, *rest)
+    if run.devices == 1 or ranks.is_launched():
+        return _train(run, config, agent, *rest)
+    with kept(lambda: _whole(run, config, agent)):
+        return ranks.launch(_train_rank, run.devices, run, config, asdict(agent.config), *rest)
 
 
-def _named(run: RunConfig) -> RunConfig:
+def silence_lightning() -> None:
+    """Hide Lightning's hints about settings that are on purpose here."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module="lightning")
+    warnings.filterwarnings("ignore", message=".*is not supported when strategy.*")
+    # a checkpoint of one process
+    warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+    # TensorBoard writes in a thread, whose errors are raised in this one as well
+    threading.excepthook = lambda hook: (
+        None if isinstance(hook.exc_value, OSError) else threading.__excepthook__(hook)
+    )
+
+
+def _name(run: RunConfig) -> RunConfig:
     """Return the settings with a name of the run.
 
     UserError: they do not fit the way in which this process was started.
     """
     world = run.devices * run.num_nodes
-    if ranks.is_launched() and ranks.launched_world() != world:
-        raise UserError(
-            f"torchrun has started {ranks.launched_world()} processes; "
-            "--devices times num_nodes must be as many."
-        )
-    if ranks.is_launched() and not run.name:
-        raise UserError("A run that torchrun starts needs a --name: every rank must know it.")
-    if run.num_nodes > 1 and not ranks.is_launched():
+    if not ranks.is_launched() and run.num_nodes > 1:
         raise UserError(
             f"On {run.num_nodes} machines torchrun starts the command, on each of them "
             "(docs/train.md)."
         )
+    if ranks.is_launched() and not (run.name and ranks.launched_world() == world):
+        raise UserError(
+            f"torchrun has started {ranks.launched_world()} processes: --devices times num_nodes "
+            "must be as many, and every rank must know a --name."
+        )
     return replace(run, name=files.name_or_now(run.name))
 
 
-def _check_same(folder: Path, read: contents.Contents, **now: object) -> None:
-    """Refuse to resume a run with other settings, data or code than it began with."""
-    changed, same = contents.compare(folder, read)
-    settings = find.changed(_began(folder), **now)
-    if wrong := [words for words in settings if words.partition(" ")[0] not in same]:
-        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
-        raise UserError(
-            f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
-            "leave these out, or give another --name."
-        )
-    if changed:
-        place = "adapter" if (folder / "adapter").exists() else "model"
-        learnt = f"go on from what it has learnt by another --name and --model {folder / place}"
-        made = "" if (folder / place).exists() else f", which `export {folder}` writes"
-        other = f"{learnt}{made}" if checkpoints(folder) else "give another --name"
-        raise UserError(
-            f"The run {folder} began with another content of {' and '.join(changed)}: put that "
-            f"back, or {other}."
-        )
+def _sections(run: RunConfig, config: TrainConfig, agent: Agent) -> dict[str, object]:
+    """Return the sections of a run's config.yaml."""
+    return {"run": run, find.section_of(config): config, "agent": agent.config}
 
 
 def _began(folder: Path) -> dict[str, dict]:
@@ -373,6 +346,25 @@ def _began(folder: Path) -> dict[str, dict]:
         if saved := checkpoints(folder):
             stored["run"]["dtype"] = read_state(saved[max(saved)])["dtype"]
     return stored
+
+
+def _check_same(folder: Path, run: RunConfig, config: TrainConfig, agent: Agent) -> None:
+    """Refuse to resume a run with other settings, data or code than it began with."""
+    changed, same = contents.compare(folder, contents.of_training(run, config, agent))
+    settings = find.changed(_began(folder), **_sections(run, config, agent))
+    if wrong := [words for words in settings if words.partition(" ")[0] not in same]:
+        more = f" and {len(wrong) - 3} more" if len(wrong) > 3 else ""
+        raise UserError(
+            f"The run {folder} began with other settings ({', '.join(wrong[:3])}{more}): "
+            "leave these out, or give another --name."
+        )
+    if changed:
+        place = folder / ("adapter" if (folder / "adapter").exists() else "model")
+        raise UserError(
+            f"The run {folder} began with another content of {' and '.join(changed)}: put that "
+            f"back, or go on from what it has learnt by another --name and --model {place} (which "
+            f"`export {folder}` writes)."
+        )
 
 
 def _train_rank(run: RunConfig, config: TrainConfig, settings: dict, *rest) -> Path:
@@ -395,35 +387,40 @@ def _train(
     group = ranks.process_group(policy.on_gpu) if policy.sharded else contextlib.nullcontext()
     alone = writing(folder, f"The run {folder}") if ranks.is_first() else contextlib.nullcontext()
     with kept(lambda: _whole(run, config, agent)), alone, group:
+        first = ranks.rank() == 0
         dtype = ranks.all_gather_object(policy.dtype)[0]  # each may have timed a machine of its own
         run, policy = replace(run, dtype=dtype), replace(policy, dtype=dtype)
         module = _build(run, config, agent, policy, reward)
-        size = sum(weight.numel() for weight in module.model.parameters())
-        if isinstance(config, GRPOConfig) and size > SMALL and config.lr == GRPOConfig().lr:
-            usual = f"{LR['full']:g}, with adapters {LR['lora']:g}"
-            say(f"--lr {config.lr:g} is for the embedded policy; recipes have {usual}.", "yellow")
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
             open_ones.callback(module.agent.close)
-            start = _start(folder, config.steps)
+            start = ranks.all_gather_object(newest(folder))[0]
+            if start > config.steps:
+                raise UserError(
+                    f"The run {folder} has done {start} steps already: give --steps {start} or "
+                    "more."
+                )
             sections = _sections(run, config, agent)
-            read = contents.of_training(run, config, agent) if ranks.rank() == 0 else {}
-            stored = sections | contents.section(read)
-            note = partial(files.dump, folder / "config.yaml", **stored)
+            read = contents.of_training(run, config, agent) if first else {}
+            note = partial(files.dump, folder / "config.yaml", **sections, **contents.section(read))
             if start < config.steps:
-                if ranks.rank() == 0:
-                    _make_run_folder(folder, resume)
-                    if start and (words := _rate_change(folder, config, start)):
-                        say(words, "yellow")
-                else:
-                    callbacks = ()
+                if first:
+                    folder.mkdir(parents=True, exist_ok=resume)
+                    _say_jump(folder, config, start)
                 needs = run, config.lora_rank, getattr(config, "kl", 0)
-                base = base_fingerprints(*needs) if ranks.rank() == 0 else {}
-                base = ranks.all_gather_object(base)[0]
-                rest = note, start, config.steps, callbacks, base
-                trainer = _trainer(run, policy, sections, *rest)
-                _fit(trainer, module, start, folder, resume)
-            elif ranks.rank() == 0:
+                base = ranks.all_gather_object(base_fingerprints(*needs) if first else {})[0]
+                recorder = RunRecorder(
+                    *(folder, run.save_every, run.keep_trajectories, config.steps),
+                    *(run.keep_checkpoints, policy.dtype, note),
+                    # questions of generated English are not kept: its facts are split, and no fact
+                    # that is trained on is ever asked for in an evaluation
+                    questions=run.data not in GENERATED,
+                    base=base,
+                )
+                loggers = _loggers(run, sections, folder, start) if first else False
+                shown = [recorder, *(callbacks if first else ())]
+                _fit(_trainer(run, policy, loggers, shown), module, start, folder, resume)
+            elif first:
                 say(f"Step {start} of {start} is done: a larger --steps goes on.")
                 note()
                 StepCSV(folder / "metrics.csv", start)
@@ -435,42 +432,17 @@ def _train(
     return folder
 
 
-def _start(folder: Path, steps: int) -> int:
-    """Return the step from which a run goes on, on all ranks. UserError: it is past its end."""
-    start = ranks.all_gather_object(newest(folder))[0]
-    if start > steps:
-        raise UserError(
-            f"The run {folder} has done {start} steps already: give --steps {start} or more."
-        )
-    return start
-
-
-def _rate_change(folder: Path, config: TrainConfig, start: int) -> str:
+def _say_jump(folder: Path, config: TrainConfig, start: int) -> None:
     """Say by how much the learning rate jumps in a run that goes on after `start` steps, since it
-    falls by the share of the steps and these are others now; "" where it does not."""
-    stored = find.begun(folder, None).get(find.section_of(config), {})
+    falls by the share of the steps and these are others now."""
+    stored = find.begun(folder, None).get(find.section_of(config), {}) if start else {}
     before = replace(config, steps=stored.get("steps", config.steps))
-    if math.isclose(rate_of(before, start), rate_of(config, start)):
-        return ""
-    return (
-        f"The learning rate falls by the share of the steps, which are {config.steps} now and were "
-        f"{before.steps}: step {start + 1} has {rate_of(config, start):g}, step {start} had "
-        f"{rate_of(before, start - 1):g}."
-    )
-
-
-def _sections(run: RunConfig, config: TrainConfig, agent: Agent) -> dict[str, object]:
-    """Return the sections of a run's config.yaml."""
-    return {"run": run, find.section_of(config): config, "agent": agent.config}
-
-
-def _make_run_folder(folder: Path, resume: bool) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=resume)
-    except FileExistsError:
-        raise UserError(f"The run {folder} has begun meanwhile: give another --name.") from None
-    except OSError as error:
-        raise UserError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+    if not math.isclose(rate_of(before, start), rate_of(config, start)):
+        say(
+            f"The learning rate falls by the share of the steps, which were {before.steps}: it "
+            f"jumps from {rate_of(before, start - 1):g} to {rate_of(config, start):g}.",
+            "yellow",
+        )
 
 
 def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, resume: bool) -> None:
@@ -490,42 +462,15 @@ def _fit(trainer: lightning.Trainer, module: GRPO, start: int, folder: Path, res
         raise RuntimeError(f"Training ended after {module.done_steps} of {steps} steps.")
 
 
-def _trainer(
-    run: RunConfig,
-    policy: Policy,
-    sections: dict[str, object],
-    note: Callable[[], None],
-    start: int,
-    steps: int,
-    callbacks,
-    base: dict[str, str],
-) -> lightning.Trainer:
-    """Make Lightning's trainer: it counts steps, shards weights and calls the recorder.
-
-    note: writes config.yaml.
-    """
-    strategy, loggers, folder = "auto", False, files.run_path(run.runs, run.name)
+def _trainer(run: RunConfig, policy: Policy, loggers, callbacks) -> lightning.Trainer:
+    """Make Lightning's trainer: it counts steps, shards weights and calls the recorder."""
+    strategy = "auto"
     if policy.sharded:
         strategy = ModelParallelStrategy(
             data_parallel_size=policy.ranks,
             tensor_parallel_size=1,
             process_group_backend="nccl" if policy.on_gpu else "gloo",
         )
-    if ranks.rank() == 0:
-        loggers = _loggers(run.logger, sections, folder, start)
-    recorder = RunRecorder(
-        folder,
-        run.save_every,
-        run.keep_trajectories,
-        steps,
-        run.keep_checkpoints,
-        policy.dtype,
-        note,
-        # questions of generated English are not kept: its facts are split, and no fact that is
-        # trained on is ever asked for in an evaluation
-        run.data not in GENERATED,
-        base,
-    )
     return lightning.Trainer(
         accelerator=policy.device,
         devices=run.devices,
@@ -533,14 +478,14 @@ def _trainer(
         strategy=strategy,
         max_epochs=1,
         logger=loggers,
-        callbacks=[recorder, *callbacks],
+        callbacks=callbacks,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
 
 
-def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> list[Logger]:
+def _loggers(run: RunConfig, sections: dict[str, object], folder: Path, start: int) -> list:
     """Make all loggers of a run that has done `start` steps; metrics.csv is told first."""
     settings = {
         f"{section}.{name}": value
@@ -550,7 +495,7 @@ def _loggers(places, sections: dict[str, object], folder: Path, start: int) -> l
     return [
         StepCSV(folder / "metrics.csv", start),
         TensorBoardLogger(folder, name="tensorboard", version="", purge_step=start),
-        *(make_logger(place, folder, settings) for place in places),
+        *(make_logger(place, folder, settings) for place in run.logger),
     ]
 
 
@@ -575,10 +520,9 @@ class TrainingPage(lightning.Callback):
         from report.page import try_report
 
         # of a demo the page is that of an evaluation
-        if (self.folder / "rows.jsonl").exists() or not self.folder.exists():
-            return
-        if why := try_report(self.folder, running):
-            say(why, "red")
+        if self.folder.exists() and not (self.folder / "rows.jsonl").exists():
+            if why := try_report(self.folder, running):
+                say(why, "red")
 
 
 class TrainingProgress(lightning.Callback):
@@ -604,30 +548,29 @@ class TrainingProgress(lightning.Callback):
         self.progress.start()
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
-        m, done = module.metrics, module.done_steps
+        m, done, shown = module.metrics, module.done_steps, self.progress.console
         rate = (m["read_tokens"] + m["written_tokens"]) / m["step_s"]
         note = f"{module.progress.partition('  ')[0]}  {rate:,.0f} tokens/s"
         if module.validated is not self.validated:
             self.validated = module.validated
             score, n = self.validated["score"], self.validated["n"]
-            of = f" of {len(module.validation)}" if n < len(module.validation) else ""
-            self.say(done, f"validation {score:.3f} (n {n}{of})")
-        if (wrong := amiss(m)) or done % self.every == 0 or not self.progress.console.is_terminal:
+            self.say(done, f"validation {score:.3f} (n {n} of {len(module.validation)})")
+        if (wrong := amiss(m)) or done % self.every == 0 or not shown.is_terminal:
             times = f"rollout {m['rollout_s']:.1f} s", f"update {m['update_s']:.1f} s"
             self.say(done, *wrong, module.progress, *times)  # what fits, from the left
-        if not self.last and (left := self.steps - done):
-            took = timedelta(seconds=round(left * m["step_s"]))
-            self.say(done, f"It took {m['step_s']:.1f} s: {took} for the other {left}.")
+        words = []
         if not self.last and (cut := int(m.get("documents_cut", 0))):
-            where = "by --max-sections or the model's window: what stands there is not trained on"
-            self.say(done, f"{cut} readings leave out a part of their document, {where}.")
+            words.append(
+                f"{cut} readings leave out a part of their document, by --max-sections or the "
+                "model's window: what stands there is not trained on."
+            )
         if module.samples and not (self.last or module.proofs):
-            unproven = "That new weights reach the sampler could not be proven (docs/train.md)."
-            say(f"step {done:>4}  {unproven}", "yellow", self.progress.console)
+            words.append("That new weights reach the sampler could not be proven (docs/train.md).")
         self.last.append(m)
         found = troubles([*self.last])
-        for kind in [kind for kind in found if kind not in self.known]:
-            say(f"step {done:>4}  {TROUBLES[kind]}", "yellow", self.progress.console)
+        words += [TROUBLES[kind] for kind in found if kind not in self.known]
+        for each in words:
+            say(f"step {done:>4}  {each}", "yellow", shown)
         self.known = found
         self.progress.update(self.task, completed=done, note=note)
 

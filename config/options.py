@@ -546,12 +546,10 @@ class PlanConfig(Settings):
     devices: Count = 1
     """GPUs"""
     card: str = ""
-    """H200, H100, A100, L40S, RTX 4090, L4 or A10, as people write it (4090, a100-40gb); empty = by
-    its memory an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
+    """H200, H100, A100, L40S, RTX 4090, L4 or A10, such as 4090 or a100-40gb; empty = by its memory an
+    RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
     sections: Count = 15
     """of a document, for the seconds"""
-    explain: bool = False
-    """also show what takes the memory and the time, line by line"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -587,7 +585,7 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset",
     "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
     "chunk_tokens memory_tokens",
-    "plan": "model gpu_gib devices card sections explain agent preset lora_rank "
+    "plan": "model gpu_gib devices card sections agent preset lora_rank "
     "tasks_per_step group_size chunk_tokens",
     "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
 }

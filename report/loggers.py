@@ -1,10 +1,4 @@
-"""Loggers of Lightning's kind that the user names.
-
-Holds: `logger_class`, `make_logger`, `tagged`. Leaves out: metrics.csv itself, and when a logger
-is told (report/runlog.py).
-Exercise it: `python cli.py train --steps 3 --logger lightning.pytorch.loggers.CSVLogger`.
-Read next: report/runlog.py.
-"""
+"""Loggers of Lightning's kind that the user names by dotted paths (--logger)."""
 
 from __future__ import annotations
 
@@ -29,10 +23,8 @@ def logger_class(place: str) -> type[Logger]:
 
 
 def make_logger(place: str, folder: Path, settings: Mapping[str, object]) -> Logger:
-    """Make a run's logger, and tell it the run's settings.
-
-    settings: flat. The address of a server in one of them, which may hold a key, is left out.
-    """
+    """Make a run's logger, and tell it the run's settings, flat; the address of a server in one of
+    them, which may hold a key, is left out."""
     make = logger_class(place)
     given = {"save_dir": str(folder / "loggers"), "name": folder.name, "run_name": folder.name}
     taken = given.keys() & inspect.signature(make).parameters.keys()
@@ -46,17 +38,10 @@ def make_logger(place: str, folder: Path, settings: Mapping[str, object]) -> Log
 
 
 def tagged(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Name metrics by their groups, as pages of curves fold them: train/, time/, tokens/, memory/.
-
-    >>> [*tagged({"reward": 1.0, "memory_tokens": 9.0, "read_tokens": 99.0, "step_s": 2.0})]
-    ['train/reward', 'memory/memory_tokens', 'tokens/read_tokens', 'time/step_s']
-    """
+    """Name metrics by their groups, as pages of curves fold them."""
 
     def group(name: str) -> str:
-        if name.startswith("memory"):
-            return "memory"
-        if name.endswith("_s"):
-            return "time"
-        return "tokens" if "tokens" in name else "train"
+        kind = "tokens" if "tokens" in name else "train"
+        return "memory" if name.startswith("memory") else "time" if name.endswith("_s") else kind
 
     return {f"{group(name)}/{name}": value for name, value in metrics.items()}

@@ -10,7 +10,6 @@ import pytest
 import torch
 from conftest import random_policy
 
-from commands import doctor
 from models.load import settle_threads
 
 ROOT = Path(__file__).parent.parent
@@ -59,20 +58,3 @@ def test_a_small_model_computes_with_one_thread_unless_asked_otherwise(
     assert torch.get_num_threads() == 2
     settle_threads(random_policy(codec))
     assert torch.get_num_threads() == 1
-
-
-@pytest.mark.parametrize(
-    ("env", "value", "state"),
-    [
-        ({}, "one thread for small models, else one a core; those that wait sleep", "ok"),
-        ({"OMP_NUM_THREADS": "3"}, "OMP_NUM_THREADS=3; those that wait sleep", "ok"),
-        ({"OMP_WAIT_POLICY": "active"}, "those that wait spin", "limit"),
-    ],
-)
-def test_doctor_says_how_many_threads_compute(monkeypatch, env, value, state):
-    for name in ("OMP_NUM_THREADS", "OMP_WAIT_POLICY"):
-        monkeypatch.delenv(name, raising=False)
-    for name, setting in env.items():
-        monkeypatch.setenv(name, setting)
-    (cores,) = (f for f in doctor.machine() if f.item == "cores")
-    assert value in cores.value and cores.state == state

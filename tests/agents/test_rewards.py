@@ -15,6 +15,7 @@ from embedded import tiny
 from memagent import Finish, Prompt, Trajectory, Turn
 from report.reading import row_of
 from report.rows import Cell
+from tokens.codec import Text
 
 
 def trajectory(**fields):
@@ -88,3 +89,30 @@ def test_rewards_of_turns(by_turn, reward, kept):
     assert (done.reward, [turn.rewards for turn in done.turns]) == (reward, kept)
     with pytest.raises(UserError, match="1 rewards for the 2 turns"):
         grade(paid(lambda _: 1, by_turn=by_turn[:1]), done)
+
+
+@pytest.mark.parametrize(("outcome", "boxed", "plain"), [
+    ("exact", (0, 1, 0), (1, 0, 0)), ("em", (1, 1, 0), (1, 1, 0)),
+    ("f1", (1, 1, 2 / 3), (1, 1, 1 / 3)), ("sub_em", (1, 1, 0), (1, 1, 1)),
+])  # fmt: skip
+def test_what_each_outcome_setting_pays_for_a_nearly_literal_answer(outcome, boxed, plain):
+    """One that differs from an accepted one in an article or a full stop, or within a sentence."""
+    forms = {
+        "Old Town": (
+            tiny.agent(),
+            ("\\boxed{The Old Town.}", "\\boxed{old town}", "\\boxed{town}"),
+        ),
+        "Lima": (tiny.agent(form="plain"), ("**Lima**.", "The Lima", "Lima or Oslo, or so")),
+    }
+    for (answer, (agent, responses)), worth in zip(forms.items(), (boxed, plain), strict=True):
+        for response, expected in zip(responses, worth, strict=True):
+            turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text(response, ()))
+            read = Trajectory(Task("1", "q", (answer,), text="t"), [turn])
+            assert agent.reward(read, outcome) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("dataset", "share"), [("ruler", 2 / 3), ("own", 0.0)])
+def test_the_reward_of_a_task_that_asks_for_all_answers_is_their_share(dataset, share):
+    turn = Turn(Prompt((), 9, final=True), [], [], [], Finish.STOP, Text("\\boxed{Lima, Oslo}", ()))
+    task = Task("1", "q", ("Lima", "Oslo", "Nice"), text="t", dataset=dataset)
+    assert tiny.agent().reward(Trajectory(task, [turn])) == pytest.approx(share)

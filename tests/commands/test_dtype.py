@@ -10,7 +10,7 @@ import yaml
 from conftest import random_policy, streamed
 
 import eval
-from commands import doctor, stream, train
+from commands import stream, train
 from config.errors import UserError
 from config.options import EMBEDDED, EvalConfig, GRPOConfig, RunConfig, StreamConfig
 from embedded import tiny
@@ -82,16 +82,6 @@ def test_the_shortest_of_several_times_counts(monkeypatch, no_clock_chooses_a_dt
     times = iter([[9, 4, 5], [8, 6, 7]])
     monkeypatch.setattr(dtypes.timeit, "repeat", lambda *_, **__: next(times))
     assert measure(16, 32) == (4, 6)
-
-
-@pytest.mark.parametrize(("times", "state", "says"), [
-    (FAST, "ok", "--dtype auto takes bfloat16 for smollm2: 2.0 times"),
-    (SLOW, "limit", "--dtype auto takes float32 for smollm2: 0.5 times"),
-])  # fmt: skip
-def test_doctor_says_which_and_why(processor, times, state, says):
-    processor(times)
-    (found,) = (f for f in doctor.numbers() if f.item == "CPU in bfloat16")
-    assert (found.value, found.state) == ("avx512_bf16", state) and found.advice.startswith(says)
 
 
 # ---------------------------------------------------------------- where it stands
@@ -181,11 +171,11 @@ def test_a_stream_that_goes_on_keeps_the_dtype(processor):
     rows = [json.loads(line) for line in (folder / "none.jsonl").read_text().splitlines()]
     assert [row["dtype"] for row in rows] == ["bfloat16"] * 2
     config = StreamConfig(name="s", **{k: v for k, v in how.items() if k != "suite"})
-    assert stream._of_one_dtype(config, folder).dtype == "bfloat16"
-    edit(folder, "stream", "auto")  # which its fingerprint does not hold
-    assert stream._of_one_dtype(config, folder) == config
+    for before, now in (("auto", "auto"), ("bfloat16", "bfloat16"), ("float32", "float32")):
+        assert stream._complete(config, {}, {"stream": {"dtype": before}}).dtype == now
+    assert stream._complete(config, {}, {}).dtype == "float32"  # a new one, which is SLOW
     rehearsed = replace(config, engine="rehearsed", model="")
-    assert stream._of_one_dtype(rehearsed, Path("new")).dtype == "auto"
+    assert stream._complete(rehearsed, {}, {}).dtype == "auto"
 
 
 def test_a_reading_says_its_dtype(processor):

@@ -67,7 +67,6 @@ def test_a_training_ends_in_its_evaluation_or_in_what_helps_it(here, monkeypatch
     assert following(f"sft --steps 1 --name w {small}") == (
         "train --name w-grpo --model runs/w/model --agent full --preset demo"
     )
-    assert following(f"{TRAINED} --name c --data 'my tasks.jsonl'") == "show runs/c"
     assert following("show 'my runs/a' --n 1").startswith("show 'my runs/a' --wrong")
     assert (
         following("export 'my runs/a' --out m") == "eval --name a-eval --model m --runs 'my runs'"

@@ -105,7 +105,7 @@ def test_vllm_is_refused_where_it_loses_the_weights_from_before(tmp_path):
 
 def test_a_plan_refuses_what_training_refuses(monkeypatch):
     monkeypatch.setattr(terminal.console, "_width", 160)  # in which no cell is cut
-    words = ("plan", "--explain", "--model", "Qwen/Qwen3-0.6B", "--gpu-gib", 80)
+    words = ("plan", "--model", "Qwen/Qwen3-0.6B", "--gpu-gib", 80)
     alone = said(*words, "--agent", "memupdate")
     assert "fits │ yes │ yes │ no │" in alone
     assert "Full training is refused as it stands." in alone
@@ -118,7 +118,7 @@ def test_a_plan_needs_no_weights_and_training_does(tmp_path):
     sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
                  vocab_size=500)  # fmt: skip
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"} | sizes))
-    assert "fits" in said("plan", "--explain", "--model", tmp_path, "--gpu-gib", 24)
+    assert "fits" in said("plan", "--model", tmp_path, "--gpu-gib", 24)
     assert "model.safetensors" in refused("train", "--name", "t", "--model", tmp_path)
 
 

@@ -3,10 +3,10 @@
 import contextlib
 import json
 import os
-import random
 import shutil
 import signal
-import tempfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -15,15 +15,17 @@ from hashes import Hashes
 from typer.testing import CliRunner
 
 import cli
-from agents import find
 from agents.bank import Bank, BankConfig
+from agents.memrl import SHOWN, SUCCESSES
+from commands import stream
 from commands.report import report
-from commands.stream import Stream, _leaks, run_stream
+from commands.stream import Stream, _leaks, outcome_of, run_stream
 from config import files
 from config.errors import ServerFailed, UserError
 from config.locks import writing
 from config.options import StreamConfig
 from engines.rehearsed import RehearsedEngine
+from memagent import Finish
 from report.streams import epochs_of, read_summary
 from suites import bandit
 from suites.bandit import Bandit
@@ -31,8 +33,9 @@ from suites.llb_db import Databases
 from tasks.environments import Work
 
 
-def banks(folder: Path) -> dict[str, str]:
-    return read_summary(folder)["digests"]
+@pytest.fixture(autouse=True)
+def no_plots(monkeypatch):
+    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")  # most of a stream's time
 
 
 def rows_of(path: Path) -> list[dict]:
@@ -42,6 +45,15 @@ def rows_of(path: Path) -> list[dict]:
 def short(tmp_path, name="s", **fields) -> StreamConfig:
     given = dict(name=name, runs=str(tmp_path), epochs=3, n=20, batch=8, engine="rehearsed")
     return StreamConfig(**(given | fields))
+
+
+def numbers(folder: Path) -> tuple:
+    """What a stream has to say, but for seconds, and its rows."""
+    summary = read_summary(folder)
+    for cell in summary["cells"]:
+        del cell["seconds"]
+        cell["bank"].pop("bytes")  # the file also holds seconds
+    return summary, {path.name: path.read_bytes() for path in folder.glob("*.jsonl")}
 
 
 class Acting(RehearsedEngine):
@@ -67,52 +79,112 @@ class Acting(RehearsedEngine):
 @pytest.fixture
 def acting(monkeypatch):
     """Streams are worked on by `Acting`."""
-    monkeypatch.setattr("commands.stream.RehearsedEngine", Acting)
+    monkeypatch.setattr(stream, "RehearsedEngine", Acting)
+
+
+# ---------------------------------------------------------------- what is measured
 
 
 def test_utilities_tell_experiences_apart_that_are_equally_similar(tmp_path):
     """.97 of choices are followed; seed 0 here, ten seeds in docs/results.md."""
     config = StreamConfig(name="s", runs=str(tmp_path), arms=("rag", "memp", "memrl"))
-    cells = read_summary(run_stream(config, {}))["cells"]
-    last = {cell["arm"]: cell["sr"] for cell in cells if cell["epoch"] == 10}
+    folder = run_stream(config, {})
+    summary, rows = read_summary(folder), rows_of(folder / "memrl.jsonl")
+    last = {cell["arm"]: cell["sr"] for cell in summary["cells"] if cell["epoch"] == 10}
     assert last["memrl"] > 0.9 and 0.3 < last["rag"] < 0.7 and last["rag"] == last["memp"]
+    assert len(summary["cells"]) == 30 and all(cell["seconds"] > 0 for cell in summary["cells"])
+    assert len(rows) == 600 and all(len(row["shown"]) == 3 for row in rows[60:])
+    known = "id experience success task epoch sim sim_z q q_z score by_chance"
+    assert {*rows[-1]["shown"][0]} == {*known.split()}
+    assert not any(row["experience"] for row in rows)  # a bandit's tries are none
+    assert "No model took part" in (folder / "report.html").read_text()
 
 
-def test_more_epochs_go_on_to_the_same_numbers(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")  # most of a stream's time
+def test_shares_of_a_hand_made_history():
+    """Four tasks over four epochs: 1100, 1010, 0111, 0110."""
+    rows = [
+        {"epoch": epoch, "id": f"t{k}", "success": digit == "1", "steps": 1, "shown": [],
+         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": "",
+         "confidence": None}
+        for epoch, digits in enumerate(["1100", "1010", "0111", "0110"])
+        for k, digit in enumerate(digits)
+    ]  # fmt: skip
+    cells = epochs_of({"arm": "x", "rows": rows, "stats": [], "seconds": []})
+    assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75, 0.5]
+    assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0, 1.0]
+    # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
+    assert [c["fr"] for c in cells] == [0.0, 0.5, 1.0, 0.5]
+    assert [c["fr_p1"] for c in cells] == [0.0, 0.5, 0.5, 1 / 3]  # lost of those solved before
 
+
+def test_order_is_a_function_of_seed_and_epoch(tmp_path):
+    orders = {
+        fixed: [
+            [task.id for task in each.order(epoch)]
+            for each in [
+                Stream(short(tmp_path, fixed_order=fixed), "none", {}, Bandit(20), tmp_path)
+            ]
+            for epoch in (0, 1, 0)
+        ]
+        for fixed in (False, True)
+    }
+    assert orders[False][0] == orders[False][2] != orders[False][1]
+    assert orders[True][0] == orders[True][1] == sorted(orders[False][0], key=lambda i: int(i[1:]))
+
+
+def test_a_leak_is_the_whole_solution_and_no_common_word():
+    def task(*solution):
+        return Work("t", "q", (), text="", solution=solution)
+
+    stored = ["Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look", "left"]
+    assert not _leaks([task("left"), task("C"), task()], stored)  # too short to be looked for
+    steps = "go to desk 1", "take mug 1 from desk 1"
+    assert _leaks([task(*steps, "look")], stored) == ["t"]
+    assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
+    assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
+    sql = "I ran\n```SQL\nselect a\n from b_c\n```\nand it was right"
+    assert _leaks([task("```sql\nSELECT a FROM b_c;\n```", "Answer: done")], [sql]) == ["t"]
+
+
+# ---------------------------------------------------------------- it goes on, or is refused
+
+
+def test_more_epochs_go_on_to_the_same_numbers_and_other_settings_do_not(tmp_path):
     def done(name, settings=None, **fields):
-        return run_stream(
-            short(tmp_path, name, **dict(epochs=2, arms=("memrl",)) | fields), settings or {}
-        )
+        given = dict(epochs=2, arms=("memrl",)) | fields
+        return run_stream(short(tmp_path, name, **given), settings or {})
 
     whole = done("whole")
     done("parts", epochs=1)
     parts = done("parts")
-    assert banks(whole) == banks(parts) != banks(done("other", seed=1))
+    assert numbers(whole) == numbers(parts) != numbers(done("other", seed=1))
     path, rows = parts / "config.yaml", parts / "memrl.jsonl"
-    assert (whole / "memrl.jsonl").read_bytes() == rows.read_bytes()
-    with pytest.raises(UserError, match=r"other settings \(batch\)"):
-        done("parts", batch=5)
-    with pytest.raises(UserError, match=r"other settings \(lam\)"):
-        done("parts", {"lam": 0.9})
     stored = path.read_text()
-    for wrong, sentence in (
-        (stored.replace("agent: {}", "agent: 5"), "holds a run that is no stream"),
-        ("eval: {}\nagent: {}\n", "holds a run that is no stream"),
-    ):
+    for settings, fields, name in (({}, {"batch": 5}, "batch"), ({"lam": 0.9}, {}, "lam")):
+        with pytest.raises(UserError, match=name):
+            done("parts", settings, **fields)
+    for wrong in (stored.replace("agent: {}", "agent: 5"), "eval: {}\nagent: {}\n"):
         path.write_text(wrong)
-        with pytest.raises(UserError, match=sentence):
+        with pytest.raises(UserError):
             done("parts")
         assert path.read_text() == wrong
     path.write_text(stored)
+    with contextlib.closing(Bank(parts / "memrl.db", BankConfig())) as bank:
+        good = bank.noted(stream.STATE)
+        for state in (good | {"settings": "x"}, good | {"bytes": "1"}, {}):
+            bank.note(stream.STATE, state)
+            bank.close()
+            with pytest.raises(UserError):
+                done("parts")
+            bank = Bank(parts / "memrl.db", BankConfig())
+        bank.note(stream.STATE, good)
+        bank.close()
     rows.write_bytes(rows.read_bytes()[:100])
-    with pytest.raises(UserError, match="shorter than its bank says"):
+    with pytest.raises(UserError, match=r"memrl\.jsonl"):
         done("parts")
 
 
-def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
+def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path):
     (folder := tmp_path / "templates").mkdir()
     (folder / "script.txt").write_text("{task} {trajectory}")
     (suite := tmp_path / "doors.py").write_text(Path(bandit.__file__).read_text())
@@ -121,7 +193,7 @@ def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monke
         run_stream(given, {"templates": str(folder)})
         before = path.read_text()
         path.write_text(f"{before} ")
-        with pytest.raises(UserError, match=rf"other settings \(the content of {path}\)"):
+        with pytest.raises(UserError, match=str(path)):
             run_stream(given, {"templates": str(folder)})
         path.write_text(before)
     stored = files.read_yaml(tmp_path / "s" / "config.yaml")
@@ -130,70 +202,22 @@ def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path, monke
     run_stream(given, {"templates": str(folder)})
 
 
-KILLS = 12
-WORDS = "stream --arms rag,memrl --epochs 3 --batch 4 --n 16 --hints 4 --max-entries 60".split()
-
-
-def numbers(folder: Path) -> tuple:
-    """What a stream has to say, but for seconds, and its rows."""
-    summary = read_summary(folder)
-    for cell in summary["cells"]:
-        del cell["seconds"]
-        cell["bank"].pop("bytes")  # the file also holds seconds
-    return summary, [(folder / f"{arm}.jsonl").read_bytes() for arm in ("rag", "memrl")]
-
-
-@pytest.fixture
-def in_memory(tmp_path):
-    """A folder where waiting for the disk takes no time: a kill loses nothing of it either."""
-    shared = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(
-        dir=shared if os.access(shared, os.W_OK) else tmp_path
-    ) as name:
-        yield Path(name)
-
-
-def test_killed_at_random_instants_a_stream_goes_on_to_the_same_numbers(in_memory, monkeypatch):
-    """The processes are forked from this one, so that each begins at once; a stream that ends
-    before all kills are done is followed by another."""
-    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")  # most of a stream's time
-    words = [*WORDS, "--runs", str(in_memory)]
-    assert CliRunner().invoke(cli.app, [*words, "--name", "whole"]).exit_code == 0
-    calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "again"]))
-    expected = numbers(in_memory / "whole")
-    assert numbers(in_memory / "again") == expected
-    rng, kills, streams, moments = random.Random(0), 0, 0, set()
-    enough = False  # kills, at places enough: those before the first batch are all one
-    while not enough or (in_memory / f"s{streams}").exists():
-        folder = in_memory / f"s{streams}"
-        at = None if enough else rng.randrange(calls // 6, calls // 2)
-        process = forked([*words, "--name", folder.name], in_memory / "log", killed_at=at)
+def test_killed_a_stream_goes_on_to_the_same_numbers(tmp_path):
+    words = "stream --arms rag,memrl --epochs 2 --batch 4 --n 12 --hints 4 --max-entries 60".split()
+    words += ["--runs", str(tmp_path)]
+    calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "whole"]))
+    for share in (3, 2):  # in the first way of remembering, and in the second or its page
+        process = forked([*words, "--name", "s"], tmp_path / "log", killed_at=calls // share)
         process.join()
-        if process.exitcode == -signal.SIGKILL:
-            kills += 1
-            assert kills < 3 * KILLS, f"only {len(moments)} places"
-            moments.add((streams, *(p.stat().st_size for p in sorted(folder.glob("*.jsonl")))))
-            for path in folder.glob("*.db"):
-                try:
-                    assert (
-                        Bank(path, BankConfig(), frozen=True)._value("PRAGMA integrity_check")
-                        == "ok"
-                    )
-                except UserError as error:  # killed before it was one
-                    assert "holds no bank" in str(error)
-        else:
-            assert process.exitcode == 0, (in_memory / "log").read_text()
-            assert numbers(folder) == expected
-            streams += 1
-        enough = kills >= KILLS and len(moments) >= 6
-    assert streams and len(moments) >= 6
+        assert process.exitcode == -signal.SIGKILL, (tmp_path / "log").read_text()
+    assert CliRunner().invoke(cli.app, [*words, "--name", "s"]).exit_code == 0
+    assert numbers(tmp_path / "s") == numbers(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("moment", ["before its end", "after it"])
 def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
     tmp_path, monkeypatch, moment, acting
 ):
-    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
     settings = dict(arms=("rag", "memrl"), suite="llb-db", batch=4, epochs=2, n=0)
     run_stream(short(tmp_path, "whole", **settings), {"max_entries": 6})
     real, done, crashes = Bank.batch, set(), 0
@@ -221,32 +245,15 @@ def test_broken_off_at_every_transaction_in_turn_the_numbers_are_the_same(
     assert numbers(tmp_path / "broken") == numbers(tmp_path / "whole")
 
 
-def test_two_streams_do_not_share_a_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr("report.streams.plot", lambda *_, **__: "")
+def test_a_folder_has_one_writer(tmp_path):
     folder = run_stream(short(tmp_path, epochs=1), {})
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
-    words = rf"The stream .*/s is being written by process {os.getpid()} .*: wait"
-    with writing(folder, "It"), pytest.raises(UserError, match=words):
+    with writing(folder, "It"), pytest.raises(UserError, match=str(os.getpid())):
         run_stream(short(tmp_path, epochs=2), {})
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    run_stream(short(tmp_path, epochs=2), {})
 
 
-def test_shares_of_a_hand_made_history():
-    """Four tasks over four epochs: 1100, 1010, 0111, 0110."""
-    history = ["1100", "1010", "0111", "0110"]
-    rows = [
-        {"epoch": epoch, "id": f"t{k}", "success": digit == "1", "steps": 1, "shown": [],
-         "read_tokens": 1, "written_tokens": 1, "error": "", "failure": "",
-         "confidence": None}
-        for epoch, digits in enumerate(history) for k, digit in enumerate(digits)
-    ]  # fmt: skip
-    cells = epochs_of({"arm": "x", "rows": rows, "stats": [], "seconds": []})
-    assert [c["sr"] for c in cells] == [0.5, 0.5, 0.75, 0.5]
-    assert [c["csr"] for c in cells] == [0.5, 0.75, 1.0, 1.0]
-    # lost of the failures: 1 of 2, 1 of 1, and the fourth of 2; the first was lost before
-    assert [c["fr"] for c in cells] == [0.0, 0.5, 1.0, 0.5]
-    assert [c["fr_p1"] for c in cells] == [0.0, 0.5, 0.5, 1 / 3]  # lost of those solved before
+# ---------------------------------------------------------------- what fails counts as failed
 
 
 class Crashing(RehearsedEngine):
@@ -254,30 +261,26 @@ class Crashing(RehearsedEngine):
 
     def __init__(self, tasks, ids, times):
         super().__init__(tasks)
-        self.ids, self.left = ids, {id: times for id in ids}
+        self.left = dict.fromkeys(ids, times)
 
     def step(self):
-        from memagent import Finish
-
         done = super().step()
         for _, turn in done:
             for task in self._tasks.values():
-                if task.id in self.ids and task.question in turn.prompt.text and self.left[task.id]:
+                if self.left.get(task.id) and task.question in turn.prompt.text:
                     self.left[task.id] -= 1
                     turn.finish, turn.error = Finish.ERROR, "the server is gone"
         return done
 
 
 @pytest.mark.parametrize(("times", "crashed"), [(1, 0), (9, 2)])
-def test_an_engine_that_fails_is_asked_again_then_the_item_has_failed(tmp_path, times, crashed):
+def test_an_engine_that_fails_is_asked_again_then_the_task_has_failed(tmp_path, times, crashed):
     config, world = short(tmp_path, epochs=1, n=0), Bandit(12)
-    (tmp_path / "s").mkdir()
-    stream = Stream(config, "memrl", {}, world, tmp_path / "s")
-    engine = Crashing(world.tasks(), {"b3", "b7"}, times)
-    stream.run(engine)
-    (cell,) = epochs_of(stream.outcome())
+    each = Stream(config, "memrl", {}, world, tmp_path)
+    each.run(Crashing(world.tasks(), {"b3", "b7"}, times))
+    (cell,) = epochs_of(outcome_of(tmp_path, "memrl", config, each.book))
     assert cell["n"] == 12 and cell["crashed"] == crashed
-    learnt = {event[1] for event in stream.agent.opened().events()}
+    learnt = {event[1] for event in each.agent.opened().events()}
     assert len(learnt) == 12 - crashed  # utilities have learnt nothing from what crashed
     assert ("b3" in learnt) is (not crashed)
 
@@ -303,156 +306,81 @@ class Failing:
         return self.inner.embed(texts, query)
 
 
-def with_embedder(folder: Path, arm: str, embedder: Failing) -> Stream:
+def with_embedder(folder: Path, arm: str, embedder: Failing) -> tuple[Stream, dict]:
     """A finished stream on our eight database tasks, whose intents are embedded one by one."""
     folder.mkdir()
     world = Databases()
     config = short(folder.parent, folder.name, suite="llb-db", epochs=2, n=0, batch=4)
     settings = {"retrieve": "dense", "embedder": "hash:64", "delta": 0.1}
-    stream = Stream(config, arm, settings, world, folder)
-    stream.agent.embed = embedder
-    stream.run(Acting(world.tasks()))
-    return stream
+    each = Stream(config, arm, settings, world, folder)
+    each.agent.embed = embedder
+    each.run(Acting(world.tasks()))
+    return each, outcome_of(folder, arm, config, each.book)
 
 
 @pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
-def test_an_embedder_that_fails_once_changes_nothing(tmp_path, arm):
+def test_an_embedder_that_fails_once_changes_nothing_and_one_that_stays_away_teaches_nothing(
+    tmp_path, arm
+):
     texts = [Databases().intent(id) for id in ("own-2", "own-7")]
-    whole = with_embedder(tmp_path / "whole", arm, Failing())
-    failing = with_embedder(tmp_path / "failing", arm, embedder := Failing(texts, 1))
+    whole, outcome = with_embedder(tmp_path / "whole", arm, Failing())
+    failing, _ = with_embedder(tmp_path / "failing", arm, embedder := Failing(texts, 1))
     assert embedder.refused == 2
     assert failing.agent.bank.digest == whole.agent.bank.digest
     assert failing.rows_path.read_bytes() == whole.rows_path.read_bytes()
+    # intents that are cut are counted in every epoch; in reflection nothing is compared
+    cut = 0 if arm == "reflection" else 1
+    assert [(cell["n"], cell["cut"]) for cell in epochs_of(outcome)] == [(8, cut)] * 2
 
-
-def test_intents_that_are_cut_are_counted_in_every_epoch_beside_what_it_costs(tmp_path):
-    stream = with_embedder(tmp_path / "s", "memrl", Failing())
-    outcome = stream.outcome()
-    assert {row["id"] for row in outcome["rows"] if row["cut"]} == {"own-5"}
-    assert [(cell["n"], cell["cut"]) for cell in epochs_of(outcome)] == [(8, 1)] * 2
-    assert stream.agent.bank.stats()["cut"] == 2  # of two entries
-    reflection = with_embedder(tmp_path / "r", "reflection", Failing())
-    assert not any(row["cut"] for row in reflection.outcome()["rows"])  # nothing is compared
-
-
-@pytest.mark.parametrize("arm", ["memrl", "reflection", "rag"])
-def test_an_embedder_that_stays_away_fails_the_item_and_teaches_nothing(tmp_path, arm):
-    embedder = Failing([Databases().intent("own-2")], 10**6)
-    stream = with_embedder(tmp_path / "s", arm, embedder)
-    assert [cell["n"] for cell in epochs_of(stream.outcome())] == [8, 8]
+    away, outcome = with_embedder(tmp_path / "away", arm, embedder := Failing(texts[:1], 10**6))
+    assert [cell["n"] for cell in epochs_of(outcome)] == [8, 8]
     assert embedder.refused == 4  # two epochs, and each time once more
-    bank = stream.agent.bank
+    bank = away.agent.bank
     assert len(bank.entries()) == 14 and not bank.entries(task_id="own-2")
-    assert (
-        "own-2" not in {event[1] for event in bank.events()}
-        and bank._value("PRAGMA integrity_check") == "ok"
-    )
-    rows = rows_of(stream.rows_path)
-    failed = [row for row in rows if row["error"]]
+    failed = [row for row in outcome["rows"] if row["error"]]
     assert [row["id"] for row in failed] == ["own-2"] * 2
-    assert all(not row["success"] and "gives no embeddings" in row["error"] for row in failed)
+    assert all(not row["success"] and row["reward"] == -1.0 for row in failed)
 
 
-class Breaking:
-    """An environment in which one task raises when it is worked on."""
+def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path, monkeypatch):
+    world, reset = Databases(), Databases.reset
 
-    def __init__(self, world, id):
-        self.world, self.id = world, id
-
-    def __getattr__(self, name):
-        return getattr(self.world, name)
-
-    def tasks(self):
-        tasks = [*self.world.tasks()]
-        for task in tasks:
-            task.environment = self
-        return tasks
-
-    def reset(self, id):
-        if id == self.id:
+    def broken(self, id):
+        if id == "own-3":
             raise ZeroDivisionError("a defect\nof the environment")
-        return self.world.reset(id)
+        return reset(self, id)
 
-
-def test_a_task_whose_environment_raises_has_failed_and_stays_in_n(tmp_path):
-    (tmp_path / "s").mkdir()
-    world = Breaking(Databases(), "own-3")
-    stream = Stream(short(tmp_path, epochs=1, n=0), "memrl", {}, world, tmp_path / "s")
-    stream.run(Acting(world.tasks()))
-    (cell,) = epochs_of(stream.outcome())
-    rows = stream.outcome()["rows"]
-    (row,) = [row for row in rows if row["error"]]
-    without_action = sum(row["failure"] == "no action" for row in rows)
+    monkeypatch.setattr(Databases, "reset", broken)
+    config = short(tmp_path, epochs=1, n=0)
+    each = Stream(config, "memrl", {}, world, tmp_path)
+    each.run(Acting(world.tasks()))
+    outcome = outcome_of(tmp_path, "memrl", config, each.book)
+    (cell,), (row,) = epochs_of(outcome), [row for row in outcome["rows"] if row["error"]]
+    without_action = sum(row["failure"] == "no action" for row in outcome["rows"])
     assert (cell["n"], cell["crashed"], row["id"]) == (8, 1 + without_action, "own-3")
     assert row["error"] == "ZeroDivisionError: a defect of the environment"
 
 
-def test_a_leak_is_the_whole_solution_and_no_common_word():
-    def task(*solution):
-        return Work("t", "q", (), text="", solution=solution)
-
-    stored = ["Action: go to desk 1 Result: .. Action: take mug 1 from desk 1 Action: look", "left"]
-    assert not _leaks([task("left"), task("C"), task()], stored)  # too short to be looked for
-    steps = "go to desk 1", "take mug 1 from desk 1"
-    assert _leaks([task(*steps, "look")], stored) == ["t"]
-    assert not _leaks([task(*steps, "put mug 1 in bin 1")], stored)
-    assert _leaks([task("Take MUG 1\nfrom desk 1")], stored) == ["t"]
-    sql = "I ran\n```SQL\nselect a\n from b_c\n```\nand it was right"
-    assert _leaks([task("```sql\nSELECT a FROM b_c;\n```", "Answer: done")], [sql]) == ["t"]
+# ---------------------------------------------------------------- a bank that is read alone
 
 
-def test_order_is_a_function_of_seed_and_epoch(tmp_path):
-    stream = Stream(short(tmp_path), "none", {}, Bandit(20), tmp_path)
-    orders = [[task.id for task in stream.order(epoch)] for epoch in (0, 1, 0)]
-    assert orders[0] == orders[2] != orders[1] and sorted(orders[0]) == sorted(orders[1])
-    fixed = Stream(short(tmp_path, fixed_order=True), "none", {}, Bandit(20), tmp_path)
-    assert (
-        [t.id for t in fixed.order(0)]
-        == [t.id for t in fixed.order(5)]
-        == [t.id for t in fixed.tasks]
-    )
+@pytest.fixture(scope="module")
+def at_hand(tmp_path_factory) -> Path:
+    """A folder with a bank that was learnt, a damaged one, and one of embeddings."""
+    folder = tmp_path_factory.mktemp("banks")
+    config = short(folder, suite="llb-db", arms=("memrl",), epochs=2, n=0, batch=4)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stream, "RehearsedEngine", Acting)
+        (run_stream(config, {}) / "memrl.db").rename(folder / "learnt.db")
+    (folder / "damaged.db").write_bytes((folder / "learnt.db").read_bytes()[:5000])
+    vectors = BankConfig(retrieve="dense", embedder="hash:64")
+    Bank(folder / "vectors.db", vectors, Hashes("hash:64", 64)).close()
+    return folder
 
 
-def test_the_page_and_the_summary_say_what_was_done(tmp_path):
-    folder = run_stream(short(tmp_path, arms=("none", "rag", "memrl")), {})
-    page = (folder / "report.html").read_text()
-    for words in ("No model took part", "Tasks solved", ">forgotten</th>", "memrl, task"):
-        assert words in page, words
-    summary = read_summary(folder)
-    assert {cell["arm"] for cell in summary["cells"]} == {"none", "rag", "memrl"}
-    assert len(summary["cells"]) == 9 and summary["cells"][0]["n"] == 20
-    assert all(cell["seconds"] > 0 for cell in summary["cells"])
-    assert all(cell["calibration_error"] is None for cell in summary["cells"])
-    rows = rows_of(folder / "memrl.jsonl")
-    assert len(rows) == 60 and all(len(row["shown"]) == 3 for row in rows)
-    known = {"id", "experience", "success", "task", "epoch", "sim", "sim_z", "q", "q_z", "score",
-             "by_chance"}  # fmt: skip
-    assert {*rows[0]["shown"][0]} == known
-    assert all(row["interaction"] == [[row["action"], seen]] for row in rows
-               for seen in [row["interaction"][0][1]])  # fmt: skip
-
-
-def test_the_demo_is_made(tmp_path):
-    words = ["demo", "--agent", find.learner().name, "--short", "--name", "d"]
-    result = CliRunner().invoke(cli.app, [*words, "--runs", str(tmp_path)])
-    assert result.exit_code == 0, result.output
-    summary = read_summary(tmp_path / "d")
-    assert {cell["arm"] for cell in summary["cells"]} == {*find.learner().extras["arms"]}
-    assert {cell["n"] for cell in summary["cells"]} == {60} and summary["rule"]
-    page = (tmp_path / "d" / "report.html").read_text()
-    assert "solved with memrl" in page and "<svg" in page
-
-
-def test_a_model_works_on_tasks(tmp_path):
-    words = "--suite llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
-    words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
-    result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
-    assert result.exit_code == 0, result.output
-    rows = rows_of(tmp_path / "stream/memrl.jsonl")
-    assert [row["epoch"] for row in rows] == [0, 0, 1, 1] and not any(row["error"] for row in rows)
-    assert all(row["shown"] for row in rows[2:]) and rows[0]["read_tokens"] > 0
-    with contextlib.closing(Bank(tmp_path / "stream/memrl.db", BankConfig(), frozen=True)) as bank:
-        assert len(bank.entries()) == 4
+@pytest.fixture
+def learnt_bank(tmp_path, at_hand) -> Path:
+    return Path(shutil.copy(at_hand / "learnt.db", tmp_path))
 
 
 def frozen(tmp_path, bank: Path, name="f", **fields) -> StreamConfig:
@@ -460,75 +388,62 @@ def frozen(tmp_path, bank: Path, name="f", **fields) -> StreamConfig:
     return StreamConfig(**(given | fields))
 
 
-@pytest.fixture
-def learnt_bank(tmp_path, at_hand) -> Path:
-    """The bank of a stream over our eight database tasks, moved away from it."""
-    return Path(shutil.copy(at_hand / "learnt.db", tmp_path))
-
-
 def test_a_frozen_bank_is_shown_and_its_file_stays_as_it_is(tmp_path, learnt_bank, capsys, acting):
     learnt_bank.chmod(0o444)
     before, beside = learnt_bank.read_bytes(), {*tmp_path.iterdir()}
     folder = run_stream(frozen(tmp_path, learnt_bank), {})
     assert learnt_bank.read_bytes() == before and {*tmp_path.iterdir()} == {*beside, folder}
-    said = " ".join(capsys.readouterr().out.split())
-    summary, page = read_summary(folder), (folder / "report.html").read_text()
-    assert [(c["arm"], c["epoch"], c["n"]) for c in summary["cells"]] == [
-        ("none", 1, 8), ("rag", 1, 8), ("memrl", 1, 8)
-    ]  # fmt: skip
+    summary = read_summary(folder)
+    cells = [(c["arm"], c["epoch"], c["n"], c["bank"]["entries"]) for c in summary["cells"]]
+    assert cells == [("none", 1, 8, 0), ("rag", 1, 8, 16), ("memrl", 1, 8, 16)]
     with contextlib.closing(Bank(learnt_bank, BankConfig(), frozen=True)) as bank:
         assert summary["digests"]["memrl"] == bank.digest
-        kinds, entries = {task.id: task.kind for task in Databases().tasks()}, len(bank.entries())
-        assert all(entry.meta["kind"] == kinds[entry.task_id] for entry in bank.entries())
-    of_arms = {c["arm"]: c["bank"]["entries"] for c in summary["cells"]}
-    assert of_arms == {"none": 0, "rag": entries, "memrl": entries} and entries == 16
-    for text in (said, " ".join(page.split())):
-        assert f"Frozen: 16 entries of {learnt_bank}; nothing was learnt." in text
+    assert summary["frozen"]["path"] == str(learnt_bank)
+    assert {*summary["leaks"]} == {"rag", "memrl"} and all(summary["leaks"].values())
+    said = " ".join(capsys.readouterr().out.split())
+    for text in (said, " ".join((folder / "report.html").read_text().split())):
         assert "memrl: the bank holds solutions of" in text and "none: the bank" not in text
-    assert "by similarity alone" in page
-    for arm in ("rag", "memrl"):
+    for arm in ("none", "rag", "memrl"):
         rows = rows_of(folder / f"{arm}.jsonl")
-        assert any(row["shown"] for row in rows) and not any(row["experience"] for row in rows)
+        assert any(row["shown"] for row in rows) is (arm != "none")
+        assert not any(row["experience"] for row in rows)
         # a task that has left experiences there is not shown its own
         assert all(row["id"] != shown["task"] for row in rows for shown in row["shown"])
-    assert not any(json.loads(line)["shown"] for line in (folder / "none.jsonl").open())
-    assert "memrl, task" in page and "<svg" not in page  # one epoch: no curve
 
 
 def test_a_frozen_stream_goes_on_to_the_same_rows_and_refuses_a_bank_that_changed(
     tmp_path, learnt_bank, monkeypatch, acting
 ):
     whole = run_stream(frozen(tmp_path, learnt_bank, "whole"), {})
-    real, left = Bank.batch, [3]
+    real, left = Bank.note, [6]
 
-    @contextlib.contextmanager
-    def batch(self):
-        outer = not self._writing
-        with real(self):
-            yield
-            if outer and self.path.parent.name == "parts":
-                left[0] -= 1
-                if left[0] == 0:
-                    raise KeyboardInterrupt
+    def note(self, key, value):
+        left[0] -= self.path.parent.name == "parts"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        real(self, key, value)
 
-    monkeypatch.setattr(Bank, "batch", batch)
+    monkeypatch.setattr(Bank, "note", note)
     parts = frozen(tmp_path, learnt_bank, "parts")
     with pytest.raises(KeyboardInterrupt):
         run_stream(parts, {})
     assert (tmp_path / "parts" / "none.jsonl").exists()
     report(tmp_path / "parts")
-    assert (
-        "Stopped: none, method 1 of 3, epoch 1 of 1"
-        in (tmp_path / "parts" / "report.html").read_text()
-    )
-    folder = run_stream(parts, {})
-    for arm in ("none", "rag", "memrl"):
-        name = f"{arm}.jsonl"
-        assert (folder / name).read_bytes() == (whole / name).read_bytes()
+    assert "Stopped: none" in (tmp_path / "parts" / "report.html").read_text()
+    assert numbers(run_stream(parts, {}))[1] == numbers(whole)[1]
     with contextlib.closing(Bank(learnt_bank, BankConfig())) as bank:
         bank.write("x", "y", success=True, task_id="z")
-    with pytest.raises(UserError, match="with other tasks or settings"):
+    with pytest.raises(UserError):
         run_stream(parts, {})
+
+
+def test_a_frozen_bank_lies_in_no_folder_of_the_stream(tmp_path, at_hand):
+    (bank := tmp_path / "f" / "memrl.db").parent.mkdir()
+    shutil.copy(at_hand / "learnt.db", bank)
+    before = bank.read_bytes()
+    with pytest.raises(UserError):
+        run_stream(frozen(tmp_path, bank), {})
+    assert bank.read_bytes() == before
 
 
 @pytest.mark.parametrize("words", [
@@ -547,32 +462,91 @@ def test_a_mistake_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch, wor
     assert "Traceback" not in result.output and not [*tmp_path.iterdir()]
 
 
-def test_a_frozen_bank_lies_in_no_folder_of_the_stream(tmp_path, at_hand):
-    bank = tmp_path / "f" / "memrl.db"
-    bank.parent.mkdir()
-    shutil.copy(at_hand / "learnt.db", bank)
-    before = bank.read_bytes()
-    with pytest.raises(UserError, match="lies in"):
-        run_stream(frozen(tmp_path, bank), {})
-    assert bank.read_bytes() == before
-
-
-@pytest.fixture(scope="module")
-def at_hand(tmp_path_factory) -> Path:
-    """A folder with a bank that was learnt, a damaged one, and one of embeddings."""
-    folder = tmp_path_factory.mktemp("banks")
-    config = short(folder, suite="llb-db", arms=("memrl",), epochs=2, n=0, batch=4)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("commands.stream.RehearsedEngine", Acting)
-        (run_stream(config, {}) / "memrl.db").rename(folder / "learnt.db")
-    (folder / "damaged.db").write_bytes((folder / "learnt.db").read_bytes()[:5000])
-    vectors = BankConfig(retrieve="dense", embedder="hash:64")
-    Bank(folder / "vectors.db", vectors, Hashes("hash:64", 64)).close()
-    return folder
-
-
 def test_the_page_of_a_stream_by_embeddings_is_written_anew_without_the_embedder(tmp_path):
-    settings = {"retrieve": "dense", "embedder": "hash:64"}
-    folder = run_stream(short(tmp_path, epochs=1), settings)
+    folder = run_stream(short(tmp_path, epochs=1), {"retrieve": "dense", "embedder": "hash:64"})
     (folder / "report.html").unlink()
     assert report(folder).exists()
+
+
+# ---------------------------------------------------------------- models, here and behind a server
+
+
+def test_a_model_works_on_tasks(tmp_path):
+    words = "--suite llb-db --engine transformers --device cpu --arms memrl --epochs 2 --n 2"
+    words += " --act-tokens 16 --lesson-tokens 8 --max-steps 2 --delta 0"
+    result = CliRunner().invoke(cli.app, ["stream", "--runs", str(tmp_path), *words.split()])
+    assert result.exit_code == 0, result.output
+    rows = rows_of(tmp_path / "stream/memrl.jsonl")
+    assert [row["epoch"] for row in rows] == [0, 0, 1, 1] and not any(row["error"] for row in rows)
+    assert all(row["shown"] for row in rows[2:]) and rows[0]["read_tokens"] > 0
+    with contextlib.closing(Bank(tmp_path / "stream/memrl.db", BankConfig(), frozen=True)) as bank:
+        assert len(bank.entries()) == 4
+
+
+WRONG, LESSONS = "own-3", ("Steps:", "Reflection:")  # the task that is never solved; cues
+
+
+@contextlib.contextmanager
+def served():
+    """Yield the address of a server, and the conversations that it was sent."""
+    sent = []
+
+    def answer(messages: list[dict]) -> str:
+        """Act as the known solution of the task that the conversation began with."""
+        said = messages[0]["content"]
+        if said.endswith(LESSONS):
+            return "Look at the table first."
+        (task,) = [t for t in Databases().tasks() if said.endswith(f"Task:\n{t.question}\n")]
+        step = sum(message["role"] == "assistant" for message in messages)
+        return "Answer: []" if task.id == WRONG else task.solution[step]
+
+    class Handler(BaseHTTPRequestHandler):
+        def log_message(self, *_): ...
+
+        def do_GET(self):
+            self.send({"data": [{"id": "m"}]})
+
+        def do_POST(self):
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            sent.append(body["messages"])
+            message = {"role": "assistant", "content": answer(body["messages"])}
+            self.send({"choices": [{"message": message, "finish_reason": "stop"}],
+                       "usage": {"prompt_tokens": 70, "completion_tokens": 7}})  # fmt: skip
+
+        def send(self, reply: dict):
+            raw = json.dumps(reply).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=http.serve_forever, args=(0.01,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}/v1", sent
+    finally:
+        http.shutdown()
+        http.server_close()
+
+
+def test_a_server_of_messages_works_on_tasks_turn_by_turn(tmp_path):
+    words = "--suite llb-db --arms none,memrl --epochs 2 --batch 8 --chat --delta 0"
+    with served() as (url, sent):
+        command = ["stream", "--runs", str(tmp_path), "--endpoint", url, *words.split()]
+        result = CliRunner().invoke(cli.app, command)
+    assert result.exit_code == 0 and "No model" not in result.output, result.output
+    acts = [m for m in sent if not m[0]["content"].endswith(LESSONS)]
+    for messages in acts:
+        roles = [message["role"] for message in messages]
+        assert roles == ["user", "assistant"] * (len(roles) // 2) + ["user"]
+    lessons = [m for m in sent if m not in acts]
+    assert len(lessons) == 16 and all(len(messages) == 1 for messages in lessons)
+    assert not any(SHOWN in m[0]["content"] for m in lessons)  # what was shown is not kept again
+    with_memory = [m[0]["content"] for m in acts if SHOWN in m[0]["content"]]
+    assert any("Look at the table first." in text.split(SUCCESSES)[-1] for text in with_memory)
+    for arm in ("none", "memrl"):
+        rows = rows_of(tmp_path / "stream" / f"{arm}.jsonl")
+        assert len(rows) == 16 and not any(row["error"] for row in rows)
+        assert {row["id"] for row in rows if not row["success"]} == {WRONG}
+        assert all(row["read_tokens"] > 0 and row["written_tokens"] > 0 for row in rows)
+        assert max(row["steps"] for row in rows) == 2

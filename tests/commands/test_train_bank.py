@@ -21,7 +21,7 @@ from commands import train
 from config.options import GRPOConfig, RunConfig
 from engines.open import give_embedder
 
-STEPS, TASKS, MEMBERS = 3, 2, 3
+STEPS, TASKS, MEMBERS = 2, 2, 2
 READING = dict(chunk_tokens=24, memory_tokens=6, final_tokens=6, lesson_tokens=4, delta=0.0)
 
 
@@ -129,7 +129,7 @@ def test_a_resumed_run_has_the_bank_of_one_that_was_never_stopped(model, tmp_pat
     def trained(name, *rest, resume=False):
         path = tmp_path / f"{name}.db"
         run, config = settings(model, tmp_path, name, save_every=2)
-        config = replace(config, steps=4)
+        config = replace(config, steps=3)
         return train.train(run, config, learner(path), resume, rest), content(path)
 
     def begun(name):  # what the bank knew before
@@ -139,11 +139,11 @@ def test_a_resumed_run_has_the_bank_of_one_that_was_never_stopped(model, tmp_pat
     begun("whole")
     folder, bank = trained("whole")
     begun("parts")
-    for step in (1, 2, 3):
+    for step in (1, 2):
         with pytest.raises(Stop):
             trained("parts", stop_at(step), resume=step > 1)
     parts, again = trained("parts", resume=True)
-    assert again == bank and len(bank[0]) == 1 + 4 * TASKS
+    assert again == bank and len(bank[0]) == 1 + 3 * TASKS
     assert_same(outcome(parts), outcome(folder))
 
 

@@ -1,7 +1,10 @@
 """Models loaded, adapted and merged: what is trained is what is computed, or it is refused."""
 
 import json
+import subprocess
+import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -421,3 +424,30 @@ def test_weights_that_two_layers_share_have_no_adapter(codec, folder, tmp_path, 
         with pytest.raises(UserError, match="embed_tokens"):
             go()
     assert not (tmp_path / "runs").exists()
+
+
+FETCHES = """
+import sys
+sys.path.insert(0, {folder!r})
+from models.load import import_bitsandbytes
+import_bitsandbytes()
+import bitsandbytes
+print(bitsandbytes.fetched)
+"""
+
+
+def test_adapters_fetch_no_compiled_code(tmp_path):
+    """bitsandbytes, which peft imports, fetches kernels from the hub where `kernels` is installed;
+    here both packages are stand-ins."""
+    (tmp_path / "kernels.py").write_text("")
+    (tmp_path / "bitsandbytes.py").write_text(
+        "try:\n    import kernels\n    fetched = True\nexcept ImportError:\n    fetched = False\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", FETCHES.format(folder=str(tmp_path))],
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
