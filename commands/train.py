@@ -106,21 +106,16 @@ def resolved(
 
 
 def build(
-    run: RunConfig, config: TrainConfig, agent: Agent, reward: RewardFunction | None = None
-) -> GRPO:
-    """Make model, engine, tasks and module of a training, and nothing else of it."""
-    run, config, policy = resolved(run, config, agent)
-    return _build(run, config, agent, policy, reward)
-
-
-def _build(
     run: RunConfig,
     config: TrainConfig,
     agent: Agent,
-    policy: Policy,
-    reward: RewardFunction | None,
+    reward: RewardFunction | None = None,
+    policy: Policy | None = None,
 ) -> GRPO:
-    """Make model, engine, tasks and module, before anything is written."""
+    """Make model, engine, tasks and module of a training, and write nothing; without a policy the
+    settings are resolved first."""
+    if policy is None:
+        run, config, policy = resolved(run, config, agent)
     tasks, validation = training_tasks(run, config), validation_tasks(run)
     batch = tasks.batch(0, 0, config.tasks_per_step[0])  # fails now, if it fails at all
     if run.reward:
@@ -390,7 +385,7 @@ def _train(
         first = ranks.rank() == 0
         dtype = ranks.all_gather_object(policy.dtype)[0]  # each may have timed a machine of its own
         run, policy = replace(run, dtype=dtype), replace(policy, dtype=dtype)
-        module = _build(run, config, agent, policy, reward)
+        module = build(run, config, agent, reward, policy)
         with contextlib.ExitStack() as open_ones:
             open_ones.callback(module.engine.close)
             open_ones.callback(module.agent.close)

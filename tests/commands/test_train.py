@@ -668,6 +668,8 @@ def test_the_best_and_the_last_checkpoints_are_kept_and_exported(model, tmp_path
         shutil.rmtree(tmp_path / f"{step}-{len(which)}")
     with pytest.raises(UserError, match="3, 4, 5"):
         export.export(folder, step=2)
+    with pytest.raises(UserError):
+        export.export(folder, step=3, best=True)
 
 
 @pytest.mark.parametrize(("lr", "lora_rank", "trained_in", "asked", "written", "said"), [
@@ -709,7 +711,7 @@ def test_an_export_writes_over_nothing(tmp_path, monkeypatch, whole):
     Path("full/x").touch()
     for given in (
         {"out": Path()}, {"out": Path("a.txt")}, {"out": Path("a.txt/x")}, {"out": Path("full")},
-        {"step": 1, "best": True}, {"best": True},
+        {"best": True},
     ):  # fmt: skip
         with pytest.raises(UserError):
             export.export(folder, **given)
