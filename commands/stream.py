@@ -24,7 +24,6 @@ from pathlib import Path
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
-from agents.memrl import Tried
 from commands import contents
 from config import files
 from config.errors import UserError, clip, kept
@@ -145,7 +144,7 @@ def _open(config: StreamConfig, agents: Sequence[Agent], environment: Environmen
         give_embedder(agents)
         return RehearsedEngine(environment.tasks())
     engine = "transformers" if config.engine == "rehearsed" else config.engine
-    names = ("model", "endpoint", "served_as", "chat", "in_flight", "retries", "device", "dtype")
+    names = ("model", "endpoint", "served_as", "chat", "in_flight", "device", "dtype")
     given = {name: getattr(config, name) for name in names}
     return open_reader(EvalConfig(engine=engine, **given), agents)
 
@@ -359,7 +358,7 @@ NOTED = 1000  # characters of an action, and of what it has brought, in a row
 def _row(agent: Agent, trajectory: Trajectory) -> dict:
     """Return the row of a task in the agent's epoch."""
     task, turns = trajectory.task, trajectory.turns
-    tried = agent.tried(trajectory) or Tried(reward=-1.0)
+    tried = agent.tried(trajectory) or agent.untried
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,

@@ -205,7 +205,8 @@ def test_a_stream_whose_templates_or_suite_are_edited_is_refused(tmp_path):
 def test_killed_a_stream_goes_on_to_the_same_numbers(tmp_path):
     words = "stream --arms rag,memrl --epochs 2 --batch 4 --n 12 --hints 4 --max-entries 60".split()
     words += ["--runs", str(tmp_path)]
-    calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "whole"]))
+    CliRunner().invoke(cli.app, [*words, "--name", "whole"])  # all modules are loaded then
+    calls = calls_of(lambda: CliRunner().invoke(cli.app, [*words, "--name", "again"]))
     for share in (3, 2):  # in the first way of remembering, and in the second or its page
         process = forked([*words, "--name", "s"], tmp_path / "log", killed_at=calls // share)
         process.join()
