@@ -460,6 +460,8 @@ class ServeConfig(AnsweringConfig):
     """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
     cors: tuple[str, ...] = ()
     """origin of web pages that may ask, such as http://localhost:3000; as often as needed"""
+    allow_host: tuple[str, ...] = ()
+    """name by which programs ask, beside localhost, without a key: host.docker.internal"""
     called: str = ""
     """name of the model for clients; empty = the model's own and the agent's"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -467,15 +469,9 @@ class ServeConfig(AnsweringConfig):
     in_flight: Count = 16
     """requests that are read side by side"""
     waiting: Annotated[int, NOT_NEGATIVE] = 64
-    """requests that wait for that; any more get 429"""
+    """requests that wait for that; any more get 503"""
     body_mib: Count = 64
     """largest body of a request in MiB, files included; larger ones get 413"""
-    bodies_mib: Count = 512
-    """most MiB of bodies and documents that all requests in flight hold; any more get 503"""
-    body_s: Annotated[float, POSITIVE] = 60.0
-    """longest time for a body to come; past it 408"""
-    document_tokens: Count = 2_000_000
-    """most tokens of a document; longer ones get 413"""
     timeout_s: Annotated[float, POSITIVE] = 3600.0
     """longest time from a request to its answer; past it 503"""
     grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
