@@ -450,7 +450,7 @@ def app(chats: Chats) -> Starlette:
     """Make the ASGI application that answers by a service."""
 
     async def refuse(request: Request, error: Exception) -> Response:
-        """Answer what ended otherwise than it should, with a line of the log that quotes nothing."""
+        """Answer what ended otherwise than it should; the line of the log quotes nothing."""
         if isinstance(error, UserError):
             error = HTTPException(400, str(error))
         elif not isinstance(error, HTTPException):

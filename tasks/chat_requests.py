@@ -261,7 +261,10 @@ def take_question(pieces: list[Piece], last: int) -> tuple[str, str]:
     if (wrap := WRAP.fullmatch(rest)) and f"<{wrap[1]}" not in wrap[2]:
         rest = wrap[2].strip()
     final.text = rest
-    if not any(not _instructs(piece) for piece in others) and len(re.findall(r"\w", rest[:99])) < 12:
+    if (
+        not any(not _instructs(piece) for piece in others)
+        and len(re.findall(r"\w", rest[:99])) < 12
+    ):
         raise UserError(NO_TEXT)
     return question, source
 

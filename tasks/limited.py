@@ -29,7 +29,8 @@ from pydantic import TypeAdapter
 
 from config.errors import UserError, clip, first_line
 
-MAIN = "import sys; sys.path[:] = sys.argv[3:]; import tasks.limited as a; a.work(*sys.argv[1:3])"
+MAIN = "import sys; sys.path[:] = sys.argv[4:]; import tasks.limited as a; a.work(*sys.argv[1:4])"
+READY = b"ready"
 LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -72,13 +73,14 @@ class Readers:
 class Child:
     """A process that does jobs."""
 
-    def __init__(self, mib: int):
+    def __init__(self, mib: int, module: str):
         self.wire, theirs = Pipe()
+        self.ready = False
         # isolated, so that no file of the working directory is taken for a module; in a group of
         # its own, so that Ctrl-C reaches the parent alone
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", MAIN, str(theirs.fileno()), str(mib), *sys.path],
+                [sys.executable, "-I", "-c", MAIN, str(theirs.fileno()), str(mib), module, *sys.path],
                 pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
@@ -94,7 +96,8 @@ class Job:
 
     def __init__(self, readers: Readers, function: Callable, arguments, content, name: str):
         self.readers, self.function, self.name = readers, function, name
-        where = function.__module__, function.__qualname__
+        self.module = function.__module__
+        where = self.module, function.__qualname__
         call = {"function": where, "arguments": arguments, "name": name, "n": content is not None}
         self.call = [json.dumps(call).encode(), content or b""]
         self.child: Child | None = None
@@ -112,11 +115,13 @@ class Job:
                 raise CancelledError
             while pool.idle and pool.idle[-1].process.poll() is not None:
                 pool.idle.pop()  # the system took it, for its memory
-            self.child = child = pool.idle.pop() if pool.idle else Child(pool.mib)
+            self.child = child = pool.idle.pop() if pool.idle else Child(pool.mib, self.module)
             pool.working.add(self)
         watch = threading.Timer(pool.seconds, lambda: (late.set(), child.process.kill()))
         watch.daemon = True
         try:
+            if not child.ready:  # what it takes to begin is not the data's fault
+                child.ready = child.wire.recv_bytes() == READY
             watch.start()
             for part in self.call:
                 child.wire.send_bytes(part)
@@ -174,12 +179,14 @@ def returns(function: Callable) -> TypeAdapter:
 # ---------------------------------------------------------------- in the child
 
 
-def work(fd: str, mib: str) -> None:
+def work(fd: str, mib: str, module: str) -> None:
     """Do jobs as they come, until the parent is gone."""
     if LINUX:  # this process ends with the one that began it, also amid a long call
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     before, wire, begun, most = resource.getrlimit(resource.RLIMIT_AS), Connection(int(fd)), 0, 0
+    import_module(module)
+    wire.send_bytes(READY)
     with suppress(EOFError, ConnectionError):
         while True:
             call, content = json.loads(wire.recv_bytes()), wire.recv_bytes()
