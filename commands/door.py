@@ -56,7 +56,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: Callable, grace_s: float, end: Callable[[], object]):
         how = dict(http=Connection, ws="none", access_log=False, server_header=False)
-        how |= dict(log_level="critical", timeout_graceful_shutdown=grace_s + LAST_S)
+        how |= dict(log_level="error", timeout_graceful_shutdown=grace_s + LAST_S)
         super().__init__(uvicorn.Config(app, **how))
         logging.getLogger("asyncio").setLevel("CRITICAL")  # a malformed line is no event
         self._grace_s, self._end, self._since = grace_s, end, {}
