@@ -1,9 +1,7 @@
-"""The server, over real sockets: OpenAI's own client, a load, and the command."""
+"""The server, over real sockets: OpenAI's own client, bounds, and the command."""
 
 import multiprocessing
 import os
-import random
-import resource
 import signal
 import socket
 from concurrent.futures import ThreadPoolExecutor
@@ -19,8 +17,8 @@ from served import AGENT, NAME, PATH, TASK, Slow, chat, error_of, serving
 from typer.testing import CliRunner
 
 import cli
-from commands.serve import API_KEY, listen
-from config.options import EMBEDDED, ServeConfig
+from commands.serve import API_KEY
+from config.options import EMBEDDED
 from data import extract_answer, formed
 from embedded import tiny
 from engines.hf import TransformersEngine
@@ -33,7 +31,6 @@ from tasks import worlds
 from tokens.codec import Codec
 
 pytestmark = pytest.mark.usefixtures("read_here")
-MEMORY = Path("/proc/self/statm")
 
 
 def client(http, key="any"):
@@ -264,53 +261,6 @@ def test_what_cannot_be_served_is_refused_in_one_sentence(
         done = CliRunner().invoke(cli.app, ["serve", "--model", "tiny", *words], env=environment)
     *before, last = done.output.splitlines()
     assert done.exit_code == 2 and last.startswith("memagent: ") and len(before) <= 1
-
-
-# ---------------------------------------------------------------- a load
-
-
-def megabytes():
-    return int(MEMORY.read_text().split()[1]) * resource.getpagesize() / 2**20
-
-
-def test_no_reply_waits_for_an_acknowledgement():
-    with listen(ServeConfig(port=0)) as listening:
-        with socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
-            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
-
-
-@pytest.mark.skipif(not MEMORY.exists(), reason="memory is read from /proc")
-def test_of_many_requests_of_twenty_clients_none_is_lost_or_mixed_up(engine):
-    """Mixed lengths; every tenth client goes away in the middle; memory stays where it is."""
-    n, rng = 80, random.Random(1)
-    lengths = [rng.choice((1, 1, 2, 2, 3, 4, 6, 12)) for _ in range(n)]
-    tasks = [worlds.make_task(1000 + k, n, "one_fact") for k, n in enumerate(lengths)]
-    fresh = TransformersEngine(engine.model, engine.codec)
-    checked = {k: alone(fresh, tasks[k]) for k in range(0, n, 8)}
-    assert len({answer + str(noted) for noted, answer in checked.values()}) == len(checked)
-    with serving(engine) as (http, chats):
-        patient = client(http)  # one for all threads, as memory is measured
-
-        def ask(k):
-            if k % 10 == 9:  # reads the first piece of a stream, and is gone
-                with http.stream("POST", PATH, json=chat(tasks[k], stream=True)) as reply:
-                    next(reply.iter_raw())
-                return None
-            message = patient.chat.completions.create(**chat(tasks[k])).choices[0].message
-            return memories(message.reasoning_content), message.content
-
-        with patient, ThreadPoolExecutor(20) as pool:
-            got = [*pool.map(ask, range(n // 2))]
-            half = megabytes()
-            got += pool.map(ask, range(n // 2, n))
-        grown = megabytes() - half
-        until(lambda: chats.places == 0 and not chats.service._running)
-    for k, found in enumerate(got):
-        if found:
-            noted, answer = found
-            assert answer and len(noted) == len(AGENT.on(engine.codec).sections(tasks[k]))
-            assert found == checked.get(k, found), k
-    assert grown < 24, f"{grown:.0f} MiB more after the second half"
 
 
 # ---------------------------------------------------------------- the command

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import CancelledError
 from contextlib import suppress
 from pathlib import Path
 
@@ -180,18 +180,6 @@ def test_a_job_is_cancelled_at_work_before_it_begins_and_with_its_pool(readers):
     thread.join()
     waits(pool.start(pid, name="fourth"), ended).join()
     assert ended[2:] == ["third", "fourth"]
-
-
-def test_jobs_may_come_from_any_thread(readers):
-    pool = readers()
-    names = [f"{k}.txt" for k in range(8)]
-
-    def one(name: str) -> Contents:
-        return pool.start(contents, name, content=name.encode(), name=name).result()
-
-    with ThreadPoolExecutor(2) as threads:
-        found = [*threads.map(one, names)]
-    assert [each.pieces[0][0] for each in found] == names and 1 <= len(pool.idle) <= 2
 
 
 def alive(pid: int) -> bool:
