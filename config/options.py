@@ -583,7 +583,7 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset config",
     "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
     "preset",
-    "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
+    "serve": "model agent host port api_key cors allow_host called endpoint served_as device in_flight "
     "chunk_tokens memory_tokens",
     "plan": "model gpu_gib devices card sections explain agent preset lora_rank "
     "tasks_per_step group_size chunk_tokens",
@@ -604,7 +604,7 @@ PANELS: dict[str, str] = {
     "redo_failed constants fixed_order retries seed",
     "What it runs on": "engine dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
-    "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
+    "What a server takes": "waiting body_mib timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
     "thinking not_found templates",
 }
