@@ -98,6 +98,7 @@ def run(config: ServeConfig, how: How) -> None:
         at = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
         say(f"The model {name} answers at {at} with {agent.label}{fits} (Ctrl-C ends it).")
         chats = Chats(service, agent, name, config, key)
+        chats.lanes[0][0].begin(read_request)
         Server(app(chats), config.grace_s, service.stop).run(sockets=[listening])
 
 

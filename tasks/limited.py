@@ -52,6 +52,10 @@ class Readers:
         self.idle: list[Child] = []
         self.working: set[Job] = set()
 
+    def begin(self, function: Callable) -> None:
+        """Begin a child, so that the first job with a function need not wait for it."""
+        self.idle.append(Child(self.mib, function.__module__))
+
     def start(
         self, function: Callable, *arguments, content: bytes | None = None, name: str = ""
     ) -> Job:

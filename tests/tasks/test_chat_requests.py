@@ -145,7 +145,7 @@ def test_without_a_text_it_is_said_what_to_send(messages):
     assert refusal(*messages) == NO_TEXT
 
 
-DATA = "Grüße aus Oslo? ÿþ. " * 9
+DATA = "Grüße aus Oslo? ÿþ > ~. " * 9
 PLAIN = base64.b64encode(DATA.encode()).decode()
 IN_LINES = base64.encodebytes(DATA.encode()).decode()
 
