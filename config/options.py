@@ -458,6 +458,8 @@ class ServeConfig(AnsweringConfig):
     """file that holds the key which clients must send; empty = MEMAGENT_API_KEY, if that is set"""
     cors: tuple[str, ...] = ()
     """origin of web pages that may ask, such as http://localhost:3000; as often as needed"""
+    allow_host: tuple[str, ...] = ()
+    """name by which programs ask, beside localhost, without a key: host.docker.internal"""
     called: str = ""
     """name of the model for clients; empty = the model's own and the agent's"""
     temperature: Annotated[float, NOT_NEGATIVE] = 0.0
@@ -465,15 +467,9 @@ class ServeConfig(AnsweringConfig):
     in_flight: Count = 16
     """requests that are read side by side"""
     waiting: Annotated[int, NOT_NEGATIVE] = 64
-    """requests that wait for that; any more get 429"""
+    """requests that wait for that; any more get 503"""
     body_mib: Count = 64
     """largest body of a request in MiB, files included; larger ones get 413"""
-    bodies_mib: Count = 512
-    """most MiB of bodies and documents that all requests in flight hold; any more get 503"""
-    body_s: Annotated[float, POSITIVE] = 60.0
-    """longest time for a body to come; past it 408"""
-    document_tokens: Count = 2_000_000
-    """most tokens of a document; longer ones get 413"""
     timeout_s: Annotated[float, POSITIVE] = 3600.0
     """longest time from a request to its answer; past it 503"""
     grace_s: Annotated[float, NOT_NEGATIVE] = 30.0
@@ -583,7 +579,7 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset config",
     "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
     "preset",
-    "serve": "model agent host port api_key cors called endpoint served_as device in_flight "
+    "serve": "model agent host port api_key cors allow_host called endpoint served_as device in_flight "
     "chunk_tokens memory_tokens",
     "plan": "model gpu_gib devices card sections agent preset lora_rank "
     "tasks_per_step group_size chunk_tokens",
@@ -604,7 +600,7 @@ PANELS: dict[str, str] = {
     "redo_failed constants fixed_order retries seed",
     "What it runs on": "engine dtype quantise device micro_tokens recompute "
     "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
-    "What a server takes": "waiting body_mib bodies_mib body_s document_tokens timeout_s grace_s",
+    "What a server takes": "waiting body_mib timeout_s grace_s",
     "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
     "thinking not_found templates",
 }

@@ -1,8 +1,8 @@
-"""What clients of an OpenAI-compatible server send: a chat, as a document and a question about it.
+"""What clients of an OpenAI-compatible server send: a chat, as a text and a question about it.
 
-system, user, assistant ..        the document: everything before the last question
+system, user, assistant ..        the text: everything before the last question
 user    [file, text, text]        files and all but the last text belong to it as well
-                      └─────────  the question
+                      └─────────  the question, or a text with its question before or behind it
 """
 
 from __future__ import annotations
@@ -17,14 +17,10 @@ from urllib.parse import unquote, unquote_to_bytes
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from config.errors import UserError, clean, clip
-from tasks.documents import Document, together
+from config.errors import UserError, clip
+from tasks.documents import together
 from tasks.forms import Contents, contents
 
-LONGEST_QUESTION, SHORT = 2000, 300
-"""Characters of a question, and of one that is likelier than a paragraph of a text."""
-BREAK = re.compile(r"\n\s*\n|\n(?=</?\w|```)")
-"""Where a paragraph ends: at a blank line, or before a mark around a text, as in `<document>`."""
 MOST, MOST_STOPS = 100_000, 64
 """Most messages, and most parts of one; most strings at which an answer ends."""
 UNSUPPORTED = (
@@ -33,21 +29,10 @@ UNSUPPORTED = (
 )  # fmt: skip
 """Fields that would change the answer: they may hold nothing but `USUAL`, or what is 0 or empty."""
 USUAL = {"n": 1, "response_format": {"type": "text"}, "modalities": ["text"]}
-
-
-class Refused(Exception):
-    """A request that is not answered: its HTTP status, OpenAI's code, and the field in question."""
-
-    def __init__(self, message: str, param: str | None = None, code=None, status: int = 400):
-        super().__init__(message)
-        self.param, self.code, self.status = param, code, status
-
-    def plain(self) -> dict:
-        """Return it in OpenAI's form."""
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        kind = "server_error" if self.status >= 500 else "invalid_request_error"
-        error = {"message": clip(clean(self), 1000), "type": kinds.get(self.status, kind)}
-        return {"error": error | {"param": self.param, "code": self.code}}
+NO_TEXT = (
+    "There is no text to read: send a text and a question about it, as two messages or as one with "
+    "a blank line between them, or attach a file."
+)
 
 
 # ---------------------------------------------------------------- the body
@@ -104,21 +89,21 @@ class ChatRequest(_Model):
 
     @classmethod
     def parse(cls, body: bytes) -> ChatRequest:
-        """Read a body; Refused, with the field, for whatever is no request that is answered."""
+        """Read a body. UserError, with the field, for whatever is no request that is answered."""
         try:
             request = cls.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
         except ValidationError as error:
             first = error.errors(include_url=False, include_input=False, include_context=False)[0]
             where = ".".join(str(at) for at in first["loc"] if at not in ("str", "list"))
-            what = clip(f"{where}: {first['msg']}".removeprefix(": "), 300)
-            raise Refused(f"{what}.", where or None) from None
+            what = f"{where}: {first['msg']}".removeprefix(": ")
+            raise UserError(f"{clip(what, 300)}.") from None
         others = request.model_extra
         if others.get("tool_choice") == "none":
             others.pop("tools", None)
         for name in UNSUPPORTED:
             if others.get(name) not in (None, 0, [], {}, USUAL.get(name)):
                 why = "one answer is given, a text without log-probs, by the model alone"
-                raise Refused(f"{name} is not supported: {why}.", name, "unsupported_parameter")
+                raise UserError(f"{name} is not supported: {why}.")
         others.clear()
         return request
 
@@ -129,7 +114,41 @@ class ChatRequest(_Model):
         return answer[: min((at for at in found if at >= 0), default=None)]
 
 
-# ---------------------------------------------------------------- the question
+@dataclass(frozen=True, slots=True)
+class Inquiry:
+    """A request whose chat is a text and a question about it."""
+
+    request: ChatRequest  # without its messages
+    text: str
+    question: str
+    source: str = ""  # what was taken for the question, where that was to be chosen
+    remarks: tuple[str, ...] = ()  # on what of the files was not read
+
+
+def read_request(body: bytes) -> Inquiry:
+    """Read a body to its end, files included. UserError for what cannot be read."""
+    request = ChatRequest.parse(body)
+    messages, roles = request.messages, {message.role for message in request.messages}
+    if (role := messages[-1].role) != "user":
+        raise UserError(f"The last message is the {role}'s: it must be a question.")
+    pieces = [
+        _piece(part, number, message.role)
+        for number, message in enumerate(messages, 1)
+        for part in message.parts()
+    ]
+    question, source = take_question([p for p in pieces if p.file or p.text.strip()], len(messages))
+    several = roles - {"system", "developer", "user"}
+    found = []
+    for piece in pieces:
+        if piece.file:
+            found.append((Path(piece.name), 1, piece.file))
+        elif piece.text.strip():
+            who = f"{piece.role.capitalize()}: " if several else ""
+            said = Contents("message", [(f"{who}{piece.text}", piece.message, "")])
+            found.append((Path("the conversation"), 1, said))
+    document = together(found, [file.remark for *_, file in found if file.remark])
+    request = request.model_copy(update={"messages": [Message(role="user")]})
+    return Inquiry(request, document.text, question, source, document.remarks)
 
 
 @dataclass(slots=True)
@@ -143,50 +162,21 @@ class Piece:
     name: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Inquiry:
-    """A document and the question about it."""
-
-    document: Document
-    question: str
-    source: str = ""  # what was taken for the question, where that was to be chosen
-
-    @classmethod
-    def from_chat(cls, request: ChatRequest) -> Inquiry:
-        """Take a chat apart; Refused for what cannot be read, in the reader's own words."""
-        messages, roles = request.messages, {message.role for message in request.messages}
-        if (role := messages[-1].role) != "user":
-            at = f"messages.{len(messages) - 1}"
-            raise Refused(f"The last message is the {role}'s: it must be a question.", at)
-        pieces = [
-            _piece(part, number, message.role, f"messages.{number - 1}.content.{k}")
-            for number, message in enumerate(messages, 1)
-            for k, part in enumerate(message.parts())
-        ]
-        pieces = [piece for piece in pieces if piece.file or piece.text.strip()]
-        question, source = _question(pieces, len(messages))
-        return cls(_document(pieces, roles), question, source)
-
-
-def _piece(part: Part, message: int, role: str, at: str) -> Piece:
+def _piece(part: Part, message: int, role: str) -> Piece:
     if part.type in ("text", "input_text", "output_text") and part.text is not None:
         return Piece(message, role, part.text)
     file = part.file or part
     if file.file_data is None:
         kind = clip(part.type, 50)
-        why = f"A part of the type {kind!r} is not read: give text or a file with file_data."
-        raise Refused(why, at)
-    name = file.filename or "file"
-    try:
-        found = contents(_decoded(file.file_data), name)
-    except UserError as error:
-        raise Refused(str(error), f"{at}.file_data") from None
-    return Piece(message, role, "", found, Path(name).name or "file")
+        raise UserError(
+            f"A part of the type {kind!r} is not read: give text or a file with file_data."
+        )
+    name = Path(file.filename or "file").name or "file"
+    return Piece(message, role, "", contents(_decode(file.file_data), name), name)
 
 
-def _decoded(data: str) -> bytes:
-    """Return the bytes of a data URL or of base64, in lines, url-safe or unpadded as it may be.
-    UserError: it is neither."""
+def _decode(data: str) -> bytes:
+    """Return the bytes of a data URL or of base64, in lines, url-safe or unpadded as it may be."""
     head, _, content = data.partition(",")
     if head[:5].lower() == "data:":
         if not head.lower().endswith(";base64"):
@@ -199,96 +189,146 @@ def _decoded(data: str) -> bytes:
         raise UserError("file_data is not in base64.") from None
 
 
-def _question(pieces: list[Piece], last: int) -> tuple[str, str]:
+# ---------------------------------------------------------------- the question
+
+LONGEST, SHORT, BESIDE = 2000, 300, 40
+"""Characters of a question, and of one that is likelier than a paragraph of a text; words of a
+text on one line of which the question is the last sentence or the first."""
+BREAK = re.compile(
+    r"\n\s*\n|\n(?=</?\w|```|\"\"\"|[-=]{3,}\n)|(?<=\n)(?:```|\"\"\"|[-=]{3,})\n|"
+    r"(?<=>)\n|(?:(?<=</context>)|(?<=</document>)|(?<=</text>))\s*"
+)
+"""Where a paragraph ends: at a blank line, a line drawn, or a mark around a text, as <document>."""
+SENTENCE = re.compile(r"(?<=[.!?。！？])\s+")
+TAGGED = re.compile(r"<(user_query|user_question|question|query|frage)>(.*?)</\1>", re.I | re.S)
+NAME = r"(?:question|query|frage)"
+LABEL = re.compile(
+    rf"^(?:[#*\- ]*(?:(?:the|user|my|user's) )?(?:{NAME}|q)\**: *\**|#+ *{NAME} *\n)\s*",
+    re.I | re.M,
+)
+WRAP = re.compile(r"<(\w+)[^<>]*>(.*)</\1>", re.S)
+TEXT = re.compile(r"\n\W*(?:text|context|document|article|passage|kontext|dokument)\W*[:\n]", re.I)
+ANSWERED = re.compile(r"\n\W*(?:a|answer|antwort)\W*:\s*\S", re.I)
+CUE = re.compile(
+    r"\n[^\w\n]{0,8}(?:\w+ )?(?:answer|antwort|response|a)[*_ ]{0,4}:[*_\s]{0,8}$", re.I
+)
+"""A last line behind which the answer is to stand, as "Helpful Answer:"."""
+ASKS = re.compile(
+    r"\W*(?:who|whom|whose|what|when|where|why|which|how|tell|name|find|list|give|explain|describe|"
+    r"summari[sz]e|sum up|extract|translate|compare|identify|please|wer|wen|wem|was|wann|wo|wohin|"
+    r"woher|warum|welche[rsn]?|wie|nenne|fasse)\b", re.I
+)  # fmt: skip
+INSTRUCTS = re.compile(
+    r"[-*#\d]|\W*(?:you (?:are|act|will|must|should)|you're|act as|be|answer|respond|reply|always|"
+    r"never|don't|do not|use|your|today is|(?:the )?current date|du bist|sie sind)\b", re.I
+)  # fmt: skip
+SPARE, CHAT = (
+    r"(?:title|tags?|follow-?ups?|emoji|quer(?:y|ies))\b",
+    r"(?:chat|conver|session|dialog)",
+)
+BACKGROUND = re.compile(
+    r"### task:.{0,6000}?(?:<chat_history>|autocompletion system)|.{0,200}?\b"
+    r"(?:generate|suggest|create|provide|write|summari[sz]e)\b[^.]{0,80}?\b"
+    rf"(?:{SPARE}.{{0,160}}?\b{CHAT}|{CHAT}[^.]{{0,80}}?\b{SPARE})", re.I | re.S
+)  # fmt: skip
+"""What a chat client asks unseen: the title of a chat, its tags, further questions."""
+
+
+def take_question(pieces: list[Piece], last: int) -> tuple[str, str]:
     """Take the question out of the pieces; return it, and where it stood if that was chosen.
 
     It is the last text of the last message. Of one that is long, or that alone holds the text, it
-    is the last paragraph or, where that one is likelier, the first.
+    is a part. UserError: there is no question, or no text.
     """
-    at = f"messages.{last - 1}"
     texts = [piece for piece in pieces if piece.message == last and not piece.file]
     if not texts:
-        raise Refused("The last message holds no question.", at)
+        raise UserError("The last message holds no question.")
     final, source = texts[-1], ""
-    question = final.text.strip()
-    alone = all(piece is final or piece.role in ("system", "developer") for piece in pieces)
-    if len(question) > LONGEST_QUESTION or (alone and _paragraph(question, -1) != question):
-        question, source = _paragraph(question, -1), "the last paragraph"
-        first = _paragraph(texts[0].text, 0)
-        if _asks(first) > _asks(question):
-            final, question, source = texts[0], first, "the first paragraph"
-        if not _asks(question):
-            why = "neither its last paragraph nor its first one can be a question"
-            raise Refused(f"The last message is long, and {why}.", at)
-    text = final.text.strip()
-    at_end = source != "the first paragraph"
-    final.text = (text.removesuffix(question) if at_end else text.removeprefix(question)).strip()
-    if not any(piece.file or piece.text for piece in pieces):
-        raise Refused("There is no text to read: send the text before the question.", at)
+    if _likely(texts[0].text) > _likely(final.text):
+        final, source = texts[0], "the first part"
+    question, rest = final.text.strip(), ""
+    others = [piece for piece in pieces if piece is not final]
+    alone = all(piece.role in ("system", "developer") and not piece.file for piece in others)
+    if alone and any(BACKGROUND.match(piece.text) for piece in pieces):
+        raise UserError(NO_TEXT)
+    if not source and (alone or len(question) > SHORT):
+        found = split(question)
+        if found and (alone or _likely(found[0]) > 2 or len(question) > LONGEST):
+            question, rest, source = found
+    if len(question) > LONGEST:
+        why = "neither its last paragraph nor its first one can be a question"
+        raise UserError(f"The last message is long, and {why}.")
+    if (wrap := WRAP.fullmatch(rest)) and f"<{wrap[1]}" not in wrap[2]:
+        rest = wrap[2].strip()
+    final.text = rest
+    if (
+        not any(not _instructs(piece) for piece in others)
+        and len(re.findall(r"\w", rest[:99])) < 12
+    ):
+        raise UserError(NO_TEXT)
     return question, source
 
 
-def _asks(words: str) -> int:
-    """Return how likely words are a question: 0 for what is too long or a mark, 3 for what asks."""
-    if len(words) > LONGEST_QUESTION or not re.sub(r"<[^>]*>|\W", "", words):
+def _instructs(piece: Piece) -> bool:
+    """Tell whether a piece only says how to answer, as the system's text of most clients."""
+    if piece.file or piece.role not in ("system", "developer") or len(piece.text) > 2 * LONGEST:
+        return False
+    return all(INSTRUCTS.match(part) for part in BREAK.split(piece.text) if part.strip())
+
+
+def split(text: str) -> tuple[str, str, str] | None:
+    """Return the question in a text, the rest, and where it stood; None if nothing can be one.
+
+    What is marked by <question> or "Question:" goes before paragraphs, and these before sentences.
+    Of what is long no more is looked at than a question's length at either end.
+    """
+    if cue := CUE.search(text[-LONGEST:]):
+        text = text[: cue.start() - min(LONGEST, len(text)) or None].rstrip()
+    head, tail = text[: LONGEST + 99], text[-LONGEST - 99 :]
+    ends = (tail, len(text) - len(tail)), (head, 0)
+    for part, start in ends:
+        if tags := [*TAGGED.finditer(part)]:
+            rest = text[: start + tags[-1].start()], text[start + tags[-1].end() :]
+            return tags[-1][2].strip(), "\n\n".join(rest).strip(), "the tagged words"
+    for part, start in ends:
+        for label in [*LABEL.finditer(part)][-1:] if part is tail else [LABEL.match(head)]:
+            if not label or ANSWERED.search(part[label.end() :][:SHORT]):
+                continue
+            before, words = text[: start + label.start()].strip(), text[start + label.end() :]
+            end = TEXT.search(words) if before else re.search(r"\n", words)
+            question = words[: end.start()] if end else words
+            if question.strip() and (before or end):
+                rest = f"{before}{words[len(question) :]}".strip()
+                return question.strip(), rest, "the words called so"
+    kind, first, last = "paragraph", _paragraph(head, 0), _paragraph(tail, -1)
+    if (first, last) == (head.strip(), tail.strip()):
+        kind, first, last = "sentence", SENTENCE.split(head)[0], SENTENCE.split(tail)[-1]
+        if max(_likely(first), _likely(last)) < 4 or len(head.split()) < BESIDE:
+            return None
+    if _likely(first) > _likely(last):
+        return first, text.removeprefix(first).strip(), f"the first {kind}"
+    return (last, text.removesuffix(last).strip(), f"the last {kind}") if _likely(last) else None
+
+
+def _likely(words: str) -> int:
+    """Return how likely words are a question: 0 for what is too long, a mark or a heading, 4 for
+    what ends as one."""
+    words = words.strip()
+    if (
+        len(words) > LONGEST
+        or not re.sub(r"<[^>]*>|\W", "", words)
+        or TEXT.fullmatch(f"\n{words}\n")
+    ):
         return 0
-    return 3 if re.search(r"\?(?!\w)|[？؟]|[:：]$", words) else 2 if len(words) <= SHORT else 1
+    if re.search(r"[?？؟:：]\W*$", words):
+        return 4
+    asks = ASKS.match(words) or re.search(r"\?(?!\w)|[？؟]", words)
+    return 3 if asks else 2 if len(words) <= SHORT else 1
 
 
 def _paragraph(text: str, at: int) -> str:
-    """Return a text's first (at = 0) or last (-1) paragraph, where there is none its line."""
-    text = text.strip()  # of which no more is looked at: what is longer is no question
-    text = text[: LONGEST_QUESTION + 1] if at == 0 else text[-LONGEST_QUESTION - 1 :]
+    """Return a text's first (at = 0) or last (-1) paragraph, or its line there that asks."""
     parts = BREAK.split(text)
-    return (parts if len(parts) > 1 else text.split("\n"))[at].strip()
-
-
-def _document(pieces: list[Piece], roles: set[str]) -> Document:
-    """Put together what stands beside the question: texts by message, files by name; a text with
-    its speaker where there are several."""
-    several = roles - {"system", "developer", "user"}
-    chat, found = Path("the conversation"), []
-    for piece in pieces:
-        if piece.file:
-            found.append((Path(piece.name), 1, piece.file))
-        elif piece.text:
-            if not found or found[-1][0] != chat:  # texts without a file between them
-                found.append((chat, 1, Contents("message", [])))
-            who = f"{piece.role.capitalize()}: " if several else ""
-            found[-1][2].pieces.append((f"{who}{piece.text}", piece.message, ""))
-    return together(found, [file.remark for *_, file in found if file.remark])
-
-
-# ---------------------------------------------------------------- in a child process
-
-
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a child process says of a body: the request and its inquiry, or what `Refused` holds."""
-
-    request: ChatRequest | None = None
-    inquiry: Inquiry | None = None
-    refused: tuple[str, str | None, str | None, int] | None = None
-
-    def opened(self) -> tuple[ChatRequest, Inquiry]:
-        if self.refused:
-            raise Refused(*self.refused)
-        return self.request, self.inquiry
-
-
-def unserved(name: str, model: str) -> Refused:
-    """Return what is said of a model that a client names and a server does not have."""
-    known = f"The model {clip(name, 100)!r} is not served: {model} is (serve --called names it)."
-    return Refused(known, "model", "model_not_found", 404)
-
-
-def taken(body: bytes, model: str) -> Taken:
-    """Read a body to its end, files included: of the chat nothing comes back but the inquiry."""
-    try:
-        request = ChatRequest.parse(body)
-        if request.model and request.model != model:
-            raise unserved(request.model, model)
-        inquiry = Inquiry.from_chat(request)
-    except Refused as error:
-        return Taken(refused=(str(error), error.param, error.code, error.status))
-    return Taken(request.model_copy(update={"messages": [Message(role="user")]}), inquiry)
+    part = parts[at].strip()
+    line = part.split("\n")[at].strip()
+    return line if len(parts) == 1 or _likely(line) == 4 else part

@@ -1,18 +1,16 @@
-"""What strangers wrote is read in a child process, which limits its own seconds and memory.
+"""What strangers wrote is read in a child process that has so many seconds and so much memory.
 
     parent ── a call as JSON, bytes ──> child   an interpreter of its own, begun when it is needed,
            <── value or error as JSON ──        that reads one thing at a time, and many in turn
 
-The parent ends a child that outlives its seconds, as one may whose signals are blocked. What comes
-back may have been made by a process that hostile data has taken over: it is JSON, and taken for
-what the function says that it returns, or refused.
+Hostile data may have taken the child over: what it says is JSON, and is taken for what the function
+says that it returns, or refused.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
-import os
 import resource
 import signal
 import subprocess
@@ -21,8 +19,9 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib import import_module
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import get_type_hints
 
@@ -30,9 +29,8 @@ from pydantic import TypeAdapter
 
 from config.errors import UserError, clip, first_line
 
-MAIN = "import sys; sys.path[:] = sys.argv[1:]; import tasks.limited as a; a.work()"
-LONGEST_S = 1e6  # that a timer of the system can be set to
-GRACE_S = 5.0  # in which a child ends itself
+MAIN = "import sys; sys.path[:] = sys.argv[4:]; import tasks.limited as a; a.work(*sys.argv[1:4])"
+READY = b"ready"
 LINUX = sys.platform == "linux"
 PR_SET_PDEATHSIG = 1  # of prctl(2)
 
@@ -44,16 +42,19 @@ class OverLimit(UserError):
 class Readers:
     """Child processes that read.
 
-    seconds: that one job may take, by the clock, from the moment at which a child has it. mib: of
-    memory that it may take beyond what it is given; other systems than Linux do not hold a process
-    to that, and the seconds alone remain.
+    seconds: that one job may take, by the clock. mib: of memory that it may take beyond what it is
+    given; other systems than Linux do not hold a process to that, and the seconds alone remain.
     """
 
     def __init__(self, seconds: float, mib: int):
-        self.seconds, self.mib = min(seconds, LONGEST_S), mib
+        self.seconds, self.mib = min(seconds, threading.TIMEOUT_MAX), mib
         self.lock, self.closed = threading.Lock(), False
         self.idle: list[Child] = []
-        self.working: list[Job] = []
+        self.working: set[Job] = set()
+
+    def begin(self, function: Callable) -> None:
+        """Begin a child, so that the first job with a function need not wait for it."""
+        self.idle.append(Child(self.mib, function.__module__))
 
     def start(
         self, function: Callable, *arguments, content: bytes | None = None, name: str = ""
@@ -63,35 +64,48 @@ class Readers:
         It does not block, and may be called from any thread: whoever asks for the job's `result`
         waits. name: what errors call the bytes.
         """
-        call = {
-            "function": (function.__module__, function.__qualname__), "arguments": arguments,
-            "seconds": self.seconds, "mib": self.mib, "name": name,
-            "n": None if content is None else len(content),
-        }  # fmt: skip
-        return Job(
-            self, name, [json.dumps(call).encode() + b"\n", content or b""], returns(function)
-        )
+        return Job(self, function, arguments, content, name)
 
     def close(self) -> None:
         """End all children, those at work at once."""
         with self.lock:
-            self.closed, working = True, [*self.working]
-            for child in self.idle:
+            self.closed = True
+            for child in (*self.idle, *(job.child for job in self.working)):
                 child.kill()
-        for job in working:
-            job.cancel()
 
 
-@dataclass(eq=False)
+class Child:
+    """A process that does jobs."""
+
+    def __init__(self, mib: int, module: str):
+        self.wire, theirs = Pipe()
+        self.ready = False
+        # isolated, so that no file of the working directory is taken for a module; in a group of
+        # its own, so that Ctrl-C reaches the parent alone
+        with theirs:
+            self.process = subprocess.Popen(
+                [sys.executable, "-I", "-c", MAIN, str(theirs.fileno()), str(mib), module, *sys.path],
+                pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            )  # fmt: skip
+
+    def kill(self) -> None:
+        """End the process and wait for its end, which is at once."""
+        self.process.kill()
+        self.process.wait()
+
+
 class Job:
     """One call of a function in a child."""
 
-    readers: Readers
-    name: str
-    call: list[bytes]
-    kind: TypeAdapter
-    child: Child | None = None
-    cancelled: bool = False
+    def __init__(self, readers: Readers, function: Callable, arguments, content, name: str):
+        self.readers, self.function, self.name = readers, function, name
+        self.module = function.__module__
+        where = self.module, function.__qualname__
+        call = {"function": where, "arguments": arguments, "name": name, "n": content is not None}
+        self.call = [json.dumps(call).encode(), content or b""]
+        self.child: Child | None = None
+        self.cancelled = False
 
     def result(self) -> object:
         """Wait for the value.
@@ -99,41 +113,56 @@ class Job:
         Raises the UserError that the function raises; `OverLimit`; a UserError for every other
         exception and for a child that dies; CancelledError.
         """
-        pool, answer = self.readers, Answer("error", True)
+        pool, late, kind, is_last, text = self.readers, threading.Event(), "death", True, b""
         with pool.lock:
             if pool.closed or self.cancelled:
                 raise CancelledError
             while pool.idle and pool.idle[-1].process.poll() is not None:
                 pool.idle.pop()  # the system took it, for its memory
-            self.child = child = pool.idle.pop() if pool.idle else Child()
-            pool.working.append(self)
+            self.child = child = pool.idle.pop() if pool.idle else Child(pool.mib, self.module)
+            pool.working.add(self)
+        watch = threading.Timer(pool.seconds, lambda: (late.set(), child.process.kill()))
+        watch.daemon = True
         try:
+            if not child.ready:  # what it takes to begin is not the data's fault
+                child.ready = child.wire.recv_bytes() == READY
+            watch.start()
+            for part in self.call:
+                child.wire.send_bytes(part)
+            kind, is_last = json.loads(child.wire.recv_bytes(1000))
             # a value that is larger than all the child's memory is none that it has made
-            answer = child.ask(self.call, pool.seconds, max(1 << 16, pool.mib << 20))
+            text = child.wire.recv_bytes(max(1 << 16, pool.mib << 20))
+        except (OSError, EOFError, ValueError, TypeError, RecursionError):
+            kind = "death"
+            with suppress(subprocess.TimeoutExpired):
+                child.process.wait(1.0)
         finally:  # after Ctrl-C as well
+            watch.cancel()
             with pool.lock:
-                pool.working.remove(self)
-                if answer.is_last or pool.closed or self.cancelled:
+                pool.working.discard(self)
+                gone = pool.closed or self.cancelled
+                if kind == "death" or is_last is not False or gone or late.is_set():
                     child.kill()
                 else:
                     pool.idle.append(child)
-        if pool.closed or self.cancelled:
+        if gone:
             raise CancelledError
-        if answer.kind in ("s", "mib"):
-            limit = f"{pool.seconds:g} s" if answer.kind == "s" else f"{pool.mib:,} MiB of memory"
+        if late.is_set() or kind == "mib":
+            limit = f"{pool.mib:,} MiB of memory" if kind == "mib" else f"{pool.seconds:g} s"
             raise OverLimit(
                 f"{self.name} takes more than {limit} to read: such documents are read with a "
-                f"higher --document-{answer.kind}."
+                f"higher --document-{'mib' if kind == 'mib' else 's'}."
             )
-        if answer.kind == "death":
+        if kind == "death":
+            code = child.process.returncode
+            how = signal.Signals(-code).name if code < 0 else f"status {code}"
             raise UserError(
-                f"{self.name} cannot be read: it ends the process that reads it "
-                f"({answer.text.decode()})."
+                f"{self.name} cannot be read: it ends the process that reads it ({how})."
             )
         try:
-            if answer.kind == "value":
-                return self.kind.validate_json(answer.text)
-            message = TypeAdapter(str).validate_json(answer.text)
+            if kind == "value":
+                return returns(self.function).validate_json(text)
+            message = TypeAdapter(str).validate_json(text)
         except ValueError as error:
             raise UserError(f"{self.name} cannot be read: what comes of it is no data.") from error
         raise UserError(message)
@@ -146,58 +175,6 @@ class Job:
                 self.child.kill()
 
 
-@dataclass
-class Answer:
-    """What comes of a call; kind: value, error, death, or the limit that it is over, s or mib."""
-
-    kind: str
-    is_last: bool  # of this child
-    text: bytes = b""
-
-
-class Child:
-    """A process that does jobs."""
-
-    def __init__(self):
-        # isolated, so that no file of the working directory is taken for a module; in a group of
-        # its own, so that Ctrl-C reaches the parent alone
-        self.process = subprocess.Popen(
-            [sys.executable, "-I", "-c", MAIN, *sys.path],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-            process_group=0,
-        )  # fmt: skip
-
-    def ask(self, call: list[bytes], seconds: float, most: int) -> Answer:
-        """Send a call and wait for its answer, of at most so many bytes."""
-        late = threading.Event()
-        watch = threading.Timer(seconds + GRACE_S, lambda: (late.set(), self.process.kill()))
-        watch.daemon = True
-        try:
-            self.process.stdin.writelines(call)
-            self.process.stdin.flush()
-            self.process.stdout.readline(1)  # it is about to begin
-            watch.start()
-            head = json.loads(self.process.stdout.readline(1000))
-            text = self.process.stdout.read(min(head["n"], most))
-            return Answer(head["kind"], head["is_last"] is not False, text)
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(1.0)
-            self.kill()
-        finally:
-            watch.cancel()
-        code = self.process.returncode
-        if late.is_set() or code == -signal.SIGALRM:
-            return Answer("s", True)
-        how = signal.Signals(-code).name if code < 0 else f"status {code}"
-        return Answer("death", True, how.encode())
-
-    def kill(self) -> None:
-        """End the process and wait for its end, which is at once."""
-        self.process.kill()
-        self.process.wait()
-
-
 def returns(function: Callable) -> TypeAdapter:
     """Return what takes JSON for the type that a function returns, and makes it."""
     return TypeAdapter(get_type_hints(function)["return"])
@@ -206,44 +183,37 @@ def returns(function: Callable) -> TypeAdapter:
 # ---------------------------------------------------------------- in the child
 
 
-def work() -> None:
-    """Do jobs from standard input, until it ends."""
+def work(fd: str, mib: str, module: str) -> None:
+    """Do jobs as they come, until the parent is gone."""
     if LINUX:  # this process ends with the one that began it, also amid a long call
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
-    jobs, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
-    nothing = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nothing, 0)
-    os.dup2(nothing, 1)  # what a library prints is no answer
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # it ends a process, also amid a long call
-    begun = 0
-    while line := jobs.readline():
-        call = json.loads(line)
-        module, name = call["function"]
-        function = getattr(import_module(module), name)
-        begun = begun or size()  # what it imports is no growth
-        given = [] if call["n"] is None else [jobs.read(call["n"])]
-        _, hard = before = resource.getrlimit(resource.RLIMIT_AS)
-        if LINUX:
-            limits = min(size() + (call["mib"] << 20), 1 << 62), *before
-            least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
-            resource.setrlimit(resource.RLIMIT_AS, (least, hard))
-        answers.write(b"\n")
-        answers.flush()
-        signal.setitimer(signal.ITIMER_REAL, call["seconds"])
-        kind, text = answer(function, [*given, *call["arguments"]], call["name"])
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        resource.setrlimit(resource.RLIMIT_AS, before)
-        given.clear()
-        # one that has grown is not used again, so that it does not grow on
-        is_last = kind == "mib" or size() - begun > call["mib"] << 18
-        head = {"kind": kind, "is_last": is_last, "n": len(text)}
-        answers.write(json.dumps(head).encode() + b"\n" + text)
-        answers.flush()
+    before, wire, begun, most = resource.getrlimit(resource.RLIMIT_AS), Connection(int(fd)), 0, 0
+    import_module(module)
+    wire.send_bytes(READY)
+    with suppress(EOFError, ConnectionError):
+        while True:
+            call, content = json.loads(wire.recv_bytes()), wire.recv_bytes()
+            module, name = call["function"]
+            function = getattr(import_module(module), name)
+            begun, most = begun or size(), int(mib) << 20  # what it imports is no growth
+            if LINUX:
+                limits = min(size() + most, 1 << 62), *before
+                least = min(limit for limit in limits if limit != resource.RLIM_INFINITY)
+                resource.setrlimit(resource.RLIMIT_AS, (least, before[1]))
+            given = [content, *call["arguments"]] if call["n"] else call["arguments"]
+            del content
+            kind, text = answer(function, given, call["name"])
+            resource.setrlimit(resource.RLIMIT_AS, before)
+            del given
+            # one that has grown is not used again, so that it does not grow on
+            is_last = kind == "mib" or size() - begun > most // 4
+            wire.send_bytes(json.dumps([kind, is_last]).encode())
+            wire.send_bytes(text)
 
 
 def answer(function: Callable, arguments: list, name: str) -> tuple[str, bytes]:
-    """Call a function; return the kind of its answer, and the answer as JSON."""
+    """Call a function; return the kind of its answer (value, error, mib), and it as JSON."""
     try:
         value = returns(function).dump_python(function(*arguments), mode="json")
         return "value", json.dumps(value).encode()

@@ -69,10 +69,10 @@ def told(*words) -> list[dict]:
 
 
 def scripted(monkeypatch, codec, script, window=None):
-    """Answer every prompt but those on trial by a function, whoever is to answer."""
+    """Answer every prompt by a function, whoever is to answer."""
 
     def opened(config, agents, **_):
-        engine = ScriptedEngine(codec, lambda p: script(p) if p.section or p.final else "x")
+        engine = ScriptedEngine(codec, script)
         engine.window = window
         return engine
 
@@ -473,36 +473,21 @@ def test_a_server_that_fails_is_told_of_at_once_and_not_waited_for_long(monkeypa
     monkeypatch.setenv(local.HOST, server.url.split("/")[2])
     asking = ("a.txt", "Where?", "--agent", "memagent", "--name")
     busy, few = (500, {"error": "model is loading"}), "requires more system memory (5.6 GiB)"
-    server.faults = ["", busy, busy]
+    server.faults = [busy, busy]
     printed = run(*asking, "a")
     assert printed.count("HTTP 500: model is loading; trying again.") == 1
     short = (500, {"error": f"model {few} than is there"})
-    server.faults, before = ["", "", short], len(server.bodies)  # the first is on trial
+    server.faults, before = ["", short], len(server.bodies)
     printed = run(*asking, "b", code=2).splitlines()[-1]
-    assert len(server.bodies) == before + 3 and "trying" not in printed
+    assert len(server.bodies) == before + 2 and "trying" not in printed
     assert few in printed and "--served-as" in printed
     server.always = busy
     printed = run(*asking, "c", code=2)
     assert "trying again." in printed and re.search(r"after \d+ tries in \d+ s: HTTP 500", printed)
     text(1200)
-    server.always, before = short, len(server.bodies)  # the trial alone
+    server.always, before = short, len(server.bodies)
     printed = run("a.txt", "Where?", "--agent", "full", code=2)
     assert "--served-as" in printed and len(server.bodies) == before + 1
-
-
-def test_a_server_that_was_named_is_asked_nothing_on_trial(monkeypatch, server):
-    """It may bill for it. An Ollama is warmed up, so that loading is no part of the estimate."""
-    text(1200)
-    for way, asked in (("full", 1), ("memagent", 4)):
-        before = len(server.bodies)
-        run("a.txt", "Where?", "--agent", way, "--endpoint", server.url)
-        assert len(server.bodies) == before + asked
-        before = len(server.bodies)
-        with monkeypatch.context() as patch:
-            as_ollama(patch, server, 32_768)
-            printed = run("a.txt", "Where?", "--agent", way)
-        assert len(server.bodies) > before + asked and " tokens, " in printed
-        assert all(len(words) < 4 * 512 + 64 for words in contents(server, before)[:-asked])
 
 
 def test_what_does_not_fit_a_window_is_asked_anew_in_smaller_sections(server):
@@ -615,54 +600,3 @@ def test_the_estimate_is_measured_and_rounded():
     pages = Document("xx", (Part(0, "a", "page", 1), Part(1, "a", "page", 2)), "a")
     size = commands_ask.estimate(pages, agent, 999, 59, 840)
     assert size == "2 pages, about 999 tokens, 59 sections, about 14 minutes"
-
-
-class Seconds:
-    """A clock that goes when it is told to."""
-
-    def __init__(self):
-        self.now = 0.0
-
-    def perf_counter(self):
-        return self.now
-
-
-@pytest.mark.parametrize("n, rate", [(3000, 200), (3000, 1000), (3000, 1e6), (50, 200), (2, 200)])
-def test_one_prompt_is_estimated_from_its_end_in_less_than_a_second(monkeypatch, codec, n, rate):
-    """Short or long; what the first answer takes longer than the others is no part of it."""
-    clock, asked = Seconds(), []
-    monkeypatch.setattr(commands_ask, "time", clock)
-
-    def script(prompt):
-        asked.append(len(prompt.ids(codec)))
-        clock.now += asked[-1] / rate + (len(asked) == 1)
-        return "x"
-
-    def estimated(agent):
-        agent, task = agent.on(codec), reading(TEXT * n).task
-        ids = agent.sections(task).ids
-        return commands_ask._trial(ScriptedEngine(codec, script), agent, task, ids)
-
-    estimate, tokens = estimated(tiny.agent("full", window=0)), 4 * n
-    assert 0.95 * tokens / rate <= estimate <= 1.3 * tokens / rate + 24 / rate
-    assert 2 <= len(asked) <= 7 and asked == sorted(asked) and max(asked) < 560
-    assert clock.now - 1 < max(1.0, 0.02 * estimate)
-    asked.clear()
-    assert estimated(tiny.agent("memagent")) is None and len(asked) == 1
-
-
-@pytest.mark.parametrize("way", ["memagent", "full", "bm25"])
-def test_loading_and_warming_up_are_no_part_of_the_estimate(monkeypatch, codec, way):
-    text(60)
-    clock = Seconds()
-    monkeypatch.setattr(commands_ask, "time", clock)
-
-    class Cold(ScriptedEngine):
-        def step(self):
-            clock.now += 0.1 if self.generated_tokens else 60
-            return super().step()
-
-    monkeypatch.setattr(commands_ask, "open_reader", lambda *_, **__: Cold(codec, lambda p: "x"))
-    printed = run("a.txt", "Where?", *"--model tiny --chunk-tokens 8".split(), "--agent", way)
-    (line,) = [line for line in printed.splitlines() if " tokens, " in line]
-    assert re.search(r", about [1-4] seconds?$", line), line

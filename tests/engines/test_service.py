@@ -10,10 +10,11 @@ from config.errors import UserError
 from data import Task
 from engines.hf import TransformersEngine
 from engines.scripted import ScriptedEngine
-from engines.service import Begun, Busy, Ended, Job, Service, Stopped
+from engines.service import Ended, Job, Service
 from memagent import Agent, MemAgent, MemAgentConfig, Turn
 from rollout import Sampling, rollout
 from tasks import worlds
+from tokens.codec import Codec
 
 AGENT = MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=6, final_tokens=6))
 
@@ -26,13 +27,11 @@ class Heard:
     """A reading's events, in order, and when it was over."""
 
     def __init__(self, task, agent=AGENT, sampling=Sampling(0.0), seed=0):
-        self.events, self.over, self.begun = [], threading.Event(), threading.Event()
+        self.events, self.over = [], threading.Event()
         self.reading = Job(task, agent, self.tell, sampling, seed)
 
     def tell(self, event):
         self.events.append(event)
-        if isinstance(event, Begun):
-            self.begun.set()
         if isinstance(event, Ended):
             self.over.set()
 
@@ -46,6 +45,17 @@ class Heard:
         return [(str(e.response), e.response_ids) for e in self.events if isinstance(e, Turn)]
 
 
+def begin(service, *tasks):
+    heard = [Heard(one) for one in tasks]
+    for each in heard:
+        service.submit(each.reading)
+    return heard
+
+
+def anna(codec, **how):
+    return Service(ScriptedEngine(codec, lambda prompt: "Anna"), **how)
+
+
 class Gate(ScriptedEngine):
     """Answers nothing until its gate is opened."""
 
@@ -54,9 +64,7 @@ class Gate(ScriptedEngine):
         self.gate, self.dropped = threading.Event(), []
 
     def step(self):
-        if not self.gate.wait(0.002):
-            return []
-        return super().step()
+        return super().step() if self.gate.wait(0.002) else []
 
     def drop(self, key):
         self.dropped.append(key)
@@ -66,7 +74,7 @@ class Gate(ScriptedEngine):
 @pytest.fixture
 def gated(codec):
     engine = Gate(codec)
-    service = Service(engine, in_flight=2, waiting=1)
+    service = Service(engine, in_flight=2)
     yield service
     engine.gate.set()
     service.close()
@@ -80,64 +88,88 @@ def test_each_reading_says_what_it_says_alone_however_many_are_read(codec, polic
         for t in rollout(TransformersEngine(policy, codec), AGENT, [(one, 0)], Sampling(1.0), 3)
     }
     engine = TransformersEngine(policy, codec, max_rows=5, max_cache_tokens=4096, remember=True)
-    service = Service(engine, in_flight=5, waiting=100)
+    service = Service(engine, in_flight=5)
     heard = [Heard(one, sampling=Sampling(1.0), seed=3) for one in tasks]
     threads = [threading.Thread(target=service.submit, args=(h.reading,)) for h in heard]
     for thread in threads:
         thread.start()
     for h, one in zip(heard, tasks, strict=True):
-        assert h.ended == Ended() and isinstance(h.events[0], Begun)
-        assert h.events[0].tokens == len(codec.ids(one.document))
-        assert h.said == alone[one.id]
+        assert h.ended == Ended() and h.said == alone[one.id]
+        assert len(h.reading.sections.ids) == len(codec.ids(one.document))
     assert len({str(said) for said in alone.values()}) == len(tasks)  # or mixing would not show
     service.close()
 
 
-def test_beyond_what_may_wait_a_reading_is_refused_and_a_place_is_free_again(gated):
-    heard, places = [Heard(task(k)) for k in range(4)], [gated.place() for _ in range(4)]
-    for h, place in zip(heard[:3], places[:3], strict=True):
-        place.__enter__()
-        gated.submit(h.reading)
-    assert gated.load == (2, 1)
-    with pytest.raises(Busy):
-        places[3].__enter__()
-    heard[0].begun.wait(HANG_S)
-    gated.cancel(heard[0].reading)
-    places[0].__exit__(None, None, None)
-    with gated.place():  # at once
-        gated.submit(heard[3].reading)
-    until(lambda: len(gated.engine.dropped) == 1)
-    until(heard[2].begun.is_set)  # which had waited
+def test_a_reading_is_given_up_wherever_it_stands(gated):
+    running, other, waits, never = begin(gated, *map(task, range(4)))
+    until(lambda: len(gated._running) == 2)
+    for reading in (running.reading, never.reading, never.reading):  # twice is once
+        gated.cancel(reading)
+    until(lambda: waits.reading in gated._running.values())  # which had waited
+    assert len(gated.engine.dropped) == 1
     gated.engine.gate.set()
-    assert [h.ended for h in heard[1:]] == [Ended()] * 3
-    assert not heard[0].over.is_set()  # it hears no more
-    assert gated.load == (2, 0) and not gated._running
+    assert other.ended == waits.ended == Ended()
+    assert not running.events and not never.events and not gated._running  # they hear no more
 
 
-def test_one_that_waits_can_be_given_up_and_is_never_read(gated):
-    heard = [Heard(task(k)) for k in range(3)]
-    for h in heard:
-        gated.submit(h.reading)
-    heard[0].begun.wait(HANG_S)
-    gated.cancel(heard[2].reading)
-    gated.cancel(heard[2].reading)  # twice is once
-    gated.engine.gate.set()
-    assert heard[0].ended == heard[1].ended == Ended()
-    assert not heard[2].events and not gated.engine.dropped
+LONG_TEXT = "Anna joined Boris. " * 10**4
 
 
-def test_a_document_or_a_prompt_that_is_too_long_says_so(codec):
-    service = Service(ScriptedEngine(codec, lambda prompt: "Anna"), most_tokens=60)
-    long, short = Heard(task(0, 20)), Heard(task(1, 2))
-    service.submit(long.reading)
-    service.submit(short.reading)
-    assert long.ended.too_long and "60 are read at most" in long.ended.error
-    assert len(long.events) == 1 and short.ended == Ended()
+@pytest.mark.parametrize(("document", "encoded"), [
+    ("Anna " * 10_000, 0),  # so many characters have more tokens, whatever they are
+    ("Anna " * 6000, 25_000), ("a" * 30_000, 0),  # without a blank
+    (task(0, 20).document * 9, None),  # as short ones are cut
+])  # fmt: skip
+def test_a_document_that_is_too_long_is_not_encoded_to_its_end(
+    codec, monkeypatch, document, encoded
+):
+    monkeypatch.setattr(Codec, "PART", 1000)
+    monkeypatch.setattr("engines.service.WORD", 20_000)
+    monkeypatch.setattr("engines.service.LONG", 5000 if encoded is not None else 10**6)
+    service, seen, encode = anna(codec, most_tokens=2000 if encoded is not None else 60), [], None
+    encode = Codec.encode
+    monkeypatch.setattr(
+        Codec, "encode", lambda it, text: seen.append(len(text)) or encode(it, text)
+    )
+    long, short = begin(service, Task("a", "?", (), document), task(1, 2))
+    assert long.ended.status == 413 and not long.said and short.ended == Ended()
+    assert encoded is None or sum(seen) - 1000 <= encoded
     service.close()
+
+
+def test_a_long_document_is_cut_beside_the_readings_and_no_further_when_its_client_is_gone(
+    codec, monkeypatch
+):
+    gate, ids = threading.Event(), Codec.ids
+    slow = lambda it, text: (len(text) < 10**5 or gate.wait(HANG_S)) and ids(it, text)  # noqa: E731
+    monkeypatch.setattr(Codec, "ids", slow)
+    service = anna(codec)
+    long, short = begin(service, Task("a", "?", (), LONG_TEXT), task(1))
+    assert short.ended == Ended() and not long.over.is_set()
+    gate.set()
+    assert long.ended == Ended()
+    assert [*long.reading.sections.ids] == [*ids(codec, LONG_TEXT)]
+    monkeypatch.setattr(Codec, "PART", 1000)
+    gone, seen, encode = Heard(Task("b", "?", (), LONG_TEXT + "Clara left.")), [], Codec.encode
+
+    def leave(it, text):
+        if len(text) > 600:
+            service.cancel(gone.reading)
+        seen.append(len(text))
+        return encode(it, text)
+
+    monkeypatch.setattr(Codec, "encode", leave)
+    service.submit(gone.reading)
+    service._cutters.shutdown(wait=True)
+    assert 0 < sum(seen) < 20_000 and not gone.events
+    service.close()
+
+
+def test_a_prompt_that_does_not_fit_ends_its_reading(codec):
     service = Service(TransformersEngine(random_policy(codec, window=64), codec))
     beyond = Heard(task(0, 3), MemAgent(MemAgentConfig(chunk_tokens=24, memory_tokens=64)))
     service.submit(beyond.reading)
-    assert beyond.ended.too_long and "window of 64" in beyond.ended.error
+    assert beyond.ended.status == 413
     service.close()
 
 
@@ -146,42 +178,32 @@ class Broken(Agent):
 
     def run(self, task):
         yield self.prompt("one", 4, section="Anna")
-        raise {"user": UserError("That cannot be read."), "bug": KeyError("x")}[task.id]
+        raise {"user": UserError("That cannot be read."), "bug": KeyError("/home/me/x")}[task.id]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_agent_that_fails_ends_its_own_reading_alone(codec, capsys):
-    service = Service(ScriptedEngine(codec, lambda prompt: "Anna"))
-    user = Heard(Task("user", "q", (), "Anna"), Broken())
-    bug = Heard(Task("bug", "q", (), "Anna"), Broken())
-    other = Heard(task(1))
-    for h in (user, bug, other):
-        service.submit(h.reading)
-    assert user.ended == Ended("That cannot be read.") and other.ended == Ended()
-    assert bug.ended.ours and "KeyError" in bug.ended.error
-    assert "KeyError" in capsys.readouterr().err
-    assert not service.stopped
+    service = anna(codec)
+    user, bug = (Heard(Task(name, "q", (), "Anna"), Broken()) for name in ("user", "bug"))
+    for each in (user, bug):
+        service.submit(each.reading)
+    (other,) = begin(service, task(1))
+    assert user.ended == Ended("That cannot be read.", 400) and other.ended == Ended()
+    assert bug.ended.status == 503 and "/home" not in bug.ended.error  # of who serves
+    assert "KeyError" in capsys.readouterr().err and not service.stopped
     service.close()
 
 
-def test_an_engine_that_fails_ends_all_and_nothing_is_taken_any_more(codec, capsys):
+def test_an_engine_that_fails_and_one_that_is_closed_end_all_that_is_left(codec, capsys):
     def script(prompt):
         raise ZeroDivisionError
 
     service = Service(ScriptedEngine(codec, script))
-    heard = [Heard(task(k)) for k in range(3)]
-    for h in heard:
-        service.submit(h.reading)
-    assert all(h.ended.ours and "ZeroDivisionError" in h.ended.error for h in heard)
+    assert [h.ended.status for h in begin(service, *map(task, range(3)))] == [503] * 3
     assert "ZeroDivisionError" in service.stopped and "Traceback" in capsys.readouterr().err
-    with pytest.raises(Stopped, match="ZeroDivisionError"):
-        service.submit(Heard(task()).reading)
+    assert begin(service, task())[0].ended == Ended(service.stopped, 503)  # none is taken any more
     service.close()
-    service = Service(Gate(codec), in_flight=1)  # closing ends what is left
-    heard = [Heard(task(k)) for k in range(2)]
-    for h in heard:
-        service.submit(h.reading)
+    service = Service(Gate(codec), in_flight=1)
+    heard = begin(service, *map(task, range(2)))
     service.close()
-    assert all("shutting down" in h.ended.error for h in heard)
-    with pytest.raises(Stopped):
-        service.submit(Heard(task()).reading)
+    assert [h.ended.status for h in heard] == [503] * 2

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tasks.chat_requests import Taken, taken
+from tasks.chat_requests import Inquiry, read_request
 
 TEXT, ASK = ({"role": "user", "content": text} for text in ("Anna joined Boris.", "Where is Anna?"))
 
@@ -122,9 +122,9 @@ WIRES: dict[str, Callable[[], bytes]] = {
 }
 
 
-def sleepy(body: bytes, model: str) -> Taken:
+def sleepy(body: bytes) -> Inquiry:
     """Stand for a body that takes for ever, and write down which process it keeps busy."""
     if path := json.loads(body).get("sleeps"):
         Path(path).write_text(str(os.getpid()))
         time.sleep(10**6)
-    return taken(body, model)
+    return read_request(body)
