@@ -8,7 +8,6 @@ What a file that came with data may not name is in `reach`. No torch.
 from __future__ import annotations
 
 import os
-import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
@@ -17,9 +16,9 @@ from pathlib import Path
 
 import suites
 from config import files
-from config.errors import UserError, meant
+from config.errors import UserError, hide_keys, meant
 from config.flags import Given
-from config.foreign import from_json
+from config.foreign import read_json
 from config.options import (
     EMBEDDED,
     PRESETS,
@@ -188,7 +187,7 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
             f"{path} names {what}, {name} {text}, and may have come with data: nothing {never} "
             f"unless you give {flag}."
         )
-        raise UserError(re.sub("//[^/@ ]*@", "//***@", message))  # a password is not shown
+        raise UserError(hide_keys(message))
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -394,7 +393,7 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
     state = path.parent / STATE
     if model and state.exists() and sections.get("run", {}).get("agent") == agent.name:
         try:
-            agent.load_state(from_json(state.read_text(encoding="utf-8")))
+            agent.load_state(read_json(state))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"The agent's state {state} cannot be read: {error}.") from error
     return agent

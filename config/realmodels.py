@@ -1,11 +1,4 @@
-"""What --model may name beside a folder or a hub name: a packaged model, or adapters.
-
-Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `check_model`, `named_folder`, `is_adapter`,
- `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
-here of it (config/machine.py), fetching and converting (models/packaged.py).
-No torch.
-Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
-"""
+"""What --model may name beside a folder or a hub name: a packaged model, or adapters. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
-from config.foreign import check_parts, from_json
+from config.foreign import check_parts, read_json
 from config.options import EMBEDDED, READER, TINY
 
 
@@ -181,8 +174,7 @@ def adapter_config(folder: str | Path) -> dict:
     Returns r, lora_alpha, target_modules (comma-separated) and base_model_name_or_path.
     """
     try:
-        text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
-        saved = from_json(text)
+        saved = read_json(named_folder(folder) / "adapter_config.json")
         targets = saved["target_modules"]
         for name, value in saved.items():
             if not _is_plain(name, value):

@@ -26,7 +26,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictInt, TypeAdapter, 
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
-from config.foreign import FREE, RATIO, flood, from_json, read_data, unpacked
+from config.foreign import FREE, RATIO, flood, from_json, unpacked
 from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
@@ -112,7 +112,7 @@ def _values(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
         rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, file))
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
-    stream = unpacked(file, path) if path.suffix == ".gz" else file
+    stream = unpacked(file, path)
     numbered = enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
     lines = ((n, line) for n, line in numbered if line.strip(BLANK))
     n, line = next(lines, (0, b""))
@@ -188,12 +188,10 @@ def _parse(raw: bytes, where: str | Path) -> object:
 
 def read_json(path: str | Path) -> object:
     """Return the whole of a file (JSON, or .gz of it). UserError: it cannot be read."""
-    return _parse(_content(path), path)
-
-
-def _content(path: str | Path) -> bytes:
-    with _readable(path):
-        return read_data(existing(path))
+    path = existing(path)
+    with _readable(path), path.open("rb") as file:
+        raw = unpacked(file, path).read(LARGEST + 1)
+    return _parse(raw, path)
 
 
 # ---------------------------------------------------------------- what is read of a record
