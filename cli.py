@@ -79,7 +79,7 @@ def _over(config: Path | None, given: dict, **sections: dict) -> list[dict]:
 # ---------------------------------------------------------------- start here
 
 
-@command(app, rich_help_panel=START, examples="demo\ndemo --agent rememr1 --short")
+@command(app, rich_help_panel=START, examples="demo\ndemo --short")
 def demo(
     agent: Annotated[str, typer.Option(help="a name or a file")] = find.DEFAULT,
     short: Annotated[
@@ -220,7 +220,7 @@ def train(
     usual=find.in_force,
     without="reward engine",
     rich_help_panel=TRAIN,
-    examples="sft --steps 3 --name warm\nsft --agent rememr1 --steps 3",
+    examples="sft --steps 3 --name warm\nsft --mistakes 0 --steps 3",
 )
 def sft(ctx: typer.Context, config: Config = None, resume: Resume = False):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
