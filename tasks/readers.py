@@ -177,9 +177,7 @@ def _members(tree: object) -> Iterator[tuple[str, object]]:
 
 
 def _parse(raw: bytes, where: str | Path) -> object:
-    if len(raw) > LARGEST:
-        largest = f"a value of more than {LARGEST >> 20:,} MiB"
-        raise UserError(f"{where} has {largest}: save one record a line.")
+    _check_size(raw, where)
     try:
         return from_json(raw)
     except ValueError as error:  # no JSON, not UTF-8; a number, or a nesting, thousands long
@@ -188,10 +186,21 @@ def _parse(raw: bytes, where: str | Path) -> object:
 
 def read_json(path: str | Path) -> object:
     """Return the whole of a file (JSON, or .gz of it). UserError: it cannot be read."""
+    return _parse(_content(path), path)
+
+
+def _content(path: str | Path) -> bytes:
     path = existing(path)
     with _readable(path), path.open("rb") as file:
         raw = unpacked(file, path).read(LARGEST + 1)
-    return _parse(raw, path)
+    _check_size(raw, path)
+    return raw
+
+
+def _check_size(raw: bytes, where: str | Path) -> None:
+    if len(raw) > LARGEST:
+        largest = f"a value of more than {LARGEST >> 20:,} MiB"
+        raise UserError(f"{where} has {largest}: save one record a line.")
 
 
 # ---------------------------------------------------------------- what is read of a record
