@@ -349,7 +349,7 @@ def _flags_of_stream(given: Given) -> list[type]:
     everyday="name suite path frozen arms epochs batch n model engine endpoint judge seed",
     more=_flags_of_stream,
     rich_help_panel=MEASURE,
-    examples="stream --n 8 --epochs 2\nstream --suite bandit --arms none,memrl",
+    examples="stream --n 8 --epochs 2\nstream --suite bandit --arms none,rag",
 )
 def stream(ctx: typer.Context):
     """Work on a suite's tasks again and again, and compare ways of remembering them."""

@@ -1,4 +1,4 @@
-"""Files: write them whole or not at all, read and write settings as YAML, name the folder of a run."""
+"""Files: write them whole or not at all; settings as YAML; the folder of a run."""
 
 from __future__ import annotations
 

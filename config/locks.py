@@ -1,4 +1,4 @@
-"""One writer at a time of a run, a store or a bank: a lock beside it, which ends with its process."""
+"""One writer at a time of a run, a store or a bank: a lock beside it ends with its process."""
 
 from __future__ import annotations
 

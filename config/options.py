@@ -134,7 +134,7 @@ class TrainConfig(Settings):
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
     """rate of the first step: share = peak / warmup; zero = as in verl, it changes no weight"""
     decay_from: Annotated[float, SHARE, UNFLAGGED] = 1.0
-    """share of the steps after which the rate falls linearly to a tenth of its peak; 1 = constant"""
+    """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
     betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.95)
     """AdamW's betas"""
     weight_decay: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
@@ -179,7 +179,7 @@ class GRPOConfig(TrainConfig):
     rows_per_update: Annotated[Whole, UNFLAGGED] = 0
     """turns per optimizer step, about, instead of updates_per_rollout, which 0 goes by"""
     without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
-    """groups whose advantages are all 0: keep = they count in the normaliser and in KL, as in verl"""
+    """groups whose advantages are all 0: keep = they count in the loss and in KL, as in verl"""
     credit: Annotated[Literal["share", "split"], UNFLAGGED] = "share"
     """advantage of a turn: that of its reading; split = divided by the number of turns"""
     normalisation: Annotated[Literal["mean", "std"], UNFLAGGED] = "std"
@@ -187,7 +187,7 @@ class GRPOConfig(TrainConfig):
     aggregation: Annotated[Literal["token_mean", "turn_mean", "trajectory_mean"], UNFLAGGED] = (
         "token_mean"
     )
-    """average of the token losses: over all tokens of a step, or over turns or readings of theirs"""
+    """average of the token losses: over all tokens, or over turns' or readings' means"""
     alpha: Annotated[Share, UNFLAGGED] = 0.8
     """weight of the outcome's advantage in turns with rewards of their own, which have 1 - alpha"""
     clip_low: Annotated[Share, UNFLAGGED] = 0.2
@@ -204,12 +204,12 @@ class GRPOConfig(TrainConfig):
     """end the run where the sampler is further (KL, k3) from the trainer; 0 = 1e-6 in float32, else
     0.01"""
     turns_per_trajectory: Annotated[Whole, UNFLAGGED] = 0
-    """train on so many update turns of a reading, drawn and weighted up, and on its answer; 0 = all.
-    The rare outcome of a group is always trained whole"""
+    """train on so many update turns of a reading, drawn and weighted up, and on its answer; 0 = all;
+    the rare outcome of a group is trained whole"""
     temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
     """of the rollout and of the trainer's log-probs; a list has one per task length"""
     top_p: Annotated[float, TOP_P, UNFLAGGED] = 1.0
-    """probability mass of the rollout's nucleus; below 1 the sampler is not the trainer's any more"""
+    """probability mass of the rollout's nucleus; below 1 the sampler is no longer the trainer"""
     grow_at: Annotated[float, NUMBER, UNFLAGGED] = 0.9
     """move on to the next task length when the running reward reaches this value"""
     grow_steps: Annotated[Whole, UNFLAGGED] = 5
@@ -237,7 +237,7 @@ class SFTConfig(TrainConfig):
     others: Whole = 3
     """turns of a task that leave the memory as it is, drawn at random; all others are learnt"""
     mistakes: Share = 0.3
-    """share of the tasks in which the memory holds another task's answer, which must be corrected"""
+    """share of the tasks in which the memory holds a wrong answer, which must be corrected"""
     first_token: Annotated[float, POSITIVE] = 6.0
     """weight of a response's first token, which decides whether the memory changes; others: 1"""
 

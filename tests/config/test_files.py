@@ -1,4 +1,4 @@
-"""Files are whole or not there; settings of strangers cost little; a run never leaves its folder."""
+"""Files are whole or not there; settings of strangers cost little; a run stays in its folder."""
 
 import json
 from pathlib import Path
