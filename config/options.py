@@ -204,7 +204,7 @@ class GRPOConfig(TrainConfig):
     """end the run where the sampler is further (KL, k3) from the trainer; 0 = 1e-6 in float32, else
     0.01"""
     turns_per_trajectory: Annotated[Whole, UNFLAGGED] = 0
-    """train on so many update turns of a reading, drawn and weighted up, and on its answer; 0 = all;
+    """train on so many update turns of a reading, drawn and weighted up, and its answer; 0 = all;
     the rare outcome of a group is trained whole"""
     temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
     """of the rollout and of the trainer's log-probs; a list has one per task length"""
