@@ -4,13 +4,11 @@ import csv
 import errno
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import threading
-from dataclasses import asdict
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,7 +22,6 @@ from typer.testing import CliRunner
 import cli
 from agents import find
 from commands import train
-from config import machine
 from config.options import EMBEDDED
 from report.rows import Rows
 from tasks import downloads
@@ -241,52 +238,6 @@ def test_a_path_that_cannot_be_is_one_sentence_whatever_the_command(
             assert len(message) < 2100, line
         assert "Traceback" not in result.output, line
         assert sorted(tmp_path.rglob("*")) == there, line
-
-
-PLANS = {  # words of `plan` -> of its sentence, and what the command that it ends in trains
-    "--model Qwen/Qwen3-4B --card 4090": (
-        "LoRA fits one RTX 4090",
-        {"lora_rank": 32, "recompute": True, "data": "FILE", "lr": 2e-5},
-    ),
-    "--model Qwen/Qwen3-0.6B --lr 3e-6": ("Full fine-tuning fits", {"lr": 3e-6, "lora_rank": 0}),
-    "--model Qwen/Qwen3-8B --card a100 --preset vime --quantise --lora-rank 16": (
-        "QLoRA fits one A100",
-        {"quantise": True, "lora_rank": 16, "rows_per_update": 64},
-    ),
-    "--config R/qwen3-0.6b-24gb.yaml --card l4 --memory-tokens 96 --lora-rank 0 --thinking": (
-        "Full fine-tuning fits one L4",
-        {"data": "hqa/hqa_20.jsonl.gz", "lora_rank": 0, "memory_tokens": 96, "thinking": True},
-    ),
-    "--config R/qwen3-4b-8x80gb-full.yaml": (
-        "Full fine-tuning fits 8 x H100",
-        {"devices": 8, "lora_rank": 0},
-    ),
-}
-
-
-@pytest.mark.parametrize("words", PLANS)
-def test_a_plan_ends_in_a_command_that_trains_what_was_planned(words, monkeypatch, tmp_path):
-    said, trained = PLANS[words]
-    monkeypatch.chdir(tmp_path)
-    Path("FILE").touch()  # that the user is to name
-    for folder in ("hqa", "hqa-dev"):  # of the recipes, whose files `train` looks for
-        Path(folder).mkdir()
-        Path(folder, "hqa_20.jsonl.gz").touch()
-        Path(folder, "hqa_50.jsonl.gz").touch()
-    words = words.replace("R/", f"{Path(cli.__file__).parent}/recipes/")
-    out = run(f"plan {words}")
-    assert said in " ".join(out.split())
-    given = []
-    monkeypatch.setattr(train, "run_and_report", lambda *settings: given.extend(settings[:3]))
-    monkeypatch.setattr(machine, "check_here", lambda run: None)  # no card, and no network
-    run(*shlex.split(out.splitlines()[-1])[2:])
-    settings = {k: v for part in (*given[:2], given[2].config) for k, v in asdict(part).items()}
-    assert {name: settings[name] for name in trained} == trained
-    assert settings["engine"] == "vllm" and settings["model"].startswith("Qwen/")
-
-
-def test_a_plan_names_the_model_or_asks_for_it():
-    assert "Name the model to plan for" in run("plan", code=2)
 
 
 def test_look(own, tmp_path):
