@@ -30,6 +30,7 @@ from config.options import (
     ServeConfig,
     SFTConfig,
     StreamConfig,
+    TrainConfig,
 )
 from config.realmodels import titled
 from config.settings import divide
@@ -68,12 +69,6 @@ def _flags(
     ] = False,
 ):
     """Have the flags of no command."""
-
-
-def _over(config: Path | None, given: dict, **sections: dict) -> list[dict]:
-    """Merge fields by section: of a config file, over them flags."""
-    stored = find.stored_settings(config, given) if config else {}
-    return [stored.get(name, {}) | values for name, values in sections.items()]
 
 
 # ---------------------------------------------------------------- start here
@@ -165,6 +160,43 @@ def serve(ctx: typer.Context, reader: AgentName = ""):
 # ---------------------------------------------------------------- train
 
 
+def _begin_training(
+    given: dict,
+    cls: type[TrainConfig],
+    config: Path | None,
+    preset: str = "default",
+    resume: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Merge the settings of a training, say what it will do, and do it."""
+    from models.policy import check_rate
+
+    section = find.section_of(cls())
+    stored = find.stored_settings(config, given) if config else {}
+    own = zip(("run", section, "agent"), divide(given, RunConfig, cls), strict=True)
+    run, training, agent = [stored.get(name, {}) | values for name, values in own]
+    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
+    if resume:
+        run, training, agent = find.resumed(preset, run, training, agent, section)
+        name = run.get("agent") or name
+    grpo = training if cls is GRPOConfig else {}
+    how, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
+    how = how if cls is GRPOConfig else cls(**training)
+    chosen = find.preset_of(preset, name)
+    run_config = RunConfig(**chosen["run"] | run | {"agent": reader.name})
+    run_config = find.beginning(run_config, reader, resume, typer.echo, dry_run)
+    brought = {} if preset in PRESETS else chosen["grpo"]
+    if "lr" not in brought | training:
+        check_rate(run_config, how)
+    if dry_run:
+        from commands.dryrun import dry_run as run_dry
+
+        return run_dry(run_config, how, reader, typer.echo, resume)
+    from commands.train import run_and_report
+
+    run_and_report(run_config, how, reader, resume, typer.echo)
+
+
 @command(
     app,
     RunConfig,
@@ -187,27 +219,7 @@ def train(
     ] = False,
 ):
     """Train a policy with GRPO; results go to RUNS/NAME."""
-    from models.policy import check_rate
-
-    run, grpo, agent = divide(ctx.obj, RunConfig, GRPOConfig)
-    run, grpo, agent = _over(config, ctx.obj, run=run, grpo=grpo, agent=agent)
-    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
-    if resume:
-        run, grpo, agent = find.resumed(preset, run, grpo, agent)
-        name = run.get("agent") or name
-    grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
-    run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
-    brought = {} if preset in PRESETS else find.preset_of(preset, name)["grpo"]
-    if "lr" not in brought | grpo:
-        check_rate(run_config, grpo_config)
-    if dry_run:
-        from commands.dryrun import dry_run as run_dry
-
-        return run_dry(run_config, grpo_config, reader, typer.echo, resume)
-    from commands.train import run_and_report
-
-    run_and_report(run_config, grpo_config, reader, resume, typer.echo)
+    _begin_training(ctx.obj, GRPOConfig, config, preset, resume, dry_run)
 
 
 @command(
@@ -224,22 +236,7 @@ def train(
 )
 def sft(ctx: typer.Context, config: Config = None, resume: Resume = False):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
-    from models.policy import check_rate
-
-    run, sft, agent = divide(ctx.obj, RunConfig, SFTConfig)
-    run, sft, agent = _over(config, ctx.obj, run=run, sft=sft, agent=agent)
-    if resume:
-        run, sft, agent = find.resumed("default", run, sft, agent, "sft")
-    model = find.starting_point(run)
-    name = run.get("agent") or find.agent_of("default", model, run)
-    reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config, sft_config = RunConfig(**run | {"agent": reader.name}), SFTConfig(**sft)
-    run_config = find.beginning(run_config, reader, resume, typer.echo)
-    if "lr" not in sft:
-        check_rate(run_config, sft_config)
-    from commands.train import run_and_report
-
-    run_and_report(run_config, sft_config, reader, resume, typer.echo)
+    _begin_training(ctx.obj, SFTConfig, config, resume=resume)
 
 
 @command(

@@ -56,13 +56,6 @@ MAY_CHANGE = {
     "agent": set(),
 }  # fmt: skip
 
-# agent, or method of a stream -> its place among the colours of every picture (report/page.css);
-# any other takes what is free
-COLOURS = {
-    "memagent": 0, "trained": 0, "bm25": 1, "full": 2, "rememr1": 3, "memp": 3, "oracle": 4,
-    "reflection": 4, "memrl": 0, "rag": 1, "memupdate": 5, "none": 7,
-}  # fmt: skip
-
 # ---------------------------------------------------------------- agents and presets
 
 FINDER = Finder(Agent, "agents", "AGENT", SHARED, method="run", modules=BASELINES)
