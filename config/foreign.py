@@ -86,7 +86,7 @@ def read_json(path: Path, most: int = PART) -> object:
     or is no JSON; a UserError or an error of the system as of `unpacked`."""
     with path.open("rb") as file:
         text = unpacked(file, path).read(most + 1)
-    if len(text) > most + 1:
+    if len(text) > most:
         raise ValueError(f"it has more than {most >> 20:,} MiB")
     return from_json(text)
 
