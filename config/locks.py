@@ -41,7 +41,7 @@ def writing(path: Path, what: str) -> Iterator[None]:
     try:
         yield
     finally:
-        if True:  # not so in a forked child
+        if os.getpid() == creator:  # not so in a forked child
             mark.unlink(missing_ok=True)  # while it is held: who waits sees that it has gone
             lock.release()
             with suppress(OSError):  # something is in it
