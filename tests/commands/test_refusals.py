@@ -169,7 +169,7 @@ def folder(*names, **contents):
 
 MODELS = {  # files in a folder, what is given as --model (behind the folder), what is said of it
     "a folder that is not there": ({}, "/nowhere", "No model folder at"),
-    "an empty folder": ({"x/": ""}, "/x", "is an empty folder"),
+    "an empty folder": ({"x/": ""}, "/x", "has no config.json"),
     "a pointer for weights": (folder(*WHOLE) | {"model.safetensors": POINTER}, "", "git lfs pull"),
     "a pointer for a part": (
         folder(*WHOLE[:2], "model.safetensors.index.json") | {"model-2.safetensors": POINTER}, "",
@@ -185,8 +185,8 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
     "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
     "pickled as they were trained": (folder(*WHOLE[:2], "consolidated.00.pth"), "", "run code"),
-    "weights of others": (folder(*WHOLE[:2], "tf_model.h5"), "", "not read (tf_model.h5)"),
-    "no weights": (folder(*WHOLE[:2]), "", "has no model.safetensors, only config.json"),
+    "weights of others": (folder(*WHOLE[:2], "tf_model.h5"), "", "has no model.safetensors"),
+    "no weights": (folder(*WHOLE[:2]), "", "has no model.safetensors"),
     "a missing part": (
         folder(*WHOLE[:2], "model-1.safetensors") | {
             "model.safetensors.index.json": '{"weight_map": {"a": "model-1.safetensors", '
@@ -194,12 +194,12 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
         "", "has no model-2.safetensors"),
     "no tokenizer": (folder("config.json", "model.safetensors", "tokenizer_config.json"), "",
                      "has no tokenizer.json"),
-    "a tokenizer alone": (folder("tokenizer.json"), "", "has no config.json, only tokenizer.json"),
-    "weights alone": (folder("model.safetensors"), "", "only model.safetensors"),
-    "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "itself: give"),
+    "a tokenizer alone": (folder("tokenizer.json"), "", "has no config.json"),
+    "weights alone": (folder("model.safetensors"), "", "has no config.json"),
+    "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "give that"),
     "the hub's cache": ({f"snapshots/abc/{name}": "{}" for name in WHOLE}, "", "snapshots/abc"),
     "a GGUF file": ({"a.gguf": "GGUF"}, "/a.gguf", "a.gguf is a file: give a folder"),
-    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "has no config.json, only a.gguf"),
+    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "has no config.json"),
     "a file of weights": ({"model.safetensors": ""}, "/model.safetensors", "is a file: give a"),
 }  # fmt: skip
 PATHS = ("./nowhere", "../nowhere", "/nowhere/x", "~/nowhere", "a/b/c", "a/", "models/nothing",
