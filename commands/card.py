@@ -19,7 +19,7 @@ from pathlib import Path
 from agents import find
 from config.errors import UserError, clean
 from config.files import read_yaml
-from config.foreign import read_json
+from config.foreign import from_json
 from config.options import EMBEDDED, RunConfig
 from config.realmodels import PACKAGED, base_of, is_adapter, named_folder
 from config.terminal import say
@@ -117,7 +117,7 @@ def evaluations_of(
         try:
             stored = read_yaml(path.parent / "config.yaml")
             config, answered = stored.get("eval", {}), stored.get("weights", {}).get("model", "")
-            summary = read_json(path)
+            summary = from_json(path.read_text(encoding="utf-8"))
             unit, metric, cells = summary["unit"], summary["metric"], summary["cells"]
             numbers = [float(cell["temperature"]) for cell in cells]
             numbers += [cell[name] + 0.0 for cell in cells for name in NUMBERS]

@@ -119,7 +119,7 @@ def engines() -> Iterator[Finding]:
 
 def numbers() -> Iterator[Finding]:
     """Check whether the processor computes in bfloat16 by itself, and faster than in float32, and
-    whether bitsandbytes can be imported, for --quantise and optimizer adamw8bit."""
+    whether bitsandbytes can be imported, for --quantise and --optimizer adamw8bit."""
     from models.dtypes import bfloat16_instructions, choose_by_time, product_seconds
     from models.load import import_bitsandbytes
     from models.plan import SIZES
