@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -31,8 +32,12 @@ def writing(path: Path, what: str) -> Iterator[None]:
     lock = FileLock(mark, timeout=0, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
+        mark.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
     except Timeout:
-        raise UserError(f"{what} is being written: wait for that process, or end it.") from None
+        who = "another process"
+        with suppress(FileNotFoundError), mark.open("rb") as file:  # it may have ended by now
+            who = file.read(200).decode(errors="replace") or who
+        raise UserError(f"{what} is being written by {who}: wait for it, or end it.") from None
     except OSError as error:
         if error.errno not in (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP):
             raise

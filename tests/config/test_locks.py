@@ -32,8 +32,9 @@ def writer(path, more="pass"):
     return process
 
 
-def refused(path):
-    with pytest.raises(UserError, match="The run a is being written"), writing(path, "The run a"):
+def refused(path, pid):
+    words = f"The run a is being written by process {pid} on "
+    with pytest.raises(UserError, match=words), writing(path, "The run a"):
         raise AssertionError("two writers")
 
 
@@ -48,19 +49,19 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path, there):
         other = tmp_path / "b"
         other.symlink_to(path)
     with writer(path) as process:
-        refused(other)
-        refused(other)  # whoever was refused has taken nothing away
+        refused(other, process.pid)
+        refused(other, process.pid)  # whoever was refused has taken nothing away
         process.send_signal(signal.SIGKILL)
         process.wait()
         with writing(other, "The run a"):
-            refused(path)  # so is a second writer of the same process
+            refused(path, os.getpid())  # so is a second writer of the same process
     assert {each.name for each in tmp_path.iterdir()} <= {"a", "b"}  # and nothing stays behind
 
 
 def test_an_error_ends_it_and_leaves_no_folder_where_nothing_was_written(tmp_path):
     with pytest.raises(KeyError), writing(tmp_path / "runs/b/a", "The run a"):
         os.close(os.open(tmp_path / "runs/b/.a.writing", os.O_RDONLY))  # as one who copies it
-        refused(tmp_path / "runs/b/a")
+        refused(tmp_path / "runs/b/a", os.getpid())
         with writing(tmp_path / "runs/b/c", "Another"):  # another path is another's
             raise KeyError
     assert not [*tmp_path.iterdir()]
@@ -72,7 +73,7 @@ def test_an_error_ends_it_and_leaves_no_folder_where_nothing_was_written(tmp_pat
 def test_a_child_neither_keeps_it_nor_ends_it(tmp_path):
     left = "if not os.fork(): sys.exit()\n    os.wait()"  # the child has left the block
     with writer(tmp_path / "a", left) as process:
-        refused(tmp_path / "a")
+        refused(tmp_path / "a", process.pid)
         process.stdin.close()
     waits = "if os.fork(): signal.pause()"  # and the child says that it is there
     with writer(tmp_path / "a", f"import signal\n    {waits}") as process:
