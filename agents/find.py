@@ -8,20 +8,21 @@ What a file that came with data may not name is in `reach`. No torch.
 from __future__ import annotations
 
 import os
-import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from functools import cache, partial
 from pathlib import Path
 
 import suites
-from config import files, options
-from config.errors import UserError, meant
-from config.flags import Panels, given_in
-from config.foreign import from_json
+from config import files
+from config.errors import UserError, hide_keys, meant
+from config.flags import Given
+from config.foreign import read_json
 from config.options import (
     EMBEDDED,
+    PRESETS,
+    READER,
     AskConfig,
     EvalConfig,
     GRPOConfig,
@@ -31,7 +32,6 @@ from config.options import (
     without_url,
 )
 from config.plugins import Finder, is_path
-from config.presets import PRESETS
 from config.realmodels import check_model, is_adapter, settings_folder, titled
 from config.settings import from_yaml, hints_of
 from memagent import Agent
@@ -54,13 +54,6 @@ MAY_CHANGE = {
     "grpo": {"steps", "micro_tokens", "in_flight", "recompute", "max_mismatch"},
     "sft": {"steps", "micro_tokens", "in_flight", "recompute"},
     "agent": set(),
-}  # fmt: skip
-
-# agent, or method of a stream -> its place among the colours of every picture (report/page.css);
-# any other takes what is free
-COLOURS = {
-    "memagent": 0, "trained": 0, "bm25": 1, "full": 2, "rememr1": 3, "memp": 3, "oracle": 4,
-    "reflection": 4, "memrl": 0, "rag": 1, "memupdate": 5, "none": 7,
 }  # fmt: skip
 
 # ---------------------------------------------------------------- agents and presets
@@ -187,7 +180,7 @@ def check_reach(path: Path, fields: Mapping, given: Mapping[str, object]) -> Non
             f"{path} names {what}, {name} {text}, and may have come with data: nothing {never} "
             f"unless you give {flag}."
         )
-        raise UserError(re.sub("//[^/@ ]*@", "//***@", message))  # a password is not shown
+        raise UserError(hide_keys(message))
 
 
 def stored_settings(path: Path, given: Mapping[str, object] | None = {}) -> dict[str, dict]:
@@ -393,7 +386,7 @@ def with_state(agent: Agent, model: str | Path | None) -> Agent:
     state = path.parent / STATE
     if model and state.exists() and sections.get("run", {}).get("agent") == agent.name:
         try:
-            agent.load_state(from_json(state.read_text(encoding="utf-8")))
+            agent.load_state(read_json(state))
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise UserError(f"The agent's state {state} cannot be read: {error}.") from error
     return agent
@@ -483,7 +476,7 @@ def check_trained(folder: Path, step: int | None = None, out: Path | None = None
 # ---------------------------------------------------------------- flags
 
 
-def _begun_by(given: Mapping[str, str]) -> tuple[Path, dict[str, dict]]:
+def _begun_by(given: Given) -> tuple[Path, dict[str, dict]]:
     """Return the file of settings that a command line goes on from, and its sections: its
     --config, or of the run that is resumed."""
     if "resume" in given and "name" in given:
@@ -493,13 +486,9 @@ def _begun_by(given: Mapping[str, str]) -> tuple[Path, dict[str, dict]]:
     return path, stored_settings(path, None) if "config" in given else {}
 
 
-def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
-    """Return the agents that a command line is about, before its flags are known.
-
-    Those of --agent or --agents, else of the --config, the run that is resumed, the --preset or the
-    --model.
-    """
-    given = given_in(arguments)
+def agents_of(given: Given, flag: str = "agent") -> list[str]:
+    """Return the agents that a command line is about: those that it names, else those of its
+    --config, of the run that is resumed, of the --preset or the --model."""
     path, stored = _begun_by(given)
     begun_with = stored.get("eval", {}).get("agents") or stored.get("run", {}).get("agent")
     if "agent" in given or "agents" in given:
@@ -516,18 +505,20 @@ def agents_of(arguments: Sequence[str], flag: str = "agent") -> list[str]:
     return [plain for name in found if (plain := name.partition("@")[0])]
 
 
+def classes(given: Given, flag: str = "agent") -> list[type]:
+    """Return the settings classes of `agents_of`, whose fields are flags too."""
+    return [find(name).Config for name in agents_of(given, flag)]
+
+
 def in_force(
-    arguments: Sequence[str],
-    flag: str = "agent",
-    usual: str | Path = EMBEDDED,
-    training: bool = False,
+    given: Given, flag: str = "agent", usual: str | Path = EMBEDDED, training: bool = False
 ) -> dict[str, object]:
     """Return the values that the settings of a command line have where no flag says otherwise.
 
     flag: the one that names agents. usual: the model that answers where none is named. training:
     whether those of GRPO are among them.
     """
-    given, agents = given_in(arguments), agents_of(arguments, flag)
+    agents = agents_of(given, flag)
     stored = {n: v for values in _begun_by(given)[1].values() for n, v in values.items()}
     run = stored | given
     model = run.get("model") or (None if run.get("endpoint") else usual)
@@ -540,47 +531,20 @@ def in_force(
     return fields | asdict(_config(kind, of_model(model) | preset["agent"])) | stored
 
 
-in_training = partial(in_force, training=True)
-in_evaluation = partial(in_force, flag="agents")
-in_reading = partial(in_force, usual=options.READER)
+in_reading = partial(in_force, usual=READER)
 
 
-def _panel(name: str) -> tuple[str, type, int]:
-    return f"The agent {find(name).name}", find(name).Config, -1
-
-
-def own_flags(arguments: Sequence[str], flag: str = "agent") -> Panels:
-    """Return the settings classes of the agents of a command line, each with the title of its
-    panel."""
-    return [_panel(name) for name in agents_of(arguments, flag)]
-
-
-def _evaluation_in(arguments: Sequence[str]) -> dict[str, object]:
-    """Return the settings of the evaluation that a command line is about, texts as they are given:
-    those of the --config, over them the flags."""
-    given = given_in(arguments)
+def classes_of_evaluation(given: Given) -> list[type]:
+    """Return the settings classes of the agents that an evaluation asks and of its suite, if one is
+    named by --suite or --data or in the --config."""
     path, stored = _begun_by(given)
     if "eval" not in stored and {"grpo", "sft"} & stored.keys():
         raise UserError(f"{path} is of a training: evaluate what it has left, --model RUN/model.")
     evaluation = stored.get("eval", {})
     check_reach(path, {"suite": evaluation.get("suite", "")}, given)
     data = {"data": tuple(given["data"].split(","))} if "data" in given else {}
-    return evaluation | given | data
-
-
-def flags_of_evaluation(arguments: Sequence[str]) -> Panels:
-    """Return those of `own_flags`, of the agents that an evaluation asks unless told otherwise, and
-    of its suite, if one is named: by --suite or --data, else in the --config."""
-    evaluation = _evaluation_in(arguments)
-    defaults = () if "agents" in given_in(arguments) else EvalConfig().agents[1:]
-    named = "suite" in evaluation or "data" in evaluation
-    suite = [suites.panel(suites.name_of(evaluation))] if named else []
-    return [*own_flags(arguments, "agents"), *map(_panel, defaults), *suite]
-
-
-def unused_in_evaluation(arguments: Sequence[str]) -> list[str]:
-    """Return the settings that mean nothing to the evaluation of a command line: those of engines
-    that it does not use, and of weights that no agent has."""
-    evaluation = _evaluation_in(arguments)
-    served = ["served_as", "chat"] if not evaluation.get("endpoint") else []
-    return served + ["untrained"] * ("@untrained" not in str(evaluation.get("agents")))
+    evaluation = evaluation | given | data
+    usual = () if "agents" in given else EvalConfig().agents[1:]
+    named = {"suite", "data"} & evaluation.keys()
+    suite = [suites.find(suites.name_of(evaluation))] if named else []
+    return [*classes(given, "agents"), *(find(name).Config for name in usual), *suite]

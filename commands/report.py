@@ -1,6 +1,6 @@
 """Write the page of a run anew, at any time, or one of several evaluations side by side.
 
-Holds: `report_command`, `report`, `print_comparison`. Leaves out: the pages (report/page.py,
+Holds: `write_pages`, `report`, `print_comparison`. Leaves out: the pages (report/page.py,
 report/streams.py), what is compared and how (report/compare.py), what a folder holds
 (report/folder.py), whether a run goes on (report/status.py).
 Exercise it: `python cli.py report runs/demo`. Read next: report/folder.py.
@@ -11,49 +11,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from config.errors import UserError, clean
-from config.files import found_run, replacing_output
-from config.flags import command
+from config.files import replacing_output
 from config.locks import is_written
 from config.terminal import console, say
 from data import extract_answer
 
 
-def report_command(app: typer.Typer) -> None:
-    """Register the command."""
+def write_pages(runs: Sequence[Path], open_it: bool = False, out: Path | None = None) -> None:
+    """Write the page of a run, or one of several evaluations, and say where it is."""
+    from report.folder import show_next
 
-    @command(app, name="report")
-    def _report(
-        runs: Annotated[
-            list[Path],
-            typer.Argument(metavar="RUN...", help="a run, by its name or its folder; the first of "
-                           "several evaluations is compared with each other one"),
-        ],
-        open_it: Annotated[bool, typer.Option("--open", help="then show it in a browser")] = False,
-        out: Annotated[
-            Path | None,
-            typer.Option(help="the page of several; default: compare-NAME-NAME.html beside the "
-                         "first run"),
-        ] = None,
-    ):  # fmt: skip
-        """Write the page of any run, RUN/report.html, or put several evaluations side by side."""
-        from report.folder import show_next
-
-        first, *others = [found_run(run) for run in runs]
-        if others:
-            path = print_comparison([first, *others], out)
-        elif out:
-            raise UserError(f"--out is for several evaluations: a run has its page in {first}.")
-        else:
-            path = report(first)
-        typer.echo(f"The page is {path}.")
-        if open_it:
-            typer.launch(path.resolve().as_uri())
-        show_next(first)
+    first, *others = runs
+    if others:
+        path = print_comparison(runs, out)
+    elif out:
+        raise UserError(f"--out is for several evaluations: a run has its page in {first}.")
+    else:
+        path = report(first)
+    say(f"The page is {path}.")
+    if open_it:
+        typer.launch(path.resolve().as_uri())
+    show_next(first)
 
 
 def print_comparison(folders: Sequence[Path], out: Path | None = None) -> Path:

@@ -1,10 +1,4 @@
-"""One exception for the mistakes of a user, and text that is safe to print.
-
-Holds: `UserError`, `Unshown`, `AgentError`, `ServerFailed`, `Stopped`, `kept`, `clean`,
-`clip`, `first_line`, `meant`, `alone`, `loading`, `show_traceback`.
-Leaves out: files (config/files.py).
-Exercise it: `pytest tests/tokens`. Read next: config/files.py.
-"""
+"""One exception for the mistakes of a user, and text that is safe to print."""
 
 from __future__ import annotations
 
@@ -16,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from difflib import get_close_matches
 
-debugging = False
-"""Whether the command line has --debug."""
+debugging = False  # whether the command line has --debug
 
 
 def show_traceback() -> None:
@@ -46,8 +39,8 @@ class AgentError(UserError):
 
 
 class ServerFailed(UserError):
-    """An embedder, a judge or another server that did not do what it was asked, also after some
-    tries: the policy is not to blame, and what needed it may be begun anew."""
+    """An embedder, a judge or another server failed, also after some tries: the policy is not to
+    blame, and what needed it may be begun anew."""
 
 
 class Stopped(BaseException):
@@ -85,9 +78,19 @@ def clip(text: str, characters: int) -> str:
     return f"{head} [… {left_out:,} characters left out …] {tail}"
 
 
+def hide_keys(text: str) -> str:
+    """Mask what stands before the host of an address: a user and a password."""
+    return re.sub("//[^/@ ]*@", "//***@", text)
+
+
 def first_line(error: BaseException) -> str:
     """Return the first line of an error's message, without its final full stop."""
     return str(error).partition("\n")[0].rstrip(". ")
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception in one line, without its final full stop."""
+    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
 
 
 def meant(word: str, choices: Iterable[str]) -> str:
@@ -107,9 +110,8 @@ _LOADS = threading.RLock()
 def alone() -> Iterator[None]:
     """Let one thread at a time load or import, in a block or in a function that this decorates.
 
-    transformers replaces functions of its own while it loads a model (such as
-    PreTrainedModel.tie_weights): loads that overlap restore each other's replacements, and every
-    later one of the process fails.
+    While it loads a model transformers replaces functions of its own: loads that overlap restore
+    each other's replacements, and every later one of the process fails.
     """
     with _LOADS:
         yield
@@ -117,11 +119,8 @@ def alone() -> Iterator[None]:
 
 @contextmanager
 def loading(what: str) -> Iterator[None]:
-    """Turn any exception of a library that loads a user's files into a UserError, `alone`; mute its
-    log and its progress meanwhile.
-
-    On damaged files transformers and tokenizers raise KeyError, TypeError, a plain Exception, ...
-    """
+    """Turn whatever a library raises on a user's damaged files into a UserError, `alone`; mute its
+    log and its progress meanwhile."""
     with alone():
         from transformers.utils import logging
 
@@ -133,9 +132,7 @@ def loading(what: str) -> Iterator[None]:
         except UserError:
             raise
         except Exception as error:
-            reason = " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
-            reason = reason if len(reason) < 300 else reason[:299] + "…"
-            raise UserError(f"{what} cannot be loaded ({reason}).") from error
+            raise UserError(f"{what} cannot be loaded ({clip(one_line(error), 300)}).") from error
         finally:
             logging.set_verbosity(verbosity)
             if shown:

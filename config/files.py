@@ -1,10 +1,4 @@
-"""Files: write them whole or not at all, read and write settings as YAML, name the folder of a run.
-
-Holds: `content`, `sync`, `replacing`, `making_folder`, `replacing_output`, `is_file`,
-`make_folder`, `check_folder`, `found_run`, `dump`, `read_yaml`, `settings_in`, `typed`, `run_path`.
-Leaves out: the settings (config/options.py).
-Exercise it: `pytest tests/config`. Read next: config/options.py.
-"""
+"""Files: write them whole or not at all; settings as YAML; the folder of a run."""
 
 from __future__ import annotations
 
@@ -33,10 +27,12 @@ def is_file(path: str | Path) -> bool:
     except (FileNotFoundError, NotADirectoryError):
         return False
     except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        name = clip(str(path), 200)
-        raise UserError(f"{name} cannot be read: {reason}.") from error
+        raise UserError(f"{clip(str(path), 200)} cannot be read: {_reason(error)}.") from error
     return Path(path).is_file()
+
+
+def _reason(error: Exception) -> str:
+    return error.strerror or str(error) if isinstance(error, OSError) else str(error)
 
 
 def content(path: str | Path) -> str:
@@ -84,10 +80,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def making_folder(path: Path) -> Iterator[Path]:
-    """Yield a new temporary folder beside `path`, and rename it to `path` if the block succeeds.
-
-    Nothing may be at `path` by then. What the block has left is removed where it fails.
-    """
+    """Yield a new temporary folder beside `path`, and rename it to `path`, where nothing may be, if
+    the block succeeds. What the block has left is removed where it fails."""
     temporary = Path(tempfile.mkdtemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent))
     try:
         yield temporary
@@ -100,8 +94,6 @@ def making_folder(path: Path) -> Iterator[Path]:
 @contextmanager
 def replacing_output(path: Path) -> Iterator[Path]:
     """Do as `replacing` for a path given by the user: errors of the system become UserErrors."""
-    if not path.parent.is_dir():
-        raise UserError(f"{path} cannot be written: there is no folder {path.parent}.")
     try:
         with replacing(path) as temporary:
             yield temporary
@@ -117,53 +109,10 @@ def make_folder(path: Path) -> None:
         raise UserError(f"The folder {path} cannot be made: {error.strerror}.") from error
 
 
-def check_folder(folder: Path, resume: bool) -> None:
-    """Refuse a folder where a run's results cannot lie, or where another run's are."""
-    try:
-        if folder.exists() and not resume:
-            raise UserError(
-                f"The run {folder} is there already: give another --name, "
-                "or go on with it by --resume."
-            )
-        if resume and not folder.exists():
-            raise UserError(f"There is no run {folder} to resume.{near_run(folder, 'metrics.csv')}")
-    except OSError as error:
-        raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
-
-
-def name_or_now(name: str) -> str:
-    """Return the name of a run: the one given, else date and time."""
-    return name or datetime.now().strftime("%Y%m%d-%H%M%S")
-
-
-def found_run(path: Path, holding: str = "") -> Path:
-    """Return what a command is to look at: the run of this name in runs/, else the path itself.
-
-    UserError: there is neither; a run of a like name is offered if it has the file `holding`.
-    """
-    named = Path("runs", path)
-    places = (named, path) if len(path.parts) == 1 else (path, named)  # the repository has folders
-    if place := next(filter(os.path.exists, places), None):
-        return place
-    raise UserError(
-        f"There is no {path}, and no run of this name in runs.{near_run(path, holding)}"
-    )
-
-
-def near_run(folder: Path, holding: str = "") -> str:
-    """Ask whether a run of a like name is meant, beside a folder or in runs/; "" of none.
-
-    holding: a file that it has to have.
-    """
-    places = {Path("runs", folder).parent, folder.parent if folder.parent.name else Path("runs")}
-    places = sorted(filter(os.path.isdir, places))
-    runs = (path for place in places for path in place.glob("*") if path.is_dir())
-    beside = {path.name: path for path in runs if (path / holding).exists()}
-    near = get_close_matches(folder.name, [*beside], n=1)
-    return "".join(f" Did you mean {beside[name]}?" for name in near)
-
-
 # ---------------------------------------------------------------- settings as YAML
+
+SETTINGS = 1 << 16  # most bytes of a file of settings
+NESTED = 20  # most lists and sections within each other
 
 
 def dump(path: Path, **sections) -> None:
@@ -185,17 +134,11 @@ def dump(path: Path, **sections) -> None:
         temporary.write_text(text, encoding="utf-8")
 
 
-SETTINGS = 1 << 16
-"""Most bytes of a file of settings."""
-NESTED = 20  # most lists and sections within each other
-
-
 def read_yaml(path: str | Path) -> dict:
     """Read a YAML file of sections. UserError if it cannot be read or holds something else."""
     try:
         with Path(path).open("rb") as file:
-            text = file.read(SETTINGS + 1).decode()
-        data = settings_in(text)
+            data = settings_in(file.read(SETTINGS + 1).decode())
     except OSError as error:
         raise UserError(f"The settings {path} cannot be read: {error.strerror}.") from error
     except ValueError as error:  # also: not UTF-8
@@ -261,16 +204,14 @@ def typed(data: dict, path: str | Path, **sections: type | Mapping[str, object])
             raise UserError(f"{path} has an unknown section {section!r}; known are {names}.")
         if not isinstance(values, dict | None):
             raise UserError(f"{path}: {section} must be a section of settings, not {values!r}.")
-        known = sections[section]
+        known, values, found[section] = sections[section], values or {}, {}
         hints = known if isinstance(known, Mapping) else hints_of(known)
-        found[section] = {}
-        for name, value in (values or {}).items():
-            if name not in hints:
-                if is_gone(name, value, f"{path}: {section}", values):
-                    continue
+        for name, value in values.items():
+            if name in hints:
+                found[section][name] = from_yaml(value, hints[name], f"{path}: {section}.{name}")
+            elif not is_gone(name, value, f"{path}: {section}", values):
                 names = ", ".join(hints)
                 raise UserError(f"{path}: {section} has no setting {name!r}; known are {names}.")
-            found[section][name] = from_yaml(value, hints[name], f"{path}: {section}.{name}")
     return found
 
 
@@ -291,10 +232,52 @@ def run_path(runs: str, name: str) -> Path:
         for part in Path(name).parts:
             Path(os.sep, part).exists()
     except (OSError, RuntimeError, ValueError) as error:  # links in a loop; a NUL byte
-        loop = "its links go round in a circle" if isinstance(error, RuntimeError) else str(error)
-        reason = getattr(error, "strerror", None) or loop
         where = clip(str(folder), 200)
-        raise UserError(f"The folder {where} cannot be there: {reason}.") from error
+        raise UserError(f"The folder {where} cannot be there: {_reason(error)}.") from error
     if not inside:
         raise UserError(f"--name must be the name of a folder inside {runs}, not {name!r}.")
     return folder
+
+
+def check_folder(folder: Path, resume: bool) -> None:
+    """Refuse a folder where another run's results are, or one to resume that is not there."""
+    try:
+        if folder.exists() and not resume:
+            raise UserError(
+                f"The run {folder} is there already: give another --name, "
+                "or go on with it by --resume."
+            )
+        if resume and not folder.exists():
+            raise UserError(f"There is no run {folder} to resume.{near_run(folder, 'metrics.csv')}")
+    except OSError as error:
+        raise UserError(f"The run {folder} cannot be there: {error.strerror}.") from error
+
+
+def name_or_now(name: str) -> str:
+    """Return the name of a run: the one given, else date and time."""
+    return name or datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def found_run(path: Path, holding: str = "") -> Path:
+    """Return what a command is to look at: the run of this name in runs/, else the path itself.
+
+    UserError: there is neither; a run of a like name is offered if it has the file `holding`.
+    """
+    named = Path("runs", path)
+    places = (named, path) if len(path.parts) == 1 else (path, named)  # the repository has folders
+    if place := next(filter(os.path.exists, places), None):
+        return place
+    near = near_run(path, holding)
+    raise UserError(f"There is no {path}, and no run of this name in runs.{near}")
+
+
+def near_run(folder: Path, holding: str = "") -> str:
+    """Ask whether a run of a like name is meant, beside a folder or in runs/; "" of none.
+
+    holding: a file that it has to have.
+    """
+    places = {Path("runs", folder).parent, folder.parent if folder.parent.name else Path("runs")}
+    runs = (path for place in sorted(filter(os.path.isdir, places)) for path in place.glob("*/"))
+    beside = {path.name: path for path in runs if (path / holding).exists()}
+    near = get_close_matches(folder.name, [*beside], n=1)
+    return "".join(f" Did you mean {beside[name]}?" for name in near)

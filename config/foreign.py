@@ -1,8 +1,7 @@
-"""Files that came from elsewhere: what is packed may not unpack to a flood, nor JSON be an abyss.
+"""The one reader of JSON, JSON lines and gz of files that came from elsewhere: run, model and data.
 
-Holds: `flood`, `unpacked`, `check_parts`, `read_data`, `from_json`. Leaves out: settings
-(config/files.py), documents (tasks/forms.py), chat templates (tokens/chat_templates.py).
-Exercise it: `pytest tests/hostile/test_bombs.py`. Read next: config/files.py.
+What is packed may not unpack to a flood, a file may not be larger than its kind can be, and JSON
+may not be an abyss. Settings are read by config/files.py, documents by tasks/forms.py.
 """
 
 from __future__ import annotations
@@ -21,6 +20,19 @@ FREE = 1 << 24
 RATIO = 400
 """Most bytes that are unpacked from one, beyond `FREE`: gzip makes 1,030 of zeros, 290 of RULER's
 haystacks, whose sentences repeat, and less than 20 of any other text."""
+PART = 1 << 26
+"""Most bytes of a file beside a model's weights; the largest published tokenizers have 35 MB."""
+PARTS = (
+    "added_tokens",
+    "chat_template",
+    "config",
+    "generation_config",
+    "merges",
+    "special_tokens",
+    "spiece",
+    "tokenizer",
+    "vocab",
+)
 
 
 def flood(name: str | Path) -> UserError:
@@ -32,10 +44,11 @@ def flood(name: str | Path) -> UserError:
 
 
 class _Unpacked(io.RawIOBase):
-    """What a stream unpacks, as long as that is in proportion to what has been read for it."""
+    """What a file of gzip unpacks to, as long as that is in proportion to what is read for it."""
 
-    def __init__(self, packed: BinaryIO, stream: BinaryIO, name: str | Path):
-        self.packed, self.stream, self.name = packed, stream, name
+    def __init__(self, packed: BinaryIO, name: str | Path):
+        self.packed, self.name = packed, name
+        self.stream = gzip.GzipFile(fileobj=packed)
         self.start, self.size = packed.tell(), 0
 
     def readable(self) -> bool:
@@ -50,33 +63,32 @@ class _Unpacked(io.RawIOBase):
         return len(data)
 
 
-def unpacked(
-    packed: BinaryIO, name: str | Path, stream: BinaryIO | None = None
-) -> io.BufferedReader:
-    """Return what a file unpacks to, read as it is asked for.
+def unpacked(file: BinaryIO, name: str | Path) -> BinaryIO:
+    """Return a file as it is, or if its name ends in .gz what it unpacks to, as it is asked for.
 
-    name: of the file, for errors. stream: what unpacks it; gzip if None. Reading raises a UserError
-    where the file unpacks to far more than it holds, else what `stream` raises.
+    Reading that raises a UserError for a flood, else what gzip does: OSError, EOFError, zlib.error.
     """
-    stream = stream or gzip.GzipFile(fileobj=packed)
-    return io.BufferedReader(_Unpacked(packed, stream, name), 1 << 16)
+    if Path(name).suffix != ".gz":
+        return file
+    return io.BufferedReader(_Unpacked(file, name), 1 << 16)
 
 
-def read_data(path: Path) -> bytes:
-    """Return the bytes of a file, of a .gz what it unpacks to.
+def from_json(text: str | bytes) -> object:
+    """Parse JSON. ValueError: it is none, or it is nested too deep to be read."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
-    UserError as of `unpacked`; OSError, EOFError and zlib.error where it cannot be read.
-    """
+
+def read_json(path: Path, most: int = PART) -> object:
+    """Read a file of JSON, or .gz of it, that has at most so many bytes. ValueError: it has more,
+    or is no JSON; a UserError or an error of the system as of `unpacked`."""
     with path.open("rb") as file:
-        return (unpacked(file, path) if path.suffix == ".gz" else file).read()
-
-
-PART = 1 << 26
-"""Most bytes of a file beside a model's weights; the largest published tokenizers have 35 MB."""
-PARTS = (
-    "added_tokens", "chat_template", "config", "generation_config", "merges", "special_tokens",
-    "spiece", "tokenizer", "vocab",
-)  # fmt: skip
+        text = unpacked(file, path).read(most + 1)
+    if len(text) > most:
+        raise ValueError(f"it has more than {most >> 20:,} MiB")
+    return from_json(text)
 
 
 def check_parts(paths: Iterable[Path]) -> None:
@@ -87,11 +99,3 @@ def check_parts(paths: Iterable[Path]) -> None:
             raise UserError(f"{path} is a pipe or a device and no file: remove it.")
         if path.name.startswith(PARTS) and path.is_file() and path.stat().st_size > PART:
             raise UserError(f"{path} has more than {PART >> 20} MiB: give another --model.")
-
-
-def from_json(text: str | bytes) -> object:
-    """Parse JSON. ValueError: it is none, or it is nested too deep to be read."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("it is nested too deep") from None

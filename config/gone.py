@@ -6,10 +6,9 @@ other value asks for code of the tag `with-upstream`.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 
-from config.errors import UserError, clip
+from config.errors import UserError, clip, hide_keys
 
 TAG = "with-upstream"
 GONE: dict[str, tuple] = {
@@ -65,7 +64,7 @@ def is_gone(name: str, value: object, where: str, beside: Mapping = {}) -> bool:
     if (name, value, beside.get("mode")) == ("history", "auto", "refine"):
         value = "append"  # what it meant there
     if value not in GONE[name]:
-        shown = re.sub("//[^/@ ]*@", "//***@", clip(repr(value), 200))  # no password
+        shown = hide_keys(clip(repr(value), 200))
         raise UserError(
             f"{where}: {name} {shown} is no longer there; the git tag {TAG} still has it."
         )

@@ -1,9 +1,4 @@
-"""What the settings of a command need and this machine lacks, said before torch is loaded.
-
-Holds: `check_here`, `check_hub`. Leaves out: what is no model at all (config/realmodels.py), what
-torch alone knows of devices (models/policy.py). No torch.
-Exercise it: `python cli.py train --model Qwen/Qwen3-0.6B`. Read next: models/policy.py.
-"""
+"""What the settings of a command need and this machine lacks, said before torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,9 +7,9 @@ import os
 import re
 import socket
 import sys
-import threading
 from pathlib import Path
 from urllib.parse import urlsplit
+from urllib.request import getproxies
 
 from config.errors import UserError
 from config.realmodels import HUB, PACKAGED, base_of, named_folder
@@ -28,16 +23,15 @@ def check_here(config: object) -> None:
     vLLM, or a model of the hub (`check_hub`). torch is not loaded for it."""
     if _lacks(config.device):
         raise UserError(f"No device {config.device} was found; use --device cpu.")
-    asks = getattr(config, "endpoint", ())
-    vllm = config.engine == "vllm" and not asks
-    if vllm and not importlib.util.find_spec("vllm"):
+    if getattr(config, "endpoint", ()):
+        return
+    if config.engine == "vllm" and not importlib.util.find_spec("vllm"):
         raise UserError(
             "The engine vllm is not installed: pip install -r requirements-gpu.txt, in an "
             "environment of its own, or use --engine transformers."
         )
-    for name in (config.model, getattr(config, "untrained", "")):
-        if name and not asks:
-            check_hub(base_of(name))
+    for name in filter(None, (config.model, getattr(config, "untrained", ""))):
+        check_hub(base_of(name))
 
 
 def _lacks(device: str) -> bool:
@@ -45,11 +39,10 @@ def _lacks(device: str) -> bool:
     if device == "mps":
         return sys.platform != "darwin"
     found = importlib.util.find_spec("torch") if device == "cuda" else None
-    if found is None or not found.origin:
+    version = Path(found.origin).with_name("version.py") if found and found.origin else Path()
+    if not version.is_file():
         return False
-    version = Path(found.origin).with_name("version.py")
-    built = version.read_text(encoding="utf-8") if version.is_file() else "cuda = '"
-    return not re.search(r"^(cuda|hip)\b.*= '", built, re.M)
+    return not re.search(r"^(cuda|hip)\b.*= '", version.read_text(encoding="utf-8"), re.M)
 
 
 def check_hub(model: str | Path) -> None:
@@ -58,20 +51,19 @@ def check_hub(model: str | Path) -> None:
     Where the hub does not answer, what is in the cache is taken from there without asking it again:
     each file would otherwise be tried for, five times over.
     """
-    known = str(model) in PACKAGED or named_folder(model).exists()
-    if known or not HUB.fullmatch(str(model)):
+    name = str(model)
+    if name in PACKAGED or named_folder(model).exists() or not HUB.fullmatch(name):
         return
     from huggingface_hub import constants
 
-    cached = Path(constants.HF_HUB_CACHE, f"models--{str(model).replace('/', '--')}", "snapshots")
+    why = "HF_HUB_OFFLINE is set"
     if not constants.HF_HUB_OFFLINE:
         if _answers(constants.ENDPOINT):
             return
         constants.HF_HUB_OFFLINE = True
         os.environ["HF_HUB_OFFLINE"] = "1"  # for processes that begin from here
         why = f"{urlsplit(constants.ENDPOINT).hostname} cannot be reached"
-    else:
-        why = "HF_HUB_OFFLINE is set"
+    cached = Path(constants.HF_HUB_CACHE, f"models--{name.replace('/', '--')}", "snapshots")
     if not any(cached.glob("*/config.json")):
         raise UserError(
             f"{model} is not in the cache of the hub, and {why}: connect, or give a model folder, "
@@ -81,20 +73,11 @@ def check_hub(model: str | Path) -> None:
 
 def _answers(url: str) -> bool:
     """Tell whether a server takes a connection, or a proxy stands before it."""
-    from urllib.request import getproxies
-
-    place, found = urlsplit(url), threading.Event()
-
-    def connect() -> None:
-        try:
-            socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
-        except OSError:
-            return
-        found.set()
-
+    place = urlsplit(url)
     if place.scheme in getproxies():
         return True
-    trial = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no time limit
-    trial.start()
-    trial.join(HUB_S)
-    return found.is_set()
+    try:
+        socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
+    except OSError:
+        return False
+    return True

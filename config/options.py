@@ -1,10 +1,7 @@
-"""The settings of the commands, whose fields are their flags.
+"""The settings of the commands: every field is a flag, its docstring the help (config/flags.py).
 
-Holds: `TrainConfig`, `GRPOConfig`, `SFTConfig`, `RunConfig`, `ModelConfig`, `EvalConfig`,
-`StreamConfig` and smaller ones; `without_url`, `settings_of_rows`; the panels of `--help`. Leaves
-out: settings of agents (`ReadConfig` in memagent.py, agents/) and suites, YAML (config/files.py),
-flags (config/flags.py). No torch, so that `--help` is quick.
-Exercise it: `python cli.py train --help`. Read next: config/presets.py.
+No torch, so that `--help` is quick. Settings of agents are in memagent.py and agents/, of suites in
+suites/.
 """
 
 from __future__ import annotations
@@ -38,6 +35,25 @@ TINY = "tiny"  # its name as a --model
 # the real model that reads where nothing else is found, as a --model and for a person
 READER, READER_TITLE = "smollm2-reader", "SmolLM2 reader"
 
+PRESETS: dict[str, dict[str, dict]] = {  # of no agent: section -> fields; agents bring their own
+    "default": {},
+    # for the embedded policy, chosen on the dev split (dev/LESSONS.md). Hotter than evaluated:
+    # a failure of probability p at temperature T has about p^T at 1; hotter as documents grow,
+    # because failures, the signal, get rare
+    "demo": {
+        "grpo": {
+            "tasks_per_step": (8,),
+            "group_size": 16,
+            "normalisation": "mean",
+            "temperature": (1.3, 1.6, 1.9, 2.2),
+            "lr": 4e-4,
+            "decay_from": 0.6,
+            "turns_per_trajectory": 5,
+            "micro_tokens": 4096,
+        },
+    },
+}
+
 
 def _day(text: str) -> str:
     try:
@@ -60,6 +76,9 @@ EngineName = Literal["transformers", "vllm"]
 Dtype = Literal["auto", "float32", "bfloat16"]
 Beta = Annotated[float, Field(ge=0, lt=1)]
 Count = Annotated[int, COUNT]
+Whole = Annotated[int, NOT_NEGATIVE]
+Share = Annotated[float, SHARE]
+NotNegative = Annotated[float, NOT_NEGATIVE]
 
 
 def without_url(value: object) -> object:
@@ -81,8 +100,7 @@ class TemplateConfig(Settings):
     """What a chat template is told beside the messages."""
 
     template_date: Annotated[str, AfterValidator(_day), UNFLAGGED] = TEMPLATE_DATE
-    """the day that a model is told whose chat template tells one (Llama 3, Granite), whatever the
-    clock says: prompts stay the same"""
+    """the day that a model is told whose chat template tells one, whatever the clock says"""
 
 
 def settings_of_rows(config: TemplateConfig, told: str) -> dict:
@@ -95,6 +113,9 @@ def settings_of_rows(config: TemplateConfig, told: str) -> dict:
     return settings | ({"template_date": told} if told else {})
 
 
+# ---------------------------------------------------------------- training
+
+
 @dataclass(frozen=True, slots=True)
 class TrainConfig(Settings):
     """Settings of any training: how many steps, and how the weights change."""
@@ -102,51 +123,42 @@ class TrainConfig(Settings):
     steps: Count = 100
     """training steps, each with one rollout"""
     tasks_per_step: Annotated[tuple[Count, ...], NOT_EMPTY] = (8,)
-    """tasks (groups) per step; a list has one number per task length, the last one for all further
-    lengths"""
+    """tasks (groups) per step; a list has one per task length, the last for all further ones"""
     outcome: Literal["exact", "em", "f1", "sub_em"] = "exact"
-    """reward of a reading: exact = 1 for an accepted answer in the required form, ignoring case,
-    blanks and LaTeX; em = 1 for an exact match after SQuAD's normalisation (no articles, no
-    punctuation); f1 = the F1 score of its words after the same normalisation; sub_em = 1 for an
-    answer that contains an accepted one after it: a list of many candidates does, and "unknown"
-    contains "no". Thinking is dropped first"""
-    lr: Annotated[float, NOT_NEGATIVE] = 7e-4
-    """peak learning rate; the default is for the embedded policy, a real model is given its own, as
-    recipes have it: 1e-6, with adapters 2e-5"""
-    warmup: Annotated[int, NOT_NEGATIVE] = 5
+    """reward of a reading: exact = 1 for an accepted answer in the required form; em, f1 = as
+    SQuAD; sub_em = 1 for an answer that contains an accepted one, as a list of many does"""
+    lr: NotNegative = 7e-4
+    """peak learning rate; the default is for the embedded policy, a real model is given its own"""
+    warmup: Annotated[Whole, UNFLAGGED] = 5
     """steps of linear warm-up"""
     warmup_from: Annotated[Literal["share", "zero"], UNFLAGGED] = "share"
-    """learning rate of the first step: share = peak / warmup; zero = 0, as in verl, so that the
-    first step changes no weight"""
+    """rate of the first step: share = peak / warmup; zero = as in verl, it changes no weight"""
     decay_from: Annotated[float, SHARE, UNFLAGGED] = 1.0
-    """fraction of the steps after which the learning rate falls linearly to a tenth of its peak; 1
-    = constant"""
+    """share of the steps after which the rate falls linearly to a tenth; 1 = constant"""
     betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.95)
     """AdamW's betas"""
     weight_decay: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """AdamW's weight decay"""
     grad_clip: Annotated[float, POSITIVE, UNFLAGGED] = 1.0
-    """maximum norm of the gradient; steps with a non-finite norm are skipped and counted"""
-    lora_rank: Annotated[int, NOT_NEGATIVE] = 0
-    """rank of the LoRA adapters (--lora-targets); 0 = full fine-tuning"""
+    """most norm of the gradient; steps with a norm that is not finite are skipped and counted"""
+    lora_rank: Whole = 0
+    """rank of the LoRA adapters; 0 = full fine-tuning"""
     lora_alpha: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """scale of the adapters; 0 = twice the rank"""
-    lora_targets: str = "all-linear"
+    lora_targets: Annotated[str, UNFLAGGED] = "all-linear"
     """linear layers with adapters: all-linear, or names such as q_proj,v_proj"""
     quantise: bool = False
     """QLoRA: keep the base weights in 4 bits (NF4); requires --lora-rank"""
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
+    optimizer: Annotated[Literal["adamw", "adamw8bit"], UNFLAGGED] = "adamw"
     """adamw, or adamw8bit, which keeps its state in 8 bits (one GPU only)"""
     micro_tokens: Count = 16384
-    """maximum tokens of one forward and backward pass, with tokens that turns share counted once;
-    affects memory and speed only"""
+    """most tokens of one forward and backward pass; affects memory and speed only"""
     recompute: bool = False
-    """gradient checkpointing: recompute activations in the backward pass instead of storing them;
-    saves memory, takes about a third longer"""
+    """gradient checkpointing: saves memory, takes about a third longer"""
     in_flight: Count = 256
-    """maximum number of readings in flight"""
+    """most readings in flight"""
     seed: Annotated[int, SEED] = 0
-    """seed of everything random"""
+    """of everything random"""
 
     def __post_init__(self):
         if self.quantise and not self.lora_rank:
@@ -158,60 +170,50 @@ class TrainConfig(Settings):
 
 @dataclass(frozen=True, slots=True)
 class GRPOConfig(TrainConfig):
-    """Settings of reinforcement learning. Each is a flag of `train`; a preset sets several."""
+    """Settings of reinforcement learning; a preset sets several."""
 
     group_size: Annotated[int, Field(ge=2)] = 16
     """G, readings of one task, which are judged by each other"""
-    updates_per_rollout: Count = 1
+    updates_per_rollout: Annotated[Count, UNFLAGGED] = 1
     """optimizer steps per rollout, each on its own share of the readings"""
-    rows_per_update: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
-    """approximate number of turns per optimizer step, instead of updates_per_rollout: longer
-    documents then give more steps, each on whole readings; 0 = use updates_per_rollout"""
+    rows_per_update: Annotated[Whole, UNFLAGGED] = 0
+    """turns per optimizer step, about, instead of updates_per_rollout, which 0 goes by"""
     without_signal: Annotated[Literal["skip", "keep"], UNFLAGGED] = "skip"
-    """groups whose advantages are all 0: skip = do not train on them; keep = count them in the
-    normaliser of the loss and apply the KL term to them, as verl and vime do"""
-    credit: Literal["share", "split"] = "share"
-    """advantage of a turn: share = the advantage of its reading; split = that advantage divided
-    by the number of turns"""
-    normalisation: Literal["mean", "std"] = "std"
-    """advantages within a group: mean = rewards minus their mean; std = also divided by their
-    unbiased standard deviation + 1e-6"""
-    aggregation: Literal["token_mean", "turn_mean", "trajectory_mean"] = "token_mean"
-    """average of the token losses: token_mean = over all tokens of an optimizer step on all
-    ranks; turn_mean = over turns, of their token means; trajectory_mean = over readings, of the
-    mean over turns of their token means. Groups left out by without_signal do not count"""
-    alpha: Annotated[float, SHARE] = 0.8
-    """weight of the outcome's advantage in turns with rewards of their own, whose weight is 1 -
-    alpha; 1 = outcome alone"""
-    clip_low: Annotated[float, SHARE] = 0.2
+    """groups whose advantages are all 0: keep = they count in the loss and in KL, as in verl"""
+    credit: Annotated[Literal["share", "split"], UNFLAGGED] = "share"
+    """advantage of a turn: that of its reading; split = divided by the number of turns"""
+    normalisation: Annotated[Literal["mean", "std"], UNFLAGGED] = "std"
+    """advantages in a group: rewards minus their mean; std = divided by their deviation, too"""
+    aggregation: Annotated[Literal["token_mean", "turn_mean", "trajectory_mean"], UNFLAGGED] = (
+        "token_mean"
+    )
+    """average of the token losses: over all tokens, or over turns' or readings' means"""
+    alpha: Annotated[Share, UNFLAGGED] = 0.8
+    """weight of the outcome's advantage in turns with rewards of their own, which have 1 - alpha"""
+    clip_low: Annotated[Share, UNFLAGGED] = 0.2
     """clip the ratio below at 1 - clip_low"""
-    clip_high: Annotated[float, NOT_NEGATIVE] = 0.28
+    clip_high: Annotated[NotNegative, UNFLAGGED] = 0.28
     """clip the ratio above at 1 + clip_high"""
     dual_clip: Annotated[float, AfterValidator(_clip), UNFLAGGED] = 0.0
     """c: for negative advantages A the loss is at most -c * A; 0 = off"""
-    kl: Annotated[float, NOT_NEGATIVE] = 0.0
+    kl: NotNegative = 0.0
     """weight of KL(policy, reference) in the loss, by the k3 estimate; 0 = no reference model"""
-    importance: Literal["truncate", "none"] = "truncate"
-    """correction of the mismatch between sampler and trainer: truncate = weight each token by
-    min(trainer/sampler, 2); none = no correction"""
+    importance: Annotated[Literal["truncate", "none"], UNFLAGGED] = "truncate"
+    """between sampler and trainer: truncate = weight each token by min(trainer/sampler, 2)"""
     max_mismatch: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
-    """stop the run when the sampler is further than this from the trainer, by the k3 estimate of
-    the KL divergence in a step, because their weights must differ; 0 = 1e-6 in float32, else 0.01.
-    Not checked with --top-p below 1, where they differ anyway"""
-    turns_per_trajectory: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 0
-    """train on this many update turns of a reading, drawn at random and weighted up to stay
-    unbiased, and on its answer; 0 = all. The rare outcome of a group (a failure among successes, or
-    the reverse) is always trained whole"""
+    """end the run where the sampler is further (KL, k3) from the trainer; 0 = 1e-6 in float32, else
+    0.01"""
+    turns_per_trajectory: Annotated[Whole, UNFLAGGED] = 0
+    """train on so many update turns of a reading, drawn and weighted up, and its answer; 0 = all;
+    the rare outcome of a group is trained whole"""
     temperature: Annotated[tuple[Annotated[float, POSITIVE, NUMBER], ...], NOT_EMPTY] = (1.0,)
-    """sampling temperature of the rollout, also applied to the trainer's log-probs; a list has one
-    per task length, the last one for all further lengths"""
-    top_p: Annotated[float, TOP_P] = 1.0
-    """probability mass of the rollout's nucleus; below 1 the sampler's distribution is no longer
-    the trainer's"""
+    """of the rollout and of the trainer's log-probs; a list has one per task length"""
+    top_p: Annotated[float, TOP_P, UNFLAGGED] = 1.0
+    """probability mass of the rollout's nucleus; below 1 the sampler is no longer the trainer"""
     grow_at: Annotated[float, NUMBER, UNFLAGGED] = 0.9
     """move on to the next task length when the running reward reaches this value"""
-    grow_steps: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 5
-    """minimum steps at one task length before moving on"""
+    grow_steps: Annotated[Whole, UNFLAGGED] = 5
+    """least steps at one task length before moving on"""
 
     def __post_init__(self):
         TrainConfig.__post_init__(self)
@@ -224,23 +226,20 @@ class GRPOConfig(TrainConfig):
 
 @dataclass(frozen=True, slots=True)
 class SFTConfig(TrainConfig):
-    """Settings of a warm start from demonstrations. Each is a flag of `sft`."""
+    """Settings of a warm start from demonstrations."""
 
-    lr: Annotated[float, NOT_NEGATIVE] = 1e-3
-    warmup: Annotated[int, NOT_NEGATIVE] = 10
+    lr: NotNegative = 1e-3
+    warmup: Annotated[Whole, UNFLAGGED] = 10
     decay_from: Annotated[float, SHARE, UNFLAGGED] = 0.0
     betas: Annotated[tuple[Beta, Beta], UNFLAGGED] = (0.9, 0.98)
     also: tuple[str, ...] = ()
-    """further agents whose prompts are learnt on a part of the tasks, such as full=0.1: its share,
-    0.1 if none is given"""
-    others: Annotated[int, NOT_NEGATIVE] = 3
+    """further agents whose prompts are learnt on a share of the tasks, such as full=0.1"""
+    others: Whole = 3
     """turns of a task that leave the memory as it is, drawn at random; all others are learnt"""
-    mistakes: Annotated[float, SHARE] = 0.3
-    """share of the tasks in which the memory holds another task's answer before the evidence comes:
-    a mistake that is not learnt itself, but must be corrected"""
+    mistakes: Share = 0.3
+    """share of the tasks in which the memory holds a wrong answer, which must be corrected"""
     first_token: Annotated[float, POSITIVE] = 6.0
-    """weight of a response's first token, which decides whether the memory changes; other tokens
-    have 1"""
+    """weight of a response's first token, which decides whether the memory changes; others: 1"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,67 +251,58 @@ class RunConfig(Settings):
     runs: str = "runs"
     """folder of all runs"""
     model: str = ""
-    """folder or hub name of a causal LM with safetensors, or smollm2 (a real model of 135
-    million weights, fetched at first use); empty or tiny = the embedded policy"""
+    """folder or hub name of a causal LM with safetensors, or smollm2; empty or tiny = the embedded
+    policy"""
     data: Annotated[str, NOT_EMPTY] = "world"
-    """training tasks: world = generated English; a file in any format that `data look` reads;
-    hf:ORG/NAME@REVISION:SPLIT = a data set of the hub, without @REVISION at its present commit;
-    path.py:function, which returns a list of tasks; ledger = generated sessions;
-    locomo:FILE#RULE/PART/adversarial/START = LoCoMo's conversations, with parts as in eval
-    --source-split; adversarial = category 5 is paid for too; own:FILE = conversations of yours
-    (docs/evaluation.md); several with weights: a.jsonl=3,b.jsonl=1"""
+    """training tasks: world = generated; a file; hf:ORG/NAME@REVISION:SPLIT; path.py:function;
+    ledger = generated sessions; locomo:FILE#RULE/PART/adversarial/START; own:FILE = conversations
+    (docs/evaluation.md); several: a.jsonl=3,b.jsonl=1"""
     shuffle: Annotated[bool, UNFLAGGED] = True
-    """shuffle the tasks of a file anew for every pass; otherwise keep their order"""
+    """shuffle the tasks of a file anew for every pass"""
     lengths: Annotated[tuple[Count, ...], NOT_EMPTY] = (2, 4, 8, 16)
-    """world: sections per document; training moves from each length to the next (grow_at)"""
-    kinds: Annotated[tuple[str, ...], NOT_EMPTY] = ("one_fact", "two_hop")
+    """world: sections per document, one length after the other (grow_at)"""
+    kinds: Annotated[tuple[str, ...], NOT_EMPTY, UNFLAGGED] = ("one_fact", "two_hop")
     """world: kinds of question, in equal shares"""
     agent: str = "memagent"
-    """agent to train, by name or as a file (my_agent.py); if not given, the preset's agent, else
-    the one that the model was trained with"""
+    """agent to train, by name or as a file; default: the preset's, else the model's"""
     adapter: str = ""
-    """folder of LoRA adapters to go on from, as a run leaves them in RUNS/NAME/adapter; --lora-rank
-    is theirs"""
+    """folder of LoRA adapters to go on from, such as RUNS/NAME/adapter; --lora-rank is theirs"""
     reward: str = ""
     """path.py:function that scores a finished reading, instead of the agent's own reward"""
     save_every: Count = 20
     """steps between checkpoints; there is always one at the end"""
-    keep_checkpoints: Annotated[int, NOT_NEGATIVE] = 1
-    """checkpoints to keep: this many of the latest, and the best by validation; 0 = write none and
-    export nothing, for a run that is only measured"""
+    keep_checkpoints: Whole = 1
+    """checkpoints to keep beside the best by validation; 0 = write none and export nothing"""
     validation: str = ""
-    """tasks answered greedily at every checkpoint: a file, world = generated English about facts
-    that are not trained on, or conversations as in --data, each read whole"""
-    validation_n: Count = 64
-    """number of validation tasks; of conversations, of their questions in all"""
+    """tasks answered greedily at every checkpoint: a file, world, or conversations as in --data"""
+    validation_n: Annotated[Count, UNFLAGGED] = 64
+    """number of validation tasks"""
     devices: Count = 1
-    """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2); each rolls out
-    its share of a step's tasks"""
+    """GPUs, or processes on a CPU, that train together on sharded weights (FSDP2)"""
     num_nodes: Annotated[Count, UNFLAGGED] = 1
     """machines with --devices devices each; start the command on all of them with torchrun"""
-    keep_trajectories: Annotated[int, NOT_NEGATIVE, UNFLAGGED] = 1
-    """write all readings of every n-th step; 1 = of every step, 0 = never"""
+    keep_trajectories: Annotated[Whole, UNFLAGGED] = 1
+    """write all readings of every n-th step; 0 = never"""
     logger: tuple[str, ...] = ()
-    """further loggers of Lightning's, as dotted paths such as
-    lightning.pytorch.loggers.WandbLogger (docs/train.md)"""
+    """further loggers, by dotted paths such as lightning.pytorch.loggers.WandbLogger"""
     dtype: Literal["auto", "float32", "bfloat16", "mixed"] = "auto"
-    """float32, bfloat16 (with adapters, which learn in float32), or mixed = weights and optimizer
-    in float32, computation in bfloat16; auto = on a CPU float32, or bfloat16 with adapters where
-    the model is stored in it and the processor is faster in it; on a GPU mixed for full
-    fine-tuning, bfloat16 with adapters"""
+    """mixed = weights in float32, computation in bfloat16; bfloat16 is for adapters, which learn in
+    float32; auto = by device and model (docs/train.md)"""
     device: Device = "auto"
     """cpu, cuda, mps or auto"""
     engine: EngineName = "transformers"
-    """engine that samples: transformers = with the trainer's own weights; vllm = vLLM in this
-    process, given the weights at every step"""
+    """what samples: transformers = the trainer's own weights; vllm = vLLM in this process, given
+    the weights at every step"""
     kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = what `plan` recommends on a GPU, 1 on a CPU"""
     sleep: Annotated[Literal["auto", "never", "1", "2"], UNFLAGGED] = "auto"
-    """vllm, during the update: never = keep everything; 1 = move the weights to host memory and
-    drop the cache; 2 = drop both (not with LoRA); auto = what `plan` recommends for this GPU"""
+    """vllm, during the update: never = keep everything; 1 = weights to host memory, no cache; 2 =
+    drop both (not with LoRA); auto = what `plan` recommends"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model, or that stored settings name; only where you trust
-    both"""
+    """run Python code that comes with the model, or that stored settings name"""
+
+
+# ---------------------------------------------------------------- answering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -320,23 +310,19 @@ class ModelConfig(Settings):
     """Which model answers, and where; what `eval`, `stream`, `ask` and `serve` share."""
 
     model: str = ""
-    """folder or hub name of a causal LM with safetensors, or smollm2 (a real model of 135
-    million weights, fetched at first use); empty or tiny = the embedded policy"""
+    """folder or hub name of a causal LM with safetensors, or smollm2; empty or tiny = the embedded
+    policy"""
     engine: EngineName = "transformers"
     """what answers: transformers; vllm = vLLM in this process"""
     endpoint: tuple[str, ...] = ()
-    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1, instead of loading the
-    weights; several = replicas that share the work. --model is then its tokenizer; without it
-    prompts are sent as text, lengths are estimated at four bytes per token, and no settings come
-    from the embedded policy. The key is read from OPENAI_API_KEY"""
+    """ask a server of OpenAI's protocol, such as http://127.0.0.1:8000/v1; several = replicas.
+    --model is then its tokenizer; the key is read from OPENAI_API_KEY"""
     served_as: str = ""
     """endpoint: the model's name there; empty = the only one it serves"""
     chat: bool = False
-    """endpoint: send text and let the server apply its chat template, for servers that take no
-    token ids"""
+    """endpoint: send messages, for servers that take no token ids"""
     dtype: Dtype = "auto"
-    """type of the weights: float32, bfloat16; auto = bfloat16, on a CPU only where the model is
-    stored in it and the processor is faster in it, else float32; what goes on keeps its own"""
+    """of the weights; auto = bfloat16, on a CPU only where it is the model's own and faster"""
     device: Device = "auto"
     """where the model computes: cpu, cuda, mps or auto"""
 
@@ -350,53 +336,43 @@ class EvalConfig(ModelConfig):
     """Settings of an evaluation: agents, questions, engine, and the folder of the results."""
 
     name: str = "eval"
-    """name of the evaluation; results go to RUNS/NAME; a second call continues it or adds agents,
-    lengths or questions, with the same model, suite and settings"""
+    """results go to RUNS/NAME; a second call continues it or adds agents, lengths or questions"""
     runs: str = "runs"
     """folder of all runs"""
     untrained: str = ""
-    """folder or hub name of the policy before training, which answers for agents with @untrained
-    after their name (with --endpoint: its name on the server)"""
+    """the policy before training, which answers for agents with @untrained after their name"""
     suite: str = ""
-    """what is asked: a suite by name, such as ruler-hqa, locomo or llb-db (docs/evaluation.md), or
-    a file (my_suite.py); each has settings of its own (--suite NAME --help-all); empty = files of
-    --data as they are, or generated English"""
+    """what is asked: a suite by name, such as ruler-hqa or locomo, or a file (my_suite.py), each
+    with settings of its own (--suite NAME --help-all); empty = --data as it is"""
     data: Annotated[tuple[str, ...], NOT_EMPTY] = ("world",)
-    """files of tasks, or what the suite makes tasks of; splits of the hub
-    (hf:ORG/NAME@REVISION:SPLIT); world = generated English; ledger = generated sessions"""
+    """files of tasks, or what the suite makes them of; hf:ORG/NAME@REVISION:SPLIT; world, ledger"""
     agents: Annotated[tuple[str, ...], NOT_EMPTY] = ("memagent", "full", "bm25")
-    """agents to compare: names in agents/ or files (my_agent.py); full = the whole document in one
-    prompt; bm25 = the best sections; none = the question alone; oracle = the
-    evidence alone. The first one is compared with the others, each other one with itself before
-    training"""
+    """agents to compare, names or files; the first one with each other one. full = the whole
+    document in one prompt; bm25 = the best sections; none = the question alone; oracle"""
     lengths: tuple[Count, ...] = ()
-    """lengths of the documents in what the suite counts: sections, documents or tokens;
-    50,...,6400 doubles; empty = the suite's own"""
+    """of the documents in what the suite counts; 50,...,6400 doubles; empty = the suite's own"""
     n: Count = 64
     """questions per length and kind"""
     samples: Count = 1
     """answers sampled per question, which counts with their mean"""
-    temperatures: Annotated[tuple[Annotated[float, NOT_NEGATIVE], ...], NOT_EMPTY] = (1.0, 0.0)
+    temperatures: Annotated[tuple[NotNegative, ...], NOT_EMPTY] = (1.0, 0.0)
     """sampling temperatures, 0 = greedy: one answer per question"""
     top_p: Annotated[float, TOP_P] = 1.0
     """probability mass of the nucleus"""
-    transcripts: Annotated[int, NOT_NEGATIVE] = 2
-    """readings to keep whole per agent, length and temperature, right or not; those that are not
-    fully right are kept anyway, up to a size that the report says"""
+    transcripts: Whole = 2
+    """readings to keep whole per agent, length and temperature; wrong ones are kept anyway"""
     in_flight: Count = 256
-    """maximum number of readings in flight; fewer where their documents would fill the
-    memory, and on a CPU, where more make it no faster"""
+    """most readings in flight"""
     redo_failed: bool = False
     """repeat rows that an earlier call recorded as failed"""
     kv_gib: Annotated[float, NOT_NEGATIVE, UNFLAGGED] = 0.0
     """vllm: GiB of the key/value cache; 0 = nine tenths of a GPU minus the weights, 1 on a CPU"""
     seed: Annotated[int, SEED] = 0
-    """seed of questions and sampling"""
+    """of questions and sampling"""
     quantise: bool = False
     """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
     trust_remote_code: bool = False
-    """run Python code that comes with the model, or that stored settings name; only where you trust
-    both"""
+    """run Python code that comes with the model, or that stored settings name"""
 
     def __post_init__(self):
         ModelConfig.__post_init__(self)
@@ -418,18 +394,16 @@ class AnsweringConfig(ModelConfig):
     model: str = ""
     """folder or hub name of a causal LM, smollm2, or tiny = the embedded policy; empty
     = what is found: the server of OPENAI_BASE_URL, a running Ollama, else the SmolLM2 reader"""
-    temperature: Annotated[float, NOT_NEGATIVE] = 0.0
+    temperature: NotNegative = 0.0
     """0 is greedy"""
     quantise: bool = False
     """keep the weights in 4 bits (NF4) and compute in --dtype; transformers alone"""
     trust_remote_code: bool = False
     """run code that comes with the model, or that stored settings name"""
     cache_tokens: Count = 1 << 16
-    """transformers: tokens of sections that stay in memory, so that another question about a
-    document is quickly read; 1.5 GB for the SmolLM2 reader in bfloat16"""
+    """transformers: tokens of sections that stay in memory for the next question"""
     document_s: Annotated[float, POSITIVE] = 120.0
-    """longest time in which a document's text is taken out of its file; 1,000 dense pages of PDF
-    take half a minute"""
+    """longest time in which a document's text is taken out of its file"""
     document_mib: Count = 1024
     """most memory that this may take beyond the file, in MiB; on Linux alone"""
 
@@ -554,58 +528,14 @@ class BuildConfig(Settings):
 
     suite: str = "ruler-hqa"
     """whose tasks are written, each with settings of its own (--suite NAME --help-all): ruler-hqa =
-    questions with several paragraphs of their own, all kept; passages = those of SQuAD's form, with
-    one; ruler = RULER's tasks; or a file (my_suite.py)"""
+    questions with paragraphs of their own, passages = with one, ruler; or a file (my_suite.py)"""
     lengths: tuple[Count, ...] = ()
-    """of a task in what the suite counts: documents or tokens; 50,...,6400 doubles; empty = the
-    suite's own"""
+    """of a task in what the suite counts; 50,...,6400 doubles; empty = the suite's own"""
     n: Count = 128
     """questions per length and kind"""
     seed: Annotated[int, SEED] = 0
     """of the draws"""
     tokenizer: str = ""
-    """folder or hub name of the model whose tokens count, or smollm2; empty = the
-    embedded policy's"""
+    """of the model whose tokens count; empty = the embedded policy's"""
     trust_remote_code: bool = False
     """run code that comes with the tokenizer"""
-
-
-EVERYDAY = {  # command -> the flags that its short help shows, in this order, 15 with --help
-    "train": "name model data agent steps tasks_per_step group_size lr lora_rank devices preset "
-    "config resume dry_run",
-    "sft": "name model data agent steps tasks_per_step lr lora_rank adapter also validation config "
-    "resume",
-    "eval": "name model agents data suite lengths n samples temperatures untrained engine endpoint "
-    "preset config",
-    "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
-    "preset",
-    "serve": "model agent host port api_key cors allow_host called endpoint served_as device in_flight "
-    "chunk_tokens memory_tokens",
-    "plan": "model gpu_gib devices card sections agent preset lora_rank "
-    "tasks_per_step group_size chunk_tokens",
-    "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
-}
-
-# fields of the settings classes that mean nothing to a command, which then has no such flag
-UNUSED = {"sft": "reward engine".split()}
-
-# title of a panel of `--help` -> its flags; everyday flags come first, before all panels
-PANELS: dict[str, str] = {
-    "Where the run lives": "name runs save_every keep_checkpoints transcripts logger",
-    "What it is trained on": "data lengths kinds validation validation_n",
-    "What is learnt": "outcome also others mistakes first_token reward credit normalisation "
-    "aggregation alpha clip_low clip_high kl importance",
-    "How the weights change": "updates_per_rollout warmup optimizer adapter lora_targets",
-    "How it is sampled": "temperature top_p steps tasks_per_step group_size lr in_flight "
-    "redo_failed constants fixed_order retries seed",
-    "What it runs on": "engine dtype quantise device micro_tokens recompute "
-    "trust_remote_code served_as chat cache_tokens document_s document_mib lora_rank",
-    "What a server takes": "waiting body_mib timeout_s grace_s",
-    "How the agent reads": "chunk_tokens memory_tokens final_tokens max_sections layout form "
-    "thinking not_found templates",
-}
-
-
-def panel_of(name: str) -> str:
-    """Return the title of the panel of a flag."""
-    return next((title for title, names in PANELS.items() if name in names.split()), "More")

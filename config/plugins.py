@@ -1,10 +1,4 @@
-"""Python files of the user's: an agent, a suite, a reward, tasks.
-
-Holds: `is_path`, `load_file`, `Finder`, `load_function`, `told`. Leaves out: what an agent or a
-suite is (memagent.py, suites/).
-Exercise it: `python cli.py train --reward my_reward.py:reward --dry-run`.
-Read next: agents/find.py.
-"""
+"""Python files of the user's: an agent, a suite, a reward, tasks. Data never names one."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ from hashlib import blake2b
 from pathlib import Path
 from types import ModuleType
 
-from config.errors import UserError, alone, meant, show_traceback
+from config.errors import UserError, alone, meant, one_line, show_traceback
 from config.files import is_file
 
 ROOT = Path(__file__).parent.parent
@@ -45,11 +39,10 @@ def load_file(path: Path) -> ModuleType:
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there
     try:
         spec.loader.exec_module(module)
-    except UserError:
-        del sys.modules[name]
-        raise
     except (Exception, SystemExit) as error:
         del sys.modules[name]
+        if isinstance(error, UserError):
+            raise
         place = place_in_loaded(error) or path
         raise UserError(f"{place} cannot be imported: {one_line(error)}.") from error
     return module
@@ -58,11 +51,10 @@ def load_file(path: Path) -> ModuleType:
 class Finder:
     """Find subclasses of one class: each in a module of a room, or in any file by its path.
 
-    room: a folder of the repository, whose modules hold one each but for those of `shared` and
-    those with a leading underscore. constant: names the one that is meant where a file has several.
-    method: what a class must have of its own, unless it is named so; a generator function alone
-    becomes that method of a new class. modules: name -> module, of those that hold several, which
-    are told apart by their `name`.
+    room: the folder whose modules hold one each but for those of `shared`. constant: names the one
+    that is meant where a file has several. method: what a class must have of its own; a generator
+    function alone becomes that method of a new class. modules: name -> module, of those that hold
+    several.
     """
 
     def __init__(
@@ -138,24 +130,17 @@ class Finder:
         return not self.method or getattr(kind, self.method) is not getattr(self.base, self.method)
 
 
-def one_line(error: BaseException) -> str:
-    """Describe an exception in one line, without its final full stop."""
-    return " ".join(f"{type(error).__name__}: {error}".split()).rstrip(". ")
-
-
 def place_in_loaded(error: BaseException) -> str:
     """Return the last line of the user's files that an exception has passed, as "FILE, line 14, in
     run"; "" of none."""
-    places = [
-        f"{_shown(frame.filename)}, line {frame.lineno}, in {frame.name}".replace(
-            ", in <module>", ""
-        )
-        for frame in traceback.extract_tb(error.__traceback__)
-        if frame.filename in LOADED
-    ]
-    if isinstance(error, SyntaxError) and error.filename in LOADED:
-        places.append(f"{_shown(error.filename)}, line {error.lineno}")
-    return places[-1] if places else ""
+    frames = traceback.extract_tb(error.__traceback__)
+    places = [(f.filename, f"line {f.lineno}, in {f.name}") for f in frames]
+    if isinstance(error, SyntaxError):
+        places.append((error.filename, f"line {error.lineno}"))
+    ours = [(file, line) for file, line in places if file in LOADED]
+    return "".join(f"{_shown(file)}, {line}" for file, line in ours[-1:]).removesuffix(
+        ", in <module>"
+    )
 
 
 def _shown(path: str) -> str:

@@ -1,11 +1,4 @@
-"""What --model may name beside a folder or a hub name: a packaged model, or adapters.
-
-Holds: `Packaged`, `PACKAGED`, `SHIPPED`, `titled`, `check_model`, `named_folder`, `is_adapter`,
- `adapter_config`, `base_of`, `settings_folder`, `cache_folder`. Leaves out: what is
-here of it (config/machine.py), fetching and converting (models/packaged.py).
-No torch.
-Exercise it: `python cli.py ask FILE "question" --model smollm2`. Read next: models/packaged.py.
-"""
+"""What --model may name beside a folder or a hub name: a packaged model, or adapters. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +11,7 @@ from pathlib import Path
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
-from config.foreign import check_parts, from_json
+from config.foreign import check_parts, read_json
 from config.options import EMBEDDED, READER, TINY
 
 
@@ -75,20 +68,7 @@ TOKENIZER = re.compile(
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 LISTED = 1 << 26  # bytes of an index that are looked at
 WANTED = "give a folder with config.json, tokenizer and safetensors"
-INSTEAD = {
-    r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$":
-        "{path} has pickled weights ({name}), which can run code when they are read: get the "
-        "model's safetensors, or if you trust them write these by python -c \"from transformers "
-        "import AutoModelForCausalLM as M; "
-        "M.from_pretrained('{path}').save_pretrained('{path}')\".",
-    r".*\.(h5|msgpack|onnx|npz)$":
-        "{path} has weights that are not read ({name}): get the model's safetensors.",
-    r"([^/]+|snapshots/[^/]+)/(adapter_)?config\.json$":
-        "{path} holds no model itself: give {path}/{folder}.",
-    r"": "{path} has no {missing}, only {name}: " + WANTED + ".",
-}  # fmt: skip
-"""What lies in a folder that lacks a file of a model, by a pattern of its name, and what is said of
-it: the first that fits."""
+PICKLED = re.compile(r"(pytorch_model|model|consolidated|adapter_model).*\.(bin|pth?|ckpt)$")
 
 
 def check_model(model: str | Path, weights: bool = True, tokenizer: bool = False) -> None:
@@ -133,8 +113,15 @@ def _check_folder(path: Path, weights: bool, tokenizer: bool) -> None:
         needed += sorted(name.decode(errors="replace") for name in {*listed})
     if tokenizer and not adapters and not has_tokenizer:
         needed.append("tokenizer.json")
-    if missing := [name for name in needed if name not in files]:
-        raise UserError(_instead(path, missing[0]))
+    if missing := next((name for name in needed if name not in files), ""):
+        if pickled := next(filter(PICKLED.match, files), ""):
+            raise UserError(
+                f"{path} has pickled weights ({pickled}), which can run code when they are read: "
+                "get the model's safetensors, or write them by save_pretrained."
+            )
+        below = [*path.glob("*/*config.json"), *path.glob("snapshots/*/*config.json")]
+        inside = f" {below[0].parent} has one: give that." if below else ""
+        raise UserError(f"{path} has no {missing}: {WANTED}.{inside}")
     if adapters:
         base = adapter_config(path)["base_model_name_or_path"]
         try:
@@ -144,18 +131,6 @@ def _check_folder(path: Path, weights: bool, tokenizer: bool) -> None:
         except UserError as error:
             named = f"The adapters in {path} name {base} as their base in adapter_config.json"
             raise UserError(f"{named}, which can name another place. {error}") from error
-
-
-def _instead(path: Path, missing: str) -> str:
-    """Say what a folder holds that lacks a file of a model."""
-    below = [each for at in ("*", "*/*", "snapshots/*/*config.json") for each in path.glob(at)]
-    names = sorted(each.relative_to(path).as_posix() for each in below)
-    for pattern, sentence in INSTEAD.items():
-        for name in names:
-            if re.match(pattern, name):
-                found = {"name": name, "folder": Path(name).parent}
-                return sentence.format(path=path, missing=missing, **found)
-    return f"{path} is an empty folder: {WANTED}."
 
 
 def named_folder(model: str | Path) -> Path:
@@ -181,8 +156,7 @@ def adapter_config(folder: str | Path) -> dict:
     Returns r, lora_alpha, target_modules (comma-separated) and base_model_name_or_path.
     """
     try:
-        text = (named_folder(folder) / "adapter_config.json").read_text(encoding="utf-8")
-        saved = from_json(text)
+        saved = read_json(named_folder(folder) / "adapter_config.json")
         targets = saved["target_modules"]
         for name, value in saved.items():
             if not _is_plain(name, value):

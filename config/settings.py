@@ -1,14 +1,10 @@
-"""Settings: frozen dataclasses that pydantic checks; the docstring of a field is its help.
-
-Holds: `Settings`, bounds (`COUNT` and others), `hints_of`, `docs`, `sentence`, `scalar`,
-`from_yaml`. Leaves out: the settings of the commands (config/options.py).
-Exercise it: `pytest tests/config`. Read next: config/options.py.
-"""
+"""Settings: frozen dataclasses that pydantic checks; the docstring of a field is its help."""
 
 from __future__ import annotations
 
 import json
 import re
+import types
 import typing
 from contextlib import suppress
 from dataclasses import dataclass, fields
@@ -33,9 +29,7 @@ NOT_EMPTY = Field(min_length=1)
 # such a field is set by presets and by files of settings, and is no flag
 UNFLAGGED = "unflagged"
 
-
-# what a kind of error is called that pydantic words for programmers
-OTHER_WORDS = {"missing": "must have more items", "json_invalid": "must be text that can be read"}
+adapter = lru_cache(maxsize=1024)(TypeAdapter)
 
 
 def sentence(error: ValidationError, name: str = "") -> str:
@@ -46,15 +40,10 @@ def sentence(error: ValidationError, name: str = "") -> str:
     name = name or str(first["loc"][0])
     if first["type"] == "unexpected_keyword_argument":
         return f"There is no setting {name}: leave it out"
-    message = OTHER_WORDS.get(first["type"], first["msg"])
-    must = re.sub(r"^(\w+ should|Value error, must)", "must", message)
-    must = must.partition(" after validation")[0]
-    return f"{name} {must}, not {first['input']!r}"
-
-
-@lru_cache(maxsize=1024)
-def _adapter(kind: object) -> TypeAdapter:
-    return TypeAdapter(kind)
+    must = re.sub(r"^(\w+ should|Value error, must|Field)", "must", first["msg"])
+    if first["type"] == "json_invalid":
+        must = "must be text that can be read"
+    return f"{name} {must.partition(' after validation')[0]}, not {first['input']!r}"
 
 
 class Checked(type):
@@ -63,7 +52,7 @@ class Checked(type):
     def __call__(cls, *args, **given):
         made = cls.__new__(cls)
         try:
-            _adapter(cls).validator.validate_python(ArgsKwargs(args, given), self_instance=made)
+            adapter(cls).validator.validate_python(ArgsKwargs(args, given), self_instance=made)
         except ValidationError as error:
             raise UserError(f"{sentence(error)}.") from error
         return made
@@ -98,26 +87,41 @@ def docs(cls: type) -> dict[str, str]:
     found: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         if "__dataclass_fields__" in vars(base):
-            schema = _adapter(base).json_schema().get("properties", {})
+            schema = adapter(base).json_schema().get("properties", {})
             told = {name: about.get("description", "") for name, about in schema.items()}
             found |= {name: " ".join(text.split()) for name, text in told.items() if text}
     return found
 
 
-def scalar(kind: object) -> object:
-    """Return the plain type of a field's values, of several that of each."""
-    while typing.get_origin(kind) in (typing.Annotated, tuple):
+def divide(given: dict[str, object], *classes: type) -> list[dict[str, object]]:
+    """Divide settings by the classes that have them, the first one first; the rest comes last."""
+    rest, parts = {**given}, []
+    for cls in classes:
+        parts.append({name: rest.pop(name) for name in hints_of(cls) if name in rest})
+    return [*parts, rest]
+
+
+def plain(kind: object) -> object:
+    """Return a type without its bounds; of `X | None` the X."""
+    while typing.get_origin(kind) is typing.Annotated:
         kind = typing.get_args(kind)[0]
+    if isinstance(kind, types.UnionType):
+        return plain(next(k for k in typing.get_args(kind) if k is not type(None)))
     return kind
+
+
+def item(kind: object) -> object:
+    """Return the plain type of a field's values, of several that of each."""
+    kind = plain(kind)
+    return item(typing.get_args(kind)[0]) if typing.get_origin(kind) is tuple else kind
 
 
 def from_yaml(value: object, kind: object, name: str) -> object:
     """Convert a value of YAML to the type of a field; UserError with its name if that fails."""
-    if scalar(kind) is float:  # YAML 1.1 takes 1e-3 for text
+    if item(kind) is float:  # YAML 1.1 takes 1e-3 for text
         value = [*map(_number, value)] if isinstance(value, list) else _number(value)
     try:
-        text = json.dumps(value, default=_day)
-        return _adapter(kind).validate_json(text, strict=True)
+        return adapter(kind).validate_json(json.dumps(value, default=_day), strict=True)
     except ValidationError as error:
         raise UserError(f"{sentence(error, name)}.") from error
     except (TypeError, ValueError) as error:

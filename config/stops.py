@@ -1,9 +1,5 @@
 """Ctrl-C and SIGTERM: the first lets a step become whole, another one ends the process at once.
 
-Holds: `StoppedNow`, `stoppable`, `saying`, `heed`, `waiting`, `asked`, `is_stoppable`.
-Leaves out: what is saved (report/runlog.py), what is said (commands/train.py).
-Exercise it: `pytest tests/hostile/test_run_faults.py`. Read next: models/ranks.py.
-
     signal    while steps go on: noted (`asked`), and told to the ranks; else as another
     another   `StoppedNow` is raised; from there on a signal ends the process without Python
 

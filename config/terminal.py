@@ -1,9 +1,4 @@
-"""Progress in the terminal: bars with rate and remaining time; plain lines where there is none.
-
-Holds: `bar`, `say`, `fitting`, `command_line`, `next_step`, the console. Leaves out: GRPO's
-progress (commands/train.py).
-No torch. Exercise it: `pytest tests/config/test_terminal.py`. Read next: config/options.py.
-"""
+"""Progress in the terminal: bars with rate and remaining time; plain lines where there is none."""
 
 from __future__ import annotations
 
@@ -21,10 +16,8 @@ from rich.progress import (
     MofNCompleteColumn,
     Progress,
     ProgressColumn,
-    Task,
     TaskID,
     TextColumn,
-    TimeElapsedColumn,
     TimeRemainingColumn,
 )
 from rich.table import Column
@@ -39,30 +32,24 @@ class Rate(ProgressColumn):
     """Show items per second, or seconds per item if that is slower."""
 
     def render(self, task) -> Text:
-        speed = task.finished_speed or task.speed
-        if not speed:
-            return Text("")
-        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each")
+        speed = task.finished_speed or task.speed or 0
+        return Text(f"{speed:.1f}/s" if speed >= 1 else f"{1 / speed:.1f} s each" if speed else "")
 
 
 class Elided(TextColumn):
-    """Show text that ends in an ellipsis where the terminal is too narrow; numbers never do."""
+    """Show text, perhaps of a foreign file, that ends in an ellipsis where the terminal is too
+    narrow; numbers never do."""
 
-    def __init__(self, text: str, plain: bool = False):
-        """plain: no markup, and nothing that steers the terminal; for text of a foreign file."""
+    def __init__(self, text: str, markup: bool = False):
         # such columns shrink first
-        super().__init__(text, markup=not plain, table_column=Column(no_wrap=False))
-        self.plain = plain
+        super().__init__(text, markup=markup, table_column=Column(no_wrap=False))
 
     def render(self, task) -> Text:
         text = super().render(task)
-        if self.plain:
+        if not self.markup:
             text = Text(clean(text.plain).replace("\n", " "))
         text.no_wrap, text.overflow = True, "ellipsis"
         return text
-
-
-WIDE = 120  # columns of a terminal with room for everything
 
 
 class Lines(Progress):
@@ -85,40 +72,33 @@ class Lines(Progress):
         before = task.completed
         super().update(task_id, **changes)
         if task.visible and every and task.completed // every > before // every:
-            self.print(self._line(task))
-
-    def _line(self, task: Task) -> str:
-        took = timedelta(seconds=int(task.elapsed or 0))
-        done = f"{task.completed:g}/{task.total:g} {self.unit}"
-        named = Text.from_markup(task.description).plain
-        note = " ".join(clean(task.fields["note"]).split())
-        return "  ".join(filter(None, (clean(named), done, str(took), note)))
+            took = timedelta(seconds=int(task.elapsed or 0))
+            done = f"{task.completed:g}/{task.total:g} {self.unit}"
+            named = Text.from_markup(task.description).plain
+            note = " ".join(clean(task.fields["note"]).split())
+            self.print("  ".join(filter(None, (clean(named), done, str(took), note))))
 
 
 def bar(unit: str, to: Console = console) -> Progress:
     """Make a progress bar for items counted in `unit`; outside a terminal, `Lines`.
 
-    `fields[note]` is any text behind it, without markup, the most important part first. On a
-    narrow terminal the bar is short, and unit and elapsed time are omitted. Its `print` puts a line
-    above it, plain text that never wraps.
+    `fields[note]` is any text behind it, without markup, the most important part first. Its `print`
+    puts a line above it, plain text that never wraps.
     """
     if not to.is_terminal:
         return Lines(unit, to)
-    wide = to.width >= WIDE
 
     def whole() -> Column:
         return Column(no_wrap=True)
 
     progress = Progress(
-        Elided("{task.description}"),
-        BarColumn(24 if wide else 8),
+        Elided("{task.description}", markup=True),
+        BarColumn(8),
         MofNCompleteColumn(table_column=whole()),
-        *([TextColumn(unit)] if wide else []),
         Rate(whole()),
-        *([TimeElapsedColumn(table_column=whole())] if wide else []),
         TimeRemainingColumn(table_column=whole()),
         TextColumn("left"),
-        Elided("{task.fields[note]}", plain=True),
+        Elided("{task.fields[note]}"),
         console=to,
         refresh_per_second=2,
         speed_estimate_period=1800,  # seconds; a step may take minutes, the rate needs two of them

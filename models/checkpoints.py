@@ -27,7 +27,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 from config.errors import UserError, first_line
 from config.files import replacing, sync
-from config.foreign import from_json
+from config.foreign import read_json
 from config.options import RunConfig
 from config.realmodels import titled
 from config.terminal import say
@@ -160,7 +160,7 @@ def load_checkpoint(path: Path, model, optimizer=None, base: Mapping[str, str] =
 def read_state(path: Path) -> dict:
     """Read a checkpoint's plain numbers: counters, `position`, `dtype`, `base`; else UserError."""
     try:
-        state = from_json((path / "state.json").read_text(encoding="utf-8"))
+        state = read_json(path / "state.json")
         required = {"base", "dtype", "position", "done_steps"}
         if not isinstance(state, dict) or not required <= state.keys():
             raise ValueError("state.json does not hold what it should")

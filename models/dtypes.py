@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 from config.errors import UserError, alone
-from config.foreign import from_json
+from config.foreign import read_json
 from config.options import EMBEDDED, ModelConfig, TrainConfig
 from config.realmodels import PACKAGED, base_of, titled
 
@@ -85,7 +85,7 @@ def _sizes_in_bfloat16(model: str | Path) -> tuple[int, ...] | None:
     if str(model) in PACKAGED:  # stored so, once it is converted
         return SIZES[str(model)].hidden, SIZES[str(model)].intermediate
     try:
-        config = from_json(Path(model, "config.json").read_text(encoding="utf-8"))
+        config = read_json(Path(model, "config.json"))
         if (config.get("dtype") or config.get("torch_dtype")) != "bfloat16":
             return None
         text = config.get("text_config") or config

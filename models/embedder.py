@@ -15,7 +15,7 @@ import numpy as np
 
 from agents.search import Embedder
 from config.errors import ServerFailed, UserError, alone, loading
-from config.foreign import from_json
+from config.foreign import read_json
 from config.realmodels import Packaged, named_folder
 from models.packaged import fetch, make_once
 from tasks.served import Client, Failed, Terms, address
@@ -104,7 +104,7 @@ def _check_modules(folder: Path) -> None:
     """Raise a UserError for a folder that is not one of sentence-transformers, or that names
     layers of other kinds: the library would import them by that name."""
     try:
-        parts = from_json((folder / "modules.json").read_text(encoding="utf-8"))
+        parts = read_json(folder / "modules.json")
         kinds = [part["type"] for part in parts]
     except (OSError, ValueError, TypeError, KeyError):
         raise UserError(

@@ -284,7 +284,7 @@ def with_lora(model, config: TrainConfig):
     linear = sorted({name.rpartition(".")[2] for name in linear} - {"lm_head"})
 
     def refusal(why: str) -> UserError:
-        return UserError(f"lora_targets {targets!r} {why}: give --lora-targets {','.join(linear)}.")
+        return UserError(f"lora_targets {targets!r} {why}: set lora_targets: {','.join(linear)}.")
 
     if "lm_head" in targets.split(","):
         raise refusal("name the lm_head, whose weights are the embedding's in many models")

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from config.errors import UserError
-from config.foreign import from_json
+from config.foreign import read_json
 from config.options import EMBEDDED, TEMPLATE_DATE, EvalConfig, RunConfig, SFTConfig, TrainConfig
 from config.realmodels import adapter_config, base_of, is_adapter
 from memagent import Agent
@@ -196,7 +196,7 @@ def stored_as(model: str | Path) -> str:
         path = Path(model or EMBEDDED, "config.json")
         if not path.is_file():
             path = Path(hf_hub_download(str(model), "config.json", local_files_only=True))
-        stored = from_json(path.read_text(encoding="utf-8")).get("quantization_config")
+        stored = read_json(path).get("quantization_config")
         method = stored and stored.get("quant_method", "bitsandbytes")
     except (OSError, ValueError, AttributeError):
         return ""

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from config.errors import UserError
-from config.flags import given_in
+from config.flags import Given
 from config.plugins import Finder, is_path, told
 from config.settings import Settings, hints_of
 from config.terminal import say
@@ -219,16 +219,9 @@ def stored(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in found.items() if not is_usual(name, value)}
 
 
-def panel(name: str) -> tuple[str, type, int]:
-    """Return the panel of a suite's flags in the help; its fields stand among those of a command's
-    first class."""
-    kind = find(name)
-    return f"The suite {Path(kind.name).stem}", kind, 0
-
-
-def flags(usual: str) -> Callable[[Sequence[str]], list[tuple[str, type, int]]]:
-    """Return what finds the panel of the suite that a command line names, by default `usual`."""
-    return lambda arguments: [panel(given_in(arguments).get("suite") or usual)]
+def classes(given: Given, usual: str) -> list[type[Suite]]:
+    """Return the suite that a command line names, by default `usual`: its fields are flags."""
+    return [find(given.get("suite") or usual)]
 
 
 # ---------------------------------------------------------------- what a command asks

@@ -26,7 +26,7 @@ from pydantic import BaseModel, BeforeValidator, Field, StrictInt, TypeAdapter, 
 
 from config.errors import UserError, clip, first_line
 from config.files import is_file
-from config.foreign import FREE, RATIO, flood, from_json, read_data, unpacked
+from config.foreign import FREE, RATIO, flood, from_json, unpacked
 from config.plugins import load_function
 from config.terminal import say
 from data import FRAMES, Pool, Task
@@ -112,7 +112,7 @@ def _values(path: Path, file: IO[bytes]) -> Iterator[tuple[str, object]]:
         rows = chain.from_iterable(batch.to_pylist() for batch in _batches(path, file))
         yield from ((f"row {n}", fields) for n, fields in enumerate(rows, 1))
         return
-    stream = unpacked(file, path) if path.suffix == ".gz" else file
+    stream = unpacked(file, path)
     numbered = enumerate(iter(lambda: stream.readline(LARGEST + 1), b""), 1)
     lines = ((n, line) for n, line in numbered if line.strip(BLANK))
     n, line = next(lines, (0, b""))
@@ -177,9 +177,7 @@ def _members(tree: object) -> Iterator[tuple[str, object]]:
 
 
 def _parse(raw: bytes, where: str | Path) -> object:
-    if len(raw) > LARGEST:
-        largest = f"a value of more than {LARGEST >> 20:,} MiB"
-        raise UserError(f"{where} has {largest}: save one record a line.")
+    _check_size(raw, where)
     try:
         return from_json(raw)
     except ValueError as error:  # no JSON, not UTF-8; a number, or a nesting, thousands long
@@ -192,8 +190,17 @@ def read_json(path: str | Path) -> object:
 
 
 def _content(path: str | Path) -> bytes:
-    with _readable(path):
-        return read_data(existing(path))
+    path = existing(path)
+    with _readable(path), path.open("rb") as file:
+        raw = unpacked(file, path).read(LARGEST + 1)
+    _check_size(raw, path)
+    return raw
+
+
+def _check_size(raw: bytes, where: str | Path) -> None:
+    if len(raw) > LARGEST:
+        largest = f"a value of more than {LARGEST >> 20:,} MiB"
+        raise UserError(f"{where} has {largest}: save one record a line.")
 
 
 # ---------------------------------------------------------------- what is read of a record

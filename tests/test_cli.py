@@ -4,7 +4,6 @@ import csv
 import errno
 import json
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -15,7 +14,6 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-import typer.main
 import yaml
 from conftest import cell_of, forked, parts_of, until
 from test_front_page import blocks, commands
@@ -92,28 +90,8 @@ def test_a_full_disk_is_one_sentence(monkeypatch, tmp_path):
     def full(*_):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("commands.taskfiles.show_tasks", full)
+    monkeypatch.setattr("commands.data.show_tasks", full)
     assert "No space left on device" in run("data", "look", "world", code=2)
-
-
-def test_settings_are_flags_with_their_docstrings():
-    text = re.sub(r"\s+", " ", re.sub(r"[│╭╮╰╯─]", " ", run("train --help-all")))
-    for flag in ("group-size", "clip-high", "chunk-tokens", "lora-rank", "updates-per-rollout"):
-        assert f"--{flag}" in text
-    assert "G, readings of one task, which are judged by each other (default: 16)" in text
-    # what presets and files set, and what means nothing to the agent
-    assert "--grad-clip" not in text and "--callback" not in text
-    for words in ("train --grad-clip 1", "train --callback off"):
-        assert "No such option" in run(words, code=2)
-
-
-def test_a_run_has_few_flags():
-    """What hardly anybody sets is a constant, or stands in presets and files."""
-    group = typer.main.get_command(cli.app)
-    for name, most in (("train", 60), ("eval", 36)):
-        with group.make_context("cli.py", [name], resilient_parsing=True) as context:
-            _, command, _ = group.resolve_command(context, [name])
-            assert len(command.params) <= most, name
 
 
 def test_little_is_imported_at_the_start(helped):
@@ -132,7 +110,6 @@ def test_little_is_imported_at_the_start(helped):
         (("train", "--agent", "nowhere.py"), "nowhere.py"),
         (("demo", "--agent", "full"), "section by section"),
         (("plan", "--agent", "bm25"), "section by section"),
-        (("train", "--lengths", "4,x"), "--lengths"),
         (("train", "--config", "nowhere.yaml"), "nowhere.yaml"),
         (("eval", "--agents", "memgent"), "memgent"),
         (("eval", "--suite", "world", "--split", "tset"), "tset"),
@@ -140,7 +117,6 @@ def test_little_is_imported_at_the_start(helped):
         (("ask", "nowhere.txt", "why?"), "nowhere.txt"),
         (("show", "nowhere"), "nowhere"),
         (("data", "look", "nowhere.jsonl"), "nowhere.jsonl"),
-        (("data", "look", "world", "--kind", "three_hop"), "three_hop"),
         (("data", "build", "nowhere.json", "out"), "nowhere.json"),
         (("train", "--lr", "-1"), "lr"),
         (("train", "--max-sections", "-1"), "max_sections"),
@@ -152,8 +128,6 @@ def test_little_is_imported_at_the_start(helped):
         (("eval", "--runs", __file__), "test_cli.py"),
         (("eval", "--n", "0"), "n must"),
         (("eval", "--agents", ""), "agents"),
-        (("eval", "--lengths", "50,...,20"), "lengths"),
-        (("eval", "--lengths", "...,20"), "lengths"),
         (("eval", "--suite", "hqa"), "suite"),
         (("demo", "--short", "--name", ""), "--name"),
         (("demo", "--short", "--name", "."), "--name"),
@@ -170,30 +144,6 @@ def test_a_mistake_is_one_sentence_with_exit_code_2_and_leaves_nothing(
     assert message.startswith("memagent: ") and "\n" not in message and words in message
     assert "Traceback" not in result.output
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("line", "choices"),
-    [
-        ("train --agent rememr1 --callback always", "learned, question, off"),
-        ("train --credit shared", "share, split"),
-        ("eval --device foo", "auto, cpu, cuda"),
-        (f"ask {__file__} why? --device foo", "auto, cpu, cuda"),
-    ],
-)
-def test_a_wrong_choice_is_answered_with_the_choices(tmp_path, monkeypatch, line, choices):
-    monkeypatch.chdir(tmp_path)
-    message = " ".join(re.sub("[│╭╮╰╯─]", " ", run(line, code=2)).split())
-    flag, value = line.split()[-2:]
-    assert f"Invalid value for '{flag}'" in message and f"'{value}' is not one of" in message
-    assert ", ".join(f"'{choice}'" for choice in choices.split(", ")) in message
-    assert "Traceback" not in message and list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("words", ["train --agent rememr1", "eval", "ask", "plan", "data"])
-def test_no_flag_is_cut_in_80_columns(words):
-    names = re.findall(r"--[\w-]+…?", run(*words.split(), "--help-all"))
-    assert names and not [n for n in names if n.endswith("…") and not n.startswith("--no-")]
 
 
 # every argument of every command that takes a path, P
@@ -294,11 +244,11 @@ def test_look(own, tmp_path):
     assert "Where is Anna?" in run("data", "look", own)
     assert "evidence at" in run("data", "look", "world", "--sections", 2)
     assert "evidence at" in run("data", "look", "world")
-    assert "about 0 sections" in run("data", "look", "world", "--sections", 0, code=2)
+    run("data", "look", "world", "--sections", 0, code=2)
     ledger = run("data", "look", "ledger", "--n", 1)
     assert "question  Where is " in ledger and "2024-01-06" in ledger and "2024-01-07" not in ledger
     assert "2024-01-12" in run("data", "look", "ledger", "--n", 1, "--sections", 12)
-    assert "A ledger has between" in run("data", "look", "ledger", "--sections", 0, code=2)
+    run("data", "look", "ledger", "--sections", 0, code=2)
     qa = [{"question": "Who?", "answer": "A"}]
     talk = {"id": "t", "memories": [{"text": "Ada left."}], "qa": qa}
     (tmp_path / "talks.jsonl").write_text(json.dumps(talk))
@@ -366,11 +316,11 @@ def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_mod
     small = "--steps 1 --tasks-per-step 1 --group-size 2 --lengths 1"
     run(
         f"train --name a --preset rememr1 --retriever bm25 --chunk-tokens 24 --step-tokens 20 "
-        f"--final-tokens 20 --updates-per-rollout 1 --alpha 0.5 {small}"
+        f"--final-tokens 20 --kl 0.5 {small}"
     )
     stored = find.begun(Path("runs/a"))
     assert stored["run"]["agent"] == "rememr1" and stored["agent"]["retriever"] == "bm25"
-    assert (stored["grpo"]["kl"], stored["grpo"]["alpha"]) == (1e-3, 0.5)
+    assert (stored["grpo"]["kl"], stored["grpo"]["clip_high"]) == (0.5, 0.2)
     run("train --name b --config runs/a/config.yaml --recall-k 2")
     run("train --name b --resume --steps 2")
     stored = find.begun(Path("runs/b"))
@@ -380,7 +330,6 @@ def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_mod
     assert find.begun(Path("runs/c"))["run"]["agent"] == "rememr1"
     few = "--model runs/a/model --lengths 1 --temperatures 0"
     run(f"eval --name e --agents rememr1,memagent --n 1 {few}")
-    assert "What the agents did" in Path("runs/e/report.html").read_text()
     Path("notes.txt").write_text(
         "Otto reached Lima. Ida met Emil. Olga toured Oslo. Nils joined Max. "
         "Rosa entered Rome. Karin toured Graz. Anna met Otto."
@@ -397,7 +346,6 @@ def test_settings_of_an_agent_go_from_preset_and_flags_to_the_config_and_the_mod
     evaluated = yaml.safe_load(Path("runs/p/config.yaml").read_text())
     assert evaluated["eval"]["agents"][0] == "rememr1"
     assert evaluated["agent"]["max_sections"] is None  # a preset's cap is one of training
-    assert "--preset rememr1" in run("plan --model Qwen/Qwen3-4B --preset rememr1")
 
 
 def test_the_commands_of_the_front_page_and_of_a_run_of_ones_own_work(tmp_path, monkeypatch):
@@ -454,14 +402,6 @@ def download(name, out, say):
     (out / name).mkdir(parents=True)
     for k, file in enumerate(downloads.SOURCES[name][2]):
         pq.write_table(pa.Table.from_pylist(questions[22 * k :][:22]), out / name / file.name)
-
-
-def test_a_training_that_keeps_no_checkpoint_says_that_there_is_no_policy(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    small = "--steps 1 --tasks-per-step 2 --group-size 2 --lengths 1 --chunk-tokens 30"
-    said = run("train", "--name", "a", "--keep-checkpoints", 0, *small.split())
-    assert "Neither checkpoint nor policy was kept" in said and "The policy is in" not in said
-    assert not Path("runs/a/model").exists() and Path("runs/a/report.html").exists()
 
 
 def dies_in_the_second_step(self, trainer, module, *_):
@@ -521,7 +461,7 @@ def test_an_evaluation_that_is_killed_then_stopped_by_ctrl_c_loses_nothing(tmp_p
         killed = forked(words)
     until(lambda: lines() >= 3)
     assert killed.exitcode is None
-    assert "is being written by process" in run(*words, code=2)
+    assert "is being written" in run(*words, code=2)
     killed.kill()
     killed.join()
     stopped = subprocess.Popen(

@@ -19,7 +19,6 @@ import cli
 import memagent
 from agents import find
 from commands.sft import demonstration
-from config import flags
 from config.options import EMBEDDED
 from dev import picture
 from tasks import documents, worlds
@@ -85,8 +84,6 @@ def test_every_command_of_a_page_exists_with_its_flags(page, monkeypatch):
             command = command.commands[name]
         # which flags there are depends on the agent that is named; this one is the reader's own
         words = [word.replace("my_agent.py", find.DEFAULT) for word in words]
-        if name in flags.BUILDERS:
-            command = flags.BUILDERS[name](words)
         command.make_context(name, words)  # raises at an unknown flag or a missing argument
     for target in re.findall(r"\bmake ([a-z-]+)", "\n".join(re.findall(r"^    .*$|`.*?`", text))):
         assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), re.M), target

@@ -7,10 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-import typer.main
-from typer.testing import CliRunner
 
-import cli
 import suites
 from agents import find
 from config import settings
@@ -164,7 +161,6 @@ EXPLAINED = {
     "commands/doctor.py": ("import_module", NAMED),
     "commands/dryrun.py": ("from_pretrained", "what the dry run itself has exported just before"),
     "config/files.py": ("load", "the safe loader: lists, numbers and texts"),
-    "config/flags.py": ("import_module", NAMED),
     "config/plugins.py": (
         "exec_module import_module spec_from_file_location",
         "a file that the user names; what data names is refused by find.check_reach",
@@ -235,14 +231,6 @@ def test_ways_in_are_found(tmp_path, source, found):
 # ---------------------------------------------------------------- help
 
 
-def flags(*words: str) -> set[str]:
-    """The flags of a command."""
-    group = typer.main.get_command(cli.app)
-    with group.make_context("cli.py", [*words], resilient_parsing=True) as ctx:
-        _, found, _ = group.resolve_command(ctx, [*words])
-        return {p.opts[0] for p in found.get_params(ctx)}
-
-
 def test_every_setting_has_a_help():
     agents, kinds = map(find.find, find.names()), map(suites.find, suites.names())
     commands = (RunConfig, GRPOConfig, EvalConfig, ReadConfig)
@@ -264,19 +252,3 @@ def test_no_line_outside_its_room_names_a_suite_to_tell_it_apart():
             )
             texts = {part.value for part in parts if isinstance(part, ast.Constant)}
             assert not texts & names, f"{path.relative_to(ROOT)}:{node.lineno}"
-
-
-def test_an_agents_own_flags_appear_with_it():
-    for words in ("train --agent rememr1", "train --preset rememr1", "plan --agent=rememr1"):
-        assert "--recall-k" in flags(*words.split())
-    assert "--recall-k" not in flags("train")
-
-
-def test_closed_sets_of_values_are_choices_that_the_shell_completes():
-    group = typer.main.get_command(cli.app)
-    with group.make_context("cli.py", ["train"], resilient_parsing=True) as ctx:
-        params = {p.name: p for p in group.resolve_command(ctx, ["train"])[1].get_params(ctx)}
-        completed = params["engine"].shell_complete(ctx, "")
-        assert {item.value for item in completed} == {"transformers", "vllm"}
-    said = CliRunner().invoke(cli.app, ["train", "--engine", "tensorflow"])
-    assert said.exit_code == 2 and "transformers" in said.output

@@ -1,11 +1,12 @@
 import re
 import shlex
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-import yaml
+from typer.testing import CliRunner
 
+import cli
 from agents import find
 from agents.find import resolve
 from commands.dryrun import dry_run
@@ -22,19 +23,30 @@ RECIPES = sorted(Path(__file__).parent.parent.joinpath("recipes").glob("*.yaml")
 def recipe(name):
     stored = find.stored_settings(next(path for path in RECIPES if path.stem == name))
     run = RunConfig(**stored["run"])
-    return run, GRPOConfig(**stored["grpo"]), find.make(run.agent, stored["agent"])
+    fields = stored.get("grpo", {}), stored.get("agent", {})
+    return run, *find.resolve("default", run.model or options.EMBEDDED, *fields, run.agent)
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_says_everything_so_that_no_default_changes_it(path):
-    stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-    kinds = {
-        "run": RunConfig,
-        "grpo": GRPOConfig,
-        "agent": find.find(stored["run"]["agent"]).Config,
-    }
-    for section, cls in kinds.items():
-        assert stored[section].keys() == {field.name for field in fields(cls)}, section
+def test_a_recipe_holds_what_differs_from_the_defaults_alone(path):
+    stored = find.stored_settings(path)
+    agent = find.find(stored["run"].get("agent", find.DEFAULT))
+    kinds = {"run": RunConfig, "grpo": GRPOConfig, "agent": agent.Config}
+    for section, values in stored.items():
+        usual = asdict(kinds[section]())
+        assert not [name for name, value in values.items() if value == usual[name]], section
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_commands_take_a_recipe(path, monkeypatch):
+    tried = []
+    monkeypatch.setattr("commands.dryrun.dry_run", lambda *how: tried.extend(how[:2]))
+    monkeypatch.setattr("sys.argv", ["cli.py"])
+    done = CliRunner().invoke(cli.app, ["train", "--config", str(path), "--dry-run"])
+    assert done.exit_code == 0 and tried == [*recipe(path.stem)[:2]], done.output
+    if path.stem != "laptop":
+        done = CliRunner().invoke(cli.app, ["plan", "--config", str(path)])
+        assert done.exit_code == 0 and str(path) in done.output, done.output
 
 
 # a whole training, adapters on one card, and another agent, here on one rank: see the last test

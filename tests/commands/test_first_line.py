@@ -1,26 +1,23 @@
-"""What a command says first, its short help, near misses, a hub that does not answer, and code of
-the user's that fails."""
+"""What a command says first, near misses, a hub that does not answer, and code of the user's that
+fails."""
 
 import json
 import re
-import shlex
 from pathlib import Path
 
 import pytest
-import typer.main
 from huggingface_hub import constants
-from test_refusals import python, refused, said
+from test_refusals import python, refused
 from typer.testing import CliRunner
 
 import cli
 from agents import find
 from bench import first_line
-from config import flags, machine
+from config import machine
 from config.errors import UserError
-from config.options import EVERYDAY, RunConfig
+from config.options import RunConfig
 
 ROOT = Path(cli.__file__).parent
-EXAMPLES = flags.help_data()["examples"]
 NOTES = "Anna reached Oslo. Boris toured Lima."
 AGENT = """
 from memagent import Agent, MemAgent
@@ -33,79 +30,13 @@ class Mine(MemAgent):
 RUN = "from memagent import MemAgent\n\nclass Mine(MemAgent):\n    def {name}(self, {given}):\n"
 
 
-# ---------------------------------------------------------------- help
-
-
-def short(*words) -> str:
-    """The help of a command, its table as plain text."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", said(*words)).split())
-
-
-@pytest.mark.parametrize("command", [name for name in EXAMPLES if name])
-def test_a_short_help_has_few_flags_and_three_examples(command):
-    text = short(*command.split(), "-h")
-    table = {name for name in re.findall(r"(--[a-z][\w-]*)(?: -h| --no-[\w-]+)? <", text)}
-    assert 1 <= len(table) <= 15
-    assert all(f"python cli.py {line}" in text for line in map(str, EXAMPLES[command]))
-    assert ("--help-all lists" in text) == (command in EVERYDAY)
-    if command in EVERYDAY:
-        assert len(short(command, "--help-all")) > 2 * len(text)
-
-
-def test_the_examples_of_the_help_are_lines_that_a_clone_takes():
-    group = typer.main.get_command(cli.app)
-    for line in {line for lines in EXAMPLES.values() for line in lines}:
-        words = shlex.split(line)
-        for word in words:
-            made = word.startswith(("runs/", "key."))
-            assert made or "/" not in word or word.startswith("Qwen/") or (ROOT / word).exists()
-        found, rest, parent = group, words, None
-        while hasattr(found, "resolve_command"):
-            parent = found.make_context("cli.py", [*rest], parent)
-            name, found, rest = found.resolve_command(parent, rest)
-        found.make_context(name, rest, parent)  # every flag is one, with a value
-
-
-@pytest.mark.parametrize("line, values", [
-    ("ask", {"chunk-tokens": "128", "memory-tokens": "32"}),  # of the reader, which answers
-    ("ask --model tiny", {"chunk-tokens": "24", "memory-tokens": "13"}),
-    ("serve", {"chunk-tokens": "128"}),
-    ("train", {"lr": "0.0007", "group-size": "16"}),
-    ("train --preset vime", {"lr": "1e-06", "group-size": "8", "agent": "memagent"}),
-    ("train --preset rememr1", {"agent": "rememr1"}),
-    ("sft", {"lr": "0.001", "steps": "100"}),
-    ("eval", {"agents": "memagent,full,bm25", "n": "64"}),
-])  # fmt: skip
-def test_help_shows_the_values_in_force(line, values):
-    text = short(*line.split(), "--help")
-    for name, value in values.items():
-        about = text.partition(f"--{name} <")[2].partition(" --")[0]
-        assert f"(default: {value})" in about, (name, about)
-
-
-def test_version_and_the_list_of_commands():
-    assert re.match(r"memagent \S+.*, Python 3\.\S+, torch 2", said("--version"))
-    listed = short("-h")
-    assert listed.index("Start here") < listed.index("Train") < listed.index("Look at")
-    assert {*flags.help_data()["panels"]} == {"Start here", "Train", "Measure", "Look at"}
-    names = [name for words in flags.help_data()["panels"].values() for name in words.split()]
-    assert sorted(names) == sorted(typer.main.get_command(cli.app).commands)
-
-
 # ---------------------------------------------------------------- near misses
 
 
 @pytest.mark.parametrize("line, offered", [
-    ("trian", "'train'"),
-    ("train --learning-rate 1", "--lr?"),
-    ("sft --learning-rate 1", "--lr?"),
-    ("train --batch-size 8", "--tasks-per-step or --group-size?"),
-    ("train --epochs 8", "--steps?"),
-    ("stream --num-epochs 8", "--epochs?"),
-    ("train --output-dir x", "--name or --runs?"),
-    ("eval --max-length 8", "--chunk-tokens?"),
-    ("train --stepps 3", "--steps?"),
-    ("data build a b --lenghts 3", "--lengths?"),
+    ("trian", "train"),
+    ("train --stepps 3", "--steps"),
+    ("data build a b --lenghts 3", "--lengths"),
     ("train --agent memagnt", "memagent?"),
     ("eval --agents memagent,ful", "full?"),
     ("eval --suite ruler-hq", "ruler-hqa?"),
@@ -119,13 +50,7 @@ def test_a_near_miss_is_answered_with_what_is_near(tmp_path, line, offered):
         (tmp_path / name / file).touch()
     done = CliRunner().invoke(cli.app, line.replace("R", str(tmp_path)).split())
     output = " ".join(re.sub("[│╭╮╰╯─]", " ", done.output).split())
-    assert done.exit_code == 2 and f"Did you mean {offered.replace('R', str(tmp_path))}" in output
-
-
-@pytest.mark.parametrize("command", ["export", "sft"])
-def test_what_is_near_nothing_is_offered_nothing(command):
-    done = CliRunner().invoke(cli.app, [command, "--preset", "demo"])
-    assert "No such option: --preset." in done.output and "Did you mean" not in done.output
+    assert done.exit_code == 2 and offered.replace("R", str(tmp_path)) in output
 
 
 # ---------------------------------------------------------------- the first line

@@ -17,7 +17,7 @@ COLUMNS = 80
 SMALL = "--chunk-tokens 30 --memory-tokens 8 --final-tokens 8".split()
 TRAIN = "train --name t --tasks-per-step 1 --group-size 2 --lengths 1 --validation world".split()
 COMMANDS = {
-    "train": [*TRAIN, *"--validation-n 1 --save-every 6 --steps 11".split(), *SMALL],
+    "train": [*TRAIN, *"--save-every 6 --steps 11".split(), *SMALL],
     "sft": "sft --name s --tasks-per-step 2 --lengths 1 --steps 11".split(),
     "eval": [*"eval --name e --lengths 1,2 --n 2 --agents memagent,none".split(), *SMALL],
     "stream": "stream --epochs 2 --name st".split(),

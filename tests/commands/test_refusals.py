@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -15,9 +16,9 @@ import models.embedder as embedders
 from agents import find
 from commands import train
 from commands.dryrun import dry_run
-from config import terminal
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig, without_url
+from config.realmodels import check_model
 from dev import keeper
 from embedded import tiny
 from engines.open import check_frozen
@@ -103,17 +104,6 @@ def test_vllm_is_refused_where_it_loses_the_weights_from_before(tmp_path):
     assert not [*tmp_path.iterdir()]
 
 
-def test_a_plan_refuses_what_training_refuses(monkeypatch):
-    monkeypatch.setattr(terminal.console, "_width", 160)  # in which no cell is cut
-    words = ("plan", "--model", "Qwen/Qwen3-0.6B", "--gpu-gib", 80)
-    alone = said(*words, "--agent", "memupdate")
-    assert "fits │ yes │ yes │ no │" in alone
-    assert "Full training is refused as it stands." in alone
-    assert "vLLM holds one set of weights: give a --lora-rank" in alone
-    usual = said(*words)  # an agent without frozen questions
-    assert "fits │ yes │ yes │ yes │" in usual and "refused" not in usual
-
-
 def test_a_plan_needs_no_weights_and_training_does(tmp_path):
     sizes = dict(hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=96,
                  vocab_size=500)  # fmt: skip
@@ -179,7 +169,7 @@ def folder(*names, **contents):
 
 MODELS = {  # files in a folder, what is given as --model (behind the folder), what is said of it
     "a folder that is not there": ({}, "/nowhere", "No model folder at"),
-    "an empty folder": ({"x/": ""}, "/x", "is an empty folder"),
+    "an empty folder": ({"x/": ""}, "/x", "has no config.json"),
     "a pointer for weights": (folder(*WHOLE) | {"model.safetensors": POINTER}, "", "git lfs pull"),
     "a pointer for a part": (
         folder(*WHOLE[:2], "model.safetensors.index.json") | {"model-2.safetensors": POINTER}, "",
@@ -195,8 +185,8 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
     "pickled weights": (folder(*WHOLE[:2], "pytorch_model.bin"), "", "can run code"),
     "pickled parts": (folder(*WHOLE[:2], "pytorch_model-00001-of-00002.bin"), "", "can run code"),
     "pickled as they were trained": (folder(*WHOLE[:2], "consolidated.00.pth"), "", "run code"),
-    "weights of others": (folder(*WHOLE[:2], "tf_model.h5"), "", "not read (tf_model.h5)"),
-    "no weights": (folder(*WHOLE[:2]), "", "has no model.safetensors, only config.json"),
+    "weights of others": (folder(*WHOLE[:2], "tf_model.h5"), "", "has no model.safetensors"),
+    "no weights": (folder(*WHOLE[:2]), "", "has no model.safetensors"),
     "a missing part": (
         folder(*WHOLE[:2], "model-1.safetensors") | {
             "model.safetensors.index.json": '{"weight_map": {"a": "model-1.safetensors", '
@@ -204,12 +194,12 @@ MODELS = {  # files in a folder, what is given as --model (behind the folder), w
         "", "has no model-2.safetensors"),
     "no tokenizer": (folder("config.json", "model.safetensors", "tokenizer_config.json"), "",
                      "has no tokenizer.json"),
-    "a tokenizer alone": (folder("tokenizer.json"), "", "has no config.json, only tokenizer.json"),
-    "weights alone": (folder("model.safetensors"), "", "only model.safetensors"),
-    "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "itself: give"),
+    "a tokenizer alone": (folder("tokenizer.json"), "", "has no config.json"),
+    "weights alone": (folder("model.safetensors"), "", "has no config.json"),
+    "a folder around it": ({f"x/{name}": "{}" for name in WHOLE}, "", "give that"),
     "the hub's cache": ({f"snapshots/abc/{name}": "{}" for name in WHOLE}, "", "snapshots/abc"),
     "a GGUF file": ({"a.gguf": "GGUF"}, "/a.gguf", "a.gguf is a file: give a folder"),
-    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "has no config.json, only a.gguf"),
+    "a folder of GGUF files": ({"a.gguf": "GGUF"}, "", "has no config.json"),
     "a file of weights": ({"model.safetensors": ""}, "/model.safetensors", "is a file: give a"),
 }  # fmt: skip
 PATHS = ("./nowhere", "../nowhere", "/nowhere/x", "~/nowhere", "a/b/c", "a/", "models/nothing",
@@ -252,11 +242,12 @@ def no_hub(monkeypatch):
 def test_what_is_no_model_is_said_and_not_looked_for_elsewhere(tmp_path, no_hub, name):
     files, behind, words = MODELS[name]
     written(tmp_path / "model", files)
-    model, text = f"{tmp_path / 'model'}{behind}", tmp_path / "notes.txt"
-    text.write_text("Anna reached Oslo.")
-    for command in (["ask", text, "Where?"], ["eval"], ["train", "--name", "t"], ["serve"]):
-        sentence = refused(*command, "--model", model)
-        assert words in sentence and str(tmp_path) in sentence
+    model = f"{tmp_path / 'model'}{behind}"
+    with pytest.raises(UserError, match=re.escape(words)) as error:
+        check_model(model, tokenizer=True)
+    assert str(tmp_path) in str(error.value)
+    for command in (["eval"], ["train", "--name", "t"], ["serve"]):
+        assert words in refused(*command, "--model", model)
     assert not no_hub
 
 
@@ -264,8 +255,7 @@ def test_what_is_no_model_is_said_and_not_looked_for_elsewhere(tmp_path, no_hub,
 def test_what_looks_like_a_path_is_never_asked_of_the_hub(tmp_path, monkeypatch, no_hub, path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "models").mkdir()
-    for command in (["eval"], ["sft", "--name", "t"], ["serve"], ["plan"]):
-        assert f"No model folder at {path}" in refused(*command, "--model", path)
+    assert f"No model folder at {path}" in refused("plan", "--model", path)
     with pytest.raises(UserError, match="No model folder at"):
         Codec.load(path)
     assert not no_hub

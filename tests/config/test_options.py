@@ -272,3 +272,42 @@ def test_a_class_of_a_users_own_is_checked_and_described(tmp_path):
     for given in ({"k": "x"}, {"chunk_tokens": 0}, {"l": 1}, {"k": 10}):
         with pytest.raises(UserError, match=next(iter(given))):
             cls(**given)
+
+
+SERVED = "openai:https://me:secret@host/v1#m"
+
+
+@pytest.mark.parametrize(
+    ("fields", "given", "refused"),
+    [
+        ({"reward": "x.py:f"}, {}, True),
+        ({"reward": "x.py:f"}, {"trust_remote_code": True}, False),
+        ({"reward": "x.py:f"}, {"trust_remote_code": False}, True),
+        ({"reward": "x.py:f"}, {"reward": "y.py:f"}, False),
+        ({"data": "mine.py:tasks"}, {}, True),
+        ({"agent": "nowhere/my.py"}, {}, True),
+        ({"agents": ("full", "my.py@untrained")}, {}, True),
+        ({"also": ("my.py=0.1",)}, {}, True),
+        ({"suite": "nowhere/my.py"}, {}, True),
+        ({"logger": ("a.B",)}, {}, True),
+        ({"interpreter": "python3"}, {}, True),
+        ({"trust_remote_code": True}, {}, True),
+        ({"embedder": SERVED}, {}, True),
+        ({"embedder": SERVED}, {"trust_remote_code": True}, True),  # an address is no code
+        ({"embedder": SERVED}, {"embedder": SERVED}, False),
+        ({"bank": "x.db"}, {}, True),
+        (
+            {"agent": "memagent", "model": "a/b", "trust_remote_code": False, "reward": ""},
+            {},
+            False,
+        ),
+    ],
+)
+def test_what_came_with_data_runs_no_code_and_asks_no_address(fields, given, refused):
+    try:
+        find.check_reach(Path("c.yaml"), fields, given)
+    except UserError as error:
+        assert refused and "c.yaml" in str(error) and "--" in str(error)
+        assert "secret" not in str(error)
+    else:
+        assert not refused

@@ -15,14 +15,11 @@ from child import (  # noqa: F401
     imported,
     in_child,
     refused,
-    sentences,
     written,
 )
 
 import suites
 from config.errors import UserError
-from config.files import NESTED, SETTINGS, read_yaml
-from config.foreign import FREE, from_json, read_data
 from config.options import EMBEDDED, EvalConfig
 from config.realmodels import adapter_config
 from models.dtypes import auto_dtype
@@ -32,10 +29,8 @@ from models.policy import stored_as
 from report.evaluation import evaluation_folder
 from report.folder import settings_of
 from report.records import read_records, step_records
-from suites import bcb, llb_os
 from tasks import readers
 from tasks.forms import contents
-from tasks.readers import read_json
 from tokens.codec import Codec
 
 ROOT = Path(__file__).parents[2]
@@ -51,60 +46,22 @@ def those_that_call(words: str) -> list[Path]:
     return [path for path in SOURCES if words in path.read_text(encoding="utf-8")]
 
 
-# ---------------------------------------------------------------- settings
+# ---------------------------------------------------------------- runs
 
 
-def test_settings_that_cost_much_are_refused_before_they_do(tmp_path):
-    found = refused(read_yaml, written(tmp_path, bombs.settings(), ".yaml"))
-    for name in ("lists of lists", "maps of maps", "merged", "itself", "as a key"):
-        assert "may not refer to other settings (*a)" in found[name]
-    for name in ("deep lists", "deep blocks"):
-        assert f"at most {NESTED} lists and sections deep" in found[name]
-    assert f"{SETTINGS:,} bytes" in found["long"] and f"{SETTINGS:,} bytes" in found["wide"]
-    assert "64 bits" in found["large number"] and "64 bits" in found["large key"]
-    refused(read_yaml, {"endless": Path("/dev/zero")}, f"{SETTINGS:,} bytes")
-
-
-def test_every_reader_of_settings_goes_through_that_door(tmp_path):
+def test_a_run_folder_whose_settings_cost_much_is_no_run(tmp_path):
     bomb = bombs.settings()["lists of lists"]
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "config.yaml").write_text(bomb)
     assert settings_of(bomb) == {}
     with pytest.raises(UserError, match="no evaluation"):
         evaluation_folder(EvalConfig(runs=str(tmp_path), name="run"), suites.make("world"))
-    calls = [path for words in ("yaml.load(", "yaml.safe_load") for path in those_that_call(words)]
-    product = [path for path in calls if path.parts[-2] != "dev"]
-    assert product == [ROOT / "config" / "files.py"]
 
 
-# ---------------------------------------------------------------- packed data
-
-READERS = {
-    "records": lambda path: read_records(Path(path)),
-    "bcb": lambda path: bcb.read(path),
-    "llb-os": lambda path: llb_os.Systems(path),
-    "json": read_json,
-    "tasks": tasks_of,
-}
-
-
-@pytest.mark.parametrize("reader", READERS)
-def test_what_unpacks_to_a_flood_is_refused_when_it_begins(tmp_path, reader):
+def test_records_that_unpack_to_a_flood_are_refused_when_it_begins(tmp_path):
     files = {"blanks": bombs.flood(), "one line": bombs.flood(b'{"id": "', b'"}\n')}
     paths = written(tmp_path, files, ".jsonl.gz")
-    found = sentences(READERS[reader], paths, 2 << 30)
-    assert all(str(paths[name]) in said and FLOOD in said for name, said in found.items()), found
-
-
-def test_data_that_repeats_itself_as_data_does_is_read(tmp_path):
-    sentences = "The grass is green. The sky is blue. The sun is yellow. Here we go. " * 9
-    text = sentences * (2 * FREE // len(sentences))  # as RULER's haystacks
-    path = tmp_path / "a.json.gz"
-    path.write_bytes(gzip.compress(json.dumps(text).encode()))
-    assert len(text) > FREE and read_json(path) == text
-    path = tmp_path / "zeros.gz"  # few, however well they are packed
-    path.write_bytes(gzip.compress(bytes(FREE)))
-    assert read_data(path) == bytes(FREE)
+    refused(lambda path: read_records(Path(path)), paths, FLOOD, 2 << 30)
 
 
 def test_gzip_in_gzip_is_a_sentence(tmp_path):
@@ -123,15 +80,6 @@ def test_members_that_hold_no_record_do_not_each_cost_the_rest_of_the_file(tmp_p
         return f"{[*step_records(tmp_path, last=True)]} {len(headers) < 2_000_000}"
 
     assert in_child(look, LIGHT, 30) == "[] True"
-
-
-# ---------------------------------------------------------------- JSON
-
-
-def test_json_without_a_ground_is_a_value_error():
-    for text in (bombs.deep(), "[" * bombs.DEEP, '{"a":' * bombs.DEEP, "9" * 5000):
-        with pytest.raises(ValueError):
-            from_json(text)
 
 
 def test_a_folder_whose_json_is_an_abyss_is_a_sentence(tmp_path):

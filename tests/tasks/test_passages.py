@@ -14,7 +14,7 @@ from conftest import asked_of
 from test_readers import OWN, SHARED, lines, paragraphs, real
 
 import suites
-from commands import taskfiles
+from commands import data as taskfiles
 from config.errors import UserError
 from config.options import EvalConfig
 from data import NOT_FOUND, Pool, normalize_answer

@@ -1,9 +1,4 @@
-"""The commands of `cli.py data`: look, build.
-
-Holds: `show_tasks`, `build_sets`.
-Leaves out: forms of files (tasks/readers.py, tasks/writers.py).
-Exercise it: `python cli.py data look FILE`. Read next: tasks/writers.py.
-"""
+"""`cli.py data`: download data sets, write the tasks of a suite as files, look at tasks."""
 
 from __future__ import annotations
 
@@ -26,42 +21,59 @@ from data import Task
 from models.packaged import ready
 from suites import Suite, ledger
 from suites._conversations import all_questions, conversations_of, is_conversations
-from tasks import hub, readers, worlds, writers
+from tasks import downloads, hub, readers, worlds, writers
 from tokens.codec import Codec
 
-# ---------------------------------------------------------------- look
+
+def get(name: str, out: Path) -> None:
+    """Download a data set and say what can be done with it."""
+    if name == "embedder":
+        from models.embedder import fetch_embedder
+
+        place = f"hf:{fetch_embedder(out)}"
+        say(f"The embedder: --embedder {place}")
+        return next_step("find experiences by it", "stream", "--embedder", place)
+    if name == "os-root":
+        from tasks.sandbox import make_system
+
+        make_system(say)
+        return next_step("work in it", "stream", "--suite", "llb-os")
+    downloads.get(name, out, say)
+    first, *more = (out / name / file.name for file in downloads.SOURCES[name][2])
+    if name != "ruler-assets":
+        return next_step("look at it", "data", "look", first)
+    questions, essays = more
+    words = questions, "ruler", "--suite", "ruler", "--squad", first, "--haystack", essays
+    next_step("make sets of it", "data", "build", *words)
 
 
-def show_tasks(file: str, pool: Path | None, n: int, kind: str, sections: int | None) -> None:
+def show_tasks(file: str, n: int, sections: int | None = None) -> None:
     """Print the first n tasks of a file, or of a generated source, and a count of all by kind.
 
     sections: of a generated document, or sessions; None: 2 or 6. Of conversations that are read
     from a file every question is a task.
     """
+    generated = file in ("world", ledger.KIND)
     if file == "world":
         sections = 2 if sections is None else sections
-        if kind not in worlds.KINDS or sections < 1:
-            known = ", ".join(worlds.KINDS)
-            raise UserError(
-                f"There are no questions {kind!r} about {sections} sections: a document has at "
-                f"least 1, and questions are {known}."
-            )
-        tasks = list(worlds.make_tasks(0, n, sections, kind))
-    elif file == ledger.KIND:
+        if sections < 1:
+            raise UserError(f"There are no questions about {sections} sections: give at least 1.")
+        tasks = list(worlds.make_tasks(0, n, sections, "two_hop"))
+    elif generated:
         tasks = list(ledger.make_questions(0, n, 6 if sections is None else sections))
     elif is_conversations(file):
         tasks = all_questions(conversations_of(file))
     else:
-        tasks = readers.read(hub.pin(file, say), pool)
+        tasks = readers.read(hub.pin(file, say))
     for task in tasks[:n]:
         _print_task(task)
-    if file not in ("world", ledger.KIND):
+    words = () if file == "world" else ("--data", file)
+    if not generated:
         counts = Counter(task.kind for task in tasks).most_common(8)
         kinds = ", ".join(f"{count} {kind or 'of no kind'}" for kind, count in counts)
         say(f"\n{len(tasks)} tasks: {kinds}")
-    words = () if file == "world" else ("--data", file)
-    if file not in ("world", ledger.KIND) and len(tasks) < GRPOConfig().tasks_per_step[0]:
-        words += ("--tasks-per-step", len(tasks))
+        if len(tasks) < GRPOConfig().tasks_per_step[0]:
+            words += ("--tasks-per-step", len(tasks))
     next_step("train on them", "train", *words)
 
 
@@ -70,8 +82,6 @@ def _print_task(task: Task) -> None:
     excerpt = f"{document[:600]} [...] {document[-600:]}" if len(document) >= 1200 else document
     console.rule(Styled(clean(task.id)))
     say(excerpt)
-    answers = " | ".join(task.answers)
-    say(f"\nquestion  {task.question}\nanswers   {answers}")
     facts = [f"kind {task.kind}"] if task.kind else []
     if task.order:
         titled = task.pool and task.pool.frame == "documents"
@@ -79,10 +89,8 @@ def _print_task(task: Task) -> None:
     if task.gold:
         facts.append(f"evidence at {', '.join(str(k + 1) for k in task.gold)}")
     facts.append(f"{len(document):,} characters")
+    say(f"\nquestion  {task.question}\nanswers   {' | '.join(task.answers)}")
     say(f"about     {', '.join(facts)}")
-
-
-# ---------------------------------------------------------------- build
 
 
 def build_sets(data: Sequence[str], out: Path, config: BuildConfig, suite: Suite) -> None:
