@@ -282,7 +282,7 @@ class Endless:
         return self
 
     def wait(self, timeout=None):
-        if not self.told or self.told == ["interrupt"] and not self.obeys:
+        if not self.told or (self.told == ["interrupt"] and not self.obeys):
             raise subprocess.TimeoutExpired("x", timeout)
         return self.returncode
 
