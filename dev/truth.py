@@ -16,7 +16,6 @@ import contextlib
 import importlib.util
 import io
 import json
-import math
 import random
 import re
 import sys
@@ -33,15 +32,12 @@ from data import (
     TAIL_CHARACTERS,
     _plain,
     boxed_reward,
-    exact_match,
     extract_boxed,
     extract_sentence,
-    f1,
     grade,
     normalize_answer,
     ruler_match,
     strip_thinking,
-    sub_em_upstream,
 )
 
 RAISED = "raised"  # in place of what an original would have returned
@@ -202,11 +198,6 @@ def compare(
     return len(examples)
 
 
-def close(a: object, b: object) -> bool:
-    """Return whether numbers are equal up to the order of the arithmetic."""
-    return RAISED not in (a, b) and math.isclose(float(a), float(b), abs_tol=1e-9)
-
-
 def near(a: object, b: object) -> bool:
     """Return whether numbers are equal once one is rounded to .01, as MemAgent does."""
     return None not in (a, b) and RAISED not in (a, b) and abs(a - b) <= 0.005 + 1e-9
@@ -277,50 +268,6 @@ def rewards(name: str, file: Path, pairs: list[Pair]) -> int:
     return compare(f"boxed_reward / {name} compute_score", boxed_reward, theirs, pairs, rules)
 
 
-def extractions(utils: ModuleType, pairs: list[Pair]) -> int:
-    """Compare how an answer is found in a response."""
-    raises = {"theirs raises (ours None)": lambda r, a, x, y: y == RAISED and x is None}
-    sentence = {
-        "dots before the answer, DeepSeek's special tokens": lambda r, a, _, theirs: (
-            extract_sentence(tidied(r)) == theirs
-        ),
-        "other cases (theirs finds the words in lower case)": lambda r, a, *_: (
-            extract_sentence(tidied(lower(r))) == utils.extract_answer(lower(r))
-        ),
-    }
-    return compare(
-        "extract_boxed / extract_boxed_answer", lambda r, a: extract_boxed(r),
-        lambda r, a: utils.extract_boxed_answer(r), pairs, raises,
-    ) + compare(
-        "extract_sentence / extract_answer", lambda r, a: extract_sentence(r),
-        lambda r, a: utils.extract_answer(r), pairs, sentence,
-    )  # fmt: skip
-
-
-def metrics(utils: ModuleType, pairs: list[Pair]) -> int:
-    """Compare metrics on the prediction itself: the box's content, else the whole response."""
-
-    def on_prediction(function: Callable) -> Grader:  # empty predictions are left out
-        return lambda r, a: function(extract_boxed(r) or r, a[0]) if r else 0
-
-    def blank(r: str, a: list[str], ours: object, _) -> bool:
-        return ours == 0 and not (extract_boxed(r) or r)
-
-    functions = {
-        "exact_match": (lambda p, g: exact_match(p, [g]), utils.exact_match_score),
-        "f1": (lambda p, g: f1(p, [g]), lambda p, g: utils.f1_score(p, g)[0]),
-        "sub_em": (lambda p, g: sub_em_upstream(p, [g]), utils.sub_exact_match_score),
-    }
-    words = lambda r, a: normalize_answer(r)  # noqa: E731
-    their_words = lambda r, a: utils.normalize_answer(r)  # noqa: E731
-    unexplained = compare("normalize_answer", words, their_words, pairs, {})
-    for name, (ours, theirs) in functions.items():
-        peer = on_prediction(theirs)
-        rules = {"empty": blank} | seen_rules(peer)
-        unexplained += compare(name, on_prediction(ours), peer, pairs, rules, close)
-    return unexplained
-
-
 def pipelines(pipeline: Callable, pairs: list[Pair]) -> int:
     """Compare MemAgent's whole grading of one answer, field by field."""
     unexplained = 0
@@ -380,11 +327,10 @@ def main() -> int:
     print(f"{'function: ours / theirs':<50} {'pairs':>7} {'differ':>7}  of which")
     unexplained = 0
     for checkout in filter(None, (args.memagent, args.rememr1)):
-        utils = imported(checkout / tools)
-        unexplained += rewards(checkout.name, checkout / score, pairs) + metrics(utils, pairs)
-        if checkout == args.memagent:
-            unexplained += extractions(utils, pairs)
-            unexplained += pipelines(pipeline_of(checkout, utils), pairs[: args.pairs])
+        unexplained += rewards(checkout.name, checkout / score, pairs)
+    if args.memagent:
+        pipeline = pipeline_of(args.memagent, imported(args.memagent / tools))
+        unexplained += pipelines(pipeline, pairs)
     if args.ruler:
         match = imported(args.ruler / "scripts/eval/synthetic/constants.py").string_match_all
         asked = [(response, [*answers, "Rome"]) for response, answers in pairs[: args.pairs]]

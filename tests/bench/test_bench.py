@@ -270,24 +270,43 @@ def test_nothing_is_evaluated_that_was_not_trained_and_what_is_missing_is_named(
         gpu.main(["pipeline", "--tiny"])
 
 
-@pytest.mark.parametrize(
-    "words, ended",
-    [
-        (["true"], "done"),
-        (["sh", "-c", "echo no room; exit 3"], "exit code 3: no room"),
-        (["sleep", "600"], "at its limit"),
-        (["sh", "-c", "trap '' INT; exec sleep 600"], "at its limit"),  # then it is killed
-    ],
-)
-def test_a_command_ends_at_the_latest_with_its_limit(words, ended, folder, monkeypatch):
-    monkeypatch.setattr(pipeline, "GRACE_S", 0.05)
-    limit = 0.1 if "600" in " ".join(words) else math.inf
-    monkeypatch.setattr(pipeline.Pipeline, "seconds", lambda *_: limit)
+class Endless:
+    """A process that ends when it is killed, or at its first interrupt."""
+
+    returncode = 3
+
+    def __init__(self, obeys: bool):
+        self.obeys, self.told = obeys, []
+
+    def __call__(self, *_, **__):
+        return self
+
+    def wait(self, timeout=None):
+        if not self.told or (self.told == ["interrupt"] and not self.obeys):
+            raise subprocess.TimeoutExpired("x", timeout)
+        return self.returncode
+
+    def send_signal(self, number):
+        self.told += ["interrupt"] * (number == signal.SIGINT)
+
+    def kill(self):
+        self.told.append("kill")
+
+
+@pytest.mark.parametrize("obeys, told", [(True, ["interrupt"]), (False, ["interrupt", "kill"])])
+def test_a_command_ends_at_the_latest_with_its_limit(obeys, told, folder, monkeypatch):
     here = pipeline.Pipeline(True, lambda so_far: None, {})
-    here.command("x", words)
-    assert here.out["stages"]["x"]["ended"] == ended
-    (process,) = here.processes
-    assert isinstance(process, subprocess.Popen) and process.returncode is not None
+    monkeypatch.setattr(pipeline.subprocess, "Popen", process := Endless(obeys))
+    here.command("x", ["x"])
+    assert here.out["stages"]["x"]["ended"] == "at its limit" and process.told == told
+
+
+def test_a_command_that_fails_says_its_last_words(folder):
+    here = pipeline.Pipeline(True, lambda so_far: None, {})
+    here.command("x", ["sh", "-c", "echo no room; exit 3"])
+    here.command("y", ["true"])
+    stages = here.out["stages"]
+    assert stages["x"]["ended"] == "exit code 3: no room" and stages["y"]["ended"] == "done"
 
 
 def test_the_time_of_a_command_follows_from_what_is_left(folder, monkeypatch):

@@ -26,6 +26,16 @@ def test_a_call_is_six_or_eight_tokens_and_an_id_is_one():
     assert calls[0].arguments["memory_id"] == "m32"
 
 
+def test_the_careful_one_writes_a_place_once_and_keeps_the_budget():
+    at, other = ("Anna", "reached", "Lima"), ("Anna", "toured", "Oslo")
+    assert keeper.careful_calls({"m1": at}, at) == []
+    assert keeper.careful_calls({"m1": at}, ("Anna", "met", "Otto")) == []
+    assert keeper.careful_calls({"m1": at}, other) == [keeper.update(other, "m1")]
+    full = {f"m{k}": (f"P{k}", "reached", "Lima") for k in range(keeper.ENTRIES)}
+    delete = f"{keeper.DELETE}m0{keeper.END}"
+    assert keeper.careful_calls(full, at) == [delete, keeper.create(at)]
+
+
 def test_the_shipped_policy_answers_and_edits_beside_chance_and_below_a_perfect_editor():
     codec = Codec.load(keeper.WEIGHTS)
     model = load_model(keeper.WEIGHTS, "float32", "cpu")

@@ -3,6 +3,9 @@
 import random
 from dataclasses import replace
 
+import pytest
+import torch
+
 from agents import find
 from agents.rememr1 import NOT_RECALLED
 from config import machine
@@ -62,6 +65,22 @@ def test_the_demonstrators_write_what_the_question_needs(codec):
     assert demonstrate(other, "Anna met Otto.", careful=0.0) == "Olga toured Oslo."
     written = recalling("Anna met Otto. Ida met Emil.", "Olga toured Oslo.")
     assert written == "<update> Anna met Otto.</update><recall> Otto</recall>"
+    # asked for once, where it was read
+    assert recalling("Ida met Emil.", "Anna met Otto.") == "<update> Anna met Otto.</update>"
+
+
+def test_the_loss_is_that_of_each_completions_own_tokens():
+    model = load_model(EMBEDDED, device="cpu")
+    items = [([5, 6, 7], [8, 9], [1.0, 0.5]), ([4], [7, 3, 2], [0.0, 1.0, 2.0])]
+    expected = 0.0
+    for prompt, completion, weights in items:
+        logits = model(input_ids=torch.tensor([prompt + completion])).logits[0]
+        logp = torch.log_softmax(logits[len(prompt) - 1 : -1], -1)
+        expected -= sum(
+            w * logp[k, t] for k, (t, w) in enumerate(zip(completion, weights, strict=True))
+        )
+    found = sum(base.step_loss(model, *batch) for batch in base.batches(items, 1, max_tokens=7))
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
 
 
 def test_training_sees_short_documents_of_training_facts_only(codec):
