@@ -118,6 +118,7 @@ def test_a_task_that_cannot_be_demonstrated_has_no_demonstration(codec):
     task = next(iter(worlds.make_tasks(0, 1, 2, "one_fact")))
     assert shown(codec, replace(task, gold=())) is None
     assert shown(codec, task, tiny.agent(memory_tokens=2)) is None  # longer than a turn may be
+    assert shown(codec, task, tiny.agent(chunk_tokens=3)) is None  # no section has all of it
     assert shown(codec, task, tiny.agent("rememr1")) is None  # shows no update
 
 
