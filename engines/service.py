@@ -140,8 +140,8 @@ class Service:
         except AgentError as error:  # who asks need not see the files of who serves
             show_traceback()
             print(f"serve: {error}", file=sys.stderr, flush=True)
-            why = f"The reading has failed: {type(error.__cause__).__name__}."
-            self._end(reading, why if error.__cause__ else str(error), 503)
+            why = type(error.__cause__ or error).__name__
+            self._end(reading, f"The reading has failed: {why}.", 503)
         except UserError as error:
             self._end(reading, str(error), 413 if isinstance(error, TooLong) else 400)
         except Exception as error:

@@ -178,18 +178,22 @@ class Broken(Agent):
 
     def run(self, task):
         yield self.prompt("one", 4, section="Anna")
+        if task.id == "odd":
+            yield 5  # an AgentError, which names this file
         raise {"user": UserError("That cannot be read."), "bug": KeyError("/home/me/x")}[task.id]
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_an_agent_that_fails_ends_its_own_reading_alone(codec, capsys):
     service = anna(codec)
-    user, bug = (Heard(Task(name, "q", (), "Anna"), Broken()) for name in ("user", "bug"))
-    for each in (user, bug):
+    broken = [Heard(Task(name, "q", (), "Anna"), Broken()) for name in ("user", "bug", "odd")]
+    for each in broken:
         service.submit(each.reading)
     (other,) = begin(service, task(1))
+    user, *others = broken
     assert user.ended == Ended("That cannot be read.", 400) and other.ended == Ended()
-    assert bug.ended.status == 503 and "/home" not in bug.ended.error  # of who serves
+    for each in others:  # nothing of the files of who serves
+        assert each.ended.status == 503 and "/" not in each.ended.error
     assert "KeyError" in capsys.readouterr().err and not service.stopped
     service.close()
 
