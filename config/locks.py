@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from pathlib import Path
 
 from config.errors import UserError, first_line
@@ -32,7 +33,8 @@ def writing(path: Path, what: str) -> Iterator[None]:
     lock = FileLock(mark, timeout=0.2, thread_local=False, fallback_to_soft=False)
     try:
         lock.acquire()
-        mark.write_text(f"process {os.getpid()} on {socket.gethostname()}", encoding="utf-8")
+        since = f"{datetime.now():%Y-%m-%d %H:%M}"
+        mark.write_text(f"process {creator} on {socket.gethostname()} since {since}")
     except Timeout:
         who = "another process"
         with suppress(FileNotFoundError), mark.open("rb") as file:  # it may have ended by now
