@@ -41,7 +41,7 @@ def test_the_usual_demo_replaces_an_earlier_one_and_asks_all_policies(monkeypatc
             for temperature, length, n in (("1.0", 4, 2), ("0.0", 2, 2), ("0.0", 4, 1)):
                 assert cell_of(summary, agent, question, temperature, length)["n"] == n
     rows = [json.loads(line) for line in (folder / "rows.jsonl").read_text().splitlines()]
-    assert len(rows) == 3 * 2 * 7 and {row["trained"] for row in rows} == {0}
+    assert len(rows) == 3 * 2 * 7
     assert all((folder / name).stat().st_size for name in ("report.html", "transcripts.jsonl"))
 
 
