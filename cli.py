@@ -137,8 +137,8 @@ def ask(
     app,
     ServeConfig,
     ReadConfig,
-    everyday="model host port api_key cors allow_host called endpoint served_as device in_flight chunk_tokens "
-    "memory_tokens",
+    everyday="model host port api_key cors allow_host called endpoint served_as device in_flight "
+    "chunk_tokens memory_tokens",
     more=find.classes,
     usual=find.in_reading,
     rich_help_panel=START,
