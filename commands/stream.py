@@ -24,7 +24,6 @@ from pathlib import Path
 import suites
 from agents import find
 from agents.bank import Bank, BankConfig
-from agents.memrl import Tried
 from commands import contents
 from config import files
 from config.errors import UserError, clip, kept
@@ -357,31 +356,28 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
 
 
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
+FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how a task was tried
+NOT_TRIED = {
+    "success": False, "reward": -1.0, "steps": 0, "failure": "", "confidence": None, "shown": [],
+    "pool": 0, "best_sim": 0.0, "cut": False, "action": "", "experience": "",
+}  # fmt: skip
 
 
 def _row(agent: Agent, trajectory: Trajectory) -> dict:
     """Return the row of a task in the agent's epoch."""
     task, turns = trajectory.task, trajectory.turns
-    tried = agent.tried(trajectory) or Tried(reward=-1.0)
+    tried = NOT_TRIED | (asdict(found) if (found := agent.tried(trajectory)) else {})
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        "success": bool(tried.success),
-        "reward": tried.reward,
-        "steps": tried.steps,
-        "failure": tried.failure,
+        **{name: tried[name] for name in ("success", "reward", "steps", "failure")},
         "error": trajectory.error,
-        "confidence": tried.confidence,
-        "shown": tried.shown,
-        "pool": tried.pool,
-        "best_sim": tried.best_sim,
-        "cut": tried.cut,
-        "action": tried.action,
+        **{name: tried[name] for name in FOUND},
         "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
-        "experience": tried.experience,
+        "experience": tried["experience"],
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),

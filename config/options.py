@@ -548,8 +548,8 @@ class PlanConfig(Settings):
     devices: Count = 1
     """GPUs"""
     card: str = ""
-    """H200, H100, A100, L40S, RTX 4090, L4 or A10, such as 4090 or a100-40gb; empty = by its memory an
-    RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
+    """H200, H100, A100, L40S, RTX 4090, L4 or A10, such as 4090 or a100-40gb; empty = by its memory
+    an RTX 4090 (24 GiB), L40S (48), H100 (80, and by default) or H200 (141)"""
     sections: Count = 15
     """of a document, for the seconds"""
 
