@@ -11,6 +11,7 @@ from pathlib import Path
 
 import torch
 from safetensors import SafetensorError
+from transformers.utils import logging
 
 from agents import find
 from commands.card import write_card
@@ -115,6 +116,7 @@ def _copy_about(folder: Path, adapter: Path) -> None:
 
 
 def _save(model, folder: Path, **settings) -> None:
+    logging.disable_progress_bar()  # of transformers, which writes over lines in a pipe, too
     try:
         model.save_pretrained(folder, **settings)
     except SafetensorError as error:  # the system's own, such as of a full disk

@@ -353,31 +353,32 @@ def _leaks(tasks: Sequence[Work], experiences: Sequence[str]) -> list[str]:
 
 
 NOTED = 1000  # characters of an action, and of what it has brought, in a row
+FOUND = ("confidence", "shown", "pool", "best_sim", "cut", "action")  # how a task was tried
+NOT_TRIED = {
+    "success": False, "reward": -1.0, "steps": 0, "failure": "", "confidence": None, "shown": [],
+    "pool": 0, "best_sim": 0.0, "cut": False, "action": "", "experience": "",
+}  # fmt: skip
 
 
 def _row(agent: Agent, trajectory: Trajectory) -> dict:
     """Return the row of a task in the agent's epoch."""
     task, turns = trajectory.task, trajectory.turns
+<<<<<<< HEAD
     tried = agent.tried(trajectory) or agent.untried
+=======
+    tried = NOT_TRIED | (asdict(found) if (found := agent.tried(trajectory)) else {})
+>>>>>>> h70/cmds
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,
         "id": task.id,
         "kind": task.kind,
         "skills": [*task.skills],
-        "success": bool(tried.success),
-        "reward": tried.reward,
-        "steps": tried.steps,
-        "failure": tried.failure,
+        **{name: tried[name] for name in ("success", "reward", "steps", "failure")},
         "error": trajectory.error,
-        "confidence": tried.confidence,
-        "shown": tried.shown,
-        "pool": tried.pool,
-        "best_sim": tried.best_sim,
-        "cut": tried.cut,
-        "action": tried.action,
+        **{name: tried[name] for name in FOUND},
         "interaction": [[clip(act.action, NOTED), clip(act.observation, NOTED)] for act in acts],
-        "experience": tried.experience,
+        "experience": tried["experience"],
         "read_tokens": sum(len(turn.prompt_ids) for turn in turns),
         "written_tokens": sum(len(turn.response_ids) for turn in turns),
         "calls": len(turns),

@@ -228,7 +228,7 @@ def test_the_pipeline_goes_on_from_one_stage_to_the_next(folder, monkeypatch):
         command, values = parse(words[at:])  # its flags are there
         assert values["runs"] == str(folder / "runs") and values["name"] == name
         if command == "eval":
-            assert values["engine"] == "vllm" and values["temperatures"] == ["0"]
+            assert values["engine"] == "vllm" and values["temperatures"] == (0.0,)
             trained = str(folder / "runs" / "grpo" / "model")
             assert values["model"] == ("smollm2" if "untrained" in name else trained)
     assert "--adapter" not in given["short"] and option(given["grpo"], "--engine") == "vllm"

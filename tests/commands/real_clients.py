@@ -8,6 +8,8 @@ from pathlib import Path
 
 import openai
 import pytest
+
+pytest.importorskip("langchain_openai", reason="LangChain is not installed here: make test-real")
 from langchain_core.messages import HumanMessage, SystemMessage
 from langchain_openai import ChatOpenAI
 

@@ -141,7 +141,9 @@ def test_a_part_validates_a_training_on_another(model, tmp_path, monkeypatch):
 
     monkeypatch.setattr(memupdate.MemUpdate, "reward", noted)
     source = f"locomo:{tmp_path / 'made.json'}#memory-r1"
+    (tmp_path / "six.yaml").write_text("run: {validation_n: 6}\n")
     more = f"--validation {source}/validation --keep-checkpoints 1".split()
+    more += ["--config", str(tmp_path / "six.yaml")]
     step(model, f"{source}/train", tmp_path, *BUILD, *more)
     asked = [(t, worth) for t, worth in seen if t.task.id == "conv-30"]
     assert asked and all(len(t.task.sessions) == 3 and len(t.task.probes) == 6 for t, _ in asked)

@@ -180,7 +180,7 @@ class Broken(Agent):
         yield self.prompt("one", 4, section="Anna")
         if task.id == "odd":
             yield 5  # an AgentError, which names this file
-        raise {"user": UserError("That cannot be read."), "bug": KeyError("/home/me/x")}[task.id]
+        raise {"user": UserError("That cannot be read."), "bug": KeyError("/srv/x")}[task.id]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -57,7 +57,7 @@ def wrong() -> list[int]:
 
 def lie(*parts: str) -> str:
     """Answer as a process would that hostile data has taken over."""
-    for fd in range(3, 20):
+    for fd in range(3, 1000):
         for part in parts:
             with suppress(OSError):
                 os.write(fd, struct.pack("!i", len(part)) + part.encode())
@@ -66,7 +66,7 @@ def lie(*parts: str) -> str:
 
 def boast(header: str) -> str:
     """Say that more is to come than it may be, as such a process would."""
-    for fd in range(3, 20):
+    for fd in range(3, 1000):
         with suppress(OSError):
             os.write(fd, struct.pack("!i", len(header)) + header.encode())
             os.write(fd, struct.pack("!i", -1) + struct.pack("!Q", 1 << 40))
