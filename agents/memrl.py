@@ -192,7 +192,6 @@ class MemRL(Agent):
         "act": ACT, "next": "{observation}", "script": SCRIPT, "reflect": REFLECT,
         "update": UPDATE, "final": FINAL,
     }  # fmt: skip
-    untried = Tried(reward=-1.0)  # of a trajectory that failed before it came to an end
     rates = {
         name: (name, "tried") for name in ("solved", "shown", "steps", "best_sim", "answer_shown")
     }

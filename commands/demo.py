@@ -203,11 +203,7 @@ def run_demo(size: str, seed: int, name: str, runs: str, agent: str = find.DEFAU
     """Train an agent, evaluate it, write the report; return the folder. size: default or short."""
     start, extras = time.perf_counter(), find.find(agent).extras
     folder = _make_folder(name, runs)
-<<<<<<< HEAD
-    if "arms" in extras:  # it learns in a stream, without a model and in seconds
-=======
     if "arms" in extras:  # a stream, without a model and in seconds
->>>>>>> h70/cmds
         from commands.stream import run_stream
 
         config = StreamConfig(

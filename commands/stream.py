@@ -363,11 +363,7 @@ NOT_TRIED = {
 def _row(agent: Agent, trajectory: Trajectory) -> dict:
     """Return the row of a task in the agent's epoch."""
     task, turns = trajectory.task, trajectory.turns
-<<<<<<< HEAD
-    tried = agent.tried(trajectory) or agent.untried
-=======
     tried = NOT_TRIED | (asdict(found) if (found := agent.tried(trajectory)) else {})
->>>>>>> h70/cmds
     acts = [turn.notes for turn in turns if turn.prompt.trained and turn.notes is not None]
     return {
         "epoch": agent.epoch,

@@ -84,7 +84,10 @@ class Child:
         # its own, so that Ctrl-C reaches the parent alone
         with theirs:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-c", MAIN, str(theirs.fileno()), str(mib), module, *sys.path],
+                [
+                    *(sys.executable, "-I", "-c", MAIN, str(theirs.fileno()), str(mib), module),
+                    *sys.path,
+                ],
                 pass_fds=[theirs.fileno()], process_group=0, stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
             )  # fmt: skip
