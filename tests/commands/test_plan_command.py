@@ -42,7 +42,8 @@ PLANS = {  # words -> of the sentence, and what the command at the end trains
         {"data": "hqa/hqa_20.jsonl.gz", "lora_rank": 0, "lr": 4e-5, "thinking": True},
     ),
     "--config R/qwen3-4b-8x80gb-full.yaml": (
-        "On 8 x H100 of 80 GiB (give yours by --card) full fine-tuning takes", {"devices": 8, "lora_rank": 0},
+        "On 8 x H100 of 80 GiB (give yours by --card) full fine-tuning takes",
+        {"devices": 8, "lora_rank": 0},
     ),
 }  # fmt: skip
 
