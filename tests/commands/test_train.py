@@ -525,7 +525,8 @@ RATES = [
     ("train", "real", "--preset {own} --agent {own}.py", True),
     ("train", "real", "--lr 7e-4", False), ("train", "hub", "--preset paper", False),
     ("train", "hub", "--preset rememr1", False), ("sft", "real", "--lora-rank 4", False),
-    ("train", "tiny", "", False), ("train", "tiny", "--preset demo", False), ("sft", "tiny", "", False),
+    ("train", "tiny", "", False), ("train", "tiny", "--preset demo", False),
+    ("sft", "tiny", "", False),
 ]  # fmt: skip
 
 

@@ -46,7 +46,10 @@ CHAIN = (
 INDEX = (
     "Context is below.\n-----\n{}\n-----\nGiven the context, answer the query.\nQuery: {}\nAnswer: "
 )
-RAG = "### Task:\nRespond to the query.\n\n<context>\n{}\n</context>\n\n<user_query>\n{}\n</user_query>"
+RAG = (
+    "### Task:\nRespond to the query.\n\n<context>\n{}\n</context>\n\n"
+    "<user_query>\n{}\n</user_query>"
+)
 CHATS = [  # messages, the text, the question
     ([said(ANNA), said("Hm."), said(f" {WHERE} ")], f"{ANNA}\n\nHm.", WHERE),
     ([said("Be brief.", "system"), said("Hi."), said("Ho.", "assistant"), said(WHERE)],
