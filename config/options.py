@@ -583,8 +583,8 @@ EVERYDAY = {  # command -> the flags that its short help shows, in this order, 1
     "preset config",
     "ask": "model agent also json name resume endpoint served_as device chunk_tokens memory_tokens "
     "preset",
-    "serve": "model agent host port api_key cors allow_host called endpoint served_as device in_flight "
-    "chunk_tokens memory_tokens",
+    "serve": "model agent host port api_key cors allow_host called endpoint served_as device "
+    "in_flight chunk_tokens memory_tokens",
     "plan": "model gpu_gib devices card sections explain agent preset lora_rank "
     "tasks_per_step group_size chunk_tokens",
     "stream": "name suite path frozen arms epochs batch n model engine endpoint judge seed",
