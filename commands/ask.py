@@ -65,6 +65,7 @@ class Inquiry:
     window: int | None  # of a server that does not say
     keyed: bool = False  # whether the server may have the API key
     to: Console = console  # where it is told
+    paths: tuple[str, ...] = ()  # of the document, as they were given
     agent: Agent | None = None
     folder: Path | None = None
 
@@ -143,7 +144,8 @@ def begun(paths: Sequence[str], question: str, config: AskConfig, to: Console = 
     document = documents.read(paths, config.document_s, config.document_mib)
     who = answerer(config)
     config = replace(config, model=who.model, endpoint=tuple(who.endpoint), served_as=who.served_as)
-    return Inquiry(config, document, question, who.said, who.window, who.keyed, to)
+    asked = config, document, question, who.said, who.window, who.keyed, to
+    return Inquiry(*asked, tuple(map(str, paths)))
 
 
 def _free(folder: Path) -> None:
@@ -418,7 +420,7 @@ def _end(reading: Inquiry, agent: Agent, turn: Turn, trace: list[dict]) -> Answe
         "read": reading.document.title,
         "by": reading.by,
         "took": duration(trajectory.seconds),
-        "next question": command_line("ask", reading.document.title, "QUESTION"),
+        "next question": command_line("ask", *reading.paths, "QUESTION"),
     }
     passages = [stands["quote"].strip("\u2026 "), final]
     page = write_reading(folder, whole, facts, f"{final}{aside}", words, passages)

@@ -144,6 +144,7 @@ def test_pages_of_the_memory_and_of_the_answer(monkeypatch, codec):
             "<h1>Where is &lt;Clara&gt;?</h1>",
             "Answer: &lt;i&gt;Lima&lt;/i&gt; (not found in the document)",
             "report.pdf (5 pages): page 4 has no text",
+            "cli.py ask report.pdf QUESTION",
             "<h2>What was read</h2>",
             "<ins>nothing</ins>",
         )
