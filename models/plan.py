@@ -288,16 +288,6 @@ def _most_tokens(g: Geometry, mode: str, room: float, state: float, resident: fl
     return max(fitting, default=0)
 
 
-def longest_section(agent: Agent, planned: Callable[[Agent], Plan]) -> int:
-    """Return the most tokens of a section that still fit, a power of two up to 32,768; 0 = none.
-
-    The number of sections does not matter: it takes no memory. planned: `plan` of an agent.
-    """
-    sizes = [1 << k for k in range(9, 16)]
-    fitting = (n for n in sizes if planned(agent.with_settings(chunk_tokens=n)).fits)
-    return max(fitting, default=0)
-
-
 def smallest(planned: Callable[[int], Plan]) -> int:
     """Return the smallest of the common cards, in GiB, that a plan fits; 0 = none."""
     return next((gib for gib in USUAL if planned(gib).fits), 0)

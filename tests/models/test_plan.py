@@ -25,7 +25,6 @@ from models.plan import (
     checkpoint_gb,
     dense,
     geometry,
-    longest_section,
     plan,
     smallest,
     step_seconds,
@@ -182,14 +181,7 @@ def test_eight_bits_of_optimizer_and_the_rank_are_counted():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_pass_holds_a_turn_and_the_longest_section_is_the_last_that_fits(mode):
-    for gib in USUAL:
-        longest = longest_section(AGENT, lambda agent, gib=gib: planned(mode, gib, agent=agent))
-        fits = [
-            planned(mode, gib, agent=AGENT.with_settings(chunk_tokens=n)).fits
-            for n in (longest or 512, 2 * longest or 512)
-        ]
-        assert fits == [bool(longest), False] or longest == 32768
+def test_a_long_turn_stands_in_a_pass_alone(mode):
     # a turn of more tokens than --micro-tokens stands in a pass alone, if that has room
     long, few = AGENT.with_settings(chunk_tokens=20_000), dict(tasks_per_step=(1,), group_size=2)
     plans = {gib: planned(mode, gib, agent=long, **few) for gib in range(8, 200)}
