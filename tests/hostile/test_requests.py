@@ -137,7 +137,7 @@ def test_hostile_bodies_and_wires_get_a_status_and_the_next_is_answered(server, 
         assert not got or b" 500 " not in got.splitlines()[0], name
         assert http.get("/health").status_code == 200, name
     got = sent(http, faults.WIRES["tiny chunks"]())
-    assert not got or b" 400 " in got.splitlines()[0]
+    assert b"json" not in got  # nothing of it has come to the application's end
     assert post(http, faults.chat(model=chats.name)).status_code == 200
     until(lambda: chats.places == 0)
     http.headers["Connection"] = "keep-alive"
