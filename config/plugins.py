@@ -34,6 +34,8 @@ def load_file(path: Path) -> ModuleType:
         return sys.modules[name]
     if not is_file(path):
         raise UserError(f"There is no file {path}.")
+    if path.suffix != ".py":
+        raise UserError(f"{path} is no Python file: its name must end in .py.")
     LOADED.add(str(path))
     spec = importlib.util.spec_from_file_location(name, path)
     module = sys.modules[name] = importlib.util.module_from_spec(spec)  # dataclasses look there

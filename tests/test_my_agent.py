@@ -193,6 +193,8 @@ def test_rewards_and_tasks_of_the_users_own(tmp_path):
         ("--reward", f"{path}:number", "has no function 'number'"),
         ("--reward", "reward", "takes path.py:function"),
         ("--reward", "nowhere.py:reward", "There is no file"),
+        ("--reward", "/etc/hostname:reward", "is no Python file"),
+        ("--agent", "/etc/hostname", "is no Python file"),
         ("--data", f"{path}:nothing", "must return tasks"),
     ):
         said = " ".join(run(*words, "--name", "b", flag, place, code=2).split())
