@@ -68,10 +68,10 @@ EVALUATIONS = {
     **{suite: f"{EVAL} {arguments}" for suite, arguments in SUITES.items()},
 }
 STREAM = "stream --suite bandit --n 10 --epochs 4 --batch 4 --arms memrl"
-# what may differ in a row or a record; earlier rows lack a dtype, and the last four, always 0 by
-# our settings, went with others
+# what may differ in a row or a record; earlier rows lack a dtype, the others went
 UNEQUAL = ("seconds", "mib", "settings", "dtype", "efficiency", "current", "recall_current",
-           "search_cut")  # fmt: skip
+           "search_cut", "seen", "held", "needed", "occupancy", "memory_most", "gold", "depths",
+           "tries")  # fmt: skip
 TIMES = ("_s", "_per_s")  # how columns of metrics.csv end that are times
 
 
@@ -286,6 +286,8 @@ def _parts(name: str, value: object) -> Iterator[tuple[str, object]]:
     pairs = value.items() if isinstance(value, dict) else enumerate(value)
     for key, part in pairs:
         if key in UNEQUAL or str(key).endswith(TIMES):
+            continue
+        if key == "counts" and ": trajectory" in name:  # which rows have
             continue
         if isinstance(part, dict | list):
             yield from _parts(f"{name}.{key}", part)
