@@ -242,6 +242,13 @@ class Bank:
         is_ours = same and self._value("PRAGMA application_id") == APPLICATION
         if not is_ours or self.noted("schema") != SCHEMA:
             raise UserError(f"{self.path} is no bank of version {SCHEMA}, or damaged.")
+        for table in ("intent", "entry"):  # a column of SQLite holds values of any type
+            columns = self._rows(f"PRAGMA table_info({table})")
+            other = " OR ".join(
+                f"typeof({name}) <> '{kind.lower()}'" for _, name, kind, *_ in columns
+            )
+            if self._value(f"SELECT EXISTS (SELECT 1 FROM {table} WHERE {other})"):
+                raise UserError(f"{self.path} is damaged: a value of {table} has a wrong type.")
         made, mine = self.noted("embedder", dict) or {}, self.likeness.identity
         if not (self.likeness.fits(made) or (self.frozen and not mine)):
             names = [clip(str(each.get("name", "none")), 80) for each in (made, mine)]

@@ -484,6 +484,8 @@ WRONG = {
     "vectors of no embedder": (
         "UPDATE info SET value = '{\"name\": 1, \"dim\": \"x\"}' WHERE key = 'embedder'"
     ),
+    "a count in words": "UPDATE entry SET wins = 'many'",
+    "a vector in words": "UPDATE intent SET vec = 'far'",
     "text": lambda raw: b"these are notes, no bank\n" * 40,
     "zeros": lambda raw: bytes(8192),
     "truncated": lambda raw: raw[: len(raw) // 2],
