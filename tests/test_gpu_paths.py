@@ -132,7 +132,7 @@ def test_peak_memory_is_what_was_in_use_and_not_what_sleeps(monkeypatch):
 def test_vllm_on_the_cpu_of_a_machine_with_a_gpu_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     run = RunConfig(engine="vllm", device="cpu", runs=str(tmp_path))
-    with pytest.raises(UserError, match="leave --device out"):
+    with pytest.raises(UserError, match="leave --device"):
         train.resolved(run, GRPOConfig(), tiny.agent())
     train.resolved(replace(run, engine="transformers"), GRPOConfig(), tiny.agent())
     train.resolved(run, GRPOConfig(), tiny.agent(), here=False)  # a plan for another machine
