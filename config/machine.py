@@ -7,6 +7,8 @@ import os
 import re
 import socket
 import sys
+import threading
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -73,11 +75,16 @@ def check_hub(model: str | Path) -> None:
 
 def _answers(url: str) -> bool:
     """Tell whether a server takes a connection, or a proxy stands before it."""
-    place = urlsplit(url)
+    place, found = urlsplit(url), threading.Event()
     if place.scheme in getproxies():
         return True
-    try:
-        socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
-    except OSError:
-        return False
-    return True
+
+    def connect() -> None:
+        with suppress(OSError):
+            socket.create_connection((place.hostname, place.port or 443), HUB_S).close()
+            found.set()
+
+    trial = threading.Thread(target=connect, daemon=True)  # a look-up of a name has no time limit
+    trial.start()
+    trial.join(HUB_S)
+    return found.is_set()

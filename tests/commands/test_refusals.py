@@ -5,10 +5,12 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from conftest import HANG_S
 from typer.testing import CliRunner
 
 import cli
@@ -16,6 +18,7 @@ import models.embedder as embedders
 from agents import find
 from commands import train
 from commands.dryrun import dry_run
+from config import machine
 from config.errors import UserError
 from config.options import GRPOConfig, RunConfig, without_url
 from config.realmodels import check_model
@@ -333,3 +336,17 @@ def test_a_pipe_that_is_closed_ends_a_command_without_a_traceback(words):
     done = subprocess.run(command, cwd=root, stdout=end, stderr=subprocess.PIPE)
     os.close(end)
     assert b"Traceback" not in done.stderr and b"BrokenPipe" not in done.stderr
+
+
+def test_a_hub_whose_name_is_looked_up_without_end_does_not_answer(monkeypatch):
+    over = threading.Event()
+
+    def look_up(*_):
+        over.wait(HANG_S)
+        raise OSError
+
+    monkeypatch.setattr(machine.socket, "create_connection", look_up)
+    monkeypatch.setattr(machine, "HUB_S", 0.01)
+    monkeypatch.setattr(machine, "getproxies", dict)
+    assert not machine._answers("https://hub.example") and not over.is_set()
+    over.set()
