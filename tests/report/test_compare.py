@@ -74,7 +74,8 @@ def test_agents_are_paired_by_name_else_with_the_first_one_of_the_first_run():
 def test_a_sentence_says_which_is_better_or_that_it_is_not_shown(first, second, said):
     """Over all cells that both have: a third of the questions at another length differs not."""
     rows = [asked(n) + asked(n, length=64) for n in (first, second)]
-    rows[1] += asked(20, length=256)  # which the first was not asked
+    rows[0] += asked(20, temperature="0.0")  # which the second was not asked
+    rows[1] += asked(20, length=256)
     (sentence,) = compare.verdicts(side_by_side([run("a", rows[0]), run("b", rows[1])]))
     assert sentence.startswith(said) and "n 40" in sentence
 

@@ -16,11 +16,12 @@ from agents.memupdate import MemUpdate
 from config.errors import UserError
 from data import Task
 from memagent import NO_MEMORY, Finish, MemAgent, MemAgentConfig, Prompt, Trajectory, Turn
+from report import page as pages
 from report import plots, runlog
 from report.folder import read_run
 from report.page import mark, page_of, reading_of, write_reading, write_report
 from report.records import record as record_of
-from report.summary import interval, summarise
+from report.summary import interval, summarise, write_summary
 from report.training import read_training
 from report.transcripts import diff, render, runs_of, steps_of, verdict
 from report.words import NOTHING, nothing_right
@@ -367,3 +368,39 @@ def test_nothing_in_a_document_steers_the_terminal():
     assert text.count("[bold] \ufffd[31m\ufffd \ufffd \ufffd") >= 5
     assert not re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]", text)
     assert reading_of(bad)["verdict"] == "failed" and Page
+
+
+def drawn(monkeypatch, folder):
+    """Return what is drawn on a run's page, by title: lines, words, and how."""
+    found = {}
+
+    def plot(lines, title, *words, **how):
+        return found.setdefault(title, (lines, words, how)) and ""
+
+    monkeypatch.setattr(pages, "plot", plot)
+    write_report(folder)
+    return found
+
+
+@pytest.mark.parametrize(("metric", "axis"), [
+    ("sub_em", "right answers"), ("reward", "right answers"), ("f1", "mean overlap of words (F1)"),
+])  # fmt: skip
+def test_the_axis_says_what_was_measured(tmp_path, monkeypatch, metric, axis):
+    rows = [row("trained", id=str(k), f1=1.0) for k in range(3)]
+    folder = folder_of(tmp_path / "run", rows)
+    write_summary(folder / "summary.json", summarise(rows, metric=metric))
+    (_, words, _) = drawn(monkeypatch, folder)["Questions that need one fact"]
+    assert words[1] == axis
+
+
+@pytest.mark.parametrize(("reward", "ends"), [(0.9, (0.4, 1)), (1.5, (1.0, 2.0))])
+def test_the_band_of_a_training_ends_where_a_share_ends(tmp_path, monkeypatch, reward, ends):
+    folder = training(tmp_path / "run", steps=12, reward=reward, reward_se=0.25)
+    lines, _, how = drawn(monkeypatch, folder)["Reward"]
+    assert how["band"] and lines["one step"][0] == (0, reward, *map(pytest.approx, ends))
+
+
+def test_a_short_training_is_compared_by_its_halves(tmp_path):
+    folder = training(tmp_path / "run", steps=12)
+    assert read_run(folder).summary["gain"]["steps"] == 6
+    assert "From the first 6 steps to the last 6" in shown(write_report(folder)).text
