@@ -203,3 +203,18 @@ def test_its_settings_are_replayed(asked, models):
     )  # fmt: skip
     assert now == replace(then, dtype="float32") and suite == same  # what auto has taken
     assert json.loads((asked / "e" / "summary.json").read_text())["cells"]
+
+
+def test_cells_have_equal_room_for_transcripts_and_what_earlier_ones_left_over(
+    tmp_path, models, monkeypatch
+):
+    rooms, fill = [], eval.evaluate
+
+    def noted(*given):
+        rooms.append(next(x for x in given if isinstance(x, eval.Conditions)).record_bytes)
+        return fill(*given)
+
+    monkeypatch.setattr(eval, "evaluate", noted)
+    monkeypatch.setattr(eval, "TRANSCRIPTS", 800)
+    ask(config(tmp_path, models[0], agents=("memagent", "none"), temperatures=(1.0, 0.0)))
+    assert rooms == [200, 400, 600, 800]

@@ -13,6 +13,7 @@ from rich.console import Console
 from run_folders import row
 from scipy import stats
 
+from memagent import Agent
 from report.folder import Run
 from report.page import page_of
 from report.rows import Cell
@@ -127,6 +128,15 @@ def test_tables_say_how_often_something_went_wrong():
 def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
     rows = [each for agent in agents.split() for each in asked(agent, [1.0] * 3)]
     assert {f"{p['a']}-{p['b']}" for p in summarise(rows)["paired"]} == {*pairs.split()}
+
+
+def test_counts_are_summed_and_rates_are_those_of_the_sums():
+    class Counting(Agent):
+        rates = {"kept": ("kept", "seen"), "lost": ("lost", "asked")}
+
+    rows = [row("a", "q", id=str(k), counts={"kept": k, "seen": 2}) for k in (1, 2)]
+    (cell,) = summarise(rows, agents={"a": Counting()})["cells"]
+    assert cell["counts"] == {"kept": 3, "seen": 4} and cell["rates"] == {"kept": 0.75}
 
 
 def test_the_summary_is_replaced_whole_or_not_at_all(tmp_path):
