@@ -55,7 +55,8 @@ class _Unpacked(io.RawIOBase):
         return True
 
     def readinto(self, buffer) -> int:
-        data = self.stream.read1(len(buffer))
+        # gzip sets as many bytes aside as it is asked for, which may be those of the largest file
+        data = self.stream.read1(min(len(buffer), FREE))
         self.size += len(data)
         if self.size > max(FREE, RATIO * (self.packed.tell() - self.start)):
             raise flood(self.name)
