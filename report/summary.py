@@ -1,13 +1,13 @@
 """What rows say: means with intervals, paired differences, tables.
 
-Means are over questions, with 95 % intervals over documents; no torch.
+Means are over questions, their 95 % intervals over documents.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from operator import itemgetter
@@ -183,7 +183,7 @@ def summarise(
 def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | type[Agent]) -> dict:
     """Return the record of one cell; counts are left out where there are none."""
     samples = questions.values()
-    record = asdict(cell) | _mean(samples, metric)
+    record = asdict(cell) | _of_questions(samples, metric)
     rows = [*chain.from_iterable(samples)]
     for name in METRICS:
         average = max if name == "mib" else fmean
@@ -193,37 +193,29 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | t
     counts = Counter()
     for row in rows:
         counts.update(row.get("counts") or {})
-    if counts:
-        record["counts"] = dict(counts)
     rates = {
         name: round(counts[above] / counts[below], 4) if counts[below] else None
         for name, (above, below) in agent.rates.items()
         if {above, below} & {*counts}
     }
-    return record | ({"rates": rates} if rates else {})
+    found = {"counts": dict(counts), "rates": rates}
+    return record | {name: values for name, values in found.items() if values}
 
 
-def _mean(samples: Collection[Sequence[dict]], metric: str) -> dict:
-    """Return n, mean, low and high of questions, each a list of its rows, which are averaged first.
-
-    Where several questions share a document, the interval is over documents; beside it documents,
-    how many these are, and low_questions, high_questions, as if questions were independent. With a
-    single document these are the interval.
-    """
-    values = [fmean(row[metric] for row in rows) for rows in samples]
-    mean = {"n": len(values), "mean": fmean(values)} | _ends(values, samples)
-    if "documents" in mean:
-        mean["low_questions"], mean["high_questions"] = interval(values)
-    return mean
+def _of_questions(questions: Iterable[Sequence[dict]], metric: str) -> dict:
+    """Return the `_mean` of questions, each a list of its rows, which are averaged first."""
+    questions = [*questions]
+    return _mean([fmean(row[metric] for row in rows) for rows in questions], questions)
 
 
-def _ends(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
-    """Return low and high of the mean of values, each of some rows; where several share a document,
-    documents, too: how many of these there are."""
+def _mean(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
+    """Return n, mean, low and high of values, each of some rows; where several share a document,
+    documents, too: how many of these there are, over which the interval is then."""
     documents = _documents(rows)
     low, high = interval(values, documents, least)
-    shared = len({*documents}) < len(documents)
-    return {"low": low, "high": high} | ({"documents": len({*documents})} if shared else {})
+    found = {"n": len(values), "mean": fmean(values), "low": low, "high": high}
+    n = len({*documents})
+    return found | ({"documents": n} if n < len(documents) else {})
 
 
 def _documents(questions: Iterable[Sequence[dict]]) -> list[object]:
@@ -255,7 +247,7 @@ def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
         if name := pool_of(cell.question):
             pools.setdefault(replace(cell, question=name), []).append(questions)
     return [
-        asdict(cell) | _mean([rows for questions in kinds for rows in questions.values()], metric)
+        asdict(cell) | _of_questions(chain.from_iterable(q.values() for q in kinds), metric)
         for cell, kinds in pools.items()
         if len(kinds) > 1
     ]
@@ -284,40 +276,27 @@ def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
 
 
 def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dict:
-    """Return the mean of `a` minus that of `b` on their common questions: {mean, n, low, high}.
+    """Return the mean of `a` minus that of `b` on their common questions, as `_mean`; {} without a
+    common question.
 
     Each side has rows of one agent and one temperature. The difference is taken question by
-    question (`question_key`), samples averaged first; the interval is as in `interval`, and where
-    questions share documents, documents says how many these are. {} without a common question.
+    question (`question_key`), samples averaged first.
     """
     left, right = {}, {}
     for side, rows in ((left, a), (right, b)):
         for row in rows:
             side.setdefault(question_key(row), []).append(row)
-    common = [key for key in left if key in right]
-    if not common:
-        return {}
+    pairs = [(left[key], right[key]) for key in left if key in right]
     differences = [
-        fmean(row[metric] for row in left[key]) - fmean(row[metric] for row in right[key])
-        for key in common
+        fmean(row[metric] for row in ours) - fmean(row[metric] for row in theirs)
+        for ours, theirs in pairs
     ]
-    ends = _ends(differences, ([*left[key], *right[key]] for key in common), -1.0)
-    return {"mean": fmean(differences), "n": len(common)} | ends
+    return _mean(differences, [ours + theirs for ours, theirs in pairs], -1.0) if pairs else {}
 
 
 def question_key(row: dict) -> tuple:
     """Return what tells a question from others: kind, length, id, task."""
     return row["question"], row["length"], row["id"], row["task"]
-
-
-def cells(summary: dict, name: str = "") -> Iterator[tuple[Cell, object]]:
-    """Yield (cell, its record) of a summary.
-
-    name: yield this field of the record instead, for the cells that have it.
-    """
-    for record in summary["cells"]:
-        if not name or name in record:
-            yield Cell.from_row(record), record[name] if name else record
 
 
 def write_text(path: Path, text: str) -> None:
@@ -348,8 +327,6 @@ class Overlap:
 
     def add(self, question: str, tasks: Sequence[Task]) -> str:
         """Count the questions of a column; return a warning when the first of them was seen."""
-        if not self.known or not tasks:
-            return ""
         digests = self.digests.setdefault(question, set())
         warned = bool(digests & self.known.keys())
         digests.update(task.question_digest for task in tasks)
@@ -441,21 +418,24 @@ def by_length(summary: dict) -> dict[str, dict[tuple[str, str], dict[int, dict]]
     return tables
 
 
+def _lengths(summary: dict) -> list[int]:
+    return sorted({record["length"] for record in summary["cells"]})
+
+
 def markdown_of(summary: dict) -> str:
     """Return table.md: accuracy in percent with 95 % intervals by length, a row per kind of
     question, agent and temperature; no text leaves its cell."""
-    lengths = sorted({record["length"] for record in summary["cells"]})
+    lengths = _lengths(summary)
     rows = [
         ["question", "agent", "temp.", *(f"{n:,}" for n in lengths)],
         ["---"] * (3 + len(lengths)),
     ]
     for question, table in by_length(summary).items():
         for names, records in table.items():
-            shown = {
-                n: [f"{100 * r[x]:.1f}" for x in ("mean", "low", "high")]
+            texts = {
+                n: "{:.1f} [{:.1f}, {:.1f}]".format(*(100 * r[x] for x in ("mean", "low", "high")))
                 for n, r in records.items()
             }
-            texts = {n: f"{mean} [{low}, {high}]" for n, (mean, low, high) in shown.items()}
             rows.append([question, *names, *(texts.get(n, "") for n in lengths)])
     lines = ([text.replace("|", "\\|").replace("\n", " ") for text in row] for row in rows)
     caption = f"{measured(summary)} in per cent by {summary['unit']}, 95 % interval; "
@@ -463,30 +443,26 @@ def markdown_of(summary: dict) -> str:
     return clean("\n".join([*(f"| {' | '.join(line)} |" for line in lines), "", caption, ""]))
 
 
-def span(numbers: Iterable[int]) -> str:
-    """Return the least and the greatest number, as "64" or "64 to 128"."""
-    sizes = sorted({*numbers}) or [0]
-    return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
-
-
 def _about(summary: dict) -> str:
     """Say how many questions a table is about, what its intervals are over, and how often
     something went wrong."""
+
+    def span(numbers: Iterable[int]) -> str:
+        sizes = sorted({*numbers}) or [0]
+        return f"{sizes[0]:,}" + f" to {sizes[-1]:,}" * (len(sizes) > 1)
+
     records = summary["cells"]
     parts = [f"n = {span(record['n'] for record in records)} questions a cell"]
     if documents := {record["documents"] for record in records if "documents" in record}:
-        parts.append(
-            f"intervals over documents where questions share one ({span(documents)} a cell)"
-        )
+        over = "intervals over documents where questions share one"
+        parts.append(f"{over} ({span(documents)} a cell)")
         if 1 in documents:
             parts.append("of a single document over its questions, as if they were independent")
     n = sum(record["n"] for record in records)
-    for name, words in (
-        ("failed", "failures"),
-        ("unformed", "answers without the form asked for"),
-    ):
-        if wrong := sum(r.get(name, 0) * r["n"] for r in records):
-            parts.append(f"{words}, counted as wrong: {wrong:,.4g} of {n:,}")
+    wrong = {"failed": "failures", "unformed": "answers without the form asked for"}
+    for name, words in wrong.items():
+        if times := sum(record.get(name, 0) * record["n"] for record in records):
+            parts.append(f"{words}, counted as wrong: {times:,.4g} of {n:,}")
     if n := sum(record.get("cut", 0) > 0 for record in records):
         parts.append(f"documents not read whole in {n} of {len(records)} cells")
     return "; ".join(parts)
@@ -501,11 +477,17 @@ def table(summary: dict, width: int = 80) -> Group:
     from rich.table import Table
     from rich.text import Text
 
-    tables = by_length(summary)
+    tables, lengths = by_length(summary), _lengths(summary)
     names = [f" {name}" for each in tables.values() for name, _ in each]
     longest = max(map(len, [*tables, *names]), default=0)
-    lengths = sorted({record["length"] for record in summary["cells"]})
     intervals = longest + 5 + 12 * len(lengths) <= max(width, 80)
+
+    def shown(record: dict | None) -> Text | str:
+        if record is None:
+            return ""
+        ends = f" {bounds(record, '-')}" * intervals
+        return Text.assemble(f"{100 * record['mean']:.0f}", (ends, "dim"))
+
     result = Table(box=None, padding=(0, 1, 0, 0))
     for name in ("", "T"):
         result.add_column(name, no_wrap=True)
@@ -514,13 +496,7 @@ def table(summary: dict, width: int = 80) -> Group:
     for question, each in tables.items():
         result.add_row(Text(clean(question), "bold"))
         for (name, temperature), records in each.items():
-            texts = {
-                n: Text.assemble(
-                    f"{100 * r['mean']:.0f}", (f" {bounds(r, '-')}" * intervals, "dim")
-                )
-                for n, r in records.items()
-            }
-            row = (texts.get(length, "") for length in lengths)
+            row = (shown(records.get(length)) for length in lengths)
             result.add_row(Text(f" {clean(name)}"), Text(clean(temperature)), *row)
     title = f"{measured(summary)} in per cent by {summary['unit']}"
     about = " and 95 % interval" if intervals else " (intervals: table.md)"
