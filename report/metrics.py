@@ -1,4 +1,4 @@
-"""Metrics of a training step, a line of metrics.csv: of its rollout, its turns, its time and GPU."""
+"""Metrics of a training step, a line of metrics.csv: its rollout, its turns, its time and GPU."""
 
 from __future__ import annotations
 

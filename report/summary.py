@@ -21,6 +21,7 @@ from config.realmodels import settings_folder
 from data import Task, strip_thinking
 from memagent import Agent
 from report.rows import Cell
+from report.words import lead_of
 from tasks.episodes import pool_of
 from tasks.seen import trained_on
 from tasks.words import METRICS as WORDS
@@ -57,28 +58,26 @@ class Calibration(NamedTuple):
 def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> Calibration:
     """Return accuracy and RMS calibration error of answers: (confidence in percent, right?).
 
-    The error is that of Hendrycks et al. (arXiv 1812.04606): answers in the order of their
-    confidence, in bins of `size`, the rest with the last bin; in each the square of the mean
-    confidence less the share that is right, averaged over answers. Here every bin counts; their
-    code, which Humanity's Last Exam uses, leaves out the last one, the most confident answers. An
-    answer without a confidence (None) counts for the accuracy alone. ValueError: no rows.
+    The error is Hendrycks et al.'s (arXiv 1812.04606): answers in the order of their confidence, in
+    bins of `size`, the rest with the last bin; in each the square of the mean confidence less the
+    share that is right, averaged over answers. Their code, which Humanity's Last Exam uses, leaves
+    out the last bin, the most confident answers; here it counts. An answer without a confidence
+    (None) counts for the accuracy alone.
 
     >>> round(calibration([(90.0, True), (70.0, False)]).error, 6)
     0.3
     """
     rows = [*rows]
-    if not rows:
-        raise ValueError("no answers")
-    accuracy = fmean(right for _, right in rows)
     sure = sorted((row for row in rows if row[0] is not None), key=itemgetter(0))
-    ends = [*range(size, len(sure) - size + 1, size), len(sure)]
+    starts = [*range(0, max(1, len(sure) - size + 1), size)]
     squares = 0.0
-    for start, end in zip([0, *ends], ends, strict=False):
+    for start, end in zip(starts, [*starts[1:], len(sure)], strict=True):
         if part := sure[start:end]:
             gap = fmean(c / 100 for c, _ in part) - fmean(right for _, right in part)
             squares += len(part) * gap * gap
     error = (squares / len(sure)) ** 0.5 if sure else None
-    return Calibration(accuracy, *interval([right for _, right in rows]), error, len(rows))
+    right = [right for _, right in rows]
+    return Calibration(fmean(right), *interval(right), error, len(rows))
 
 
 def interval(
@@ -126,8 +125,6 @@ METRICS = (
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
 
-Questions = Mapping[str, Sequence[dict]]  # id of a question -> its rows, one per sample
-
 
 def summarise(
     rows: Iterable[dict],
@@ -140,17 +137,15 @@ def summarise(
 
     unit: what lengths count: sections, documents or tokens. agents: by name, for what they count.
 
-    cells: a list of records, one a cell: agent, question, temperature, length; n, mean, low, high
-        (`_mean`); of each of `METRICS` the mean over the same questions, of mib the maximum, where
-        all rows have it. failed: the trajectory has an error; of the others, unformed: the response
-        lacks the required form, empty: nothing follows the thinking. cut: tokens of the document
-        that a cap or a window kept from the agent. counts: sums of what an agent counts, rates: of
-        these
+    cells: records of agent, question, temperature, length; n, mean, low, high (`_mean`); of each of
+        `METRICS` the mean over the same questions, of mib the maximum, where all rows have it.
+        failed: the trajectory has an error; of the others, unformed: the response lacks the
+        required form, empty: nothing follows the thinking. cut: tokens of the document that a cap
+        or a window kept from the agent. counts: sums of what an agent counts, rates: of these
     pooled: records of the kinds that are pooled (`episodes.pool_of`): the cell and its `_mean`
-    paired: a list of {a, b, question, temperature, length, mean, n, low, high} (`_paired`)
+    paired: {a, b, question, temperature, length, n, mean, low, high}, a minus b (`compare`)
     """
-    groups: dict[Cell, dict[str, list[dict]]] = {}
-    settings: set[str] = set()
+    groups: dict[Cell, list[dict]] = {}
     for row in rows:
         failed, formed = bool(row["error"]), bool(row["prediction"])
         answered = formed or bool(strip_thinking(row.get("response", "")).strip())
@@ -164,8 +159,7 @@ def summarise(
                 f"The agent {row['agent']} gave its answer to {row['id']!r} no reward (None), and "
                 "the reward is what is measured here."
             )
-        groups.setdefault(Cell.from_row(row), {}).setdefault(row["id"], []).append(row)
-        settings.add(row["settings"])
+        groups.setdefault(Cell.from_row(row), []).append(row)
     ordered = sorted(groups, key=lambda cell: cell.length)  # stable: else the order of the rows
     return {
         "unit": unit,
@@ -176,20 +170,17 @@ def summarise(
         ],
         "pooled": _pooled(groups, metric),
         "paired": _paired(groups, metric) if paired else [],
-        "settings": sorted(settings),
+        "settings": sorted({row["settings"] for rows in groups.values() for row in rows}),
     }
 
 
-def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | type[Agent]) -> dict:
-    """Return the record of one cell; counts are left out where there are none."""
-    samples = questions.values()
-    record = asdict(cell) | _of_questions(samples, metric)
-    rows = [*chain.from_iterable(samples)]
+def _cell_record(cell: Cell, rows: Sequence[dict], metric: str, agent: Agent | type[Agent]) -> dict:
+    record, questions = asdict(cell) | _mean_of(rows, metric), _by_question(rows).values()
     for name in METRICS:
         average = max if name == "mib" else fmean
         # rows of an earlier version lack some, and an agent may give none of its own
         if all(row.get(name) is not None for row in rows):
-            record[name] = average(average(row[name] for row in rows) for rows in samples)
+            record[name] = average(average(row[name] for row in each) for each in questions)
     counts = Counter()
     for row in rows:
         counts.update(row.get("counts") or {})
@@ -202,10 +193,22 @@ def _cell_record(cell: Cell, questions: Questions, metric: str, agent: Agent | t
     return record | {name: values for name, values in found.items() if values}
 
 
-def _of_questions(questions: Iterable[Sequence[dict]], metric: str) -> dict:
-    """Return the `_mean` of questions, each a list of its rows, which are averaged first."""
-    questions = [*questions]
-    return _mean([fmean(row[metric] for row in rows) for rows in questions], questions)
+def question_key(row: dict) -> tuple:
+    """Return what tells a question from others: kind, length, id, task."""
+    return row["question"], row["length"], row["id"], row["task"]
+
+
+def _by_question(rows: Iterable[dict]) -> dict[tuple, list[dict]]:
+    found: dict[tuple, list[dict]] = {}
+    for row in rows:
+        found.setdefault(question_key(row), []).append(row)
+    return found
+
+
+def _mean_of(rows: Iterable[dict], metric: str) -> dict:
+    """Return the `_mean` over the questions of rows, the samples of each averaged first."""
+    questions = _by_question(rows).values()
+    return _mean([fmean(row[metric] for row in samples) for samples in questions], questions)
 
 
 def _mean(values: Sequence[float], rows: Iterable[Sequence[dict]], least: float = 0.0) -> dict:
@@ -240,63 +243,46 @@ def _documents(questions: Iterable[Sequence[dict]]) -> list[object]:
     return [*map(root, asked)]
 
 
-def _pooled(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
+def _pooled(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
     """Return the records of the kinds that are pooled, where there are several of them."""
-    pools: dict[Cell, list[Questions]] = {}
-    for cell, questions in groups.items():
+    pools: dict[Cell, list[Sequence[dict]]] = {}
+    for cell, rows in groups.items():
         if name := pool_of(cell.question):
-            pools.setdefault(replace(cell, question=name), []).append(questions)
+            pools.setdefault(replace(cell, question=name), []).append(rows)
     return [
-        asdict(cell) | _of_questions(chain.from_iterable(q.values() for q in kinds), metric)
+        asdict(cell) | _mean_of(chain.from_iterable(kinds), metric)
         for cell, kinds in pools.items()
         if len(kinds) > 1
     ]
 
 
-def _paired(groups: Mapping[Cell, Questions], metric: str) -> list[dict]:
-    """Compare agents cell by cell.
-
-    The leading agent (trained, else the first one) is compared with every other agent, and each
-    other agent with itself before training.
-    """
-    agents = list(dict.fromkeys(cell.agent for cell in groups))
-    lead = "trained" if "trained" in agents else agents[0] if agents else ""
+def _paired(groups: Mapping[Cell, Sequence[dict]], metric: str) -> list[dict]:
+    """Compare the leading agent with every other one, and each other one with itself before
+    training, cell by cell."""
+    agents, lead = dict.fromkeys(cell.agent for cell in groups), lead_of(groups)
     differences = []
-    for cell, questions in groups.items():
+    for cell, rows in groups.items():
         before_training = (f"{cell.agent}@untrained", f"untrained {cell.agent}")
         for rival in agents:
-            against = groups.get(replace(cell, agent=rival), {})
             if rival != lead and (cell.agent == lead or rival in before_training):
-                sides = (chain.from_iterable(side.values()) for side in (questions, against))
-                place = {"a": cell.agent, "b": rival} | asdict(cell)
-                del place["agent"]
-                if difference := compare(*sides, metric=metric):
+                against = groups.get(replace(cell, agent=rival), ())
+                if difference := compare(rows, against, metric):
+                    place = {"a": cell.agent, "b": rival} | asdict(cell)
+                    del place["agent"]
                     differences.append(place | difference)
     return differences
 
 
 def compare(a: Iterable[dict], b: Iterable[dict], metric: str = "sub_em") -> dict:
-    """Return the mean of `a` minus that of `b` on their common questions, as `_mean`; {} without a
-    common question.
-
-    Each side has rows of one agent and one temperature. The difference is taken question by
-    question (`question_key`), samples averaged first.
-    """
-    left, right = {}, {}
-    for side, rows in ((left, a), (right, b)):
-        for row in rows:
-            side.setdefault(question_key(row), []).append(row)
+    """Return the `_mean` of `a` minus `b`, question by question, on those that they have in common;
+    {} without any. Each side has rows of one agent and one temperature."""
+    left, right = _by_question(a), _by_question(b)
     pairs = [(left[key], right[key]) for key in left if key in right]
     differences = [
         fmean(row[metric] for row in ours) - fmean(row[metric] for row in theirs)
         for ours, theirs in pairs
     ]
     return _mean(differences, [ours + theirs for ours, theirs in pairs], -1.0) if pairs else {}
-
-
-def question_key(row: dict) -> tuple:
-    """Return what tells a question from others: kind, length, id, task."""
-    return row["question"], row["length"], row["id"], row["task"]
 
 
 def write_text(path: Path, text: str) -> None:
@@ -320,45 +306,46 @@ class Overlap:
     """
 
     def __init__(self, policy: str, agents: Sequence[str], look: bool = True):
-        self.policy, self.agents = policy, agents
         self.known = trained_on(settings_folder(policy)) if policy and look else {}
+        self.about = {"policy": policy, "agents": [*agents], "known": len(self.known)}
         # name of the questions -> digests: documents of every length ask the same questions
-        self.digests: dict[str, set[str]] = {}
+        self.asked: dict[str, set[str]] = {}
 
     def add(self, question: str, tasks: Sequence[Task]) -> str:
         """Count the questions of a column; return a warning when the first of them was seen."""
-        digests = self.digests.setdefault(question, set())
-        warned = bool(digests & self.known.keys())
-        digests.update(task.question_digest for task in tasks)
+        asked = self.asked.setdefault(question, set())
+        warned = bool(asked & self.known.keys())
+        asked.update(task.question_digest for task in tasks)
         return "" if warned else _warning(self.summary(), question)
 
     def summary(self) -> dict:
         """Return {policy, agents, known: questions of its training, questions: {name: {asked,
         seen}}}."""
         counts = {
-            name: {"asked": len(digests), "seen": len(digests & self.known.keys())}
-            for name, digests in self.digests.items()
+            name: {"asked": len(asked), "seen": len(asked & self.known.keys())}
+            for name, asked in self.asked.items()
         }
-        about = {"policy": self.policy, "agents": [*self.agents], "known": len(self.known)}
-        return about | {"questions": counts}
+        return self.about | {"questions": counts}
 
 
 def _warning(policy: dict, question: str) -> str:
     """Return the warning on questions of this name, of an entry of summary["trained_on"]; ""
     without any that was seen."""
     n = policy["questions"][question]
-    warning = (
+    if not n["seen"]:
+        return ""
+    return (
         f"Warning: {n['seen']:,} of the {n['asked']:,} questions {question!r} are among those that "
         f"{policy['policy']} ({', '.join(policy['agents'])}) was trained on."
     )
-    return warning if n["seen"] else ""
 
 
 def overlaps(summary: dict) -> list[str]:
     """Return the warnings on questions seen in training, of a whole evaluation."""
     policies = summary.get("trained_on", ())
-    warnings = (_warning(policy, name) for policy in policies for name in policy["questions"])
-    return [*filter(None, warnings)]
+    return [
+        text for policy in policies for n in policy["questions"] if (text := _warning(policy, n))
+    ]
 
 
 # ---------------------------------------------------------------- how numbers are written

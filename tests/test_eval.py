@@ -21,7 +21,7 @@ from memagent import Finish, MemAgent, Trajectory, Turn
 from report import rows as report_rows
 from report.reading import EDGE, row_of
 from report.rows import Cell
-from report.summary import cells, summarise
+from report.summary import summarise
 from rollout import Sampling
 from suites import ledger
 from tasks import worlds
@@ -381,7 +381,7 @@ def test_a_changed_setting_never_mixes_with_old_rows(codec, tmp_path, change):
     assert not {tuple(map(r.get, names)) for r in first} & {
         tuple(map(r.get, names)) for r in second
     }
-    assert {leaf["n"] for _, leaf in cells(summarise(second))} == {6}
+    assert {record["n"] for record in summarise(second)["cells"]} == {6}
     (folder / "update.txt").unlink(missing_ok=True)
     engine = Watched(codec, script)  # the old rows are still there for the old settings
     assert run(codec, path, engine=engine, agent=reads()) == first and engine.finals == 0
@@ -417,8 +417,6 @@ def test_a_damaged_line_is_named_and_ids_must_be_unique(codec, tmp_path):
         run(codec, path)
     path.write_bytes(b"\n".join(content))
     assert len(run(codec, path)) == 6
-    with pytest.raises(UserError, match="cannot be written"):
-        run(codec, tmp_path / "no folder" / "rows")
     with pytest.raises(UserError, match="have the id"):
         run(codec, tmp_path / "twice", [task(), task(text="y")])
 
