@@ -58,11 +58,10 @@ class Calibration(NamedTuple):
 def calibration(rows: Iterable[tuple[float | None, bool]], size: int = 100) -> Calibration:
     """Return accuracy and RMS calibration error of answers: (confidence in percent, right?).
 
-    The error is Hendrycks et al.'s (arXiv 1812.04606): answers in the order of their confidence, in
-    bins of `size`, the rest with the last bin; in each the square of the mean confidence less the
-    share that is right, averaged over answers. Their code, which Humanity's Last Exam uses, leaves
-    out the last bin, the most confident answers; here it counts. An answer without a confidence
-    (None) counts for the accuracy alone.
+    The error is Hendrycks et al.'s (arXiv 1812.04606), over bins of `size` answers of like
+    confidence, the rest with the last bin. Their code, which Humanity's Last Exam uses, leaves out
+    the last bin, the most confident answers; here it counts. An answer without a confidence (None)
+    counts for the accuracy alone.
 
     >>> round(calibration([(90.0, True), (70.0, False)]).error, 6)
     0.3
@@ -86,11 +85,11 @@ def interval(
     """Return the 95 % interval of a mean over questions, some of which may share a document.
 
     Answers about one text are not independent. So the variance is the cluster-robust one of least
-    squares on a constant, documents as clusters, times G / (G - 1) for G of them, and the quantile
-    is that of Student's t with G - 1. Of documents with a question each, that is the usual t
-    interval; and so it is of a single document, which tells nothing about others.
-    Where no document differs from the others the variance is 0: then it is Wilson's interval of G
-    answers, mirrored for negative differences and to both sides for none.
+    squares on a constant, documents as clusters, times G / (G - 1) for G of them, with Student's t
+    of G - 1. Of documents with a question each, that is the usual t interval; of a single document,
+    which tells nothing about others, too. Where no document differs from the others the variance is
+    0: then it is Wilson's interval of G answers, mirrored for negative differences and to both
+    sides for none.
 
     documents: of each value, () if they are all different. least: 0 for shares, -1 for differences
     of shares; the interval ends there and at 1. Scores outside are no shares: then it ends nowhere.
@@ -329,8 +328,7 @@ class Overlap:
 
 
 def _warning(policy: dict, question: str) -> str:
-    """Return the warning on questions of this name, of an entry of summary["trained_on"]; ""
-    without any that was seen."""
+    """Warn about the questions of this name, by an entry of summary["trained_on"]; "" of none."""
     n = policy["questions"][question]
     if not n["seen"]:
         return ""
@@ -341,7 +339,7 @@ def _warning(policy: dict, question: str) -> str:
 
 
 def overlaps(summary: dict) -> list[str]:
-    """Return the warnings on questions seen in training, of a whole evaluation."""
+    """Return the warnings on questions seen in training."""
     policies = summary.get("trained_on", ())
     return [
         text for policy in policies for n in policy["questions"] if (text := _warning(policy, n))
@@ -431,8 +429,7 @@ def markdown_of(summary: dict) -> str:
 
 
 def _about(summary: dict) -> str:
-    """Say how many questions a table is about, what its intervals are over, and how often
-    something went wrong."""
+    """Say what a table's intervals are over, and how often something went wrong."""
 
     def span(numbers: Iterable[int]) -> str:
         sizes = sorted({*numbers}) or [0]

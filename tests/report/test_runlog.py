@@ -7,6 +7,7 @@ import csv
 import pytest
 
 from config.errors import UserError
+from report.page import write_report
 from report.runlog import StepCSV, TrajectoryWriter, gain, summary
 from report.summary import write_summary
 from report.training import amiss
@@ -54,6 +55,8 @@ def test_steps_without_reward_and_skipped_updates_are_summed_up(tmp_path):
     assert (found["reward"], found["steps"]) == (0.75, 3)
     assert (found["skipped_updates"], found["unrewarded"]) == (3, 11) and "faults" not in found
     write_summary(tmp_path / "summary.json", found)  # as strict JSON
+    (tmp_path / "config.yaml").write_text("grpo: {steps: 3}\n")
+    assert "3 updates skipped" in write_report(tmp_path).read_text()
     assert summary(run(tmp_path, ["nan"]))["reward"] is None
 
 
