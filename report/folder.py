@@ -13,7 +13,7 @@ from pathlib import Path
 
 from agents import find
 from config.errors import UserError
-from config.files import settings_in
+from config.files import SETTINGS, settings_in
 from config.foreign import read_json
 from config.gone import is_gone
 from config.locks import is_written
@@ -47,8 +47,10 @@ def read_run(folder: Path, running: bool | None = None) -> Run:
 
     running: whether it goes on; None: if it has a writer.
     """
-    path = folder / "config.yaml"
-    config = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
+    path, config = folder / "config.yaml", ""
+    if path.exists():
+        with path.open(encoding="utf-8", errors="replace") as file:
+            config = file.read(SETTINGS + 1)
     settings, rows = settings_of(config), read_rows(folder / "rows.jsonl")
     stored = stored_summary(folder / "summary.json")
     if "eval" in settings:

@@ -36,11 +36,9 @@ SUMS = ("faults", "documents_cut", "read_tokens", "written_tokens")
 def describe(groups: Sequence[Group], counted: dict[str, int]) -> dict[str, float]:
     """Describe a rollout over the groups of all ranks: shares and means, and sums of `counted`.
 
-    reward: the mean of the trajectories that have one, nan without any; unrewarded: the number of
-    the others, faults: of those of them that an engine or a server failed; documents_cut: of
-    trajectories that have read a part of their document. reward_se: the standard error of reward
-    over groups, which each have one task. groups, counted: of this rank. `UPDATE_METRICS` are set
-    to 0.
+    reward: the mean of the trajectories that have one, nan without any; reward_se: its standard
+    error over groups, which each have one task. faults: of those without a reward the ones that an
+    engine or a server failed. groups, counted: of this rank. `UPDATE_METRICS` are set to 0.
     """
     trajectories = [t for group in groups for t in group.sampled]
     rewarded = [[t.reward for t in group.trajectories] for group in groups]

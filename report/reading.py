@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
-
-import psutil
 
 from agents.rewards import reward_of
 from config.errors import clip
@@ -26,14 +23,6 @@ EDGE = 32  # turns at either end of a trajectory whose sections a transcript kee
 SECTION_CHARACTERS = 20_000  # of a section in a transcript
 # of what a row keeps as text, to be searched and shown
 WORDING_CHARACTERS, MEMORY_CHARACTERS = 500, 2000
-
-
-def resident_mib() -> float:
-    """Return the memory in use, in MiB: of this process and, on a GPU, reserved by torch."""
-    torch = sys.modules.get("torch")
-    on_gpu = torch and torch.cuda.is_initialized()
-    reserved = torch.cuda.memory_reserved() if on_gpu else 0
-    return (psutil.Process().memory_info().rss + reserved) / 2**20
 
 
 def begins(turn: Turn, section: str | None) -> bool:
@@ -54,14 +43,10 @@ class Reading:
         self.memory_tokens: list[int] = []  # after each section
         self.counts: Counter[str] = Counter()  # of `Agent.count`
         self.n: Counter[str] = Counter()
-        self.mib = resident_mib()
 
     def add(self, turn: Turn) -> None:
         """Count a turn."""
         prompt, n = turn.prompt, self.n
-        # asking the system every time would cost a tenth of a turn
-        if prompt.final or not n["sections"] % 16:
-            self.mib = max(self.mib, resident_mib())
         counts = self.agent.count(self.task, turn)
         for name, value in counts.items():
             self.counts[name] += value
@@ -90,7 +75,6 @@ class Reading:
         )  # fmt: skip
         found = {name: self.n[name] for name in names}
         found["memory_tokens"] = round(fmean(self.memory_tokens or [0]), 2)
-        found["mib"] = round(self.mib)
         return found | ({"counts": dict(self.counts)} if self.counts else {})
 
 

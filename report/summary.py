@@ -120,7 +120,7 @@ def interval(
 
 METRICS = (
     "sub_em", "em", "f1", "reward", "official_em", "sub_em_upstream", "failed", "unformed",
-    "empty", "tokens_read", "tokens_written", "document_tokens", "seconds", "mib",
+    "empty", "tokens_read", "tokens_written", "document_tokens", "seconds",
     "memory_tokens", "memory_cut", "memory_empty", "cut", "model_calls",
 )  # fmt: skip
 
@@ -137,7 +137,7 @@ def summarise(
     unit: what lengths count: sections, documents or tokens. agents: by name, for what they count.
 
     cells: records of agent, question, temperature, length; n, mean, low, high (`_mean`); of each of
-        `METRICS` the mean over the same questions, of mib the maximum, where all rows have it.
+        `METRICS` that all rows have the mean over the same questions.
         failed: the trajectory has an error; of the others, unformed: the response lacks the
         required form, empty: nothing follows the thinking. cut: tokens of the document that a cap
         or a window kept from the agent. counts: sums of what an agent counts, rates: of these
@@ -176,10 +176,9 @@ def summarise(
 def _cell_record(cell: Cell, rows: Sequence[dict], metric: str, agent: Agent | type[Agent]) -> dict:
     record, questions = asdict(cell) | _mean_of(rows, metric), _by_question(rows).values()
     for name in METRICS:
-        average = max if name == "mib" else fmean
         # rows of an earlier version lack some, and an agent may give none of its own
         if all(row.get(name) is not None for row in rows):
-            record[name] = average(average(row[name] for row in each) for each in questions)
+            record[name] = fmean(fmean(row[name] for row in samples) for samples in questions)
     counts = Counter()
     for row in rows:
         counts.update(row.get("counts") or {})

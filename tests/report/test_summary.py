@@ -122,6 +122,7 @@ def test_tables_say_how_often_something_went_wrong():
     ("full untrained trained", "trained-full trained-untrained"),  # rows come in any order
     ("memagent full memagent@untrained full@untrained",
      "memagent-full memagent-memagent@untrained memagent-full@untrained full-full@untrained"),
+    ("memagent@untrained memagent", "memagent@untrained-memagent"),
 ])  # fmt: skip
 def test_the_trained_policy_is_paired_with_the_untrained_one(agents, pairs):
     rows = [each for agent in agents.split() for each in asked(agent, [1.0] * 3)]
