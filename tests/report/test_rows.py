@@ -16,8 +16,9 @@ from report.rows import Rows, lines_in, read_rows
 ROOT = str(Path(__file__).parents[2])
 
 
-def test_rows_come_back_as_they_were(tmp_path):
-    path = tmp_path / "rows"
+def test_rows_come_back_as_they_were(tmp_path, monkeypatch):
+    path, synced = tmp_path / "rows", []
+    monkeypatch.setattr("os.fsync", synced.append)
     assert list(lines_in(path)) == []
     rows = [{"n": 1}, {"half": "\ud83d", "line": "\u2028\x85"}]
     with Rows(path) as file:
@@ -25,7 +26,7 @@ def test_rows_come_back_as_they_were(tmp_path):
             file.append(row)
         assert list(lines_in(path)) == rows
     assert list(lines_in(path, b"half")) == rows[1:]
-    assert path.read_bytes().count(b"\n") == 2
+    assert path.read_bytes().count(b"\n") == len(synced) == 2
 
 
 @pytest.mark.parametrize("torn", [b"", b"{", b'{"n": 2', b'{"text": "' + b"x" * 200_000])
