@@ -135,17 +135,11 @@ def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> 
 
     wanted: `key_of` of each, in order. known: agents that come first.
     """
-    wanted = dict.fromkeys(wanted)
-    rows = read_rows(folder / "rows.jsonl")
-    found = {key_of(row): row for row in rows}
-    asked = [found[key] for key in wanted if key in found]
-    tasks = {(row["settings"], row["id"]): row["task"] for row in asked}
-    others = [
-        row
-        for row in latest(rows)
-        if key_of(row) not in wanted
-        and row["task"] == tasks.get((row["settings"], row["id"]), row["task"])
-    ]
+    rows = {key_of(row): row for row in read_rows(folder / "rows.jsonl")}
+    asked = [rows.pop(key) for key in dict.fromkeys(wanted) if key in rows]
+    # of a question with several texts the one that is asked now is the latest
+    found = latest([*rows.values(), *asked])
+    others = found[: len(found) - len(asked)]
     cells = {*map(Cell.from_row, asked)}
     if more := sum(Cell.from_row(row) in cells for row in others):
         say(f"Of earlier calls count too, in cells that this one asks for: {more:,} answers.")

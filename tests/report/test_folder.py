@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from run_folders import evaluation, folder_of, lines, row, step, training, trajectory
+from run_folders import evaluation, folder_of, lines, record, row, step, training, trajectory
 
 from config.errors import UserError
 from config.locks import writing
@@ -51,6 +51,23 @@ def test_the_readings_of_a_training_are_those_of_its_first_and_last_recorded_ste
     run = read_run(folder)
     assert [(r["step"], r["sample"]) for r in run.first] == [(0, 0), (0, 1)]
     assert [(r["step"], r["sample"]) for r in run.records] == [(2, 0), (2, 1), (2, 2), (2, 0)]
+
+
+@pytest.mark.parametrize(("turns", "after"), [(2, None), (1, "Lima")])
+def test_a_reading_that_ends_without_an_answer_has_its_last_memory(turns, after):
+    read = trajectory(3, 0)
+    read.turns = read.turns[:turns]
+    kept = records.record(read, Agent(), step=3)
+    assert records.is_record(kept) and kept["turns"][-1].get("memory_after") == after
+
+
+@pytest.mark.parametrize(("fields", "wrong"), [
+    ({"reward": 0}, True), ({"reward": 0.5}, False), ({"reward": None}, False),
+    ({"reward": 0, "answers": []}, False),  # of `ask`, which has no right answer
+    ({"reward": 0, "answers": [], "step": 1}, True), ({"answers": [], "cell": {}}, False),
+])  # fmt: skip
+def test_a_reading_is_wrong_where_nothing_of_it_is_right(fields, wrong):
+    assert records.is_wrong(record() | fields) is wrong
 
 
 # ---------------------------------------------------------------- an evaluation
