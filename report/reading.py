@@ -25,6 +25,12 @@ SECTION_CHARACTERS = 20_000  # of a section in a transcript
 WORDING_CHARACTERS, MEMORY_CHARACTERS = 500, 2000
 
 
+COUNTED = (  # fields of a row; cut: tokens of the document that the agent never read
+    "sections", "model_calls", "tokens_read", "tokens_written", "document_tokens", "cut",
+    "memory_cut", "memory_empty",
+)  # fmt: skip
+
+
 def begins(turn: Turn, section: str | None) -> bool:
     """Tell whether a turn reads another section than the one before it, not only an equal one."""
     prompt = turn.prompt
@@ -42,7 +48,7 @@ class Reading:
         self.memory = ""  # the latest one
         self.memory_tokens: list[int] = []  # after each section
         self.counts: Counter[str] = Counter()  # of `Agent.count`
-        self.n: Counter[str] = Counter()
+        self.n = dict.fromkeys(COUNTED, 0)
 
     def add(self, turn: Turn) -> None:
         """Count a turn."""
@@ -53,8 +59,8 @@ class Reading:
         n["model_calls"] += prompt.given is None
         n["tokens_read"] += len(turn.prompt_ids)
         n["tokens_written"] += len(turn.response_ids)
-        n["document_tokens"] += len(getattr(prompt.section, "ids", ()))  # read by the agent
-        n["cut"] = max(n["cut"], prompt.cut)  # tokens of the document that it never read
+        n["document_tokens"] += len(getattr(prompt.section, "ids", ()))
+        n["cut"] = max(n["cut"], prompt.cut)
         if n["sections"]:
             self.memory = prompt.memory
             if not prompt.frozen:  # a question to the untrained policy is shown what it needs
@@ -69,13 +75,9 @@ class Reading:
 
     def row(self) -> dict:
         """Return the fields of the trajectory's row that come from reading."""
-        names = (
-            "sections", "model_calls", "tokens_read", "tokens_written", "document_tokens", "cut",
-            "memory_cut", "memory_empty",
-        )  # fmt: skip
-        found = {name: self.n[name] for name in names}
-        found["memory_tokens"] = round(fmean(self.memory_tokens or [0]), 2)
-        return found | ({"counts": dict(self.counts)} if self.counts else {})
+        memory_tokens = round(fmean(self.memory_tokens or [0]), 2)
+        counts = {"counts": dict(self.counts)} if self.counts else {}
+        return {**self.n, "memory_tokens": memory_tokens, **counts}
 
 
 def slim(turn: Turn, whole: bool = False, section: str = "") -> Turn:

@@ -39,15 +39,7 @@ from config.files import replacing, sync
 from config.foreign import read_json
 from config.terminal import say
 from memagent import Agent, Trajectory
-from models import ranks
-from models.checkpoints import (
-    best_step,
-    checkpoints,
-    load_checkpoint,
-    save_checkpoint,
-    validations,
-    write_validations,
-)
+from models import checkpoints, ranks
 from report.folder import reading
 from report.loggers import tagged
 from report.records import record
@@ -173,14 +165,14 @@ class RunRecorder(lightning.Callback):
 
     def _load(self, module) -> int:
         """Load the last checkpoint, if any; return its position in trajectories.jsonl.gz."""
-        saved = checkpoints(self.folder)
+        saved = checkpoints.checkpoints(self.folder)
         if not saved:
             if (path := self.folder / STATE).exists():
                 with reading(path):
                     module.agent.load_state(read_json(path))
             return 0
         optimizer = module.optimizers().optimizer
-        state = load_checkpoint(saved[max(saved)], module.model, optimizer, self.base)
+        state = checkpoints.load_checkpoint(saved[max(saved)], module.model, optimizer, self.base)
         for name in module.counters:
             setattr(module, name, state[name])
         if state.get("agent") is not None:
@@ -197,9 +189,9 @@ class RunRecorder(lightning.Callback):
     def _cut_back(self, position: int, done_steps: int) -> None:
         """Drop the contents of the files that belong to steps after the checkpoint."""
         self.writer = TrajectoryWriter(self.folder / "trajectories.jsonl.gz", position)
-        earlier = [row for row in validations(self.folder) if row["step"] <= done_steps]
+        earlier = [row for row in checkpoints.validations(self.folder) if row["step"] <= done_steps]
         if (path := self.folder / "validation.csv").exists():
-            write_validations(path, earlier)
+            checkpoints.write_validations(path, earlier)
         self.trained_on = seen.trained_on(self.folder, before=done_steps)
 
     def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx) -> None:
@@ -241,8 +233,8 @@ class RunRecorder(lightning.Callback):
         """Score the validation tasks on all ranks, and log the score to all but metrics.csv."""
         score, done = module.validate(), module.done_steps
         if ranks.rank() == 0:
-            rows = [*validations(self.folder), {"step": done} | score]
-            write_validations(self.folder / "validation.csv", rows)
+            rows = [*checkpoints.validations(self.folder), {"step": done} | score]
+            checkpoints.write_validations(self.folder / "validation.csv", rows)
             for logger in trainer.loggers:
                 if not isinstance(logger, StepCSV):
                     _tell(logger, {"validation": score["score"]}, done - 1)
@@ -258,10 +250,10 @@ class RunRecorder(lightning.Callback):
             # it relies on them; the mark is no such file, and would be given up
             for written in filter(Path.is_file, self.folder.glob("[!.]*")):
                 sync(written)
-        save_checkpoint(path, module.model, module.optimizers().optimizer, state)
+        checkpoints.save_checkpoint(path, module.model, module.optimizers().optimizer, state)
         if ranks.rank() == 0:
-            saved = checkpoints(self.folder)
-            keep = {*sorted(saved)[-self.keep_checkpoints :], best_step(self.folder)}
+            saved = checkpoints.checkpoints(self.folder)
+            keep = {*sorted(saved)[-self.keep_checkpoints :], checkpoints.best_step(self.folder)}
             for number in set(saved) - keep:
                 shutil.rmtree(saved[number], ignore_errors=True)
 
