@@ -102,7 +102,7 @@ class Rows:
             self._file.truncate(whole)
 
     def append(self, row: dict) -> None:
-        """Append a row as one line and wait until it is on the disk. UserError: there is no room."""
+        """Append a row as one line and wait until it is on the disk. UserError: no room."""
         # half a surrogate pair becomes \udc80, which is how JSON spells it
         raw = (json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n").encode(
             errors="backslashreplace"
