@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import csv
+from types import SimpleNamespace
 
 import pytest
 
 from config.errors import UserError
+from memagent import Agent
+from models.checkpoints import validations, write_validations
 from report.page import write_report
-from report.runlog import StepCSV, TrajectoryWriter, gain, summary
+from report.runlog import RunRecorder, StepCSV, TrajectoryWriter, gain, summary
 from report.summary import write_summary
 from report.training import amiss
 
@@ -94,3 +97,18 @@ def test_trajectories_are_cut_back_to_a_checkpoint_and_no_further(tmp_path):
     assert path.read_bytes() == b"ab"
     with pytest.raises(UserError, match="torn"):
         TrajectoryWriter(path, 3)
+
+
+def test_what_follows_the_checkpoint_is_cut_back_before_the_first_step(tmp_path):
+    """Of a run without one, of which two steps are done."""
+    (tmp_path / "checkpoints" / ".step-3.tmp").mkdir(parents=True)
+    (tmp_path / "trajectories.jsonl.gz").write_bytes(b"of step 3")
+    rows = [{"step": k, "score": 0.5, "n": 4} for k in (1, 2, 3)]
+    write_validations(tmp_path / "validation.csv", rows)
+    (tmp_path / "trained_on.csv").write_text("digest,step,id\nx,1,a\ny,2,b\n")
+    begun = []
+    recorder = RunRecorder(tmp_path, 1, 1, 4, begin=lambda: begun.append(1))
+    recorder.on_fit_start(None, SimpleNamespace(agent=Agent(), done_steps=2))
+    assert validations(tmp_path) == rows[:2] and recorder.trained_on == {"x": (1, "a")}
+    assert (tmp_path / "trajectories.jsonl.gz").read_bytes() == b"" and begun == [1]
+    assert [*(tmp_path / "checkpoints").iterdir()] == []
