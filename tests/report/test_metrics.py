@@ -49,7 +49,7 @@ def test_a_rollout_is_described_turn_by_turn():
 
 def test_rewards_of_turns_are_means_over_updates_and_over_answers():
     class Counting(Agent):
-        rates = {"long": ("long", "turns"), "never": ("long", "nothing")}  # noqa: RUF012
+        rates = {"long": ("long", "turns"), "never": ("long", "nothing")}
 
         def count(self, task, turn):
             return {"turns": 1, "long": turn.prompt.final}
