@@ -32,11 +32,7 @@ WEIGHTS = "weights"  # section of config.yaml: model, untrained -> fingerprint o
 
 
 def evaluation_folder(config: EvalConfig, suite: Suite) -> Path:
-    """Return the folder of an evaluation.
-
-    UserError: it holds another run, or an evaluation of another model or suite, so far as the
-    settings tell.
-    """
+    """Return the folder of an evaluation. UserError: its settings are another run's."""
     folder = files.run_path(config.runs, config.name)
     known_weights(folder, config, suite, {})
     return folder
@@ -58,11 +54,7 @@ def begin_evaluation(
     agents: Mapping[str, object],
     weights: Mapping[str, str],
 ) -> None:
-    """Write config.yaml.
-
-    weights: fingerprints of what answers, named model or untrained. UserError: they are not
-    those of the rows there.
-    """
+    """Write config.yaml. weights: fingerprints of what answers, named model or untrained."""
     files.make_folder(folder)
     known = {**known_weights(folder, config, suite, weights), **weights, **_code(suite)}
     settings = asdict(config) | asdict(suite)
@@ -130,10 +122,10 @@ def key_of(row: dict) -> tuple:
 
 
 def joined(folder: Path, wanted: Iterable[tuple], known: Iterable[str] = ()) -> list[dict]:
-    """Return all rows of a folder by agents, of each those that are asked for first, and say how
-    many count beside them: of questions that their file no longer has, or of a larger --n.
+    """Return all rows of a folder by agents, the wanted ones first (`key_of`), and say how many
+    count beside them: of questions that their file no longer has, or of a larger --n.
 
-    wanted: `key_of` of each, in order. known: agents that come first.
+    known: agents that come first.
     """
     rows = {key_of(row): row for row in read_rows(folder / "rows.jsonl")}
     asked = [rows.pop(key) for key in dict.fromkeys(wanted) if key in rows]

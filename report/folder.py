@@ -125,10 +125,7 @@ def _of_training(folder: Path, summary: dict | None, settings: dict) -> tuple[di
 
 def _of_evaluation(summary: dict | None, rows: Sequence[dict], settings: dict) -> tuple[dict, str]:
     """Return the summary of an evaluation, and how far it has come if it is not finished: where
-    rows have been written since the summary, of other cells or of more questions.
-
-    settings: of eval.
-    """
+    rows have been written since the summary, of other cells or of more questions."""
     questions: dict[Cell, set] = {}
     for row in rows:
         questions.setdefault(Cell.from_row(row), set()).add((row["id"], row["task"]))
@@ -156,8 +153,7 @@ def transcripts(folder: Path, summary: dict) -> list[dict]:
 
 
 def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
-    """Print the table of an evaluation that is over, how much of its readings was kept, and
-    warnings."""
+    """Print the table of an evaluation, how much of its readings was kept, and warnings."""
     console.print(table(summary, console.width))
     records = transcripts(folder, summary)
     say(f"Of {len(rows):,} readings {len(records):,} are kept whole, for `show` and the page.")
@@ -167,8 +163,7 @@ def tell(folder: Path, summary: dict, rows: Sequence[dict]) -> None:
 
 
 def show_next(folder: Path, wrong: bool = False) -> None:
-    """End a command with the one that shows what a run has read, if that was kept; wrong: some of
-    it was."""
+    """End a command with the one that shows what a run has read, if that was kept."""
     if any((folder / name).exists() for name in ("trajectories.jsonl.gz", "transcripts.jsonl")):
         why = "see what was wrong" if wrong else "see what was read"
         next_step(why, "show", folder, *["--wrong"] * wrong)

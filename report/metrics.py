@@ -172,7 +172,6 @@ class PeakMemory:
         self.least_free = math.inf
 
     def look(self, device: torch.device) -> None:
-        """Sample the memory in use, if `device` is a GPU."""
         if device.type == "cuda":
             self.least_free = min(self.least_free, torch.cuda.mem_get_info(device)[0])
 

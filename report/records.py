@@ -28,8 +28,8 @@ def record(
 ) -> dict:
     """Return a trajectory as JSON types: enough to show it, to quote it and to replay the loss.
 
-    agent: the one that ran. A last turn that does not answer leaves a memory which no later prompt
-    shows: the agent tells it. step: of training. temperature: of sampling.
+    A last turn that does not answer leaves a memory which no later prompt shows: the agent tells
+    it.
     """
     task, turns = trajectory.task, [record_turn(turn) for turn in trajectory.turns]
     last = next((turn for turn in turns[::-1] if not turn.get("aside")), {"final": True})
@@ -54,7 +54,6 @@ def record(
 
 
 def record_turn(turn: Turn) -> dict:
-    """Return a turn as JSON types, with the agent's notes and rewards if it has any."""
     plain = {
         "final": turn.prompt.final,
         "section": turn.prompt.section,
@@ -86,7 +85,6 @@ CELL = {"agent", "question", "temperature", "length"}
 
 
 def is_record(value: object) -> bool:
-    """Tell whether a JSON value has the fields of a record."""
     if not isinstance(value, dict) or not RECORD <= value.keys():
         return False
     turns = value["turns"]

@@ -62,10 +62,9 @@ def lines_in(path: Path, mark: bytes = b"") -> Iterator[dict]:
 
 
 def read_rows(path: Path, settings: str = "") -> list[dict]:
-    """Return the rows of a file, those of earlier settings too, each once; none of no file.
+    """Return the rows of a file, those of these settings or of all; none of no file.
 
-    A row that was made again stands for both, where the first one stood. settings: of the rows
-    wanted; empty: of all.
+    A row that was made again stands for both, where the first one stood.
     """
     rows: dict[tuple, dict] = {}
     try:

@@ -49,10 +49,10 @@ from tasks import seen
 
 
 class TrajectoryWriter:
-    """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`."""
+    """Append to trajectories.jsonl.gz, in gzip members: it can be cut at any earlier `position`, in
+    bytes, as it is at first. UserError: it is shorter."""
 
     def __init__(self, path: Path, position: int = 0):
-        """Open the file and cut it at `position`, in bytes. UserError: it is shorter."""
         self.path, self.position = path, position
         with path.open("a+b") as file:
             if (size := file.seek(0, 2)) < position:
@@ -222,7 +222,6 @@ class RunRecorder(lightning.Callback):
             self.writer.write(parts)
 
     def _write_questions(self, module) -> None:
-        """Add the step's new questions to trained_on.csv."""
         questions = seen.questions_of(group.task for group in module.groups)
         by_rank = ranks.all_gather_object(questions)
         if self.writer:
@@ -259,15 +258,14 @@ class RunRecorder(lightning.Callback):
 
 
 def _tell(logger: Logger, metrics: dict[str, float], step: int) -> None:
-    """Tell a logger; all but that of metrics.csv get names in groups."""
     logger.log_metrics(metrics if isinstance(logger, StepCSV) else tagged(metrics), step)
 
 
 def gain(rewards: Sequence[float], each: int = 10) -> dict | None:
     """Compare the mean reward of the first `each` steps and of the last; None if these overlap.
 
-    low, high: 95 % interval of the difference (Welch's, over the means of steps: their tasks are
-    drawn anew). It is of chance in the tasks and samples of one run, not of its seed.
+    low, high: 95 % interval of the difference, Welch's over steps, whose tasks are drawn anew: of
+    chance in the tasks and samples of one run, not of its seed.
     """
     from scipy.stats import ttest_ind
 
@@ -285,10 +283,8 @@ def gain(rewards: Sequence[float], each: int = 10) -> dict | None:
 def summary(folder: Path, last: int = 10) -> dict:
     """Return the result of a training run, from its metrics.csv, as a summary without cells.
 
-    unit and cells are as in the summary of an evaluation, so that the report takes either. reward,
-    or of a warm start the loss: the mean of the last `last` steps that have one, None without any;
-    gain: see `gain`, where the documents do not grow; the columns of `training.AMISS`: sums, where
-    there are any.
+    reward, or of a warm start the loss: the mean of the last `last` steps that have one, None
+    without any; gain: where the documents do not grow; the columns of `training.AMISS`: sums.
     """
     rows = whole_rows(folder / "metrics.csv")
 

@@ -290,7 +290,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_summary(path: Path, summary: dict) -> None:
-    """Write a summary as JSON, atomically; ValueError for NaN and infinities."""
+    """Write a summary as JSON; ValueError for NaN and infinities."""
     write_text(path, json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
 
 
