@@ -28,8 +28,8 @@ def test_a_reading_is_counted_turn_by_turn():
     turns = [
         turn(aside=True), first, again,
         turn(0, 9, " ", after=again),  # the second one of the second section
-        turn(0, 6, frozen=True), turn(3, 2, finish=Finish.LENGTH, given="Lima"),
-        turn(0, 4, "<think>no", final=True),
+        turn(3, 2, finish=Finish.LENGTH, given="Lima"), turn(0, 4, "<think>no", final=True),
+        turn(0, 6, frozen=True),
     ]  # fmt: skip
     reading = Reading(Task("a", "Where?", ("Lima",)), Counting())
     for each in turns:
@@ -40,7 +40,7 @@ def test_a_reading_is_counted_turn_by_turn():
         "memory_tokens": pytest.approx((1 + 2 + 4) / 3, abs=0.01),
         "counts": {"turns": 7, "memory_capped": 1},
     }  # fmt: skip
-    assert reading.memory == "xxxx"
+    assert reading.memory == "xxxxxx"
 
 
 @pytest.mark.parametrize(("final", "whole", "kept"), [
